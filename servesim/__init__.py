@@ -1,0 +1,1 @@
+"""Simulator of LLM inference serving."""

@@ -1,0 +1,113 @@
+"""What a step is, to the cost model: the composition of one batch, and its price."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(slots=True)
+class Batch:
+    """Composition of one engine step, as far as its duration depends on it.
+
+    All tokens of the step go through the linear layers in one pass, so a mixed step is one batch, never
+    the sum of a prefill step and a decode step. Decoding sequences appear as moments of their contexts,
+    which advance in O(1) from one step to the next.
+    """
+
+    linear_tokens: int
+    """Tokens through the linear layers: prefill tokens plus decode queries (padding not included)."""
+    prefill: list[tuple[int, int]] = field(default_factory=list)
+    """Prefill pieces as (new tokens, tokens already in the KV cache before them)."""
+    decode_count: int = 0
+    """Number of decoding sequences."""
+    decode_context_sum: int = 0
+    """Sum over decoding sequences of the context length attended: cached tokens plus the new ones."""
+    decode_context_sumsq: int = 0
+    """Sum of the squared context lengths, for the skew of uneven batches."""
+    decode_context_max: int = 0
+    """Longest context among the decoding sequences."""
+    queries_per_sequence: int = 1
+    """Query tokens per decoding sequence (1 + drafts when verifying speculation)."""
+    sampled: int = 0
+    """Sequences that sample in this step: rows of the LM head and of the sampler."""
+    padded_tokens: int = 0
+    """Padding tokens computed besides (static batching, CUDA-graph sizes)."""
+    bytes_moved: int = 0
+    """Bytes over PCIe in this step (swap, copies)."""
+    attention: str = "fused"
+    """"fused": one kernel for the whole batch; "per_request": one launch per request (Orca)."""
+
+    def advance(self, k: int) -> Batch:
+        """The batch k steps later, when every sequence of this pure decode batch has k more tokens."""
+        n, s = self.decode_count, self.decode_context_sum
+        return Batch(
+            self.linear_tokens,
+            [],
+            n,
+            s + k * n,
+            self.decode_context_sumsq + 2 * k * s + k * k * n,
+            self.decode_context_max + k,
+            self.queries_per_sequence,
+            self.sampled,
+            self.padded_tokens,
+            self.bytes_moved,
+            self.attention,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class Price:
+    """What a step costs. `ns` is what the clock advances by; the rest says what it is made of."""
+
+    ns: int
+    """Duration of the step in nanoseconds."""
+    gpu_ns: int
+    """Time the GPU computes within it, rounded once."""
+    host_ns: int
+    """Host time of the step in total, hidden behind the GPU or not."""
+    shares: tuple[float, float, float, float]
+    """Fractions of gpu_ns from measured points, interpolation, extrapolation, roofline formula; sum 1."""
+
+
+class CostModel(ABC):
+    """Durations of steps of one model on one device.
+
+    Pure: the same batch always has the same price, whatever was asked before. GPU time is rounded once, as
+    `int(x + 0.5)`; host time is a whole number that does not change along a decode run, so that
+    `price(b).ns == price_run(b, 1)[0]` to the nanosecond for every batch b. Implementations of `price` and
+    `gpu_run` follow the same order of floating-point operations.
+    """
+
+    asynchronous: bool = False
+    """True: host work hides behind the GPU (the step takes the longer of the two). False: they add."""
+
+    @abstractmethod
+    def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
+        """GPU ns of k successive steps: of this batch, then, if k > 1 (pure decode only), of
+        `batch.advance(1)` to `batch.advance(k - 1)`."""
+
+    def host_ns(self, batch: Batch) -> int:
+        """Host ns of a step; depends on counts of the batch alone, never on contexts. Default: none."""
+        return 0
+
+    def shares(self, batch: Batch) -> tuple[float, float, float, float]:
+        """See `Price.shares`. Default: all of it is formula."""
+        return (0.0, 0.0, 0.0, 1.0)
+
+    def price(self, batch: Batch) -> Price:
+        """Price of one step."""
+        gpu, host = int(self.gpu_run(batch, 1)[0]), self.host_ns(batch)
+        return Price(self.step_ns(gpu, host), gpu, host, self.shares(batch))
+
+    def step_ns(self, gpu_ns: int, host_ns: int) -> int:
+        """How GPU and host time make up a step."""
+        return max(gpu_ns, host_ns) if self.asynchronous else gpu_ns + host_ns
+
+    def price_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
+        """`ns` of k successive steps of a pure decode batch."""
+        gpu, host = self.gpu_run(batch, k), self.host_ns(batch)
+        return np.maximum(gpu, host) if self.asynchronous else gpu + host

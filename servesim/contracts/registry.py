@@ -1,0 +1,123 @@
+"""Named policies: built in (one file each), installed by entry point, or `path/to/file.py:Name`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import sys
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from servesim.errors import UserError, suggest
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Policies of one kind by name. A policy registers itself with `@registry.register("name")`.
+
+    Built-in modules are imported from `servesim.policies.<package>` on first use; third-party packages add
+    theirs through the entry-point group `servesim.<kind>`.
+    """
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind = kind
+        self._package = package
+        self._classes: dict[str, type[T]] = {}
+        self._loaded = False
+
+    def register(self, name: str) -> Any:
+        """Class decorator that enters a policy under `name`."""
+
+        def enter(cls: type[T]) -> type[T]:
+            if name in self._classes:
+                raise ValueError(f"two {self.kind} policies are called {name!r}")
+            self._classes[name] = cls
+            cls.name = name  # type: ignore[attr-defined]
+            return cls
+
+        return enter
+
+    def names(self) -> list[str]:
+        """Every known name, sorted."""
+        self._load()
+        return sorted(self._classes)
+
+    def resolve(self, spec: str) -> tuple[type[T], dict[str, str]]:
+        """The class and parameters of `name`, `name:key=value,...` or `file.py:Class[:key=value,...]`."""
+        head, _, rest = spec.partition(":")
+        if head.endswith(".py"):
+            class_name, _, rest = rest.partition(":")
+            cls = self._from_file(Path(head), class_name)
+        else:
+            self._load()
+            if head not in self._classes:
+                raise UserError(f"unknown {self.kind} {head!r}{suggest(head, self._classes)}")
+            cls = self._classes[head]
+        return cls, parse_params(f"{self.kind} {head}", rest)
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        package = importlib.import_module(self._package)
+        for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
+            importlib.import_module(f"{self._package}.{module}")
+        for entry in sorted(importlib.metadata.entry_points(group=f"servesim.{self.kind}"), key=lambda e: e.name):
+            if entry.name not in self._classes:
+                self.register(entry.name)(entry.load())
+
+    def _from_file(self, path: Path, class_name: str) -> type[T]:
+        if not path.is_file():
+            raise UserError(f"{self.kind} file {path} does not exist")
+        if not class_name:
+            raise UserError(f"name the class of {path}: {path}:ClassName")
+        # A module name from the path keeps two files of one name apart and a class picklable.
+        module_name = f"servesim_policy_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise UserError(f"{self.kind} file {path} does not load: {type(error).__name__}: {error}") from error
+        cls = getattr(module, class_name, None)
+        if not isinstance(cls, type):
+            classes = [k for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module_name]
+            raise UserError(f"{path} has no class {class_name!r}{suggest(class_name, classes)}")
+        cls.name = class_name  # type: ignore[attr-defined]
+        return cls
+
+
+def parse_params(what: str, text: str) -> dict[str, str]:
+    """`a=1,b=x` as a dict of strings."""
+    params: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise UserError(f"{what}: {part!r} is not key=value")
+        params[key.strip()] = value.strip()
+    return params
+
+
+def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:
+    """An instance of the frozen dataclass `cls` from strings or YAML values, unknown keys refused."""
+    from pydantic import TypeAdapter, ValidationError
+
+    known = {f.name for f in dataclasses.fields(cls)}
+    for key in values:
+        if key not in known:
+            raise UserError(f"{what}: unknown parameter {key!r}{suggest(key, known)}")
+    try:
+        return TypeAdapter(cls).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(p) for p in first["loc"])
+        raise UserError(f"{what}: {where} = {first.get('input')!r}: {first['msg']}") from error
+    except ValueError as error:
+        raise UserError(f"{what}: {error}") from error
