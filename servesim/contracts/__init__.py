@@ -1,6 +1,34 @@
 """What a policy author needs: the contracts, and the registries that find policies by name."""
 
 from servesim.contracts.cost import Batch, CostModel, Price
-from servesim.contracts.registry import Registry
+from servesim.contracts.kv import MISS, Hit, KVAllocator, NoParams, Usage, kv_allocators
+from servesim.contracts.registry import Registry, build_params
+from servesim.contracts.router import ReplicaView, Router, routers
+from servesim.contracts.scheduler import Limits, Scheduler, SchedulerParams, schedulers
+from servesim.engine.plan import Plan, PlanContext
+from servesim.engine.request import Request, State
 
-__all__ = ["Batch", "CostModel", "Price", "Registry"]
+__all__ = [
+    "MISS",
+    "Batch",
+    "CostModel",
+    "Hit",
+    "KVAllocator",
+    "Limits",
+    "NoParams",
+    "Plan",
+    "PlanContext",
+    "Price",
+    "Registry",
+    "ReplicaView",
+    "Request",
+    "Router",
+    "Scheduler",
+    "SchedulerParams",
+    "State",
+    "Usage",
+    "build_params",
+    "kv_allocators",
+    "routers",
+    "schedulers",
+]

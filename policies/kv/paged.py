@@ -1,0 +1,145 @@
+"""Paged KV memory without sharing: fixed blocks, a block table per request (PagedAttention, SOSP'23).
+
+Block ids and free order follow vLLM 0.33 (vllm/v1/core/block_pool.py) with prefix caching off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from servesim.contracts.kv import Hit, KVAllocator, Usage, kv_allocators
+from servesim.engine.request import Request
+
+
+@kv_allocators.register("paged")
+class Paged(KVAllocator):
+    """Blocks are handed out from a LIFO free list. Block 0 is vLLM's null block, never allocated, so
+    `num_blocks - 1` are usable; fresh ones go out in the order 1, 2, 3, ..."""
+
+    def __init__(self, params: Any, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        super().__init__(params, num_blocks, block_size, max_model_len)
+        self.capacity_tokens = (num_blocks - 1) * block_size
+        self.tables: dict[Request, list[int]] = {}
+        self._fresh = list(range(num_blocks - 1, 0, -1))  # top of the stack = front of the free queue
+        self._table_blocks = 0  # sum of the lengths of all tables
+
+    def num_free_blocks(self) -> int:
+        """Blocks that can be allocated now."""
+        return len(self._fresh)
+
+    def free_order(self) -> list[int]:
+        """Free blocks in the order in which they would be handed out."""
+        return self._fresh[::-1]
+
+    def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
+        free = self.num_free_blocks() - self._cdiv(reserve)
+        held = len(hit.blocks) - self._idle_blocks(hit)  # adopting an idle block takes it off the free list
+        return all(
+            self._cdiv(min(tokens, self.max_model_len)) - held <= free
+            for tokens in (full_tokens, hit.num_tokens + now_tokens)
+        )
+
+    def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
+        table = self.tables[request] = []
+        self._adopt(table, hit)
+        end = min(hit.num_tokens + num_tokens + lookahead, self.max_model_len)
+        self._take(table, self._cdiv(end) - len(table))
+
+    def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
+        end = min(request.num_computed_tokens + num_tokens + lookahead, self.max_model_len)
+        table = self.tables[request]
+        short = -(-end // self.block_size) - len(table)
+        if short > 0:
+            if short > self.num_free_blocks():
+                return False
+            self._take(table, short)
+        return True
+
+    def free(self, request: Request) -> None:
+        table = self.tables.pop(request)
+        self._table_blocks -= len(table)
+        self._release(table)
+
+    def slots(self, request: Request) -> int:
+        table = self.tables.get(request)
+        return len(table) * self.block_size if table is not None else 0
+
+    def usage(self) -> Usage:
+        free = self.num_free_blocks() * self.block_size
+        internal = self._table_blocks * self.block_size - self.held_tokens
+        return Usage(self.capacity_tokens - free - internal, internal, 0, free)
+
+    def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
+        free = self.num_free_blocks()
+        if len(requests) * self._cdiv(limit) <= free:  # no request needs more than this
+            return limit
+        bs = self.block_size
+        slack = [len(self.tables[r]) * bs - r.num_computed_tokens for r in requests]
+
+        def needed(k: int) -> int:
+            return sum(-(-(k - s) // bs) for s in slack if k > s)
+
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if needed(middle) <= free:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def grow_run(self, requests: Sequence[Request], k: int) -> list[tuple[int, int]]:
+        bs = self.block_size
+        due: dict[int, list[list[int]]] = {}
+        for request in requests:
+            table = self.tables[request]
+            first = len(table) * bs - request.num_computed_tokens + 1
+            for step in range(first, k + 1, bs):
+                due.setdefault(step, []).append(table)
+        grown = []
+        for step in sorted(due):
+            for table in due[step]:
+                self._take(table, 1)
+            grown.append((step, len(due[step]) * bs))
+        return grown
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        free = self.free_order()
+        assert len(free) == len(set(free)), "a block is free twice"
+        held = [b for table in self.tables.values() for b in table]
+        assert self._table_blocks == len(held), "table blocks miscounted"
+        assert not set(free) & set(held), "a block is free and held"
+        assert len(set(held)) + len(free) == self.num_blocks - 1, "a block is lost"
+        assert 0 not in held and 0 not in free, "the null block is in use"
+        self._check_sharing(held)
+
+    # What prefix caching does differently.
+
+    def _idle_blocks(self, hit: Hit) -> int:
+        """Blocks of the hit that nobody holds: they are on the free list."""
+        return 0
+
+    def _adopt(self, table: list[int], hit: Hit) -> None:
+        """Put the blocks of a hit into a table."""
+        if hit.blocks:
+            raise ValueError("without prefix caching there are no hits")
+
+    def _take(self, table: list[int], n: int) -> None:
+        """Move n blocks from the front of the free queue to the end of a table."""
+        if n > 0:
+            stack = self._fresh
+            table.extend(stack[: -n - 1 : -1])
+            del stack[-n:]
+            self._table_blocks += n
+
+    def _release(self, table: list[int]) -> None:
+        """Free a table: its blocks go to the front of the queue, the last block foremost."""
+        self._fresh.extend(table)
+
+    def _check_sharing(self, held: list[int]) -> None:
+        assert len(held) == len(set(held)), "a block is held twice"
+
+    def _cdiv(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)

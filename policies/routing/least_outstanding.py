@@ -1,0 +1,16 @@
+"""The replica with the fewest unfinished requests, running ones counted like waiting ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from servesim.contracts.router import ReplicaView, Router, routers
+from servesim.engine.request import Request
+
+
+@routers.register("least-outstanding")
+class LeastOutstanding(Router):
+    """Fewest waiting plus running requests; the lowest index among equals."""
+
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+        return min(range(len(views)), key=lambda i: views[i].num_waiting + views[i].num_running)

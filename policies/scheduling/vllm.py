@@ -1,0 +1,276 @@
+"""The vLLM V1 scheduler (0.33: vllm/v1/core/sched/scheduler.py, async_scheduler.py).
+
+One rule, no phases: each step lets every request's computed tokens catch up with its known ones, running
+requests before waiting ones, within a token budget. Prefill, chunked prefill, prefix hits, decode and
+verification of drafts are all this rule.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from servesim.contracts.kv import KVAllocator
+from servesim.contracts.scheduler import Limits, Scheduler, SchedulerParams, schedulers
+from servesim.engine.plan import Plan, PlanContext
+from servesim.engine.request import Request
+
+
+@dataclass(frozen=True)
+class VllmParams(SchedulerParams):
+    """vLLM's knobs under vLLM's names, with its defaults."""
+
+    policy: str = "fcfs"
+    """"fcfs", or "priority": lower value first, then arrival, then request id."""
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    """Longest chunk of one prompt while others are there; 0: no limit."""
+    long_prefill_token_threshold_adaptive: bool = False
+    """Raise that limit to an equal share of the budget."""
+    scheduler_reserve_full_isl: bool = True
+    """Admit only what fits as a whole, although it is computed in chunks."""
+    watermark: float = 0.0
+    """Fraction of the blocks left free by admissions while something runs."""
+    prefill_schedule_interval: int = 1
+    """Prefill work waits until this many steps after the last step that had some, while others decode."""
+    max_num_scheduled_tokens: int | None = None
+    """Tokens scheduled per step; None: max_num_batched_tokens."""
+    max_num_active_seqs: int | None = None
+    """Requests running at once; None: max_num_seqs."""
+    num_speculative_tokens: int = 0
+    num_lookahead_tokens: int = 0
+    """KV slots kept ahead for drafts (EAGLE, MTP, draft model: num_speculative_tokens)."""
+    draft_slots_per_request: int = 0
+    """Input slots a parallel drafter takes per scheduled request."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("fcfs", "priority"):
+            raise ValueError(f'policy is "fcfs" or "priority", not "{self.policy}"')
+
+
+@schedulers.register("vllm")
+class Vllm(Scheduler):
+    """vLLM V1: running first, then waiting, chunked by a token budget; preemption by recomputation."""
+
+    Params = VllmParams
+    supports = frozenset({"async", "speculation"})
+    params: VllmParams
+
+    def __init__(self, params: VllmParams, limits: Limits, kv: KVAllocator) -> None:
+        super().__init__(params, limits, kv)
+        self._by_priority = params.policy == "priority"
+        self._heap: list[tuple[int, int, str, int, Request]] = []  # the waiting queue under "priority"
+        self._max_scheduled = params.max_num_scheduled_tokens or limits.max_num_batched_tokens
+        self._max_running = params.max_num_active_seqs or limits.max_num_seqs
+        self._steps_since_prefill = 0
+        self._drained = True  # whether the last plan open to prefill emptied the waiting queue
+
+    def plan(self, ctx: PlanContext) -> Plan:
+        budget = _Budget(self._max_scheduled, self.limits.max_num_batched_tokens, self.params.draft_slots_per_request)
+        threshold = self._chunk_threshold()
+        hold = self._holds_prefill()
+        self._plan_running(ctx, budget, threshold, hold)
+        if not ctx.plan.preempted and not hold:
+            self._plan_waiting(ctx, budget, threshold)
+        if self.params.prefill_schedule_interval > 1 and ctx.plan.tokens:
+            self._note_prefill(ctx.plan, hold)
+        return ctx.plan
+
+    def _plan_running(self, ctx: PlanContext, budget: _Budget, threshold: int, hold: bool) -> None:
+        asynchronous = self.limits.async_scheduling
+        lookahead = self.params.num_lookahead_tokens
+        max_len = self.limits.max_model_len
+        index = 0
+        while index < len(self.running) and budget.left() > 0:
+            request = self.running[index]
+            index += 1
+            computed, known = request.num_computed_tokens, request.num_tokens
+            if asynchronous:
+                placeholders = request.num_output_placeholders
+                last = request.prompt_len + request.max_tokens
+                if placeholders > 0 and computed + 2 - placeholders >= last:
+                    continue  # what is in flight reaches the length cap already
+                known += placeholders
+            if hold and computed < known - 1:
+                continue
+            new = known + request.num_draft_tokens - computed
+            if 0 < threshold < new:
+                new = threshold
+            new = min(new, budget.left(), max_len - computed - 1)
+            if new <= 0:
+                continue
+            while not ctx.kv.grow(request, new, lookahead):
+                victim, refund = self._preempt(ctx)
+                budget.give_back(refund)
+                if refund:  # it stood before this request in the running list
+                    index -= 1
+                if victim is request:
+                    break
+            else:
+                drafts = min(request.num_draft_tokens, new + computed - known)
+                request.num_draft_tokens = 0
+                ctx.schedule(request, new, max(drafts, 0))
+                budget.take(new)
+                continue
+            if not self._by_priority:
+                return
+            index -= 1  # the list closed up over the request that gave way to itself
+
+    def _preempt(self, ctx: PlanContext) -> tuple[Request, int]:
+        """Preempt the last comer, or the least urgent; the tokens it had in this very plan come back."""
+        if self._by_priority:
+            victim = max(self.running, key=lambda r: (r.priority, r.arrival_ns))
+            self.running.remove(victim)
+        else:
+            victim = self.running.pop()
+        refund = ctx.unschedule(victim)
+        ctx.preempt(victim)
+        self._requeue(victim)
+        return victim, refund
+
+    def _plan_waiting(self, ctx: PlanContext, budget: _Budget, threshold: int) -> None:
+        params = self.params
+        decoding_only = self._only_decodes(ctx.plan)
+        while self.num_waiting() and budget.left() > 0 and len(self.running) < self._max_running:
+            request = self._head()
+            hit = self.kv.lookup(request)
+            known, base = request.num_tokens, hit.num_tokens
+            new, drafts = known - base, 0
+            if params.num_speculative_tokens and new == 1 and (base if decoding_only is None else decoding_only):
+                drafts = params.num_speculative_tokens  # dummies: keep the decode batch uniform
+                if base + 2 + drafts > self.limits.max_model_len:
+                    drafts = 0
+                new += drafts
+                if new > budget.left():
+                    return
+            if 0 < threshold < new:
+                new = threshold
+            if not params.enable_chunked_prefill and new > budget.left():
+                return
+            new = min(new, budget.left())
+            admitted = ctx.admit(
+                request,
+                new,
+                hit,
+                full_tokens=known if params.scheduler_reserve_full_isl else 0,
+                reserve=self._watermark() if self.running else 0,
+                lookahead=params.num_lookahead_tokens,
+                drafts=drafts,
+            )
+            if not admitted:
+                return
+            self._pop_head()
+            self.running.append(request)
+            budget.take(new)
+
+    def _only_decodes(self, plan: Plan) -> bool | None:
+        """Whether the running requests scheduled so far all decode; None: none was scheduled."""
+        if not plan.tokens:
+            return None
+        return all(n == 1 + plan.drafts.get(r, 0) for r, n in plan.tokens.items())
+
+    def _chunk_threshold(self) -> int:
+        threshold = self.params.long_prefill_token_threshold
+        others = len(self.running) + self.num_waiting()
+        if not threshold or others == 1:
+            return 0
+        if self.params.long_prefill_token_threshold_adaptive:
+            return max(threshold, self.limits.max_num_batched_tokens // max(others, 1))
+        return threshold
+
+    def _watermark(self) -> int:
+        return int(self.params.watermark * self.kv.num_blocks) * self.kv.block_size
+
+    # Prefill interval.
+
+    def _holds_prefill(self) -> bool:
+        interval = self.params.prefill_schedule_interval
+        if interval <= 1 or self._steps_since_prefill + 1 >= interval or not self._drained:
+            return False
+        return any(r.num_computed_tokens >= r.num_tokens - 1 for r in self.running)
+
+    def _note_prefill(self, plan: Plan, held: bool) -> None:
+        prefill = bool(plan.admitted or plan.resumed) or not self._only_decodes(plan)
+        self._steps_since_prefill = 0 if prefill else self._steps_since_prefill + 1
+        if not held:
+            self._drained = not self.num_waiting()
+
+    # Fast-forward.
+
+    def steady(self, plan: Plan) -> int:
+        if self.params.prefill_schedule_interval > 1:
+            return 0
+        if not self.limits.async_scheduling:
+            return 1 << 30
+        # In flight already, the token before the cap ends a request's plans one step before its outputs.
+        max_len = self.limits.max_model_len
+        return min(
+            min(r.prompt_len + r.max_tokens - r.num_tokens - 2, max_len - r.num_computed_tokens - 1)
+            for r in plan.tokens
+        )
+
+    def commit(self, step_id: int, sampled: Sequence[Request]) -> None:
+        if self.kv.shares:  # accepted drafts may have filled a block
+            for request in sampled:
+                self.kv.publish(request, request.num_computed_tokens - request.num_output_placeholders)
+
+    # Queues.
+
+    def on_arrival(self, request: Request) -> None:
+        if self._by_priority:
+            self._push(request)
+        else:
+            self.waiting.append(request)
+
+    def drop_waiter(self, request: Request) -> None:
+        if self._by_priority:
+            self._heap = [entry for entry in self._heap if entry[-1] is not request]
+            heapq.heapify(self._heap)
+        else:
+            self.waiting.remove(request)
+
+    def waiters(self) -> Iterator[Request]:
+        return (entry[-1] for entry in sorted(self._heap)) if self._by_priority else iter(self.waiting)
+
+    def num_waiting(self) -> int:
+        return len(self._heap) if self._by_priority else len(self.waiting)
+
+    def _head(self) -> Request:
+        return self._heap[0][-1] if self._by_priority else self.waiting[0]
+
+    def _pop_head(self) -> None:
+        if self._by_priority:
+            heapq.heappop(self._heap)
+        else:
+            self.waiting.popleft()
+
+    def _requeue(self, request: Request) -> None:
+        if self._by_priority:
+            self._push(request)
+        else:
+            self.waiting.appendleft(request)
+
+    def _push(self, request: Request) -> None:
+        heapq.heappush(self._heap, (request.priority, request.arrival_ns, request.name, request.row, request))
+
+
+class _Budget:
+    """Tokens left in a step: to schedule, and as inputs to the model, drafters' extra slots included."""
+
+    __slots__ = ("_extra", "_inputs", "_tokens")
+
+    def __init__(self, tokens: int, inputs: int, extra: int) -> None:
+        self._tokens, self._inputs, self._extra = tokens, inputs, extra
+
+    def left(self) -> int:
+        return min(self._tokens, self._inputs - self._extra)
+
+    def take(self, n: int) -> None:
+        self._tokens -= n
+        self._inputs -= n + self._extra
+
+    def give_back(self, n: int) -> None:
+        if n:
+            self._tokens += n
+            self._inputs += n + self._extra

@@ -1,0 +1,41 @@
+"""Contract of routers: which replica serves a request."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+from servesim.contracts.kv import NoParams
+from servesim.contracts.registry import Registry
+from servesim.engine.request import Request
+
+
+class ReplicaView(Protocol):
+    """What a router may know of a replica."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait there."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot there."""
+
+
+class Router(ABC):
+    """Sends each arriving request to one replica, once."""
+
+    name: ClassVar[str] = "?"
+    Params: ClassVar[type[Any]] = NoParams
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        self.params = params
+        self.num_replicas = num_replicas
+
+    @abstractmethod
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+        """Index of the replica that gets the request."""
+
+
+routers: Registry[Router] = Registry("router", "servesim.policies.routing")

@@ -1,0 +1,112 @@
+"""Contract of schedulers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from servesim.contracts.kv import KVAllocator
+from servesim.contracts.registry import Registry
+from servesim.engine.plan import Plan, PlanContext
+from servesim.engine.request import Request, State
+
+
+@dataclass(frozen=True)
+class SchedulerParams:
+    """Limits nearly every engine has. None: the engine's default for the GPU at hand."""
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the engine tells a scheduler about itself, resolved."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    async_scheduling: bool = False
+    """Steps are planned before the outputs of the step in flight are known."""
+
+
+class Scheduler(ABC):
+    """Owns the queues of a replica and decides what the next step computes.
+
+    A minimal scheduler overrides `plan` alone: the base class keeps `waiting` (arrival order) and `running`
+    (admission order), and drops finished requests.
+    """
+
+    name: ClassVar[str] = "?"
+    Params: ClassVar[type[Any]] = SchedulerParams
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """{"output_len"} marks an oracle that may ask `ctx.output_len(request)`."""
+    supports: ClassVar[frozenset[str]] = frozenset()
+    """"async": plans correctly with a step in flight (see Request.num_output_placeholders)."""
+
+    def __init__(self, params: Any, limits: Limits, kv: KVAllocator) -> None:
+        self.params = params
+        self.limits = limits
+        self.kv = kv
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    @abstractmethod
+    def plan(self, ctx: PlanContext) -> Plan:
+        """Decide one step through the verbs of `ctx` and return `ctx.plan`. An empty plan means: nothing
+        can be done now; it is asked for again at the next event."""
+
+    def on_arrival(self, request: Request) -> None:
+        """A request has arrived. Default: to the end of `waiting`."""
+        self.waiting.append(request)
+
+    def on_finish(self, requests: Sequence[Request]) -> None:
+        """These requests (batch order) have their last token, or were cancelled. Default: drop them, free
+        their memory. One that was preempted while its last token was in flight still waits."""
+        for request in requests:
+            if request.state is State.RUNNING:
+                self.running.remove(request)
+                self.kv.free(request)
+            else:
+                self.drop_waiter(request)
+
+    def drop_waiter(self, request: Request) -> None:
+        """Take a request out of the waiting queue."""
+        self.waiting.remove(request)
+
+    def commit(self, step_id: int, sampled: Sequence[Request]) -> None:
+        """A step is done and these requests, running ever since it was planned, have got their tokens;
+        those that end with them are still running. Default: nothing."""
+        return None
+
+    def steady(self, plan: Plan) -> int:
+        """After `plan`, a pure decode step of one token a request: how many more plans, at least, will be
+        the same (same requests, same order), if nothing arrives, finishes or runs out of memory meanwhile.
+        Must not depend on time. Default 0: ask again each step, always right."""
+        return 0
+
+    def advance(self, k: int) -> None:
+        """k plans like the last one were skipped; a policy whose state moves with steps catches up."""
+        return None
+
+    def waiters(self) -> Iterator[Request]:
+        """Requests that hold no slot, in the order in which they would be served."""
+        return iter(self.waiting)
+
+    def num_waiting(self) -> int:
+        """How many requests wait."""
+        return len(self.waiting)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where an invariant is broken."""
+        rows = [r.row for r in self.running] + [r.row for r in self.waiters()]
+        assert len(rows) == len(set(rows)), "a request is queued twice"
+        assert len(rows) == len(self.running) + self.num_waiting(), "num_waiting miscounts"
+        assert all(r.state is State.RUNNING for r in self.running), "not running, but in the running list"
+        assert all(r.state in (State.WAITING, State.PREEMPTED) for r in self.waiters()), "waits, but has run"
+
+
+schedulers: Registry[Scheduler] = Registry("scheduler", "servesim.policies.scheduling")

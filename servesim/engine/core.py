@@ -1,0 +1,240 @@
+"""Plans, verifies and commits the steps of one replica. Knows order, not time or cost."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from servesim.contracts.cost import Batch
+from servesim.contracts.kv import KVAllocator, Usage
+from servesim.contracts.scheduler import Scheduler
+from servesim.engine.plan import Plan, PlanContext
+from servesim.engine.request import Request, State
+from servesim.errors import PolicyError
+
+
+@dataclass(slots=True)
+class Step:
+    """A planned step until it is committed."""
+
+    id: int
+    batch: Batch
+    sampled: list[Request]
+    """Requests that get a token when it is done, in batch order."""
+    steady: bool
+    """Pure decode of one token a request, with nobody entering or leaving: the next may be the same."""
+    usage: Usage
+    drafts: dict[Request, int] = field(default_factory=dict)
+    preempted: int = 0
+    stale: set[Request] | None = None
+    """Requests preempted since: their tokens are still delivered, their counters stand."""
+    planned_ns: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    gpu_ns: int = 0
+    host_ns: int = 0
+    shares: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 1.0)
+
+
+@dataclass(slots=True)
+class SpecStats:
+    """Counts of speculative decoding, as vLLM keeps them."""
+
+    drafts: int = 0
+    """Verifications of at least one draft token."""
+    draft_tokens: int = 0
+    accepted: int = 0
+    per_pos: list[int] = field(default_factory=list)
+    """Accepted draft tokens by position."""
+
+    def add(self, drafts: int, accepted: int) -> None:
+        """One verification of `drafts` tokens, the first `accepted` of which were right."""
+        self.drafts += 1
+        self.draft_tokens += drafts
+        self.accepted += accepted
+        self.per_pos.extend([0] * (drafts - len(self.per_pos)))
+        for i in range(accepted):
+            self.per_pos[i] += 1
+
+
+class EngineCore:
+    """The state machine under the clock: requests come in, steps are planned and committed by id."""
+
+    def __init__(self, scheduler: Scheduler, kv: KVAllocator, check: bool = False) -> None:
+        self.scheduler = scheduler
+        self.kv = kv
+        self.in_flight: deque[Step] = deque()
+        self.next_step_id = 0
+        self.last_plan: Plan | None = None
+        self.spec_stats = SpecStats()
+        self.on_leave: Callable[[Request], None] = lambda request: None
+        """Called for each request that has finished or was rejected, its record complete."""
+        self._check = check
+        self._oracle = "output_len" in scheduler.needs
+
+    def add(self, request: Request, output_len: int) -> None:
+        """A request arrives; it will deliver `output_len` tokens unless `max_model_len` comes first."""
+        limit = self.scheduler.limits.max_model_len
+        request._end_tokens = min(request.prompt_len + output_len, limit)
+        if request.prompt_len + request.max_tokens > limit:
+            self._reject(request, f"prompt + max_tokens exceeds max_model_len {limit}")
+        elif not self.kv.fits(request.prompt_len + request.max_tokens):
+            self._reject(request, f"needs more KV memory than the {self.kv.capacity_tokens} tokens there are")
+        else:
+            self.scheduler.on_arrival(request)
+
+    def plan(self, now: int) -> Step | None:
+        """Plan the next step and put it in flight; None if the scheduler has nothing to do."""
+        ctx = PlanContext(self.scheduler.name, now, self.next_step_id, self.kv, self._oracle)
+        plan = self.scheduler.plan(ctx)
+        for request in plan.rejected:
+            self._reject(request, request.reason)
+        for request in plan.preempted:
+            for step in self.in_flight:
+                if request in step.sampled:
+                    step.stale = (step.stale or set()) | {request}
+        self.last_plan = plan
+        if not plan.tokens:
+            if self._check:
+                self.check_integrity()
+            return None
+        step = self._enter(plan, now)
+        self.next_step_id += 1
+        self.in_flight.append(step)
+        if self._check:
+            self.check_integrity()
+        return step
+
+    def _enter(self, plan: Plan, now: int) -> Step:
+        """Verify a plan, advance its requests, and describe the batch it makes."""
+        slots, drafts = self.kv.slots, plan.drafts
+        prefill: list[tuple[int, int]] = []
+        sampled: list[Request] = []
+        total = count = context = square = longest = queries = 0
+        for request, new in plan.tokens.items():
+            past = request.num_computed_tokens
+            after = past + new
+            known = request.num_tokens + request.num_output_placeholders
+            extra = drafts.get(request, 0) if drafts else 0
+            if request.state is not State.RUNNING or new < 1 or after > known + extra or slots(request) < after:
+                self._refuse(request, new, known + extra, now)
+            request.num_computed_tokens = after
+            total += new
+            if after < known:
+                prefill.append((new, past))
+                continue
+            sampled.append(request)
+            request.num_output_placeholders += 1 + extra
+            if new == 1 + extra:
+                count += 1
+                context += after
+                square += after * after
+                queries += new
+                if after > longest:
+                    longest = after
+            else:
+                prefill.append((new, past))
+        self.kv.held_tokens += total
+        batch = Batch(
+            total,
+            prefill,
+            count,
+            context,
+            square,
+            longest,
+            -(-queries // count) if count else 1,
+            len(sampled),
+            plan.padded_tokens,
+            0,
+            plan.attention,
+        )
+        steady = not prefill and not drafts and not plan.changes_queues
+        return Step(plan.step_id, batch, sampled, steady, self.kv.usage(), dict(drafts), len(plan.preempted), None, now)
+
+    def _refuse(self, request: Request, new: int, known: int, now: int) -> None:
+        where = f"{self.scheduler.name} at {now} ns, step {self.next_step_id}: schedules {new} tokens of {request}"
+        if request.state is not State.RUNNING:
+            raise PolicyError(f"{where}, which is not running")
+        if new < 1:
+            raise PolicyError(f"{where}: at least one is needed")
+        if request.num_computed_tokens + new > known:
+            raise PolicyError(f"{where}, of which only {known} tokens are known")
+        raise PolicyError(f"{where}, which has memory for {self.kv.slots(request)} tokens only")
+
+    def commit(self, now: int, tokens: Mapping[Request, int] | None = None) -> list[Request]:
+        """Deliver the outputs of the oldest step in flight; the requests that got any, batch order.
+
+        `tokens` says how many each request sampled (accepted drafts + 1); one where it is silent.
+        """
+        step = self.in_flight.popleft()
+        return self.commit_step(step, now, tokens)
+
+    def commit_step(self, step: Step, now: int, tokens: Mapping[Request, int] | None = None) -> list[Request]:
+        """Deliver the outputs of a step that is no longer in flight."""
+        delivered, kept, finished = [], [], []
+        for request in step.sampled:
+            if request.state >= State.FINISHED:
+                continue  # it ended with an earlier step; this one's token is thrown away
+            sampled = tokens.get(request, 1) if tokens is not None else 1
+            drafts = step.drafts.get(request, 0) if step.drafts else 0
+            stale = step.stale is not None and request in step.stale
+            request.num_output_placeholders -= 1 + drafts
+            if drafts and sampled:
+                self.spec_stats.add(drafts, sampled - 1)
+            over = max(request.num_tokens + sampled - request._end_tokens, 0)
+            void = 1 + drafts - sampled + over
+            if void and not stale:
+                request.num_computed_tokens -= void
+                self.kv.held_tokens -= void
+                self.kv.rollback(request, void)
+            request.num_tokens += sampled - over
+            delivered.append(request)
+            if not stale:
+                kept.append(request)
+            if request.num_tokens >= request._end_tokens:
+                finished.append(request)
+        self.scheduler.commit(step.id, kept)
+        self._finish(finished, State.FINISHED, now)
+        if self._check:
+            self.check_integrity()
+        return delivered
+
+    def abort(self, request: Request, now: int) -> None:
+        """Cancel a request that waits or runs."""
+        self._finish([request], State.ABORTED, now)
+
+    def _finish(self, requests: list[Request], state: State, now: int) -> None:
+        if not requests:
+            return
+        for request in requests:
+            self.kv.held_tokens -= request.num_computed_tokens
+        self.scheduler.on_finish(requests)
+        for request in requests:
+            request.state = state
+            request.finished_ns = now
+            capped = request.num_output_tokens >= request.max_tokens
+            request.reason = "abort" if state is State.ABORTED else "length" if capped else "stop"
+            self.on_leave(request)
+
+    def _reject(self, request: Request, reason: str) -> None:
+        request.state = State.REJECTED
+        request.reason = reason
+        self.on_leave(request)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait or run here."""
+        return self.scheduler.num_waiting() + len(self.scheduler.running)
+
+    def check_integrity(self) -> None:
+        """Invariants of scheduler and allocator, and between them."""
+        self.scheduler.check_integrity()
+        held = sum(r.num_computed_tokens for r in self.scheduler.running)
+        assert self.kv.held_tokens == held, f"held tokens {self.kv.held_tokens}, should be {held}"
+        self.kv.check_integrity()
+        for request in self.scheduler.running:
+            assert self.kv.slots(request) >= request.num_computed_tokens, f"{request} has too little memory"
+        for request in self.scheduler.waiters():
+            assert self.kv.slots(request) == 0, f"{request} waits and holds memory"
+            assert request.num_computed_tokens == 0, f"{request} waits and has computed tokens"

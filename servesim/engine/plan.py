@@ -1,0 +1,126 @@
+"""What a scheduler decides for one step, and the transaction in which it decides it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from servesim.engine.request import Request, State
+from servesim.errors import PolicyError
+
+if TYPE_CHECKING:
+    from servesim.contracts.kv import Hit, KVAllocator
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step: which requests compute how many tokens, and what happened to the queues meanwhile."""
+
+    step_id: int
+    tokens: dict[Request, int] = field(default_factory=dict)
+    """New tokens per request, drafts included; insertion order is batch order."""
+    drafts: dict[Request, int] = field(default_factory=dict)
+    """How many of those tokens are drafts to verify."""
+    admitted: list[Request] = field(default_factory=list)
+    resumed: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    rejected: list[Request] = field(default_factory=list)
+    attention: str = "fused"
+    padded_tokens: int = 0
+
+    @property
+    def changes_queues(self) -> bool:
+        """Whether anyone entered or left the running set while this plan was made."""
+        return bool(self.admitted or self.resumed or self.preempted or self.rejected)
+
+
+class PlanContext:
+    """The transaction handed to `Scheduler.plan`: verbs that act at once, on allocator and plan together.
+
+    Use them in the very order in which the real engine does; the engine verifies the outcome.
+    """
+
+    __slots__ = ("_oracle", "kv", "now", "plan", "policy")
+
+    def __init__(self, policy: str, now: int, step_id: int, kv: KVAllocator, oracle: bool = False) -> None:
+        self.policy = policy
+        self.now = now
+        self.kv = kv
+        self.plan = Plan(step_id)
+        self._oracle = oracle
+
+    def admit(
+        self,
+        request: Request,
+        num_tokens: int,
+        hit: Hit | None = None,
+        *,
+        full_tokens: int = 0,
+        reserve: int = 0,
+        lookahead: int = 0,
+        drafts: int = 0,
+    ) -> bool:
+        """Give a waiting request memory and `num_tokens` tokens in this step; False (and nothing done) if
+        the allocator cannot. `hit` is what `kv.lookup` found: those tokens need no computing. `full_tokens`
+        must fit beside the hit although only `num_tokens` are allocated; `reserve` tokens stay free. The
+        caller moves the request from its waiting queue to its running ones."""
+        hit = hit if hit is not None else self.kv.lookup(request)
+        if not self.kv.can_admit(request, hit, num_tokens + lookahead, full_tokens, reserve):
+            return False
+        self.kv.admit(request, hit, num_tokens, lookahead)
+        again = request.state is State.PREEMPTED
+        request.state = State.RUNNING
+        request.num_computed_tokens = hit.num_tokens
+        self.kv.held_tokens += hit.num_tokens
+        if again:
+            request.recomputed_tokens -= hit.num_tokens
+            self.plan.resumed.append(request)
+        else:
+            request.hit_tokens = hit.num_tokens
+            request.scheduled_ns = self.now
+            self.plan.admitted.append(request)
+        self.schedule(request, num_tokens, drafts)
+        return True
+
+    def extend(self, request: Request, num_tokens: int, *, lookahead: int = 0, drafts: int = 0) -> bool:
+        """Give a running request `num_tokens` tokens in this step; False (nothing done) if out of memory."""
+        if not self.kv.grow(request, num_tokens, lookahead):
+            return False
+        self.schedule(request, num_tokens, drafts)
+        return True
+
+    def schedule(self, request: Request, num_tokens: int, drafts: int = 0) -> None:
+        """Enter a request whose memory is already there."""
+        self.plan.tokens[request] = num_tokens
+        if drafts:
+            self.plan.drafts[request] = drafts
+
+    def unschedule(self, request: Request) -> int:
+        """Take a request out of this plan again; the tokens it had (0 if none)."""
+        self.plan.drafts.pop(request, None)
+        return self.plan.tokens.pop(request, 0)
+
+    def preempt(self, request: Request) -> None:
+        """Free everything a running request holds; it computes again from its first uncached token when
+        resumed. The caller removes it from its running list and queues it again."""
+        if request.state is not State.RUNNING:
+            raise PolicyError(f"{self.policy} at {self.now} ns: preempts {request}, which is not running")
+        self.kv.free(request)
+        self.kv.held_tokens -= request.num_computed_tokens
+        request.state = State.PREEMPTED
+        request.recomputed_tokens += request.num_computed_tokens
+        request.num_computed_tokens = 0
+        request.num_draft_tokens = 0
+        request.num_preemptions += 1
+        self.plan.preempted.append(request)
+
+    def reject(self, request: Request, reason: str) -> None:
+        """Refuse a waiting request for good; the caller drops it from its queue."""
+        request.reason = reason
+        self.plan.rejected.append(request)
+
+    def output_len(self, request: Request) -> int:
+        """True output length, for schedulers that declare `needs = {"output_len"}`."""
+        if not self._oracle:
+            raise PolicyError(f"{self.policy}: asks for the true output length without declaring it in `needs`")
+        return request._end_tokens - request.prompt_len

@@ -1,0 +1,81 @@
+"""One request on its way through a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+
+class State(IntEnum):
+    """Where a request is."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED = 3
+    REJECTED = 4
+    ABORTED = 5
+
+
+class PromptContent(Protocol):
+    """What the tokens of one request are, as far as prefix sharing needs to know."""
+
+    def prefix_key(self, stop: int) -> Hashable:
+        """A value equal for two requests exactly when their first `stop` tokens are equal."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Identity, lengths and progress of one request. Compared by identity, ordered by `row`.
+
+    The true output length is the engine's secret (`_end_tokens`); a policy that declares `needs = {"output_len"}` asks its context for it.
+    """
+
+    row: int
+    name: str
+    prompt_len: int
+    max_tokens: int
+    arrival_ns: int
+    priority: int = 0
+    salt: str = ""
+    content: PromptContent | None = None
+
+    state: State = State.WAITING
+    _end_tokens: int = 0  # the engine's: num_tokens at which it ends
+    num_tokens: int = field(init=False)
+    """Prompt tokens plus output tokens delivered so far: what the scheduler knows of."""
+    num_computed_tokens: int = 0
+    """Tokens whose KV exists or is being computed by a step in flight (advanced when scheduled)."""
+    num_output_placeholders: int = 0
+    """Output tokens, drafts included, that steps in flight may still deliver."""
+    num_draft_tokens: int = 0
+    """Drafts attached for verification in the next step."""
+    num_preemptions: int = 0
+
+    # Record of its life, filled in by the engine; -1: has not happened.
+    scheduled_ns: int = -1
+    first_token_ns: int = -1
+    last_token_ns: int = -1
+    finished_ns: int = -1
+    hit_tokens: int = 0
+    """Prefix tokens found in the cache when first admitted."""
+    recomputed_tokens: int = 0
+    """Tokens whose KV was computed before and thrown away by a preemption."""
+    reason: str = ""
+    """Finish reason (length, stop) or why it was rejected."""
+
+    def __post_init__(self) -> None:
+        self.num_tokens = self.prompt_len
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens delivered so far."""
+        return self.num_tokens - self.prompt_len
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.name} {self.state.name.lower()} prompt={self.prompt_len} "
+            f"computed={self.num_computed_tokens}/{self.num_tokens}>"
+        )

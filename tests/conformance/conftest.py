@@ -1,0 +1,44 @@
+"""Case files: those in ../shared, or the ones given by --cases."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "conformance"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cases", action="append", default=[], metavar="FILE", help="case file (JSON, plain or gzipped)")
+
+
+def read_cases(path: Path) -> list[dict[str, Any]]:
+    data = path.read_bytes()
+    if data[:2] == b"\x1f\x8b":
+        data = gzip.decompress(data)
+    return json.loads(data)["cases"]  # type: ignore[no-any-return]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" not in metafunc.fixturenames:
+        return
+    given = [Path(p) for p in metafunc.config.getoption("--cases")]
+    files = given or [SHARED / "cases.json", SHARED / "vllm_recorded.json.gz"]
+    if not given and not SHARED.parent.exists():
+        metafunc.parametrize("case", [pytest.param(None, marks=pytest.mark.skip(reason=f"{SHARED} is not here"))])
+        return
+    runners = metafunc.module.RUNNERS
+    cases = [c for path in files for c in read_cases(path) if c["component"] in runners]
+    metafunc.parametrize("case", cases, ids=[c["id"] for c in cases])
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    def count(outcome: str) -> int:
+        return sum("[" in r.nodeid and "conformance" in r.nodeid for r in terminalreporter.stats.get(outcome, []))
+
+    if count("passed") or count("failed"):
+        terminalreporter.write_line(f"conformance cases: {count('passed')} passed, {count('failed')} failed")
