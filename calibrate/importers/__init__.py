@@ -1,0 +1,1 @@
+"""Importers of other projects' kernel profiles into the neutral table schema."""

@@ -1,0 +1,97 @@
+"""Piecewise-linear times: what every operator's cost is looked up in while the simulation runs."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+MEASURED, INTERPOLATED, EXTRAPOLATED, ROOFLINE = range(4)
+"""Where a time comes from, in the order of `Price.shares`: a measured point; between measured points; outside
+them at the share of the roofline reached at the edge; a formula with no measurement behind it."""
+
+
+class Curve:
+    """Nanoseconds over one quantity (tokens, contexts, work), linear between knots.
+
+    The first knot is at 0. Past the last one the time grows along the line through the origin and the last
+    knot (the achieved rate is held) unless `last_slope` says otherwise. `at` and `at_many` do the same
+    floating-point operations in the same order, so they agree to the last bit.
+    """
+
+    __slots__ = ("_arrays", "knot_source", "segment_source", "slopes", "xs", "ys")
+
+    def __init__(
+        self,
+        xs: Sequence[float],
+        ys: Sequence[float],
+        knot_source: int | Sequence[int] = MEASURED,
+        *,
+        last_slope: float | None = None,
+        beyond: int = EXTRAPOLATED,
+    ) -> None:
+        """`xs` ascending; `knot_source` of all knots or of each; `beyond` is the source past the last
+        knot."""
+        if xs[0] > 0:  # below the smallest measured size a kernel takes what the smallest takes
+            xs, ys = [0.0, *xs], [ys[0], *ys]
+            if not isinstance(knot_source, int):
+                knot_source = [knot_source[0], *knot_source]
+        self.xs = [float(x) for x in xs]
+        self.ys = [float(y) for y in ys]
+        knots = pairwise(zip(self.xs, self.ys, strict=True))
+        self.slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in knots]
+        edge = self.ys[-1] / self.xs[-1] if self.xs[-1] else 0.0
+        self.slopes.append(edge if last_slope is None else last_slope)
+        sources = [knot_source] * len(self.xs) if isinstance(knot_source, int) else list(knot_source)
+        self.knot_source = sources
+        self.segment_source = [max(INTERPOLATED, a, b) for a, b in pairwise(sources)]
+        self.segment_source.append(max(beyond, sources[-1]))
+        self._arrays: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]] | None = None
+
+    def at(self, x: float) -> float:
+        """Time at x >= 0."""
+        i = bisect_right(self.xs, x) - 1
+        return self.ys[i] + (x - self.xs[i]) * self.slopes[i]
+
+    def at_many(self, x: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Times at every x."""
+        if self._arrays is None:
+            self._arrays = (np.array(self.xs), np.array(self.ys), np.array(self.slopes))
+        xs, ys, slopes = self._arrays
+        i = np.searchsorted(xs, x, side="right") - 1
+        result: NDArray[np.float64] = ys[i] + (x - xs[i]) * slopes[i]
+        return result
+
+    def source(self, x: float) -> int:
+        """Where the time at x comes from."""
+        i = bisect_right(self.xs, x) - 1
+        return self.knot_source[i] if self.xs[i] == x else self.segment_source[i]
+
+    def scaled(self, factor: float, x_factor: float = 1.0) -> Curve:
+        """The curve of `factor` such operators, over a quantity in units `x_factor` times as fine."""
+        copy = Curve.__new__(Curve)
+        copy.xs = [x * x_factor for x in self.xs]
+        copy.ys = [y * factor for y in self.ys]
+        copy.slopes = [s * factor / x_factor for s in self.slopes]
+        copy.knot_source, copy.segment_source, copy._arrays = self.knot_source, self.segment_source, None
+        return copy
+
+
+def blend(a: Curve, b: Curve, weight: float, source: int = INTERPOLATED) -> Curve:
+    """(1 - weight) * a + weight * b on the knots of both; at least `source` as uncertain as that says."""
+    xs = sorted({*a.xs, *b.xs})
+    ys = [a.at(x) * (1.0 - weight) + b.at(x) * weight for x in xs]
+    sources = [max(source, a.source(x), b.source(x)) for x in xs]
+    slope = a.slopes[-1] * (1.0 - weight) + b.slopes[-1] * weight
+    return Curve(xs, ys, sources, last_slope=slope)
+
+
+def upper(a: Curve, b: Curve) -> Curve:
+    """The larger of two curves at every knot of either."""
+    xs = sorted({*a.xs, *b.xs})
+    pairs = [(max(a.at(x), b.at(x)), x) for x in xs]
+    sources = [(a if a.at(x) >= b.at(x) else b).source(x) for x in xs]
+    return Curve(xs, [y for y, _ in pairs], sources, last_slope=max(a.slopes[-1], b.slopes[-1]))

@@ -1,0 +1,160 @@
+"""Kernel tables: measured times of the operators of a dense decoder on one device.
+
+One schema for every operator and every source. A table set is a folder of Parquet files with the columns
+below; columns an operator does not use are null. Times are microseconds of one call on one GPU.
+
+| column | type | meaning |
+|---|---|---|
+| op | string | `gemm`, `attention_prefill`, `attention_decode`, `all_reduce`, `all_gather` |
+| dtype | string | `bf16`, `fp8`: of weights and activations (gemm), of keys and values (attention), of the
+message |
+| m, n, k | int32 | gemm: tokens, output width, input width |
+| batch | int32 | attention: sequences of the call |
+| new_tokens | int32 | attention: query tokens of each sequence (1 in decode) |
+| past_tokens | int32 | attention: tokens of each sequence already in the KV cache |
+| heads, kv_heads, head_dim | int32 | attention: on this GPU, after tensor parallelism |
+| gpus | int32 | all_reduce, all_gather: GPUs taking part |
+| bytes | int64 | all_reduce: size of the tensor; all_gather: size of the gathered result |
+| kernel | string | the kernel measured |
+| time_us | float64 | median time of one call |
+
+Where it comes from stands in the Parquet metadata under the key `servesim` (JSON): device, source and its
+version, licence, framework and its version, date of import, and what is not measured.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.errors import UserError
+
+KEY_COLUMNS = (
+    "op",
+    "dtype",
+    "m",
+    "n",
+    "k",
+    "batch",
+    "new_tokens",
+    "past_tokens",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "gpus",
+    "bytes",
+    "kernel",
+)
+COLUMNS = (*KEY_COLUMNS, "time_us")
+_TEXT = ("op", "dtype", "kernel")
+METADATA_KEY = b"servesim"
+
+
+def schema() -> Any:
+    """The pyarrow schema of every kernel table."""
+    import pyarrow as pa
+
+    def kind(name: str) -> Any:
+        if name in _TEXT:
+            return pa.string()
+        return {"bytes": pa.int64(), "time_us": pa.float64()}.get(name, pa.int32())
+
+    return pa.schema([(name, kind(name)) for name in COLUMNS])
+
+
+def write_table(path: Path, columns: dict[str, Any], provenance: dict[str, Any]) -> None:
+    """Write one Parquet file: `columns` by name (missing ones become null), `provenance` as metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    length = len(columns["time_us"])
+    arrays = [
+        pa.array(columns[f.name], type=f.type) if f.name in columns else pa.nulls(length, f.type)
+        for f in schema()
+    ]
+    metadata = {METADATA_KEY: json.dumps(provenance, sort_keys=True).encode()}
+    table = pa.Table.from_arrays(arrays, schema=schema().with_metadata(metadata))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".partial")
+    pq.write_table(table, scratch, compression="zstd", compression_level=19, write_statistics=False)
+    scratch.replace(path)
+
+
+@dataclass(frozen=True)
+class KernelTables:
+    """The kernel tables of one device; a file is read when an operator of it is first asked for."""
+
+    folder: Path
+
+    @classmethod
+    def load(cls, name: str | None = None, folder: str | Path | None = None) -> KernelTables:
+        """The shipped tables called `name`, or those in a folder of one's own."""
+        if folder is None:
+            return _shipped(str(name))
+        path = Path(folder)
+        if not any(path.glob("*.parquet")):
+            raise UserError(f"{path} holds no kernel tables (*.parquet)")
+        return cls(path)
+
+    def rows(self, op: str, dtype: str) -> dict[str, NDArray[Any]]:
+        """The rows of one operator in one dtype as numpy columns without nulls; empty when not measured."""
+        return self._by_op.get((op, dtype), {})
+
+    def dtypes(self, op: str) -> list[str]:
+        """The dtypes `op` was measured in."""
+        return sorted(dtype for name, dtype in self._by_op if name == op)
+
+    @cached_property
+    def provenance(self) -> dict[str, dict[str, Any]]:
+        """What each file says about where it comes from, by file name."""
+        import pyarrow.parquet as pq
+
+        found = {}
+        for path in sorted(self.folder.glob("*.parquet")):
+            metadata = pq.read_schema(path).metadata or {}
+            found[path.name] = json.loads(metadata.get(METADATA_KEY, b"{}"))
+        return found
+
+    @cached_property
+    def _by_op(self) -> dict[tuple[str, str], dict[str, NDArray[Any]]]:
+        found: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
+        for path in sorted(self.folder.glob("*.parquet")):
+            found.update(_split(path))
+        return found
+
+
+def _split(path: Path) -> dict[tuple[str, str], dict[str, NDArray[Any]]]:
+    """One file as numpy columns by (op, dtype), columns of nulls left out."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    missing = [name for name in COLUMNS if name not in table.column_names]
+    if missing:
+        raise UserError(f"kernel table {path}: column {missing[0]!r} is missing")
+    ops = table["op"].combine_chunks().dictionary_encode()
+    dtypes = table["dtype"].combine_chunks().dictionary_encode()
+    op_code, dtype_code = ops.indices.to_numpy(), dtypes.indices.to_numpy()
+    used = [n for n in COLUMNS if n not in _TEXT and table[n].null_count < table.num_rows]
+    values = {n: table[n].combine_chunks().to_numpy(zero_copy_only=False) for n in used}
+    found = {}
+    for i, op in enumerate(ops.dictionary.to_pylist()):
+        for j, dtype in enumerate(dtypes.dictionary.to_pylist()):
+            mask = (op_code == i) & (dtype_code == j)
+            if mask.any():
+                rows = {n: column[mask] for n, column in values.items()}
+                found[op, dtype] = {n: c for n, c in rows.items() if not np.isnan(c).any()}
+    return found
+
+
+@cache
+def _shipped(name: str) -> KernelTables:
+    """The shipped tables stay in memory once read: every run of a sweep uses the same ones."""
+    folder = Path(str(resources.files("servesim.calibrate.tables"))) / name
+    return KernelTables.load(folder=folder)

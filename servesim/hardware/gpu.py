@@ -1,0 +1,58 @@
+"""GPUs by their data sheets, from `gpus.yaml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from servesim.errors import UserError, suggest
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU. Bytes, bytes per second, FLOP per second; link bandwidths in one direction."""
+
+    name: str
+    description: str
+    memory_bytes: int
+    """Total memory as torch reports it: what vLLM multiplies by `gpu_memory_utilization`."""
+    bandwidth: float
+    flops: dict[str, float]
+    """Dense peak by compute dtype; a dtype that is missing has no hardware support."""
+    nvlink_bandwidth: float
+    """0 without NVLink."""
+    pcie_bandwidth: float
+    usd_per_hour: float
+    """An assumption, not a quote."""
+    tables: str | None
+    """Name of the kernel tables it is priced with; None: roofline formula."""
+
+    @classmethod
+    def load(cls, name: str) -> Gpu:
+        """The GPU called `name`."""
+        known = _gpus()
+        key = name.lower()
+        if key not in known:
+            raise UserError(f"unknown GPU {name!r}{suggest(key, known)}")
+        return cls(name=key, **known[key])
+
+    @property
+    def link_bandwidth(self) -> float:
+        """Bandwidth between GPUs of one node: NVLink, or PCIe without it."""
+        return self.nvlink_bandwidth or self.pcie_bandwidth
+
+
+def gpu_names() -> list[str]:
+    """Every GPU known."""
+    return sorted(_gpus())
+
+
+@cache
+def _gpus() -> dict[str, dict[str, Any]]:
+    import yaml
+
+    text = resources.files("servesim.hardware").joinpath("gpus.yaml").read_text()
+    loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return loaded

@@ -1,0 +1,147 @@
+"""How many KV blocks fit, computed the way vLLM does at start-up, and vLLM's default limits by GPU.
+
+vLLM takes `ceil(total memory * utilization)`, subtracts the weights, the peak of a profile run, memory
+outside torch and an estimate of its CUDA graphs, and divides the rest by the bytes of a block. The profile
+run is replaced here by a formula (`peak_activation_bytes`); the small constants are set so that the block
+counts of three recorded servers come out (Llama-2-7B and Llama-2-70B TP 4 on vLLM 0.15.1, Qwen3-14B on
+0.23.0; H100).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from servesim.errors import UserError
+from servesim.hardware.gpu import Gpu
+from servesim.hardware.model import ModelSpec, check_tp, dtype_bytes
+
+GIB = 2**30
+NON_TORCH_BYTES = int(0.19 * GIB)
+"""Workspaces of cuBLAS and the attention backend, outside torch's allocator."""
+NCCL_BYTES = {1: 0, 2: 342 * 2**20, 4: 392 * 2**20, 8: 392 * 2**20}
+"""NCCL buffers by number of GPUs (aiconfigurator-core 0.12.0, system descriptions)."""
+CUDA_GRAPH_BYTES = int(0.09 * GIB)
+"""vLLM's own estimate of its captured graphs (subtracted since it counts them in the utilization)."""
+_SAMPLER_BYTES_PER_LOGIT = 18
+"""Logits in 2 bytes, a float32 copy, and its sorted values and int64 indices (top-k and top-p)."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmDefaults:
+    """What vLLM chooses when the user does not."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.92
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """Where one GPU's memory goes, in bytes, and the KV blocks that fit in the rest."""
+
+    usable: int
+    """ceil(total * utilization)."""
+    weights: int
+    activations: int
+    non_torch: int
+    cuda_graphs: int
+    block_bytes: int
+    """Bytes of one block on one GPU, all layers."""
+    num_blocks: int
+    """Blocks of the pool, vLLM's null block included."""
+    ignored: bool = False
+    """True: the memory of the GPU was not looked at."""
+
+
+def vllm_defaults(gpu: Gpu, usage: str = "server") -> VllmDefaults:
+    """vLLM's max_num_batched_tokens and max_num_seqs by GPU memory; usage is "server" or "offline".
+
+    At least 160 GB: 16384 tokens. At least 70 GB and not an A100: 16384 offline, 8192 as a server.
+    Others: 8192 offline, 2048 as a server. Sequences: 1024 on the two large classes, 256 on others.
+    """
+    if usage not in ("server", "offline"):
+        raise UserError(f'usage must be "server" or "offline", not {usage!r}')
+    offline = usage == "offline"
+    if gpu.memory_bytes >= 160 * GIB:
+        tokens, sequences = 16384, 1024
+    elif gpu.memory_bytes >= 70 * GIB and not gpu.name.startswith("a100"):
+        tokens, sequences = (16384 if offline else 8192), 1024
+    else:
+        tokens, sequences = (8192 if offline else 2048), 256
+    return VllmDefaults(tokens, min(sequences, tokens))
+
+
+def peak_activation_bytes(model: ModelSpec, tp: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    """Peak of the profile run: the larger of the MLP on a full batch and the sampler on full sequences.
+
+    MLP: gate and up outputs, their product, residual and hidden state, 2 bytes each. Sampler: logits of
+    every sequence over the whole vocabulary.
+    """
+    inter = (3 if model.gated_mlp else 2) * model.intermediate_size // tp
+    mlp = max_num_batched_tokens * (inter + 2 * model.hidden_size) * 2
+    sampler = max_num_seqs * model.vocab_size * _SAMPLER_BYTES_PER_LOGIT
+    return max(mlp, sampler)
+
+
+def memory_budget(
+    model: ModelSpec,
+    gpu: Gpu,
+    tp: int = 1,
+    *,
+    dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    block_size: int = 16,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    gpu_memory_utilization: float = 0.92,
+    num_blocks: int | None = None,
+    ignore_memory: bool = False,
+) -> MemoryBudget:
+    """The memory budget of one of `tp` GPUs.
+
+    `num_blocks` overrides the count (vLLM's num_gpu_blocks_override). `ignore_memory` asks what would happen
+    with all the KV memory one likes: `num_blocks` blocks, or 2^31 when none are given.
+    """
+    if not 0.0 < gpu_memory_utilization <= 1.0:
+        raise UserError(f"gpu_memory_utilization must be above 0 and at most 1, not {gpu_memory_utilization}")
+    if num_blocks is not None and num_blocks < 2:
+        raise UserError(f"num_blocks must be at least 2 (one of them is vLLM's null block), not {num_blocks}")
+    check_tp(model, tp)
+    budget = MemoryBudget(
+        usable=math.ceil(gpu.memory_bytes * gpu_memory_utilization),
+        weights=model.weight_bytes(dtype) // tp,
+        activations=peak_activation_bytes(model, tp, max_num_batched_tokens, max_num_seqs),
+        non_torch=NON_TORCH_BYTES + NCCL_BYTES.get(tp, NCCL_BYTES[8]),
+        cuda_graphs=CUDA_GRAPH_BYTES,
+        block_bytes=block_size * model.kv_bytes_per_token(kv_dtype, tp),
+        num_blocks=num_blocks or 2**31,
+        ignored=ignore_memory,
+    )
+    return budget if ignore_memory else _fit(budget, model, gpu, tp, dtype, num_blocks)
+
+
+def _fit(
+    budget: MemoryBudget, model: ModelSpec, gpu: Gpu, tp: int, dtype: str, num_blocks: int | None
+) -> MemoryBudget:
+    """The budget with the blocks that fit, or the error that says by how much they do not."""
+    taken = budget.weights + budget.activations + budget.non_torch + budget.cuda_graphs
+    fitting = (budget.usable - taken) // budget.block_bytes
+    if num_blocks is not None:
+        # An override ignores the utilization, but cannot exceed the memory there is.
+        fitting = min(num_blocks, (gpu.memory_bytes - taken) // budget.block_bytes)
+    if fitting < max(2, num_blocks or 2):
+        hints = ["a larger tp", "--ignore-memory"]
+        if dtype_bytes(dtype) > 1 and "fp8" in gpu.flops:
+            hints.insert(1, "dtype fp8")
+        need = "no KV block fits"
+        if num_blocks:
+            need = f"{num_blocks} KV blocks need {num_blocks * budget.block_bytes / GIB:.1f} GiB besides"
+        raise UserError(
+            f"{model.name} ({dtype}, tp {tp}) on {gpu.name}: weights {budget.weights / GIB:.1f} GiB + "
+            f"activations {budget.activations / GIB:.1f} GiB + overhead "
+            f"{(budget.non_torch + budget.cuda_graphs) / GIB:.1f} GiB per GPU of "
+            f"{budget.usable / GIB:.1f} GiB usable: {need} (try {', '.join(hints)})"
+        )
+    return replace(budget, num_blocks=int(fitting))
