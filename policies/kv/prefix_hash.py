@@ -37,6 +37,7 @@ class PrefixHash(Paged):
     first-out, then cached blocks, least recently freed first. Allocating a cached block evicts it."""
 
     Params = PrefixHashParams
+    params: PrefixHashParams
     shares = True
 
     def __init__(self, params: Any, num_blocks: int, block_size: int, max_model_len: int) -> None:

@@ -70,17 +70,19 @@ class EngineCore:
         self.spec_stats = SpecStats()
         self.on_leave: Callable[[Request], None] = lambda request: None
         """Called for each request that has finished or was rejected, its record complete."""
-        self._check = check
+        self.on_gap: Callable[[int, int], None] = lambda ns, count: None
+        """Called with (ns, how often): gaps between successive tokens of a request."""
+        self.checks = check
         self._oracle = "output_len" in scheduler.needs
 
-    def add(self, request: Request, output_len: int) -> None:
-        """A request arrives; it will deliver `output_len` tokens unless `max_model_len` comes first."""
+    def add(self, request: Request, output_len: int, now: int) -> None:
+        """A request arrives now; it will deliver `output_len` tokens unless `max_model_len` comes first."""
         limit = self.scheduler.limits.max_model_len
         request._end_tokens = min(request.prompt_len + output_len, limit)
         if request.prompt_len + request.max_tokens > limit:
-            self._reject(request, f"prompt + max_tokens exceeds max_model_len {limit}")
+            self._reject(request, now, f"prompt + max_tokens exceeds max_model_len {limit}")
         elif not self.kv.fits(request.prompt_len + request.max_tokens):
-            self._reject(request, f"needs more KV memory than the {self.kv.capacity_tokens} tokens there are")
+            self._reject(request, now, f"needs more KV memory than the {self.kv.capacity_tokens} tokens there are")
         else:
             self.scheduler.on_arrival(request)
 
@@ -89,20 +91,20 @@ class EngineCore:
         ctx = PlanContext(self.scheduler.name, now, self.next_step_id, self.kv, self._oracle)
         plan = self.scheduler.plan(ctx)
         for request in plan.rejected:
-            self._reject(request, request.reason)
+            self._reject(request, now, request.reason)
         for request in plan.preempted:
             for step in self.in_flight:
                 if request in step.sampled:
                     step.stale = (step.stale or set()) | {request}
         self.last_plan = plan
         if not plan.tokens:
-            if self._check:
+            if self.checks:
                 self.check_integrity()
             return None
         step = self._enter(plan, now)
         self.next_step_id += 1
         self.in_flight.append(step)
-        if self._check:
+        if self.checks:
             self.check_integrity()
         return step
 
@@ -162,42 +164,58 @@ class EngineCore:
             raise PolicyError(f"{where}, of which only {known} tokens are known")
         raise PolicyError(f"{where}, which has memory for {self.kv.slots(request)} tokens only")
 
-    def commit(self, now: int, tokens: Mapping[Request, int] | None = None) -> list[Request]:
-        """Deliver the outputs of the oldest step in flight; the requests that got any, batch order.
+    def commit(self, now: int, tokens: Mapping[Request, int] | None = None) -> None:
+        """Deliver the outputs of the oldest step in flight.
 
         `tokens` says how many each request sampled (accepted drafts + 1); one where it is silent.
         """
         step = self.in_flight.popleft()
-        return self.commit_step(step, now, tokens)
-
-    def commit_step(self, step: Step, now: int, tokens: Mapping[Request, int] | None = None) -> list[Request]:
-        """Deliver the outputs of a step that is no longer in flight."""
-        delivered, kept, finished = [], [], []
+        kept: list[Request] = []
+        finished: list[Request] = []
+        gap = count = 0  # most requests of a step share a gap: report it once
         for request in step.sampled:
             if request.state >= State.FINISHED:
                 continue  # it ended with an earlier step; this one's token is thrown away
-            sampled = tokens.get(request, 1) if tokens is not None else 1
-            drafts = step.drafts.get(request, 0) if step.drafts else 0
+            sampled = 1 if tokens is None else tokens.get(request, 1)
             stale = step.stale is not None and request in step.stale
-            request.num_output_placeholders -= 1 + drafts
-            if drafts and sampled:
-                self.spec_stats.add(drafts, sampled - 1)
-            over = max(request.num_tokens + sampled - request._end_tokens, 0)
-            void = 1 + drafts - sampled + over
-            if void and not stale:
-                request.num_computed_tokens -= void
-                self.kv.held_tokens -= void
-                self.kv.rollback(request, void)
-            request.num_tokens += sampled - over
-            delivered.append(request)
             if not stale:
                 kept.append(request)
+            delivered = self._deliver(step, request, sampled, stale)
+            if delivered == 0:
+                continue
+            if request.first_token_ns < 0:
+                request.first_token_ns = now
+            elif now - request.last_token_ns == gap:
+                count += 1
+            else:
+                if count:
+                    self.on_gap(gap, count)
+                gap, count = now - request.last_token_ns, 1
+            if delivered > 1:
+                self.on_gap(0, delivered - 1)
+            request.last_token_ns = now
             if request.num_tokens >= request._end_tokens:
                 finished.append(request)
+        if count:
+            self.on_gap(gap, count)
         self.scheduler.commit(step.id, kept)
         self._finish(finished, State.FINISHED, now)
-        if self._check:
+        if self.checks:
             self.check_integrity()
+
+    def _deliver(self, step: Step, request: Request, sampled: int, stale: bool) -> int:
+        """Account for what a request sampled in a step; how many tokens that makes."""
+        drafts = step.drafts.get(request, 0) if step.drafts else 0
+        request.num_output_placeholders -= 1 + drafts
+        if drafts and sampled:
+            self.spec_stats.add(drafts, sampled - 1)
+        delivered = min(sampled, request._end_tokens - request.num_tokens)
+        void = 1 + drafts - delivered
+        if void and not stale:
+            request.num_computed_tokens -= void
+            self.kv.held_tokens -= void
+            self.kv.rollback(request, void)
+        request.num_tokens += delivered
         return delivered
 
     def abort(self, request: Request, now: int) -> None:
@@ -217,8 +235,9 @@ class EngineCore:
             request.reason = "abort" if state is State.ABORTED else "length" if capped else "stop"
             self.on_leave(request)
 
-    def _reject(self, request: Request, reason: str) -> None:
+    def _reject(self, request: Request, now: int, reason: str) -> None:
         request.state = State.REJECTED
+        request.finished_ns = now
         request.reason = reason
         self.on_leave(request)
 

@@ -1,0 +1,31 @@
+"""Integer nanoseconds on SimPy's event queue, and the order of events at one instant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import simpy
+from simpy.events import Event
+
+# At one instant: steps complete (by replica), then requests arrive, then schedulers plan (by replica).
+COMPLETE = 0
+ARRIVE = 1 << 20
+PLAN = ARRIVE + 1
+
+
+class Clock(simpy.Environment):
+    """A SimPy environment whose time is a whole number of nanoseconds."""
+
+    @property
+    def ns(self) -> int:
+        """Now."""
+        return self._now  # type: ignore[return-value]
+
+    def at(self, ns: int, order: int, callback: Callable[[Event], None]) -> Event:
+        """Call `callback(event)` at `ns`; among events of one instant by `order`, lowest first."""
+        event = Event(self)
+        event._ok = True
+        event._value = None
+        event.callbacks.append(callback)
+        self.schedule(event, order, ns - self._now)  # type: ignore[arg-type]
+        return event

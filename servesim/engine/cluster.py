@@ -1,0 +1,103 @@
+"""N replicas behind a router on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from simpy.events import Event
+
+from servesim.contracts.cost import CostModel
+from servesim.contracts.router import Router
+from servesim.engine.clock import ARRIVE, Clock
+from servesim.engine.core import EngineCore
+from servesim.engine.recorder import Recorder
+from servesim.engine.replica import Replica
+from servesim.engine.request import Request
+from servesim.engine.workload import Workload
+from servesim.errors import PolicyError
+
+PROGRESS_EVERY = 64  # requests
+
+
+class Cluster:
+    """Serves a workload until its last request has left.
+
+    `mode` is "fast" or "reference": the latter plans, prices and commits every step by itself, and fast
+    mode equals it to the nanosecond.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        cores: Sequence[EngineCore],
+        router: Router,
+        cost: CostModel,
+        *,
+        depth: int,
+        mode: str = "fast",
+        recorder: Recorder | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.clock = Clock()
+        self.recorder = recorder or Recorder()
+        self.workload = workload
+        self.router = router
+        self.replicas = [
+            Replica(self.clock, i, core, cost, self.recorder, depth, mode == "fast") for i, core in enumerate(cores)
+        ]
+        for replica in self.replicas:
+            replica.on_leave = self._leave
+            replica.horizon = self._horizon
+        self.num_left = 0
+        self._on_progress = on_progress
+        self._armed: Event | None = None
+        self._armed_ns = -1
+
+    @property
+    def now_ns(self) -> int:
+        """Simulated time."""
+        return self.clock.ns
+
+    def run(self) -> None:
+        """Serve everything. PolicyError where a policy breaks its contract or starves a request."""
+        self._arm()
+        self.clock.run()
+        stuck = sum(r.core.num_unfinished for r in self.replicas)
+        if stuck or self.workload.remaining():
+            names = {r.core.scheduler.name for r in self.replicas}
+            raise PolicyError(
+                f"{', '.join(sorted(names))} at {self.now_ns} ns: plans nothing although {stuck} requests wait"
+            )
+
+    def _arm(self) -> None:
+        """Wake at the next arrival."""
+        due = self.workload.next_ns()
+        if due is None or (self._armed is not None and self._armed_ns <= due):
+            return
+        self._armed = self.clock.at(due, ARRIVE, self._arrive)
+        self._armed_ns = due
+
+    def _arrive(self, event: Event) -> None:
+        if event is not self._armed:
+            return  # an earlier arrival was called for meanwhile
+        self._armed = None
+        now = self.clock.ns
+        while self.workload.next_ns() == now:
+            request, output_len = self.workload.pop()
+            index = self.router.route(request, self.replicas)
+            if not 0 <= index < len(self.replicas):
+                raise PolicyError(f"{self.router.name} at {now} ns: routes {request} to replica {index}")
+            self.replicas[index].arrive(request, output_len)
+        self._arm()
+
+    def _leave(self, request: Request) -> None:
+        self.num_left += 1
+        self.workload.on_finish(request)
+        self._arm()
+        if self._on_progress is not None and self.num_left % PROGRESS_EVERY == 0:
+            self._on_progress(self.now_ns, self.num_left)
+
+    def _horizon(self) -> int | None:
+        """Nanoseconds until each replica may have had an arrival; None: unknown."""
+        due = self._armed_ns if self._armed is not None else None
+        return (due - self.clock.ns) * len(self.replicas) if due is not None else None

@@ -1,0 +1,172 @@
+"""Fast-forward: a run of equal decode steps as one event, exactly as if they had been stepped one by one.
+
+With in_flight = S_1..S_D just planned (S_1 executing until E_1), planning points follow at E_1, E_2, ...: at
+E_p the p-th step of the sequence is committed and one more is planned. As long as no request finishes in a
+commit and every plan comes out the same, commits and plans 1..m need no event of their own; the replica wakes
+at E_(m+1), where commit and plan are real again. An arrival at time a must be seen by the first planning
+point at or after a, so it lowers m.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+
+from servesim.contracts.cost import CostModel
+from servesim.contracts.kv import Usage
+from servesim.engine.core import EngineCore, Step
+from servesim.engine.recorder import Recorder
+
+MOST = 1024  # steps priced at once
+
+
+class Leap:
+    """`skip` planning points to be skipped, and what is needed to account for them afterwards."""
+
+    __slots__ = ("_ends", "_gpu", "_host", "_ns", "skip")
+
+    def __init__(self, ends: list[int], ns: list[int], gpu: list[int], host: int) -> None:
+        self._ends = ends  # E_1..E_(m+1)
+        self._ns = ns  # durations of the m steps to be planned meanwhile
+        self._gpu = gpu
+        self._host = host
+        self.skip = len(ns)
+
+    @property
+    def end_ns(self) -> int:
+        """When the replica wakes: E_(skip+1)."""
+        return self._ends[self.skip]
+
+    @classmethod
+    def prepare(cls, core: EngineCore, cost: CostModel, horizon_ns: int | None) -> Leap | None:
+        """The longest run from here; None if the next planning point must be real. `horizon_ns`: beyond
+        that from now it is not worth pricing."""
+        in_flight = core.in_flight
+        depth, last, first = len(in_flight), in_flight[-1], in_flight[0]
+        requests = last.sampled
+        most = MOST + 1
+        for request in requests:
+            if request.num_output_placeholders != depth:
+                return None
+            left = request._end_tokens - request.num_tokens
+            if left < most:
+                most = left
+        if any(len(step.sampled) != len(requests) for step in in_flight):
+            return None
+        duration = last.end_ns - last.start_ns
+        if horizon_ns is not None:
+            most = min(most, horizon_ns // duration + 2)
+        assert core.last_plan is not None
+        m = min(most - 1, core.scheduler.steady(core.last_plan))
+        if m >= 1:
+            m = core.kv.steps_until_short(requests, m)
+        if m < 1:
+            return None
+        batch = last.batch.advance(1)
+        host = cost.host_ns(batch)
+        gpu: list[int] = cost.gpu_run(batch, m).tolist()
+        ns = [cost.step_ns(g, host) for g in gpu] if host else gpu
+        planned = [step.end_ns for step in in_flight][1:]  # not started: end_ns is a duration still
+        ends = list(accumulate((planned + ns)[:m], initial=first.end_ns))
+        return cls(ends, ns, gpu, host)
+
+    def cut(self, now: int) -> bool:
+        """A request has arrived: plan for real at the first planning point from now on. Whether that
+        changes anything."""
+        skip = bisect_left(self._ends, now)
+        if skip >= self.skip:
+            return False
+        self.skip = skip
+        return True
+
+    def land(self, core: EngineCore, recorder: Recorder, replica: int) -> None:
+        """Commits and plans 1..skip have happened: make it so. The step that ends now is left in flight."""
+        m, ends, in_flight = self.skip, self._ends, core.in_flight
+        if m == 0:
+            return
+        last = in_flight[-1]
+        requests, batch_size, depth = last.sampled, len(last.sampled), len(in_flight)
+        grown = core.kv.grow_run(requests, m)
+        core.kv.held_tokens += batch_size * m
+        core.next_step_id += m
+        self._stamp(core, recorder, requests[:], m)
+        core.scheduler.advance(m)
+
+        for i in range(min(m, depth)):  # steps planned for real, now committed
+            step = in_flight.popleft()
+            if i:
+                step.start_ns = ends[i - 1]
+                step.end_ns = ends[i]
+            recorder.step(step, replica)
+        done = max(m - depth, 0)  # steps planned and committed meanwhile
+        if done:
+            self._record(recorder, replica, last, depth, done, grown)
+        for j in range(done + 1, m + 1):
+            in_flight.append(self._step(last, j, grown, batch_size))
+        now_first = in_flight[0]
+        now_first.start_ns = ends[m - 1]
+        now_first.end_ns = ends[m]
+        if core.checks:
+            core.check_integrity()
+
+    def _stamp(self, core: EngineCore, recorder: Recorder, requests: list, m: int) -> None:  # type: ignore[type-arg]
+        """Deliver m tokens to each request, at E_1..E_m."""
+        ends, shares = self._ends, core.kv.shares
+        first, last = ends[0], ends[m - 1]
+        gap = count = 0
+        for request in requests:
+            request.num_tokens += m
+            request.num_computed_tokens += m
+            if request.first_token_ns < 0:
+                request.first_token_ns = first
+            elif first - request.last_token_ns == gap:
+                count += 1
+            else:
+                if count:
+                    recorder.gap(gap, count)
+                gap, count = first - request.last_token_ns, 1
+            request.last_token_ns = last
+            if shares:
+                core.kv.publish(request, min(request.num_computed_tokens, request.num_tokens))
+        if count:
+            recorder.gap(gap, count)
+        if m > 1:
+            recorder.gaps([b - a for a, b in zip(ends, ends[1:m], strict=False)], len(requests))
+
+    def _record(
+        self, recorder: Recorder, replica: int, last: Step, depth: int, done: int, grown: list[tuple[int, int]]
+    ) -> None:
+        """One row for the `done` steps that were planned and committed in the run. The j-th starts at
+        E_(j+depth-1); memory grows by one token a request from each to the next, and by whole blocks."""
+        ends, batch_size = self._ends, len(last.sampled)
+        first = self._step(last, 1, grown, batch_size)
+        first.start_ns = ends[depth - 1]
+        end = ends[depth - 1 + done]
+        tokens_ns = batch_size * ((done - 1) * end - sum(ends[depth : depth - 1 + done]))
+        later = [(step, tokens) for step, tokens in grown if 1 < step <= done]
+        allocated_ns = sum(tokens * (end - ends[step + depth - 2]) for step, tokens in later)
+        peak = first.usage.used + first.usage.internal + sum(tokens for _, tokens in later)
+        gpu = sum(self._gpu[:done])
+        recorder.run(first, replica, done, end, gpu, peak, tokens_ns, allocated_ns - tokens_ns)
+
+    def _step(self, last: Step, j: int, grown: list[tuple[int, int]], batch_size: int) -> Step:
+        """The j-th step of the run, planned and not started."""
+        allocated = sum(tokens for step, tokens in grown if step <= j)
+        usage = last.usage
+        return Step(
+            last.id + j,
+            last.batch.advance(j),
+            last.sampled,
+            True,
+            Usage(
+                usage.used + batch_size * j,
+                usage.internal + allocated - batch_size * j,
+                usage.external,
+                usage.free - allocated,
+            ),
+            planned_ns=self._ends[j - 1],
+            end_ns=self._ns[j - 1],
+            gpu_ns=self._gpu[j - 1],
+            host_ns=self._host,
+            shares=last.shares,
+        )

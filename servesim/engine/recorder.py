@@ -1,0 +1,193 @@
+"""What a run leaves behind: columns of steps and requests, and the gaps between tokens.
+
+Steps are recorded as runs: a row stands for `k` successive steps of one composition (k > 1 only for pure
+decode, where contexts grow by one per step). Rows go out in chunks, so that long runs need not stay in memory.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.engine.core import Step
+from servesim.engine.request import Request
+
+STEP_COLUMNS = (
+    "replica",
+    "step",  # id of the first step of the row; ids count from 0 per replica
+    "k",  # steps in the row
+    "planned_ns",  # of the first step
+    "start_ns",  # of the first step
+    "end_ns",  # of the last step
+    "prefill_tokens",  # per step, like all counts below
+    "prefill_pieces",
+    "prefill_context",  # sum over pieces of the tokens in the KV cache before them
+    "decode_count",
+    "decode_context",  # sum of contexts attended in the first step; grows by decode_count per step
+    "sampled",
+    "padded_tokens",
+    "drafts",  # draft tokens verified
+    "preempted",  # requests preempted while the step was planned
+    "bytes_moved",
+    "gpu_ns",  # of all k steps
+    "host_ns",  # of all k steps, hidden behind the GPU or not
+    "kv_used",  # tokens in memory once the first step is planned: see contracts.kv.Usage
+    "kv_internal",
+    "kv_external",
+    "kv_peak",  # tokens allocated (used + internal) once the last step is planned
+    "kv_used_ns",  # integrals over the row's steps, token-nanoseconds
+    "kv_internal_ns",
+    # Shares of gpu_ns by origin in millionths; a fast-forwarded row has those of the step it was leapt from.
+    "measured_ppm",
+    "interpolated_ppm",
+    "extrapolated_ppm",
+    "roofline_ppm",
+)
+REQUEST_COLUMNS = (
+    "row",
+    "replica",
+    "state",  # value of engine.request.State: FINISHED, REJECTED or ABORTED
+    "prompt_len",
+    "output_len",  # tokens delivered
+    "max_tokens",
+    "priority",
+    "arrival_ns",
+    "scheduled_ns",  # first; -1: never
+    "first_token_ns",
+    "last_token_ns",
+    "finished_ns",
+    "hit_tokens",  # prefix tokens found in the cache when first admitted
+    "num_preemptions",
+    "recomputed_tokens",
+)
+FLUSH_ROWS = 1 << 16
+
+Rows = NDArray[np.int64]
+
+
+class Table:
+    """Rows of integers under fixed columns, kept in chunks or handed to a sink chunk by chunk."""
+
+    def __init__(self, columns: tuple[str, ...], sink: Callable[[Rows], None] | None = None) -> None:
+        self.columns = columns
+        self._rows: list[tuple[int, ...]] = []
+        self._chunks: list[Rows] = []
+        self._sink = sink or self._chunks.append
+
+    def add(self, row: tuple[int, ...]) -> None:
+        """One row, in the order of the columns."""
+        self._rows.append(row)
+        if len(self._rows) >= FLUSH_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand on what is buffered."""
+        if self._rows:
+            self._sink(np.array(self._rows, dtype=np.int64))
+            self._rows = []
+
+    def array(self) -> Rows:
+        """All rows kept, as an array of shape (rows, columns)."""
+        self.flush()
+        return np.concatenate(self._chunks) if self._chunks else np.empty((0, len(self.columns)), dtype=np.int64)
+
+    def column(self, name: str) -> Rows:
+        """One column of all rows kept."""
+        return self.array()[:, self.columns.index(name)]
+
+
+class Recorder:
+    """Collects the records of one simulation, all replicas together."""
+
+    def __init__(self, step_sink: Callable[[Rows], None] | None = None) -> None:
+        self.steps = Table(STEP_COLUMNS, step_sink)
+        self.requests = Table(REQUEST_COLUMNS)
+        self.reasons: dict[int, str] = {}
+        """Finish reason or reason of rejection by row."""
+        self._gap_ns = array("q")
+        self._gap_count = array("q")
+
+    def step(self, step: Step, replica: int) -> None:
+        """A step is done."""
+        self.run(step, replica, 1, step.end_ns, step.gpu_ns, step.usage.used + step.usage.internal, 0, 0)
+
+    def run(
+        self, first: Step, replica: int, k: int, end_ns: int, gpu_ns: int, kv_peak: int, used_ns: int, internal_ns: int
+    ) -> None:
+        """k steps are done: `first` and those like it. `used_ns` and `internal_ns` are what the memory
+        integrals have beyond the usage of the first step held throughout."""
+        batch, usage, ns = first.batch, first.usage, end_ns - first.start_ns
+        self.steps.add(
+            (
+                replica,
+                first.id,
+                k,
+                first.planned_ns,
+                first.start_ns,
+                end_ns,
+                sum([new for new, _ in batch.prefill]),
+                len(batch.prefill),
+                sum([past for _, past in batch.prefill]),
+                batch.decode_count,
+                batch.decode_context_sum,
+                batch.sampled,
+                batch.padded_tokens,
+                sum(first.drafts.values()) if first.drafts else 0,
+                first.preempted,
+                batch.bytes_moved,
+                gpu_ns,
+                first.host_ns * k,
+                usage.used,
+                usage.internal,
+                usage.external,
+                kv_peak,
+                usage.used * ns + used_ns,
+                usage.internal * ns + internal_ns,
+                *[int(share * 1e6 + 0.5) for share in first.shares],
+            )
+        )
+
+    def gap(self, ns: int, count: int) -> None:
+        """`count` pairs of successive tokens of a request lay `ns` apart."""
+        self._gap_ns.append(ns)
+        self._gap_count.append(count)
+
+    def gaps(self, ns: list[int], count: int) -> None:
+        """The same for each element of `ns`."""
+        self._gap_ns.extend(ns)
+        self._gap_count.extend([count] * len(ns))
+
+    def leave(self, request: Request, replica: int) -> None:
+        """A request has finished or was rejected."""
+        self.reasons[request.row] = request.reason
+        self.requests.add(
+            (
+                request.row,
+                replica,
+                int(request.state),
+                request.prompt_len,
+                request.num_output_tokens,
+                request.max_tokens,
+                request.priority,
+                request.arrival_ns,
+                request.scheduled_ns,
+                request.first_token_ns,
+                request.last_token_ns,
+                request.finished_ns,
+                request.hit_tokens,
+                request.num_preemptions,
+                request.recomputed_tokens,
+            )
+        )
+
+    def itl(self) -> tuple[Rows, Rows]:
+        """Gaps between successive tokens pooled over requests: (ns ascending and distinct, how often)."""
+        ns = np.frombuffer(self._gap_ns, dtype=np.int64)
+        count = np.frombuffer(self._gap_count, dtype=np.int64)
+        values, where = np.unique(ns, return_inverse=True)
+        totals = np.zeros(len(values), dtype=np.int64)
+        np.add.at(totals, where, count)
+        return values, totals

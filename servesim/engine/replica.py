@@ -1,0 +1,123 @@
+"""One replica on the clock: plans steps as far ahead as its depth allows, prices them, commits them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simpy.events import Event
+
+from servesim.contracts.cost import CostModel
+from servesim.engine.clock import COMPLETE, PLAN, Clock
+from servesim.engine.core import EngineCore, Step
+from servesim.engine.leap import Leap
+from servesim.engine.recorder import Recorder
+from servesim.engine.request import Request
+from servesim.errors import PolicyError
+
+
+class Replica:
+    """Runs an EngineCore in simulated time.
+
+    `depth` is the number of planned, uncommitted steps: 1 synchronous; 2 asynchronous, where step i + 1 is
+    planned when step i starts, so that an arrival during step i joins step i + 2. A plan that comes out empty
+    is made again when a step ends, or when a request arrives while nothing is in flight.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        index: int,
+        core: EngineCore,
+        cost: CostModel,
+        recorder: Recorder,
+        depth: int,
+        fast: bool,
+    ) -> None:
+        self.clock = clock
+        self.index = index
+        self.core = core
+        self.cost = cost
+        self.recorder = recorder
+        self.depth = depth
+        self.fast = fast
+        self.leap: Leap | None = None
+        self.horizon: Callable[[], int | None] = lambda: None
+        """When something may arrive at the earliest, as far as is known: spares pricing beyond it."""
+        core.on_leave = self._leave
+        core.on_gap = recorder.gap
+        self.on_leave: Callable[[Request], None] = lambda request: None
+        self._awaited: Event | None = None  # the completion event that counts; earlier ones are void
+        self._plan_due = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait here."""
+        return self.core.scheduler.num_waiting()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot here."""
+        return len(self.core.scheduler.running)
+
+    def arrive(self, request: Request, output_len: int) -> None:
+        """A request arrives at this instant."""
+        self.core.add(request, output_len, self.clock.ns)
+        if not self.core.in_flight:
+            self._want_plan()
+        elif self.leap is not None and self.leap.cut(self.clock.ns):
+            self._await(self.leap.end_ns)
+
+    def _want_plan(self) -> None:
+        if not self._plan_due:
+            self._plan_due = True
+            self.clock.at(self.clock.ns, PLAN + self.index, self._plan)
+
+    def _await(self, end_ns: int) -> None:
+        self._awaited = self.clock.at(end_ns, COMPLETE + self.index, self._complete)
+
+    def _plan(self, event: Event) -> None:
+        self._plan_due = False
+        core, in_flight = self.core, self.core.in_flight
+        now = self.clock.ns
+        while len(in_flight) < self.depth:
+            step = core.plan(now)
+            if step is None:
+                break
+            self._price(step)
+            if len(in_flight) == 1:
+                self._start(step)
+        if not in_flight:
+            return
+        if self.fast and len(in_flight) == self.depth and in_flight[-1].steady:
+            self.leap = Leap.prepare(core, self.cost, self.horizon())
+            if self.leap is not None:
+                self._await(self.leap.end_ns)
+
+    def _price(self, step: Step) -> None:
+        price = self.cost.price(step.batch)
+        if price.ns < 1:
+            raise PolicyError(f"cost model: a step of {step.batch.linear_tokens} tokens takes {price.ns} ns")
+        step.end_ns, step.gpu_ns, step.host_ns, step.shares = price.ns, price.gpu_ns, price.host_ns, price.shares
+
+    def _start(self, step: Step) -> None:
+        """The GPU turns to this step; until now `end_ns` was its duration."""
+        step.start_ns = self.clock.ns
+        step.end_ns += step.start_ns
+        self._await(step.end_ns)
+
+    def _complete(self, event: Event) -> None:
+        if event is not self._awaited:
+            return  # an arrival cut the run this event was to end
+        core = self.core
+        if self.leap is not None:
+            self.leap.land(core, self.recorder, self.index)
+            self.leap = None
+        self.recorder.step(core.in_flight[0], self.index)
+        core.commit(self.clock.ns)
+        if core.in_flight:
+            self._start(core.in_flight[0])
+        self._want_plan()
+
+    def _leave(self, request: Request) -> None:
+        self.recorder.leave(request, self.index)
+        self.on_leave(request)

@@ -1,0 +1,115 @@
+"""Fast-forwarding changes nothing: every record, block table and free list is that of plain stepping."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder
+from tests.support.worlds import ToyCost, World, toy_trace, watch
+
+SUMMED = ("k", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "bytes_moved")
+OF_FIRST = (
+    "replica", "step", "planned_ns", "start_ns", "prefill_tokens", "prefill_pieces", "prefill_context",
+    "decode_count", "decode_context", "sampled", "padded_tokens", "kv_used", "kv_internal", "kv_external",
+)  # fmt: skip
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    n = draw(st.integers(1, 24))
+    rate = draw(st.sampled_from([0, 500, 5_000, 50_000]))
+    gaps = draw(st.lists(st.integers(0, 2 * rate), min_size=n, max_size=n))
+    prompts = draw(st.lists(st.one_of(st.integers(1, 20), st.integers(50, 90)), min_size=n, max_size=n))
+    outputs = draw(st.lists(st.one_of(st.integers(1, 6), st.integers(1, 80)), min_size=n, max_size=n))
+    spare = draw(st.lists(st.sampled_from([0, 0, 1, 7]), min_size=n, max_size=n))
+    shared = draw(st.booleans())
+    runs = None
+    if shared:
+        runs = []
+        for i, prompt in enumerate(prompts):
+            head = min(draw(st.sampled_from([16, 40, 64])), prompt)
+            family = draw(st.integers(1, 2))
+            runs.append([r for r in ((family, head), (100 + i, prompt - head)) if r[1]])
+    trace = toy_trace(
+        np.cumsum(gaps).tolist(),
+        prompts,
+        outputs,
+        caps=[o + s for o, s in zip(outputs, spare, strict=True)],
+        priorities=draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)),
+        runs=runs,
+    )
+    depth = draw(st.sampled_from([1, 2, 2, 3]))
+    params = {
+        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 20])),
+        "scheduler_reserve_full_isl": draw(st.booleans()),
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.1])),
+        "prefill_schedule_interval": draw(st.sampled_from([1, 1, 1, 3])),
+    }
+    return World(
+        trace,
+        kv="prefix-hash" if shared else draw(st.sampled_from(["paged", "prefix-hash"])),
+        num_blocks=draw(st.sampled_from([13, 18, 30, 400])),
+        scheduler_params=params,
+        max_num_seqs=draw(st.sampled_from([1, 3, 16])),
+        max_num_batched_tokens=draw(st.sampled_from([16, 64, 512])),
+        max_model_len=draw(st.sampled_from([1 << 20, 120])),
+        depth=depth,
+        asynchronous=depth > 1 and draw(st.booleans()),
+        replicas=draw(st.sampled_from([1, 1, 2, 3])),
+        router=draw(st.sampled_from(["round-robin", "least-outstanding"])),
+        cost=ToyCost(
+            fixed=draw(st.sampled_from([1, 1000, 20_000])),
+            token=draw(st.sampled_from([0, 100])),
+            context=draw(st.sampled_from([0, 1, 13])),
+            host=draw(st.sampled_from([0, 0, 700])),
+            asynchronous=draw(st.booleans()),
+        ),
+    )
+
+
+def by_row(recorder: Recorder) -> list[list[int]]:
+    return sorted(recorder.requests.array().tolist())
+
+
+def assert_steps_agree(fast: Recorder, plain: Recorder) -> None:
+    """Each row of the fast run, and the k plain rows it stands for."""
+    col = {name: i for i, name in enumerate(STEP_COLUMNS)}
+    order = [col["replica"], col["step"]]
+    fast_rows = sorted(fast.steps.array().tolist(), key=lambda r: [r[i] for i in order])
+    plain_rows = sorted(plain.steps.array().tolist(), key=lambda r: [r[i] for i in order])
+    at = 0
+    for row in fast_rows:
+        part = plain_rows[at : at + row[col["k"]]]
+        at += len(part)
+        assert [row[col[c]] for c in OF_FIRST] == [part[0][col[c]] for c in OF_FIRST]
+        assert row[col["end_ns"]] == part[-1][col["end_ns"]]
+        assert row[col["kv_peak"]] == max(r[col["kv_peak"]] for r in part)
+        assert [row[col[c]] for c in SUMMED] == [sum(r[col[c]] for r in part) for c in SUMMED]
+        for a, b in zip(part, part[1:], strict=False):
+            assert b[col["start_ns"]] == a[col["end_ns"]]
+            assert b[col["decode_context"]] == a[col["decode_context"]] + a[col["decode_count"]]
+    assert at == len(plain_rows)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(worlds())
+def test_fast_mode_equals_plain_stepping_in_every_record(world: World) -> None:
+    fast, plain = world.cluster("fast", check=True), world.cluster("reference", check=True)
+    fast_seen, plain_seen = watch(fast), watch(plain)
+    fast.run()
+    plain.run()
+
+    assert by_row(fast.recorder) == by_row(plain.recorder)
+    assert fast.recorder.reasons == plain.recorder.reasons
+    for a, b in zip(fast.recorder.itl(), plain.recorder.itl(), strict=True):
+        assert a.tolist() == b.tolist()
+    assert_steps_agree(fast.recorder, plain.recorder)
+    for key, snapshot in fast_seen.items():
+        assert snapshot == plain_seen[key], f"replica, time, step {key}"
+    rows = fast.recorder.requests.array()
+    event(f"leapt: {len(fast.recorder.steps.array()) < len(plain.recorder.steps.array())}")
+    event(f"preempted: {bool(rows[:, REQUEST_COLUMNS.index('num_preemptions')].any())}")
+    event(f"prefix hits: {bool(rows[:, REQUEST_COLUMNS.index('hit_tokens')].any())}")

@@ -1,0 +1,1 @@
+"""Things tests share."""

@@ -1,0 +1,144 @@
+"""Small worlds: a trace, a policy and a made-up cost model, simulated and recorded in full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.contracts import Batch, CostModel, Limits, build_params, kv_allocators, routers, schedulers
+from servesim.engine.cluster import Cluster
+from servesim.engine.core import EngineCore, Step
+from servesim.engine.workload import TraceWorkload
+from servesim.trace import Content, Trace
+
+
+@dataclass
+class ToyCost(CostModel):
+    """Whole nanoseconds: fixed + per token + per token of context, with kinks and host time."""
+
+    fixed: int = 1000
+    token: int = 100
+    context: int = 1
+    host: int = 0
+    asynchronous: bool = False
+
+    def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
+        steps = np.arange(k, dtype=np.int64)
+        context = batch.decode_context_sum + steps * batch.decode_count
+        attended = sum(new * past + new * new // 2 for new, past in batch.prefill)
+        kink = np.maximum(context - 300, 0) // 7
+        linear = self.fixed + self.token * (batch.linear_tokens + batch.sampled)
+        return linear + self.context * (context + attended + kink)
+
+    def host_ns(self, batch: Batch) -> int:
+        return self.host * (1 + batch.sampled)
+
+
+def toy_trace(
+    arrivals: list[int],
+    prompts: list[int],
+    outputs: list[int],
+    *,
+    caps: list[int] | None = None,
+    priorities: list[int] | None = None,
+    runs: list[list[tuple[int, int]]] | None = None,
+    names: tuple[str, ...] | None = None,
+) -> Trace:
+    """A trace of a few rows. `caps`: max_tokens; rows that stay below it end by a stop token."""
+    output = np.array(outputs, dtype=np.int64)
+    cap = np.array(caps, dtype=np.int64) if caps is not None else output
+    content = None
+    if runs is not None:
+        offsets = np.cumsum([0] + [len(r) for r in runs]).astype(np.int64)
+        flat = [run for row in runs for run in row]
+        ids, lengths = (np.array([run[i] for run in flat], dtype=np.int64) for i in (0, 1))
+        content = Content(offsets, ids, lengths)
+    return Trace(
+        name="toy",
+        arrival_ns=np.array(arrivals, dtype=np.int64),
+        prompt_len=np.array(prompts, dtype=np.int64),
+        output_len=output,
+        max_tokens=cap,
+        stop=output < cap,
+        priority=np.array(priorities or [0] * len(output), dtype=np.int64),
+        request_id=names,
+        content=content,
+    )
+
+
+@dataclass
+class World:
+    """One simulation, described."""
+
+    trace: Trace
+    kv: str = "paged"
+    num_blocks: int = 1000
+    block_size: int = 16
+    scheduler: str = "vllm"
+    scheduler_params: dict[str, Any] = field(default_factory=dict)
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 1 << 20
+    depth: int = 1
+    asynchronous: bool = False
+    replicas: int = 1
+    router: str = "round-robin"
+    cost: CostModel = field(default_factory=ToyCost)
+
+    def core(self, check: bool = False) -> EngineCore:
+        """One replica's state machine."""
+        kv_class, _ = kv_allocators.resolve(self.kv)
+        kv = kv_class(
+            build_params(self.kv, kv_class.Params, {}), self.num_blocks, self.block_size, self.max_model_len
+        )
+        cls, _ = schedulers.resolve(self.scheduler)
+        params = build_params(self.scheduler, cls.Params, self.scheduler_params)
+        limits = Limits(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.asynchronous)
+        return EngineCore(cls(params, limits, kv), kv, check)
+
+    def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
+        """Ready to run."""
+        cores = [self.core(check) for _ in range(self.replicas)]
+        cls, _ = routers.resolve(self.router)
+        router = cls(build_params(self.router, cls.Params, {}), self.replicas)
+        return Cluster(TraceWorkload(self.trace), cores, router, self.cost, depth=self.depth, mode=mode)
+
+    def run(self, mode: str = "fast", check: bool = False) -> Cluster:
+        """Run to the end."""
+        cluster = self.cluster(mode, check)
+        cluster.run()
+        return cluster
+
+
+Snapshot = tuple[Any, ...]
+
+
+def watch(cluster: Cluster) -> dict[tuple[int, int, int], Snapshot]:
+    """Snapshots of everything a replica holds after each plan, by (replica, time, next step id)."""
+    seen: dict[tuple[int, int, int], Snapshot] = {}
+
+    def hook(index: int, core: EngineCore) -> None:
+        plan = core.plan
+
+        def planned(now: int) -> Step | None:
+            step = plan(now)
+            kv: Any = core.kv
+            requests = list(kv.tables)
+            seen[index, now, core.next_step_id] = (
+                [(r.row, list(kv.tables[r])) for r in requests],
+                kv.free_order(),
+                [(r.row, r.num_tokens, r.num_computed_tokens, r.num_output_placeholders) for r in core.scheduler.running],
+                [r.row for r in core.scheduler.waiters()],
+                sorted(map(str, getattr(kv, "_cached", {}).values())),  # keys are numbers in order of first use
+                kv.usage(),
+            )
+            return step
+
+        core.plan = planned  # type: ignore[method-assign]
+
+    for i, replica in enumerate(cluster.replicas):
+        hook(i, replica.core)
+    return seen
