@@ -83,9 +83,9 @@ class PrefixHash(Paged):
     def publish(self, request: Request, upto: int) -> None:
         """Enter the full blocks before `upto` into the cache."""
         done = self._published[request]
-        full = min(upto // self.block_size, (request.num_tokens - self.params.hash_lookahead_tokens) // self.block_size)
-        if full <= done:
+        if upto < (done + 1) * self.block_size:
             return
+        full = min(upto, request.num_tokens - self.params.hash_lookahead_tokens) // self.block_size
         table = self.tables[request]
         for i in range(done, full):
             key, block = self._key(request, i), table[i]
@@ -97,7 +97,8 @@ class PrefixHash(Paged):
                 self._cached[key] = {there: None, block: None}
             else:
                 there[block] = None
-        self._published[request] = full
+        if full > done:
+            self._published[request] = full
 
     def free(self, request: Request) -> None:
         super().free(request)
@@ -145,26 +146,30 @@ class PrefixHash(Paged):
         self._table_blocks += len(hit.blocks)
 
     def _take(self, table: list[int], n: int) -> None:
-        fresh = min(n, len(self._fresh))
         start = len(table)
-        super()._take(table, fresh)
-        for _ in range(n - fresh):
-            block, _ = self._idle.popitem(last=False)
-            self._evict(block)
-            table.append(block)
-            self._table_blocks += 1
+        fresh = min(n, len(self._fresh))
+        if fresh:
+            super()._take(table, fresh)
+        if n > fresh:
+            pop, evict = self._idle.popitem, self._evict
+            for _ in range(n - fresh):
+                block = pop(last=False)[0]
+                evict(block)
+                table.append(block)
+            self._table_blocks += n - fresh
+        refs = self._refs
         for block in table[start:]:
-            self._refs[block] = 1
+            refs[block] = 1
 
     def _evict(self, block: int) -> None:
         key = self._key_of.pop(block, None)
         if key is None:
             return
-        there = self._cached[key]
-        if isinstance(there, int) or len(there) == 1:
-            del self._cached[key]
-        else:
+        there = self._cached.pop(key)
+        if not isinstance(there, int):
             del there[block]
+            if there:  # the others with this content stay, in their order
+                self._cached[key] = there
 
     def _release(self, table: list[int]) -> None:
         """Last block first. Those nobody holds any more: cached ones to the back of the queue, the others

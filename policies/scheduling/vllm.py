@@ -79,28 +79,30 @@ class Vllm(Scheduler):
 
     def _plan_running(self, ctx: PlanContext, budget: _Budget, threshold: int, hold: bool) -> None:
         asynchronous = self.limits.async_scheduling
-        lookahead = self.params.num_lookahead_tokens
-        max_len = self.limits.max_model_len
+        lookahead, max_len = self.params.num_lookahead_tokens, self.limits.max_model_len
+        tokens, grow = ctx.plan.tokens, ctx.kv.grow
         index = 0
-        while index < len(self.running) and budget.left() > 0:
+        while index < len(self.running) and budget.left > 0:
             request = self.running[index]
             index += 1
             computed, known = request.num_computed_tokens, request.num_tokens
             if asynchronous:
                 placeholders = request.num_output_placeholders
-                last = request.prompt_len + request.max_tokens
-                if placeholders > 0 and computed + 2 - placeholders >= last:
+                if placeholders > 0 and computed + 2 - placeholders >= request.prompt_len + request.max_tokens:
                     continue  # what is in flight reaches the length cap already
                 known += placeholders
             if hold and computed < known - 1:
                 continue
             new = known + request.num_draft_tokens - computed
-            if 0 < threshold < new:
-                new = threshold
-            new = min(new, budget.left(), max_len - computed - 1)
+            if new > 1:
+                if 0 < threshold < new:
+                    new = threshold
+                new = min(new, budget.left)
+            if computed + new >= max_len:
+                new = max_len - computed - 1
             if new <= 0:
                 continue
-            while not ctx.kv.grow(request, new, lookahead):
+            while not grow(request, new, lookahead):
                 victim, refund = self._preempt(ctx)
                 budget.give_back(refund)
                 if refund:  # it stood before this request in the running list
@@ -108,10 +110,11 @@ class Vllm(Scheduler):
                 if victim is request:
                     break
             else:
-                drafts = min(request.num_draft_tokens, new + computed - known)
-                request.num_draft_tokens = 0
-                ctx.schedule(request, new, max(drafts, 0))
+                tokens[request] = new
                 budget.take(new)
+                if request.num_draft_tokens:
+                    ctx.schedule(request, new, max(min(request.num_draft_tokens, new + computed - known), 0))
+                    request.num_draft_tokens = 0
                 continue
             if not self._by_priority:
                 return
@@ -132,7 +135,7 @@ class Vllm(Scheduler):
     def _plan_waiting(self, ctx: PlanContext, budget: _Budget, threshold: int) -> None:
         params = self.params
         decoding_only = self._only_decodes(ctx.plan)
-        while self.num_waiting() and budget.left() > 0 and len(self.running) < self._max_running:
+        while self.num_waiting() and budget.left > 0 and len(self.running) < self._max_running:
             request = self._head()
             hit = self.kv.lookup(request)
             known, base = request.num_tokens, hit.num_tokens
@@ -142,13 +145,13 @@ class Vllm(Scheduler):
                 if base + 2 + drafts > self.limits.max_model_len:
                     drafts = 0
                 new += drafts
-                if new > budget.left():
+                if new > budget.left:
                     return
             if 0 < threshold < new:
                 new = threshold
-            if not params.enable_chunked_prefill and new > budget.left():
+            if not params.enable_chunked_prefill and new > budget.left:
                 return
-            new = min(new, budget.left())
+            new = min(new, budget.left)
             admitted = ctx.admit(
                 request,
                 new,
@@ -258,19 +261,19 @@ class Vllm(Scheduler):
 class _Budget:
     """Tokens left in a step: to schedule, and as inputs to the model, drafters' extra slots included."""
 
-    __slots__ = ("_extra", "_inputs", "_tokens")
+    __slots__ = ("_extra", "_inputs", "_tokens", "left")
 
     def __init__(self, tokens: int, inputs: int, extra: int) -> None:
-        self._tokens, self._inputs, self._extra = tokens, inputs, extra
-
-    def left(self) -> int:
-        return min(self._tokens, self._inputs - self._extra)
+        self._tokens, self._inputs, self._extra = tokens, inputs - extra, extra
+        self.left = min(self._tokens, self._inputs)
 
     def take(self, n: int) -> None:
         self._tokens -= n
         self._inputs -= n + self._extra
+        self.left = min(self._tokens, self._inputs)
 
     def give_back(self, n: int) -> None:
         if n:
             self._tokens += n
             self._inputs += n + self._extra
+            self.left = min(self._tokens, self._inputs)

@@ -1,0 +1,120 @@
+"""What the engine refuses: policies that break their contract, requests that can never fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from servesim.contracts import Plan, PlanContext, Scheduler, State, schedulers
+from servesim.engine.recorder import REQUEST_COLUMNS
+from servesim.errors import PolicyError, UserError
+from tests.support.worlds import World, toy_trace
+
+SMALL = toy_trace([0, 0, 0], [8, 8, 8], [4, 4, 4])
+
+
+class Faulty(Scheduler):
+    """Admits one request as told by the subclass."""
+
+    def plan(self, ctx: PlanContext) -> Plan:
+        if self.waiting and not self.running:
+            request = self.waiting.popleft()
+            self.running.append(request)
+            self.mistake(ctx)
+        return ctx.plan
+
+    def mistake(self, ctx: PlanContext) -> None:
+        raise NotImplementedError
+
+
+def run_with(mistake: str, tmp_path: Path) -> None:
+    file = tmp_path / "faulty.py"
+    file.write_text(
+        "from tests.unit.test_engine_contract import Faulty\n"
+        "class Wrong(Faulty):\n"
+        "    def mistake(self, ctx):\n"
+        f"        request = self.running[-1]\n        {mistake}\n"
+    )
+    World(SMALL, scheduler=f"{file}:Wrong").run()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "reason"),
+    [
+        ("ctx.schedule(request, 8)", "not running"),
+        ("ctx.admit(request, 8); ctx.schedule(request, 9)", "only 8 tokens are known"),
+        ("ctx.admit(request, 1); ctx.schedule(request, 0)", "at least one"),
+        ("ctx.preempt(request)", "not running"),
+        ("ctx.output_len(request)", "without declaring"),
+        ("pass", "plans nothing although 3 requests wait"),
+    ],
+)
+def test_an_illegal_plan_is_refused_by_policy_time_and_reason(mistake: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=reason) as error:
+        run_with(mistake, tmp_path)
+    assert "Wrong" in str(error.value)
+    assert " 0 ns" in str(error.value) or "declaring" in str(error.value)
+
+
+def test_memory_that_was_not_allocated_cannot_be_used(tmp_path: Path) -> None:
+    trace = toy_trace([0], [40], [4])
+    file = tmp_path / "short.py"
+    file.write_text(
+        "from tests.unit.test_engine_contract import Faulty\n"
+        "class Short(Faulty):\n"
+        "    def mistake(self, ctx):\n"
+        "        ctx.admit(self.running[-1], 4); ctx.schedule(self.running[-1], 40)\n"
+    )
+    with pytest.raises(PolicyError, match="memory for 16 tokens only"):
+        World(trace, scheduler=f"{file}:Short").run()
+
+
+def test_a_policy_file_of_a_few_lines_runs_and_serves_everything(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from servesim.contracts import Scheduler\n"
+        "\n"
+        "class OneByOne(Scheduler):\n"
+        '    """Serves one request at a time."""\n'
+        "    def plan(self, ctx):\n"
+        "        if self.running:\n"
+        "            ctx.extend(self.running[0], 1)\n"
+        "        elif self.waiting and ctx.admit(self.waiting[0], self.waiting[0].prompt_len):\n"
+        "            self.running.append(self.waiting.popleft())\n"
+        "        return ctx.plan\n"
+    )
+    cluster = World(SMALL, scheduler=f"{file}:OneByOne").run(check=True)
+    assert cluster.recorder.requests.column("output_len").tolist() == [4, 4, 4]
+    assert cluster.recorder.steps.column("sampled").max() == 1
+
+
+def test_a_request_that_can_never_fit_is_rejected_and_the_run_goes_on() -> None:
+    trace = toy_trace([0, 0, 0, 10], [8, 500, 90, 8], [4, 4, 20, 4])
+    cluster = World(trace, num_blocks=8, max_model_len=100).run(check=True)
+    rows = cluster.recorder.requests.array()
+    states = dict(zip(rows[:, 0].tolist(), rows[:, REQUEST_COLUMNS.index("state")].tolist(), strict=True))
+    assert states == {0: State.FINISHED, 1: State.REJECTED, 2: State.REJECTED, 3: State.FINISHED}
+    assert "max_model_len 100" in cluster.recorder.reasons[1]
+
+
+def test_memory_too_small_for_a_request_alone_rejects_it() -> None:
+    cluster = World(toy_trace([0, 0], [64, 8], [4, 4]), num_blocks=4).run(check=True)
+    assert "KV memory" in cluster.recorder.reasons[0]
+    assert cluster.recorder.reasons[1] == "length"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("vlm", 'did you mean "vllm"'),
+        ("nowhere.py:X", "does not exist"),
+        ("vllm:polcy=fcfs", "polcy"),
+    ],
+)
+def test_policy_names_are_checked_with_a_suggestion(spec: str, message: str) -> None:
+    from servesim.contracts import build_params
+
+    with pytest.raises(UserError, match=message):
+        cls, params = schedulers.resolve(spec)
+        build_params("scheduler vllm", cls.Params, dict(params))
