@@ -85,9 +85,7 @@ def _package_files(root: Path) -> _Files:
     return files
 
 
-def _newest(
-    files: _Files, system: str, framework: str
-) -> dict[str, tuple[PurePosixPath, Callable[[], bytes]]]:
+def _newest(files: _Files, system: str, framework: str) -> dict[str, tuple[PurePosixPath, Callable[[], bytes]]]:
     """Of each table, the newest version measured with `framework` (with NCCL for collectives)."""
     systems = {p.parts[2] for p in files if p.parts[:2] == ("systems", "data")}
     if system not in systems:

@@ -42,8 +42,7 @@ class GemmTables:
         times = []
         for m in tokens:
             share = sum(
-                w / total * self.measured_on.gemm(m, cn, ck, dtype) / points[m]
-                for w, cn, ck, points in corners
+                w / total * self.measured_on.gemm(m, cn, ck, dtype) / points[m] for w, cn, ck, points in corners
             )
             times.append(self.roofline.gemm(m, n, k, dtype) / share)
         source = _source(rows, n, k)

@@ -76,8 +76,7 @@ def write_table(path: Path, columns: dict[str, Any], provenance: dict[str, Any])
 
     length = len(columns["time_us"])
     arrays = [
-        pa.array(columns[f.name], type=f.type) if f.name in columns else pa.nulls(length, f.type)
-        for f in schema()
+        pa.array(columns[f.name], type=f.type) if f.name in columns else pa.nulls(length, f.type) for f in schema()
     ]
     metadata = {METADATA_KEY: json.dumps(provenance, sort_keys=True).encode()}
     table = pa.Table.from_arrays(arrays, schema=schema().with_metadata(metadata))
