@@ -60,7 +60,7 @@ class Cluster:
 
     def run(self) -> None:
         """Serve everything. PolicyError where a policy breaks its contract or starves a request."""
-        self._arm()
+        self.start()
         self.clock.run()
         stuck = sum(r.core.num_unfinished for r in self.replicas)
         if stuck or self.workload.remaining():
@@ -68,6 +68,17 @@ class Cluster:
             raise PolicyError(
                 f"{', '.join(sorted(names))} at {self.now_ns} ns: plans nothing although {stuck} requests wait"
             )
+
+    def start(self) -> None:
+        """Wait for the first arrival; what `run` does before it lets the clock run."""
+        self._arm()
+
+    def step(self) -> bool:
+        """Let one event happen; False when there is none left."""
+        if self.clock.peek() == float("inf"):
+            return False
+        self.clock.step()
+        return True
 
     def _arm(self) -> None:
         """Wake at the next arrival."""

@@ -1,0 +1,98 @@
+"""Whatever a trace holds comes back from the formats that can hold it; prefix counts agree with plain tokens."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from servesim.traces import load_trace, save_trace, trace_digest
+from servesim.traces.prefix import block_hits, block_ids, shared_prefix_tokens
+
+from servesim.trace import Content, Trace
+
+RUNS = st.lists(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=4), min_size=1, max_size=8
+)
+
+
+def content_of(rows: list[list[tuple[int, int]]]) -> Content:
+    offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
+    flat = np.array([run for row in rows for run in row], dtype=np.int64)
+    return Content(offsets, np.ascontiguousarray(flat[:, 0]), np.ascontiguousarray(flat[:, 1]))
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    rows = draw(RUNS)
+    n = len(rows)
+
+    def ints(low: int, high: int) -> np.ndarray:  # type: ignore[type-arg]
+        return np.array(draw(st.lists(st.integers(low, high), min_size=n, max_size=n)), dtype=np.int64)
+
+    output, slack = ints(1, 2000), ints(0, 3)
+    text = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00"), max_size=5)
+    ids = draw(st.none() | st.lists(text, min_size=n, max_size=n).map(tuple))
+    return Trace(
+        name=draw(st.sampled_from(["a", "trace ü"])),
+        arrival_ns=np.cumsum(ints(0, 10**15)),
+        prompt_len=np.array([sum(length for _, length in row) for row in rows], dtype=np.int64),
+        output_len=output,
+        max_tokens=output + slack,
+        stop=slack > 0,
+        priority=ints(-5, 5),
+        request_id=ids,
+        content=draw(st.none() | st.just(content_of(rows))),
+        notes=draw(st.sampled_from([(), ("scaled", "sorted")])),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces(), st.sampled_from(["parquet", "jsonl", "csv"]))
+def test_native_formats_lose_nothing(trace: Trace, form: str) -> None:
+    if form == "csv":
+        trace = replace(trace, content=None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t"
+        save_trace(trace, path, form)
+        back = load_trace(path)
+    assert trace_digest(back) == trace_digest(trace)
+    assert back.request_id == trace.request_id
+    if form != "csv":
+        assert (back.name, back.notes) == (trace.name, trace.notes)
+
+
+def tokens_of(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(content, position) for content, length in runs for position in range(length)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(RUNS, st.integers(1, 6))
+def test_shared_prefixes_agree_with_plain_tokens(rows: list[list[tuple[int, int]]], block: int) -> None:
+    content = content_of(rows)
+    prompts = [tokens_of(row) for row in rows]
+    shared = shared_prefix_tokens(content)
+    for row, prompt in enumerate(prompts):
+        want = max(
+            (sum(1 for j in range(len(prompt)) if prompt[: j + 1] == other[: j + 1]) for other in prompts[:row]),
+            default=0,
+        )
+        assert shared[row] == want
+    blocks, hits, tokens = block_hits(content, np.array([len(p) for p in prompts]), block)
+    assert np.all(hits <= blocks)
+    assert np.all(tokens <= shared)
+
+
+@settings(max_examples=100, deadline=None)
+@given(RUNS, st.integers(1, 6))
+def test_block_ids_are_equal_exactly_where_prefixes_are(rows: list[list[tuple[int, int]]], block: int) -> None:
+    ids = block_ids(content_of(rows), block)
+    prompts = [tokens_of(row) for row in rows]
+    for a, one in enumerate(prompts):
+        assert len(ids[a]) == -(-len(one) // block)
+        for b, two in enumerate(prompts[:a]):
+            for k in range(1, min(len(ids[a]), len(ids[b])) + 1):
+                assert (ids[a][:k] == ids[b][:k]) == (one[: k * block] == two[: k * block])

@@ -1,0 +1,62 @@
+"""Random small worlds: bursts and lulls, tight and ample memory, one to three steps in flight."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from tests.support.worlds import ToyCost, World, toy_trace
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    n = draw(st.integers(1, 24))
+    rate = draw(st.sampled_from([0, 500, 5_000, 50_000]))
+    gaps = draw(st.lists(st.integers(0, 2 * rate), min_size=n, max_size=n))
+    prompts = draw(st.lists(st.one_of(st.integers(1, 20), st.integers(50, 90)), min_size=n, max_size=n))
+    outputs = draw(st.lists(st.one_of(st.integers(1, 6), st.integers(1, 80)), min_size=n, max_size=n))
+    spare = draw(st.lists(st.sampled_from([0, 0, 1, 7]), min_size=n, max_size=n))
+    shared = draw(st.booleans())
+    runs = None
+    if shared:
+        runs = []
+        for i, prompt in enumerate(prompts):
+            head = min(draw(st.sampled_from([16, 40, 64])), prompt)
+            family = draw(st.integers(1, 2))
+            runs.append([r for r in ((family, head), (100 + i, prompt - head)) if r[1]])
+    trace = toy_trace(
+        np.cumsum(gaps).tolist(),
+        prompts,
+        outputs,
+        caps=[o + s for o, s in zip(outputs, spare, strict=True)],
+        priorities=draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)),
+        runs=runs,
+    )
+    depth = draw(st.sampled_from([1, 2, 2, 3]))
+    params = {
+        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 20])),
+        "scheduler_reserve_full_isl": draw(st.booleans()),
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.1])),
+        "prefill_schedule_interval": draw(st.sampled_from([1, 1, 1, 3])),
+    }
+    return World(
+        trace,
+        kv="prefix-hash" if shared else draw(st.sampled_from(["paged", "prefix-hash"])),
+        num_blocks=draw(st.sampled_from([13, 18, 30, 400])),
+        scheduler_params=params,
+        max_num_seqs=draw(st.sampled_from([1, 3, 16])),
+        max_num_batched_tokens=draw(st.sampled_from([16, 64, 512])),
+        max_model_len=draw(st.sampled_from([1 << 20, 120])),
+        depth=depth,
+        asynchronous=depth > 1 and draw(st.booleans()),
+        replicas=draw(st.sampled_from([1, 1, 2, 3])),
+        router=draw(st.sampled_from(["round-robin", "least-outstanding"])),
+        cost=ToyCost(
+            fixed=draw(st.sampled_from([1, 1000, 20_000])),
+            token=draw(st.sampled_from([0, 100])),
+            context=draw(st.sampled_from([0, 1, 13])),
+            host=draw(st.sampled_from([0, 0, 700])),
+            asynchronous=draw(st.booleans()),
+        ),
+    )
