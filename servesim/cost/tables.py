@@ -131,24 +131,22 @@ class KernelTables:
 
 def _split(path: Path) -> dict[tuple[str, str], dict[str, NDArray[Any]]]:
     """One file as numpy columns by (op, dtype), columns of nulls left out."""
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    table = pq.read_table(path)
+    # ParquetFile and DLPack, because read_table and to_numpy would import pandas
+    with pq.ParquetFile(path) as file:
+        table = file.read()
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
         raise UserError(f"kernel table {path}: column {missing[0]!r} is missing")
-    ops = table["op"].combine_chunks().dictionary_encode()
-    dtypes = table["dtype"].combine_chunks().dictionary_encode()
-    op_code, dtype_code = ops.indices.to_numpy(), dtypes.indices.to_numpy()
-    used = [n for n in COLUMNS if n not in _TEXT and table[n].null_count < table.num_rows]
-    values = {n: table[n].combine_chunks().to_numpy(zero_copy_only=False) for n in used}
     found = {}
-    for i, op in enumerate(ops.dictionary.to_pylist()):
-        for j, dtype in enumerate(dtypes.dictionary.to_pylist()):
-            mask = (op_code == i) & (dtype_code == j)
-            if mask.any():
-                rows = {n: column[mask] for n, column in values.items()}
-                found[op, dtype] = {n: c for n, c in rows.items() if not np.isnan(c).any()}
+    for op in sorted(table["op"].unique().to_pylist()):
+        of_op = table.filter(pc.equal(table["op"], op))
+        for dtype in sorted(of_op["dtype"].unique().to_pylist()):
+            rows = of_op.filter(pc.equal(of_op["dtype"], dtype))
+            full = [n for n in COLUMNS if n not in _TEXT and not rows[n].null_count]
+            found[op, dtype] = {n: np.from_dlpack(rows[n].combine_chunks()) for n in full}
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +127,12 @@ def test_an_unknown_system_or_package_is_named(package: Path, tmp_path: Path) ->
 def test_a_folder_without_tables_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no kernel tables"):
         KernelTables.load(folder=tmp_path)
+
+
+def test_pricing_a_step_does_not_import_pandas() -> None:
+    code = (
+        "import sys; from servesim.cost import build_cost_model; from servesim.hardware import Gpu, ModelSpec;"
+        "build_cost_model(ModelSpec.load('llama-3.1-8b'), Gpu.load('h100'));"
+        "sys.exit('pandas' in sys.modules or 'scipy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
