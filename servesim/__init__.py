@@ -1,1 +1,45 @@
-"""Simulator of LLM inference serving."""
+"""Simulator of LLM inference serving: replay a request trace through pluggable policies at measured kernel costs.
+
+    import servesim
+    result = servesim.simulate(trace="preset:azure-conv-2023", model="llama-3.1-8b", gpu="h200")
+    print(result.summary["latency_ms"]["ttft"], result.requests.head())
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from servesim.errors import PolicyError, UserError
+    from servesim.result import Result
+    from servesim.scenario import Scenario
+    from servesim.simulation import simulate
+    from servesim.trace import Trace
+
+__version__ = "0.1.0"
+__all__ = ["PolicyError", "Result", "Scenario", "Trace", "UserError", "load_trace", "simulate"]
+
+_HOME = {
+    "PolicyError": "servesim.errors",
+    "Result": "servesim.result",
+    "Scenario": "servesim.scenario",
+    "Trace": "servesim.trace",
+    "UserError": "servesim.errors",
+    "load_trace": "servesim.traces",
+    "simulate": "servesim.simulation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used, so that `import servesim` and `servesim --help` stay quick."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'servesim' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

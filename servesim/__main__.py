@@ -1,0 +1,5 @@
+"""`python -m servesim` is the command line."""
+
+from servesim.cli import main
+
+main()

@@ -1,0 +1,167 @@
+"""The command line. Imports what is heavy only inside commands, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from servesim import __version__
+from servesim.cli_trace import trace_app
+from servesim.errors import PolicyError, UserError
+
+EXAMPLES = """
+Examples:
+
+  servesim run --trace preset:azure-conv-2023 --model llama-3.1-8b --gpu h200
+
+  servesim run --trace trace.csv --model qwen3-14b --gpu h100 --rate 5 --slo ttft:500,tpot:50 --out result
+
+  servesim run --trace synth:arrivals=poisson,rate=20,prompt=512,output=128 --model llama-3.1-70b --gpu h200 --tp 4
+
+  servesim run scenario.yaml --set scheduler.max_num_seqs=64 --set engine.block_size=32
+
+  servesim run result/scenario.yaml --scheduler my_policy.py:MyScheduler
+"""
+
+app = typer.Typer(
+    name="servesim",
+    help="Simulate LLM inference serving: replay a request trace through pluggable policies at measured kernel costs.",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(trace_app, name="trace")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"servesim {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(epilog=EXAMPLES)
+def run(
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario in YAML; options and --set override it.", show_default=False)
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(help="Trace file (format found from its content), preset:NAME, or synth:key=value,...."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Bundled model, or a Hugging Face config.json.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="h100, h200, a100, a100-40g or l40s.")] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="name, name:key=value,... or file.py:Class. [default: vllm]")
+    ] = None,
+    kv: Annotated[str | None, typer.Option(help="KV allocator, written the same way. [default: prefix-hash]")] = None,
+    router: Annotated[str | None, typer.Option(help="Router, written the same way. [default: round-robin]")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Copies of the model behind the router. [default: 1]")] = None,
+    tp: Annotated[int | None, typer.Option(help="GPUs a replica (tensor parallelism). [default: 1]")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Weights: bf16, fp16, fp8, int8, int4. [default: bf16]")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="KV cache: bf16, fp16, fp8. [default: bf16]")] = None,
+    rate: Annotated[float | None, typer.Option(help="Scale arrivals to this many requests/s.")] = None,
+    requests: Annotated[int | None, typer.Option(help="Replay the first so many requests.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of synthetic traces and presets. [default: 0]")] = None,
+    slo: Annotated[str | None, typer.Option(help="Limits in ms, such as ttft:500,tpot:50,e2el:10000.")] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="fast, or reference: the same result step by step. [default: fast]")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check all invariants after every step (slow).")] = False,
+    ignore_memory: Annotated[
+        bool, typer.Option("--ignore-memory", help="What if the GPU had all the memory one likes.")
+    ] = False,
+    sort: Annotated[bool, typer.Option("--sort", help="Order the file's rows by arrival time.")] = False,
+    spread_ticks: Annotated[
+        bool, typer.Option("--spread-ticks", help="Spread requests that share a clock tick over it (Mooncake).")
+    ] = False,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the scenario; repeatable.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Result directory: summary.json, requests.parquet, steps.parquet, ....")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
+) -> None:
+    """Replay a trace and report latency, throughput, memory and price."""
+    from servesim.scenario import load_settings, override
+    from servesim.simulation import simulate
+
+    values = {
+        "trace": trace,
+        "model": model,
+        "gpu": gpu,
+        "scheduler": scheduler,
+        "kv": kv,
+        "router": router,
+        "replicas": replicas,
+        "tp": tp,
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "rate": rate,
+        "requests": requests,
+        "seed": seed,
+        "slo": slo,
+        "mode": mode,
+        "check": check or None,
+        "sort": sort or None,
+        "spread_ticks": "uniform" if spread_ticks else None,
+    }
+    flags = {key: value for key, value in values.items() if value is not None}
+    settings = load_settings(scenario) if scenario is not None else {}
+    settings = override(settings, assignments or ()) | flags
+    if ignore_memory:
+        settings = override(settings, ["engine.ignore_memory=true"])
+    with _progress() as bar:
+        result = simulate(settings, out=out, on_ready=bar)
+    if as_json:
+        from servesim.result_files import to_json
+
+        sys.stdout.write(to_json(result.summary))
+    else:
+        from servesim.cli_summary import print_summary
+
+        print_summary(result, out)
+
+
+def _progress() -> Any:
+    """A progress bar in simulated time, on a terminal only."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from servesim.cli_summary import ProgressBar
+
+    return ProgressBar()
+
+
+def main() -> None:
+    """Entry point. 0: done; 2: bad input; 1: a policy's bug; 130: interrupted. Errors are one line on stderr."""
+    sys.exit(_guarded())
+
+
+def _guarded() -> int:
+    try:
+        code = app(standalone_mode=False)
+    except (UserError, typer.TyperException) as error:
+        return _complain(error, 2)
+    except PolicyError as error:
+        return _complain(error, 1)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    if code == 130:
+        typer.echo("interrupted: nothing was written", err=True)
+    return code if isinstance(code, int) else 0
+
+
+def _complain(error: Exception, code: int) -> int:
+    format_message = getattr(error, "format_message", error.__str__)
+    typer.echo(f"error: {' '.join(format_message().split())}", err=True)
+    return code

@@ -1,0 +1,200 @@
+"""What the command line prints: the tables of a run and of a trace, and the progress bar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from servesim.deployment import Setup
+from servesim.result import Result
+from servesim.simulation import Progress as OnProgress
+
+LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2E"), ("queue_time", "queue time"))
+COLUMNS = ("mean", "p50", "p90", "p99", "max")
+
+
+class ProgressBar:
+    """Simulated time on stderr, from the first to the last arrival."""
+
+    def __init__(self) -> None:
+        columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+
+    def __enter__(self) -> ProgressBar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, setup: Setup) -> OnProgress:
+        first, last = int(setup.trace.arrival_ns[0]), int(setup.trace.arrival_ns[-1])
+        task = self._progress.add_task("starting", total=max(last - first, 1))
+
+        def update(now_ns: int, left: int) -> None:
+            text = f"{now_ns / 1e9:,.0f} s simulated, {left:,} of {len(setup.trace):,} requests"
+            self._progress.update(task, completed=min(now_ns, last) - first, description=text)
+
+        return update
+
+
+def print_summary(result: Result, out: Path | None) -> None:
+    """The figures of a run on stdout."""
+    console, summary = Console(highlight=False), result.summary
+    console.print(_title(summary), style="bold")
+    console.print(_latency_table(summary["latency_ms"]))
+    console.print(_figures(summary))
+    if summary["stability"]["unstable"]:
+        console.print(
+            "UNSTABLE: the queue still grows when the arrivals end, so latencies tell the length of the trace",
+            style="bold red",
+        )
+    for reason, count in summary["requests"]["rejection_reasons"].items():
+        console.print(f"rejected {count:,}: {escape(reason)}", style="yellow")
+    for note in summary["notes"]:
+        console.print(f"note: {escape(note)}", style="dim")
+    console.print(_measurements(summary), style="dim")
+    if out is not None:
+        console.print(f"written to {escape(str(out))}", style="dim")
+
+
+def _title(summary: dict[str, Any]) -> str:
+    scenario, trace = summary["scenario"], summary["provenance"]["trace"]
+    policies = [scenario["scheduler"]["name"], scenario["kv"]["name"]]
+    if scenario["replicas"] > 1:
+        policies.append(scenario["router"]["name"])
+    gpus = f"{scenario['replicas']} x {scenario['tp']} {scenario['gpu']}"
+    return escape(
+        f"{trace['name']} ({trace['requests']:,} requests) on {scenario['model']} {scenario['dtype']}, {gpus}, "
+        f"{' / '.join(policies)}"
+    )
+
+
+def _latency_table(latencies: dict[str, dict[str, float] | None]) -> Table:
+    table = Table("ms", *COLUMNS, box=None, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for key, label in LATENCIES:
+        stats = latencies[key]
+        table.add_row(label, *(number(stats[c]) if stats else "-" for c in COLUMNS))
+    return table
+
+
+def _figures(summary: dict[str, Any]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for label, value in _rows(summary):
+        table.add_row(label, value)
+    return table
+
+
+def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    requests, flow, goodput = summary["requests"], summary["throughput"], summary["goodput"]
+    engine, kv, cache = summary["engine"], summary["kv"], summary["prefix_cache"]
+    price, shares, batch = summary["price"], summary["cost_shares"], summary["engine"]["batch_size"]
+    rejected = f", {requests['rejected']:,} rejected" if requests["rejected"] else ""
+    rows = [
+        ("requests", f"{requests['completed']:,} completed of {requests['arrived']:,}{rejected}"),
+        ("duration", f"{number(summary['duration_s'])} s, at most {requests['max_concurrency']:,} requests at once"),
+        (
+            "throughput",
+            f"{number(flow['request_throughput'])} requests/s, {number(flow['output_throughput'])} output tokens/s, "
+            f"{number(flow['total_token_throughput'])} tokens/s in all",
+        ),
+    ]
+    if goodput:
+        limits = ", ".join(f"{name} <= {limit:g} ms" for name, limit in goodput["slo_ms"].items())
+        rows.append(
+            (
+                "goodput",
+                f"{number(goodput['request_goodput'])} requests/s, {percent(goodput['slo_attainment'])} "
+                f"of arrivals within {limits}",
+            )
+        )
+    rows += [
+        ("batch", f"{number(batch['mean'])} requests a step, at most {batch['max']:.0f}" if batch else "-"),
+        (
+            "GPU",
+            f"busy {percent(engine['gpu_busy_share'])}, MFU {percent(engine['mfu'])}, MBU {percent(engine['mbu'])}",
+        ),
+        (
+            "KV memory",
+            f"{percent(kv['used_share'])} used, {percent(kv['internal_share'])} wasted inside blocks, "
+            f"peak {percent(kv['peak_share'])} of {kv['capacity_tokens']:,} tokens",
+        ),
+        ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens recomputed"),
+        ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
+        (
+            "price",
+            f"${number(price['usd_per_million_tokens'])} per million tokens, "
+            f"${number(price['usd_per_million_output_tokens'])} per million output tokens "
+            f"at ${price['usd_per_gpu_hour']:g} a GPU-hour",
+        ),
+        (
+            "kernel costs",
+            f"{percent(shares['measured'])} measured, {percent(shares['interpolated'])} interpolated, "
+            f"{percent(shares['extrapolated'])} extrapolated, {percent(shares['roofline'])} roofline",
+        ),
+        ("queue", "UNSTABLE" if summary["stability"]["unstable"] else "stable"),
+    ]
+    return rows
+
+
+def _measurements(summary: dict[str, Any]) -> str:
+    tables = summary["provenance"]["kernel_tables"]
+    if tables is None:
+        return "kernel costs: no measurements of this GPU, roofline formula only"
+    return f"kernel measurements: {escape(', '.join(tables['measured_by']))}, tables {escape(str(tables['name']))}"
+
+
+def print_trace(summary: Any) -> None:
+    """The figures of a trace (a servesim.traces TraceSummary) on stdout."""
+    console = Console(highlight=False)
+    console.print(escape(summary.name), style="bold")
+    grid = Table.grid(padding=(0, 2))
+    rate = f"{summary.mean_rate:.4g} requests/s" if summary.mean_rate is not None else "all at once"
+    grid.add_row("requests", f"{summary.requests:,}")
+    grid.add_row("span", f"{summary.span_s:,.3f} s, {rate}")
+    if summary.cv is not None:
+        grid.add_row("gaps", f"coefficient of variation {summary.cv:.3f} (Poisson: 1)")
+    spread = [f"{value:.2f} at {w} s" for w, value in summary.dispersion.items() if value is not None]
+    if spread:
+        grid.add_row("counts", f"variance/mean {', '.join(spread)} (Poisson: 1)")
+    grid.add_row("peak", ", ".join(f"{value:.4g} requests/s over {w} s" for w, value in summary.peak_rate.items()))
+    hits = summary.prefix
+    if hits is None:
+        grid.add_row("prefix hits", escape(summary.prefix_note))
+    else:
+        grid.add_row(
+            "prefix hits",
+            f"{percent(hits.block_hit_rate)} of blocks of {hits.block_size}, {percent(hits.token_hit_rate)} of prompt "
+            "tokens, with an infinite cache",
+        )
+    console.print(grid)
+    table = Table("tokens", "mean", "p50", "p90", "p95", "p99", "max", "total", box=None, header_style="bold")
+    for label, side in (("prompt", summary.prompt), ("output", summary.output)):
+        values = (side.mean, side.p50, side.p90, side.p95, side.p99)
+        table.add_row(label, *map(number, values), f"{side.max:,}", f"{side.total:,}")
+    console.print(table)
+    for note in summary.notes:
+        console.print(f"note: {escape(note)}", style="dim")
+
+
+def number(value: float | None) -> str:
+    """A figure with as many digits as help to read it."""
+    if value is None:
+        return "-"
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 4
+    return f"{value:,.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage."""
+    return "-" if share is None else f"{100 * share:.1f} %"

@@ -1,0 +1,264 @@
+"""From a scenario to everything a run needs, every default filled in."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from servesim.contracts import KVAllocator, Limits, Router, Scheduler, build_params, kv_allocators, routers, schedulers
+from servesim.cost import KernelTables, TableCostModel, build_cost_model
+from servesim.engine.core import EngineCore
+from servesim.errors import UserError
+from servesim.hardware import Gpu, MemoryBudget, ModelSpec, VllmDefaults, memory_budget, vllm_defaults
+from servesim.metrics.summary import Deployment
+from servesim.notes import before_run
+from servesim.scenario import Scenario, Settings
+from servesim.trace import Trace
+
+OBJECT = "object:"
+"""What stands before the name of a trace that was handed over as an object."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A scenario with nothing left open, and the parts it names."""
+
+    scenario: Scenario
+    trace: Trace
+    cores: list[EngineCore]
+    router: Router
+    cost: TableCostModel
+    depth: int
+    """Steps in flight: 2 under asynchronous scheduling, 1 otherwise."""
+    deployment: Deployment
+    defaults: VllmDefaults
+    notes: list[str]
+    provenance: dict[str, Any]
+    """What made the results besides the scenario: hashes of trace, kernel tables and policy files."""
+
+
+@dataclass(frozen=True)
+class _Policies:
+    """The three policies' classes and parameters, and the limits the scheduler runs under."""
+
+    scheduler: type[Scheduler]
+    scheduler_params: Any
+    kv: type[KVAllocator]
+    kv_params: Any
+    router: type[Router]
+    router_params: Any
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
+    """Resolve a scenario; UserError where its parts do not fit together. A `trace` given is taken as it is,
+    but for `requests` and `rate`."""
+    model, gpu = ModelSpec.load(scenario.model), Gpu.load(scenario.gpu)
+    defaults = vllm_defaults(gpu)
+    policies = _policies(scenario, defaults)
+    cost = build_cost_model(
+        model, gpu, scenario.tp, scenario.dtype, kv_dtype=scenario.kv_dtype, tables=scenario.kernel_tables
+    )
+    trace = _open(scenario) if trace is None else _cut(trace, scenario)
+    budget, fitting = _memory(scenario, model, gpu, policies, trace)
+    max_model_len = _max_model_len(scenario, model, budget.num_blocks)
+    scenario = _resolved(scenario, gpu, policies, budget, max_model_len)
+    asynchronous = scenario.engine.async_scheduling and "async" in policies.scheduler.supports
+    limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
+    cores = [_core(policies, limits, scenario, budget.num_blocks) for _ in range(scenario.replicas)]
+    cost.asynchronous = asynchronous
+    kv = cores[0].kv
+    deployment = Deployment(
+        model=model,
+        gpu=gpu,
+        replicas=scenario.replicas,
+        tp=scenario.tp,
+        dtype=scenario.dtype,
+        kv_dtype=scenario.kv_dtype,
+        block_size=scenario.engine.block_size,
+        num_blocks=budget.num_blocks,
+        capacity_tokens=kv.capacity_tokens,
+        block_bytes=budget.block_bytes,
+        prefix_caching=kv.shares,
+        usd_per_gpu_hour=scenario.usd_per_gpu_hour or 0.0,
+    )
+    return Setup(
+        scenario=scenario,
+        trace=trace,
+        cores=cores,
+        router=policies.router(policies.router_params, scenario.replicas),
+        cost=cost,
+        depth=2 if asynchronous else 1,
+        deployment=deployment,
+        defaults=defaults,
+        notes=list(before_run(scenario, trace, cores[0].scheduler, kv, fitting)),
+        provenance=_provenance(scenario, trace, gpu, cost),
+    )
+
+
+def _policies(scenario: Scenario, defaults: VllmDefaults) -> _Policies:
+    scheduler, params = _resolve(schedulers, "scheduler", scenario.scheduler)
+    limits = {}
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        given = getattr(params, name, None)
+        limits[name] = getattr(defaults, name) if given is None else given
+        if limits[name] < 1:
+            raise UserError(f"scheduler {scenario.scheduler['name']}: {name} is {limits[name]}, must be at least 1")
+    known = {field.name for field in dataclasses.fields(params)}
+    params = dataclasses.replace(params, **{name: value for name, value in limits.items() if name in known})
+    return _Policies(
+        scheduler,
+        params,
+        *_resolve(kv_allocators, "kv", scenario.kv),
+        *_resolve(routers, "router", scenario.router),
+        **limits,
+    )
+
+
+def _resolve(registry: Any, kind: str, settings: Settings) -> tuple[Any, Any]:
+    values = {key: value for key, value in settings.items() if key != "name"}
+    cls, _ = registry.resolve(settings["name"])
+    return cls, build_params(f"{kind} {settings['name']}", cls.Params, values)
+
+
+def _open(scenario: Scenario) -> Trace:
+    from servesim.traces import open_trace
+
+    if scenario.trace.startswith(OBJECT):
+        raise UserError(f"trace {scenario.trace} was an object in Python: hand it to simulate(..., trace=...) again")
+    options: dict[str, Any] = {}
+    if not scenario.trace.startswith(("preset:", "synth:")):
+        options |= {"sort": True} if scenario.sort else {}
+        options |= {"spread_ticks": scenario.spread_ticks} if scenario.spread_ticks != "none" else {}
+    trace = open_trace(scenario.trace, requests=scenario.requests, seed=scenario.seed, **options)
+    return _cut(trace, scenario)
+
+
+def _cut(trace: Trace, scenario: Scenario) -> Trace:
+    import numpy as np
+
+    if scenario.requests is not None and len(trace) > scenario.requests:
+        trace = trace.take(np.arange(scenario.requests))
+    return trace.with_rate(scenario.rate) if scenario.rate is not None else trace
+
+
+def _memory(
+    scenario: Scenario, model: ModelSpec, gpu: Gpu, policies: _Policies, trace: Trace
+) -> tuple[MemoryBudget, int | None]:
+    """The budget of the run, and the blocks that fit by utilization (None: no block does)."""
+    engine = scenario.engine
+
+    def budget(num_blocks: int | None, ignore: bool) -> MemoryBudget:
+        return memory_budget(
+            model,
+            gpu,
+            scenario.tp,
+            dtype=scenario.dtype,
+            kv_dtype=scenario.kv_dtype,
+            block_size=engine.block_size,
+            max_num_batched_tokens=policies.max_num_batched_tokens,
+            max_num_seqs=policies.max_num_seqs,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+            num_blocks=num_blocks,
+            ignore_memory=ignore,
+        )
+
+    if engine.ignore_memory:
+        everything = int((-(-(trace.prompt_len + trace.max_tokens) // engine.block_size)).sum())
+        return budget(engine.num_gpu_blocks or everything + 2, True), None
+    if engine.num_gpu_blocks is None:
+        fits = budget(None, False)
+        return fits, fits.num_blocks
+    try:
+        fitting = budget(None, False).num_blocks
+    except UserError:
+        fitting = None
+    if fitting == engine.num_gpu_blocks:
+        return budget(None, False), fitting
+    return budget(engine.num_gpu_blocks, False), fitting
+
+
+def _max_model_len(scenario: Scenario, model: ModelSpec, num_blocks: int) -> int:
+    """As vLLM: what the model was made for and one request can be held with (the null block left out)."""
+    asked, room = scenario.engine.max_model_len, (num_blocks - 1) * scenario.engine.block_size
+    if asked == "auto":
+        return min(model.max_position, room)
+    if not 1 <= asked <= model.max_position:
+        raise UserError(
+            f"engine.max_model_len is {asked}, must be from 1 to the {model.max_position} positions of {model.name}"
+        )
+    if asked > room:
+        raise UserError(f"engine.max_model_len is {asked}, but the KV memory holds {room} tokens (or give auto)")
+    return asked
+
+
+def _resolved(
+    scenario: Scenario, gpu: Gpu, policies: _Policies, budget: MemoryBudget, max_model_len: int
+) -> Scenario:
+    def settings(given: Settings, params: Any) -> Settings:
+        return {"name": given["name"], **dataclasses.asdict(params)}
+
+    engine = scenario.engine.model_copy(update={"max_model_len": max_model_len, "num_gpu_blocks": budget.num_blocks})
+    price = gpu.usd_per_hour if scenario.usd_per_gpu_hour is None else scenario.usd_per_gpu_hour
+    return scenario.model_copy(
+        update={
+            "engine": engine,
+            "usd_per_gpu_hour": price,
+            "scheduler": settings(scenario.scheduler, policies.scheduler_params),
+            "kv": settings(scenario.kv, policies.kv_params),
+            "router": settings(scenario.router, policies.router_params),
+        }
+    )
+
+
+def _core(policies: _Policies, limits: Limits, scenario: Scenario, num_blocks: int) -> EngineCore:
+    kv = policies.kv(policies.kv_params, num_blocks, scenario.engine.block_size, limits.max_model_len)
+    return EngineCore(policies.scheduler(policies.scheduler_params, limits, kv), kv, check=scenario.check)
+
+
+def _provenance(scenario: Scenario, trace: Trace, gpu: Gpu, cost: TableCostModel) -> dict[str, Any]:
+    from servesim.traces import trace_digest
+
+    files = {}
+    for kind in ("scheduler", "kv", "router"):
+        path, py, _ = getattr(scenario, kind)["name"].partition(".py:")
+        if py:
+            files[kind] = sha256_of(Path(f"{path}.py"))
+    return {
+        "trace": {"name": trace.name, "requests": len(trace), "sha256": trace_digest(trace)},
+        "cost_model": cost.description,
+        "kernel_tables": _kernel_tables(scenario, gpu),
+        "policy_files": files,
+    }
+
+
+def _kernel_tables(scenario: Scenario, gpu: Gpu) -> dict[str, Any] | None:
+    """Hashes of the kernel tables by file, and whose measurements they are; None without tables."""
+    if scenario.kernel_tables is not None:
+        tables = KernelTables.load(folder=scenario.kernel_tables)
+    elif gpu.tables is not None:
+        tables = KernelTables.load(gpu.tables)
+    else:
+        return None
+    paths = sorted(tables.folder.glob("*.parquet"))
+    return {
+        "name": scenario.kernel_tables or gpu.tables,
+        "measured_by": sorted({source for p in tables.provenance.values() if (source := measured_by(p))}),
+        "sha256": {path.name: sha256_of(path) for path in paths},
+    }
+
+
+def measured_by(provenance: dict[str, Any]) -> str:
+    """`project version (licence)` of one table's provenance."""
+    project, version = provenance.get("project", "unknown"), provenance.get("project_version", "")
+    licence = provenance.get("licence")
+    return f"{project} {version}".strip() + (f" ({licence})" if licence else "")
+
+
+def sha256_of(path: Path) -> str:
+    """Hash of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

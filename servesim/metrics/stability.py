@@ -1,0 +1,63 @@
+"""Whether the queue still grows when the arrivals end: then percentiles say how long the trace was, not more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.engine.request import State
+from servesim.metrics.requests import RequestColumns
+
+TENTHS = 10
+LATE = 5
+"""Tenths of the arrival span, counted from its end, in which growth is looked for."""
+
+Times = NDArray[np.int64]
+
+
+def stability(columns: RequestColumns) -> dict[str, Any]:
+    """The verdict and what it rests on: mean numbers waiting and in the system in tenths of the arrival span.
+
+    Unstable is a run in which, over the second half of the arrivals, the number waiting (not yet scheduled for
+    the first time) rises through the last three tenths, by at least max(10, 2 %, 2 sqrt) of the requests that
+    arrived in that half: more than the chance wandering of a queue below capacity, which is of the order of
+    the square root. Engines that admit everybody and slow down show it in the number in the system instead;
+    that counts once the half is three times the mean time in service, so that the filling of an empty server
+    is not taken for growth.
+    """
+    kept = columns.table["state"] != State.REJECTED
+    arrival = columns.table["arrival_ns"][kept]
+    end = int(columns.table["last_token_ns"].max(initial=0))
+    waits = np.where(columns.table["scheduled_ns"] < 0, end, columns.table["scheduled_ns"])[kept]
+    leaves = np.where(columns.table["last_token_ns"] < 0, end, columns.table["last_token_ns"])[kept]
+    span = int(arrival[-1] - arrival[0]) if len(arrival) else 0
+    if span < TENTHS:
+        return {"unstable": False, "waiting_by_tenth": None, "in_system_by_tenth": None}
+    edges = arrival[0] + span * np.arange(TENTHS + 1) // TENTHS
+    waiting = mean_between(arrival, waits, edges)
+    in_system = mean_between(arrival, leaves, edges)
+    late = int((arrival >= edges[TENTHS - LATE]).sum())
+    settled = float((leaves - waits).mean()) * 3 <= span / 2
+    return {
+        "unstable": _grows(waiting, late) or (settled and _grows(in_system, late)),
+        "waiting_by_tenth": waiting.tolist(),
+        "in_system_by_tenth": in_system.tolist(),
+    }
+
+
+def mean_between(enter: Times, leave: Times, edges: Times) -> NDArray[np.float64]:
+    """Mean number present between successive edges, exactly: the integral of the number over the width."""
+    width = np.diff(edges)
+    stay = [
+        np.maximum(np.minimum(leave, b) - np.maximum(enter, a), 0).sum()
+        for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    ]
+    return np.array(stay) / width
+
+
+def _grows(number: NDArray[np.float64], arrivals: int) -> bool:
+    late = number[-LATE:]
+    rising = bool(late[-3] < late[-2] < late[-1])
+    return rising and bool(late[-1] - late[0] >= max(10.0, 0.02 * arrivals, 2.0 * arrivals**0.5))

@@ -1,0 +1,166 @@
+"""All figures of a run as one plain dictionary: what `summary.json` holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.cost.formula import COMPUTE_DTYPE
+from servesim.engine.recorder import Rows
+from servesim.hardware import Gpu, ModelSpec
+from servesim.hardware.model import dtype_bytes
+from servesim.metrics.requests import SECOND, RequestColumns, counts, goodput, latencies_ms, per, throughput
+from servesim.metrics.stability import stability
+from servesim.metrics.steps import StepTotals
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What served: as much of it as figures depend on."""
+
+    model: ModelSpec
+    gpu: Gpu
+    replicas: int
+    tp: int
+    dtype: str
+    kv_dtype: str
+    block_size: int
+    num_blocks: int
+    """KV blocks of one replica."""
+    capacity_tokens: int
+    """Tokens the KV memory of one replica holds at most."""
+    block_bytes: int
+    """Bytes of a block on one GPU."""
+    prefix_caching: bool
+    usd_per_gpu_hour: float
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.replicas * self.tp
+
+
+def summarize(
+    columns: RequestColumns,
+    itl: tuple[Rows, Rows],
+    totals: StepTotals,
+    reasons: Mapping[int, str],
+    deployment: Deployment,
+    slo: Mapping[str, float],
+) -> dict[str, Any]:
+    """Figures of a finished run. Latencies are in ms, durations in s, shares between 0 and 1; None where there
+    is nothing to say (no request completed, no SLO given)."""
+    return {
+        "requests": counts(columns, reasons),
+        "duration_s": columns.duration_ns / SECOND,
+        "throughput": throughput(columns),
+        "latency_ms": latencies_ms(columns, itl),
+        "goodput": goodput(columns, slo) if slo else None,
+        "stability": stability(columns),
+        "engine": engine(columns, totals, deployment),
+        "kv": kv_memory(columns, totals, deployment),
+        "prefix_cache": prefix_cache(columns, deployment),
+        "price": price(columns, deployment),
+        "cost_shares": totals.cost_shares(),
+    }
+
+
+def engine(columns: RequestColumns, totals: StepTotals, deployment: Deployment) -> dict[str, Any]:
+    """Steps, batches and how busy the GPUs were. `preemptions` and `recomputed_tokens` count all requests."""
+    seconds = columns.duration_ns / SECOND
+    return {
+        "steps": totals.steps,
+        "steps_by_kind": totals.steps_by_kind,
+        "time_by_kind_s": {kind: ns / SECOND for kind, ns in totals.ns_by_kind.items()},
+        "batch_size": totals.batch_size(),
+        "tokens_per_step": totals.tokens_per_step(),
+        "padded_tokens": totals.sums["padded_tokens"],
+        "gpu_busy_share": per(totals.sums["gpu_ns"] / SECOND, seconds * deployment.replicas),
+        "mfu": mfu(columns, deployment),
+        "mbu": mbu(columns, totals, deployment),
+        "preemptions": int(columns.table["num_preemptions"].sum()),
+        "recomputed_tokens": int(columns.table["recomputed_tokens"].sum()),
+        "replicas_used": len(totals.replicas),
+    }
+
+
+def mfu(columns: RequestColumns, deployment: Deployment) -> float | None:
+    """Model FLOPs utilization: arithmetic the answers needed over what the GPUs could do in the duration.
+
+    Per completed request: 2 per layer weight and token computed (prompt without its prefix hit, and all outputs but
+    the last), 4 per query-key pair and head dimension, 2 per LM-head weight and output token. Recomputation after
+    preemption and padding are not useful and do not count.
+    """
+    model, peak = deployment.model, deployment.gpu.flops.get(COMPUTE_DTYPE[deployment.dtype])
+    if peak is None:
+        return None
+    hit, output = columns.completed("hit_tokens"), columns.completed("output_len")
+    length = columns.completed("prompt_len") + output - 1
+    tokens = int((length - hit).sum())
+    pairs = int(((length * (length + 1) - hit * (hit + 1)) // 2).sum())
+    flops = (
+        2 * model.num_layers * model.layer_params * tokens
+        + 4 * model.num_layers * model.q_size * pairs
+        + 2 * model.hidden_size * model.vocab_size * int(output.sum())
+    )
+    return per(flops, peak * deployment.gpus * columns.duration_ns / SECOND)
+
+
+def mbu(columns: RequestColumns, totals: StepTotals, deployment: Deployment) -> float | None:
+    """Memory bandwidth utilization: weights once per step, and keys and values of every context attended (those a
+    prefill piece finds included), over what the GPUs could read in the duration."""
+    model = deployment.model
+    layers = model.num_layers * model.layer_params * dtype_bytes(deployment.dtype)
+    head = 2.0 * model.hidden_size * model.vocab_size
+    context = totals.decode_context + totals.sums["prefill_context"]
+    kv_bytes = context * model.kv_bytes_per_token(deployment.kv_dtype, deployment.tp) * deployment.tp
+    read = totals.steps * (layers + head) + kv_bytes
+    return per(read, deployment.gpu.bandwidth * deployment.gpus * columns.duration_ns / SECOND)
+
+
+def kv_memory(columns: RequestColumns, totals: StepTotals, deployment: Deployment) -> dict[str, Any]:
+    """KV memory over time and replicas: mean shares of the capacity while the run lasted, and the peak of one
+    replica. Between steps nothing runs and nothing is held."""
+    capacity = deployment.capacity_tokens
+    whole = capacity * columns.duration_ns * deployment.replicas
+    used = per(totals.sums["kv_used_ns"], whole)
+    internal = per(totals.sums["kv_internal_ns"], whole)
+    external = per(totals.kv_external_ns, whole)
+    free = None if used is None or internal is None or external is None else 1.0 - used - internal - external
+    return {
+        "num_blocks": deployment.num_blocks,
+        "block_size": deployment.block_size,
+        "capacity_tokens": capacity,
+        "capacity_bytes_per_gpu": deployment.num_blocks * deployment.block_bytes,
+        "used_share": used,
+        "internal_share": internal,
+        "external_share": external,
+        "free_share": free,
+        "peak_share": per(totals.kv_peak, capacity),
+    }
+
+
+def prefix_cache(columns: RequestColumns, deployment: Deployment) -> dict[str, Any] | None:
+    """Prompt tokens looked up when requests were first admitted, and those found; None without prefix caching."""
+    if not deployment.prefix_caching:
+        return None
+    admitted = columns.table["scheduled_ns"] >= 0
+    queried = int(columns.table["prompt_len"][admitted].sum())
+    hits = int(columns.table["hit_tokens"][admitted].sum())
+    return {"queried_tokens": queried, "hit_tokens": hits, "hit_rate": per(hits, queried)}
+
+
+def price(columns: RequestColumns, deployment: Deployment) -> dict[str, float | None]:
+    """GPU time of the duration and its price; each price per million tokens lays all of it on those tokens."""
+    hours = deployment.gpus * columns.duration_ns / SECOND / 3600
+    usd = hours * deployment.usd_per_gpu_hour
+    prompt, output = int(columns.completed("prompt_len").sum()), int(columns.completed("output_len").sum())
+    return {
+        "gpu_hours": hours,
+        "usd_per_gpu_hour": deployment.usd_per_gpu_hour,
+        "usd": usd,
+        "usd_per_million_input_tokens": per(usd * 1e6, prompt),
+        "usd_per_million_output_tokens": per(usd * 1e6, output),
+        "usd_per_million_tokens": per(usd * 1e6, prompt + output),
+    }

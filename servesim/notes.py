@@ -1,0 +1,94 @@
+"""Settings that change nothing in this run, and assumptions its reader must know: said, never silently ignored.
+
+A setting is reported when it differs from its default and yet cannot have had an effect. What is said depends
+on the resolved scenario and on the run alone, so that a rerun of the resolved scenario says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from servesim.contracts import KVAllocator, Scheduler
+from servesim.hardware import VllmDefaults
+from servesim.scenario import Scenario
+from servesim.trace import Trace
+
+
+def before_run(
+    scenario: Scenario, trace: Trace, scheduler: Scheduler, kv: KVAllocator, fitting_blocks: int | None
+) -> Iterator[str]:
+    """What can be told from the scenario and the trace. `fitting_blocks`: KV blocks the GPU's memory would give."""
+    yield from _oracles(scheduler, kv)
+    if scenario.engine.async_scheduling and "async" not in scheduler.supports:
+        yield f"async_scheduling: scheduler {scheduler.name} plans synchronously, so no step is planned ahead"
+    if kv.shares and trace.content is None:
+        yield (
+            f"kv {kv.name}: the trace does not say what its prompts contain, so no two share a prefix and "
+            "prefix caching changes nothing (a preempted request may still find its own blocks)"
+        )
+    yield from _trace_settings(scenario, trace)
+    if scenario.replicas == 1 and scenario.router["name"] != Scenario.model_fields["router"].default["name"]:
+        yield f"router {scenario.router['name']} changes nothing with one replica"
+    if scenario.scheduler.get("policy") == "priority" and np.all(trace.priority == trace.priority[0]):
+        yield "scheduler policy=priority changes nothing: all requests have the same priority"
+    threshold = scenario.scheduler.get("long_prefill_token_threshold", 0)
+    if isinstance(threshold, int) and threshold >= int(trace.prompt_len.max()):
+        yield f"scheduler long_prefill_token_threshold={threshold} changes nothing: no prompt is longer"
+    if "tpot" in scenario.slo and int(trace.output_len.max()) == 1:
+        yield "slo tpot changes nothing: every request has one output token"
+    yield from _memory_settings(scenario, fitting_blocks)
+
+
+def after_run(
+    scenario: Scenario, trace: Trace, defaults: VllmDefaults, summary: dict[str, Any]
+) -> Iterator[str]:
+    """What only the run shows."""
+    batch = summary["engine"]["batch_size"]
+    most_seqs = scenario.scheduler.get("max_num_seqs")
+    if batch and most_seqs is not None and most_seqs != defaults.max_num_seqs and batch["max"] < most_seqs:
+        yield f"scheduler max_num_seqs={most_seqs} changes nothing: at most {batch['max']:.0f} requests ran at once"
+    tokens = summary["engine"]["tokens_per_step"]
+    budget = scenario.scheduler.get("max_num_batched_tokens")
+    if tokens and budget is not None and budget != defaults.max_num_batched_tokens and tokens["max"] < budget:
+        yield f"scheduler max_num_batched_tokens={budget} changes nothing: the fullest step had {tokens['max']:.0f}"
+    used = summary["engine"]["replicas_used"]
+    if used < scenario.replicas:
+        yield f"replicas={scenario.replicas}: only {used} of them served a request"
+    cost = summary["cost_shares"]["roofline"]
+    if cost is not None and cost >= 0.999:
+        yield f"no kernel of {scenario.gpu} was measured for this model: all costs are roofline estimates"
+    yield from trace.notes
+
+
+def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
+    for kind, policy in (("scheduler", scheduler), ("kv", kv)):
+        if "output_len" in policy.needs:
+            yield f"{kind} {policy.name} is an oracle: it is told true output lengths, which no real engine knows"
+
+
+def _trace_settings(scenario: Scenario, trace: Trace) -> Iterator[str]:
+    if scenario.requests is not None and len(trace) < scenario.requests:
+        yield f"requests={scenario.requests}: the trace has only {len(trace)}"
+    drawn = scenario.trace.startswith(("preset:", "synth:"))
+    if scenario.seed != 0 and not drawn:
+        yield f"seed={scenario.seed} changes nothing: a recorded trace is replayed and nothing is drawn"
+    for name in ("sort", "spread_ticks"):
+        value = getattr(scenario, name)
+        if drawn and value != Scenario.model_fields[name].default:
+            yield f"{name}={value} changes nothing: it is for trace files"
+    arrivals = np.unique(trace.arrival_ns)
+    if len(trace) > 1 and len(arrivals) == 1:
+        yield "all requests arrive at once: latencies are those of a batch job"
+
+
+def _memory_settings(scenario: Scenario, fitting_blocks: int | None) -> Iterator[str]:
+    engine = scenario.engine
+    default = type(engine).model_fields["gpu_memory_utilization"].default
+    if engine.ignore_memory:
+        yield f"ignore_memory: {engine.num_gpu_blocks} KV blocks a replica, whatever the GPU's memory"
+    if engine.gpu_memory_utilization != default and (engine.ignore_memory or engine.num_gpu_blocks != fitting_blocks):
+        by = "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is given"
+        yield f"gpu_memory_utilization={engine.gpu_memory_utilization:g} changes nothing: {by}"

@@ -1,0 +1,107 @@
+"""Result directories: written beside, then renamed, so that there is a whole result or none.
+
+The bytes of every file but `timing.json` depend on the inputs alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from servesim.engine.recorder import STEP_COLUMNS, Rows
+from servesim.errors import UserError
+
+SUMMARY, SCENARIO, TIMING = "summary.json", "scenario.yaml", "timing.json"
+REQUESTS, STEPS = "requests.parquet", "steps.parquet"
+
+
+class ResultWriter:
+    """A result directory in the making: `out` with `.partial` after its name until `finish`."""
+
+    def __init__(self, out: str | Path) -> None:
+        """Claims the place; UserError, before any work is done, if a result cannot be written there."""
+        self.out = Path(out)
+        self.partial = self.out.with_name(f"{self.out.name}.{os.getpid()}.partial")
+        self._steps: Any = None
+        _refuse_foreign(self.out)
+        try:
+            with self._writing():
+                self.partial.mkdir(parents=True)
+                (self.partial / SUMMARY).touch()
+        except UserError:
+            self.discard()
+            raise
+
+    def add_steps(self, rows: Rows) -> None:
+        """Append a chunk of the step table."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.table({name: pa.array(rows[:, i]) for i, name in enumerate(STEP_COLUMNS)})
+        with self._writing():
+            if self._steps is None:
+                self._steps = pq.ParquetWriter(self.partial / STEPS, table.schema, compression="zstd")
+            self._steps.write_table(table)
+
+    def finish(
+        self, summary: Mapping[str, Any], requests: Any, scenario_yaml: str, timing: Mapping[str, Any]
+    ) -> None:
+        """Write the rest (`requests` is a pyarrow table) and put the directory in its place."""
+        import numpy as np
+        import pyarrow.parquet as pq
+
+        if self._steps is None:  # no step was made: an empty table all the same
+            self.add_steps(np.empty((0, len(STEP_COLUMNS)), dtype=np.int64))
+        with self._writing():
+            self._close()
+            pq.write_table(requests, self.partial / REQUESTS, compression="zstd")
+            (self.partial / SUMMARY).write_text(to_json(summary), encoding="utf-8")
+            (self.partial / SCENARIO).write_text(scenario_yaml, encoding="utf-8")
+            (self.partial / TIMING).write_text(to_json(timing), encoding="utf-8")
+            self._put_in_place()
+
+    def _put_in_place(self) -> None:
+        _refuse_foreign(self.out)
+        if not self.out.exists():
+            self.partial.rename(self.out)
+            return
+        replaced = self.partial.with_suffix(".replaced")
+        self.out.rename(replaced)
+        self.partial.rename(self.out)
+        shutil.rmtree(replaced)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"--out {self.out}: cannot be written: {error.strerror or error}") from error
+
+    def discard(self) -> None:
+        """Remove what was written so far; nothing happens after `finish`."""
+        self._close()
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+    def _close(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+
+
+def to_json(value: Mapping[str, Any]) -> str:
+    """JSON with sorted keys; NaN and infinity have no place in it."""
+    return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _refuse_foreign(out: Path) -> None:
+    """An earlier result is replaced; anything else that is there is left alone."""
+    if out.is_dir():
+        if any(out.iterdir()) and not (out / SUMMARY).is_file():
+            raise UserError(f"--out {out}: exists and is not a servesim result (no {SUMMARY} in it)")
+    elif out.exists():
+        raise UserError(f"--out {out}: exists and is not a directory")

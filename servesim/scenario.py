@@ -1,0 +1,207 @@
+"""One validated description of a run. Every default of servesim stands here, documented, once.
+
+A scenario comes from YAML, from `--set a.b=c` and flags, or from Python keywords. Unknown keys are refused
+with a suggestion. In YAML 1.1 `1e-3` is a string; it is read as the number it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from servesim.contracts.registry import parse_params
+from servesim.errors import UserError, suggest
+from servesim.metrics.requests import check_slo, parse_slo
+
+Settings = dict[str, Any]
+
+_EXAMPLES = {
+    "trace": ": a file, preset:NAME or synth:key=value,...",
+    "model": ": a bundled one such as llama-3.1-8b, or a config.json",
+    "gpu": ": such as h200",
+}
+
+
+class EngineSettings(BaseModel):
+    """The engine around the policies, under vLLM's names and with its defaults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    async_scheduling: bool = True
+    """Plan a step while the one before runs (two in flight); schedulers that cannot fall back, and it is noted."""
+    max_model_len: int | Literal["auto"] = "auto"
+    """Longest prompt + output in tokens; auto: what the model was made for, or less if the KV memory is smaller."""
+    block_size: int = Field(default=16, ge=1)
+    """Tokens per KV block."""
+    gpu_memory_utilization: float = Field(default=0.92, gt=0, le=1)
+    """Share of the GPU's memory the engine may use."""
+    num_gpu_blocks: int | None = Field(default=None, ge=2)
+    """KV blocks of a replica; none: as many as fit."""
+    ignore_memory: bool = False
+    """What if memory did not matter: room for everything the trace can ask for, unless num_gpu_blocks says less."""
+
+
+class Scenario(BaseModel):
+    """A run: a trace, served by a model on GPUs under policies.
+
+    Policies are `name`, `name:key=value,...` or a mapping with `name` and the parameters; a policy of one's own
+    is named `path/to/file.py:Class`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    trace: str
+    """A trace file (its format is found from the content), `preset:NAME` or `synth:key=value,...`."""
+    model: str
+    """A bundled model, or a Hugging Face config.json of a dense decoder."""
+    gpu: str
+    """h100, h200, a100, a100-40g, l40s."""
+    requests: int | None = Field(default=None, ge=1)
+    """The first so many requests; none: all the trace has (presets and synthetic traces: their default)."""
+    rate: float | None = Field(default=None, gt=0)
+    """Mean arrivals per second: all gaps are scaled alike; none: as recorded."""
+    sort: bool = False
+    """Order a file's rows by arrival instead of refusing times that run backwards."""
+    spread_ticks: Literal["none", "uniform"] = "none"
+    """Spread requests that share a clock tick over it (Mooncake's published traces tick every 3 s)."""
+    seed: int = 0
+    """Of all draws: synthetic traces, presets."""
+    dtype: str = "bf16"
+    """Of the weights of linear layers: bf16, fp16, fp8, int8, int4."""
+    kv_dtype: str = "bf16"
+    """Of the KV cache: bf16, fp16, fp8."""
+    tp: int = Field(default=1, ge=1)
+    """GPUs of a replica (tensor parallelism)."""
+    replicas: int = Field(default=1, ge=1)
+    """Copies of the model behind the router."""
+    scheduler: Settings = Field(default={"name": "vllm"})
+    kv: Settings = Field(default={"name": "prefix-hash"})
+    """Prefix caching is on, as in vLLM; `paged` is the same memory without it."""
+    router: Settings = Field(default={"name": "round-robin"})
+    engine: EngineSettings = EngineSettings()
+    slo: dict[str, float] = Field(default={})
+    """Limits in milliseconds of ttft, tpot and e2el, as a mapping or `ttft:500,tpot:50`."""
+    mode: Literal["fast", "reference"] = "fast"
+    """reference: every step by itself; the same result to the nanosecond, slowly."""
+    check: bool = False
+    """Check the invariants of scheduler and memory after every step."""
+    kernel_tables: str | None = None
+    """A folder of kernel tables measured on this GPU, instead of the shipped ones."""
+    usd_per_gpu_hour: float | None = Field(default=None, ge=0)
+    """Price of a GPU; none: the assumption that stands with the GPU's data sheet."""
+
+    @field_validator("scheduler", "kv", "router", mode="before")
+    @classmethod
+    def _policy(cls, value: Any) -> Settings:
+        return policy_settings(value)
+
+    @field_validator("slo", mode="before")
+    @classmethod
+    def _slo(cls, value: Any) -> Any:
+        return parse_slo(value) if isinstance(value, str) else value
+
+    @field_validator("slo")
+    @classmethod
+    def _limits(cls, value: dict[str, float]) -> dict[str, float]:
+        return check_slo(value)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], source: str = "scenario") -> Scenario:
+        """A scenario from plain settings; `source` names them in errors."""
+        try:
+            return cls.model_validate(dict(settings))
+        except ValidationError as error:
+            raise UserError(f"{source}: {_first_error(error, cls)}") from None
+
+    def to_yaml(self) -> str:
+        """The scenario as YAML, every key spelt out."""
+        import yaml
+
+        text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return text
+
+
+def load_settings(path: str | Path) -> Settings:
+    """The settings in a YAML file, not yet validated."""
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"scenario {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"scenario {path}: not UTF-8 text") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise UserError(f"scenario {path}: {line}{getattr(error, 'problem', None) or 'not YAML'}") from error
+    if not isinstance(loaded, dict):
+        raise UserError(f"scenario {path}: not a mapping of settings (such as `model: llama-3.1-8b`)")
+    return loaded
+
+
+def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
+    """The settings with each `a.b=value` put in; values are read as YAML."""
+    import yaml
+
+    changed = dict(settings)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"--set {assignment}: write key=value, such as engine.block_size=32")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"--set {assignment}: the value is not YAML") from error
+        _assign(changed, key.strip(), value)
+    return changed
+
+
+def policy_settings(value: Any) -> Settings:
+    """`name`, `name:key=value,...`, `file.py:Class:key=value,...` or a mapping, as a mapping with `name`."""
+    if isinstance(value, str):
+        path, py, rest = value.partition(".py:")
+        if py:
+            class_name, _, params = rest.partition(":")
+            name = f"{path}.py:{class_name}"
+        else:
+            name, _, params = value.partition(":")
+        return {"name": name, **parse_params(name, params)}
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return dict(value)
+    raise UserError(f"a policy is a name, name:key=value,... or a mapping with `name`, not {value!r}")
+
+
+def _assign(settings: Settings, key: str, value: Any) -> None:
+    outer, dot, inner = key.partition(".")
+    if not dot:
+        settings[key] = value
+        return
+    current = settings.get(outer)
+    if outer in ("scheduler", "kv", "router"):
+        default = Scenario.model_fields[outer].default
+        current = policy_settings(default if current is None else current)
+    elif outer == "slo" and isinstance(current, str):
+        current = parse_slo(current)
+    if current is not None and not isinstance(current, Mapping):
+        raise UserError(f"--set {key}: {outer} is {current!r}, which has no parts")
+    settings[outer] = {**(current or {}), inner: value}
+
+
+def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
+    """One line: the key, what is wrong, what would be right."""
+    first = error.errors()[0]
+    *outer, last = [str(part) for part in first["loc"] if part not in ("int", "literal['auto']")]
+    key = ".".join([*outer, last])
+    if first["type"] == "extra_forbidden":
+        known = EngineSettings.model_fields if outer == ["engine"] else model.model_fields
+        return f"unknown key {key!r}{suggest(last, known)}"
+    if first["type"] == "missing":
+        return f"{key} is missing{_EXAMPLES.get(key, '')}"
+    if key == "engine.max_model_len":
+        return f'{key} is {first["input"]!r}, must be a whole number of tokens or "auto"'
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return f"{key} is {first['input']!r}: {message}"

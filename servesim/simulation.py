@@ -1,0 +1,149 @@
+"""Run a scenario: from settings to a Result."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from servesim.deployment import OBJECT, Setup, set_up
+from servesim.engine.cluster import Cluster
+from servesim.engine.recorder import Recorder, Rows
+from servesim.engine.workload import TraceWorkload
+from servesim.metrics.requests import RequestColumns
+from servesim.metrics.steps import StepTotals
+from servesim.metrics.summary import summarize
+from servesim.notes import after_run
+from servesim.result import Result, request_table
+from servesim.result_files import STEPS, ResultWriter
+from servesim.scenario import Scenario, load_settings
+from servesim.trace import Trace
+
+Progress = Callable[[int, int], None]
+"""Called now and then with (simulated ns, requests that have left)."""
+
+
+def simulate(
+    scenario: Scenario | Mapping[str, Any] | str | Path | None = None,
+    *,
+    trace: str | Trace | None = None,
+    out: str | Path | None = None,
+    on_ready: Callable[[Setup], Progress | None] | None = None,
+    **settings: Any,
+) -> Result:
+    """Replay a trace and return what came of it.
+
+    The run is described by keywords (`servesim.Scenario` lists them), by a scenario (an object, a mapping, or
+    a YAML file), or by a scenario with keywords that override it. `trace` may be a Trace. With `out` the
+    result directory is written too, step records while the run goes on. `on_ready` is told the resolved setup
+    before the run begins and may return a callback for progress.
+
+    Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
+    """
+    began = _Clock()
+    writer = ResultWriter(out) if out is not None else None
+    try:
+        setup = set_up(_scenario(scenario, trace, settings), trace if isinstance(trace, Trace) else None)
+        return _run(setup, writer, began, on_ready(setup) if on_ready else None)
+    finally:
+        if writer is not None:
+            writer.discard()
+
+
+def _scenario(
+    scenario: Scenario | Mapping[str, Any] | str | Path | None, trace: str | Trace | None, settings: Mapping[str, Any]
+) -> Scenario:
+    source = "simulate"
+    if isinstance(scenario, Scenario):
+        base: Mapping[str, Any] = scenario.model_dump()
+    elif isinstance(scenario, str | Path):
+        base, source = load_settings(scenario), f"scenario {scenario}"
+    else:
+        base = scenario or {}
+    if isinstance(trace, Trace):
+        trace = f"{OBJECT}{trace.name}"
+    return Scenario.of({**base, **({"trace": trace} if trace is not None else {}), **settings}, source)
+
+
+def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: Progress | None) -> Result:
+    totals = StepTotals()
+    chunks: list[Rows] = []
+    keep = chunks.append if writer is None else writer.add_steps
+
+    def sink(rows: Rows) -> None:
+        totals.add(rows)
+        keep(rows)
+
+    recorder = Recorder(sink)
+    cluster = Cluster(
+        TraceWorkload(setup.trace),
+        setup.cores,
+        setup.router,
+        setup.cost,
+        depth=setup.depth,
+        mode=setup.scenario.mode,
+        recorder=recorder,
+        on_progress=on_progress,
+    )
+    loop = _Clock()
+    cluster.run()
+    recorder.steps.flush()
+    ended = _Clock()
+    columns = RequestColumns.of(recorder.requests.array())
+    summary = _summary(setup, columns, recorder, totals)
+    timing = _timing(began, loop, ended, len(columns), totals.steps)
+    requests = request_table(columns, recorder.reasons, setup.trace.request_id)
+    if writer is not None:
+        writer.finish(summary, requests, setup.scenario.to_yaml(), timing)
+    return Result(summary, setup.scenario, timing, requests, chunks if writer is None else writer.out / STEPS)
+
+
+def _summary(setup: Setup, columns: RequestColumns, recorder: Recorder, totals: StepTotals) -> dict[str, Any]:
+    scenario = setup.scenario
+    figures = summarize(columns, recorder.itl(), totals, recorder.reasons, setup.deployment, scenario.slo)
+    return {
+        **figures,
+        "notes": [*setup.notes, *after_run(scenario, setup.trace, setup.defaults, figures)],
+        "scenario": scenario.model_dump(mode="json"),
+        "provenance": {**setup.provenance, "versions": _versions()},
+    }
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    names = ("servesim", "simpy", "numpy", "pyarrow")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+class _Clock:
+    """Wall and CPU seconds of this process, at the moment it is made."""
+
+    def __init__(self) -> None:
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+
+def _timing(began: _Clock, loop: _Clock, ended: _Clock, requests: int, steps: int) -> dict[str, float | None]:
+    cpu = ended.cpu - loop.cpu
+    return {
+        "startup_wall_s": loop.wall - began.wall,
+        "startup_cpu_s": loop.cpu - began.cpu,
+        "loop_wall_s": ended.wall - loop.wall,
+        "loop_cpu_s": cpu,
+        "requests_per_cpu_s": requests / cpu if cpu else None,
+        "steps_per_cpu_s": steps / cpu if cpu else None,
+        "peak_memory_mb": _peak_memory_mb(),
+    }
+
+
+def _peak_memory_mb() -> float | None:
+    """Peak resident memory of the process; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
