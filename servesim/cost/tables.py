@@ -134,19 +134,19 @@ def _split(path: Path) -> dict[tuple[str, str], dict[str, NDArray[Any]]]:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    # ParquetFile and DLPack, because read_table and to_numpy would import pandas
+    # read_table, to_numpy and the conversion of a Python value to Arrow would all import pandas
     with pq.ParquetFile(path) as file:
         table = file.read()
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
         raise UserError(f"kernel table {path}: column {missing[0]!r} is missing")
     found = {}
-    for op in sorted(table["op"].unique().to_pylist()):
+    for op in table["op"].unique():
         of_op = table.filter(pc.equal(table["op"], op))
-        for dtype in sorted(of_op["dtype"].unique().to_pylist()):
+        for dtype in of_op["dtype"].unique():
             rows = of_op.filter(pc.equal(of_op["dtype"], dtype))
             full = [n for n in COLUMNS if n not in _TEXT and not rows[n].null_count]
-            found[op, dtype] = {n: np.from_dlpack(rows[n].combine_chunks()) for n in full}
+            found[op.as_py(), dtype.as_py()] = {n: np.from_dlpack(rows[n].combine_chunks()) for n in full}
     return found
 
 
