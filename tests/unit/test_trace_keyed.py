@@ -47,6 +47,14 @@ def test_uniforms_are_uniform_along_rows_and_along_positions() -> None:
         assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.02
 
 
+def test_stratified_draws_fill_every_part_of_a_block_once_and_do_not_depend_on_their_number() -> None:
+    draws = keyed.stratified(4, "s", 1000)
+    assert np.array_equal(draws[:300], keyed.stratified(4, "s", 300))
+    assert sorted((draws[256:512] * 256).astype(int).tolist()) == list(range(256))
+    assert not np.array_equal(np.argsort(draws[:256]), np.argsort(draws[256:512]))
+    assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.08
+
+
 def test_distributions_have_their_moments() -> None:
     rows = np.arange(100_000)
     assert keyed.exponential(0, "e", rows).mean() == pytest.approx(1.0, abs=0.02)
