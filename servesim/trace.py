@@ -12,6 +12,8 @@ from servesim.errors import UserError
 
 Ints = NDArray[np.int64]
 
+LENGTH_CAPPED = "finish reason not in the trace: every request ends at its length cap"
+
 
 @dataclass(frozen=True, slots=True)
 class Content:
@@ -105,15 +107,13 @@ class Trace:
             priority=np.zeros(n, dtype=np.int64),
             request_id=request_id,
             content=content,
-            notes=(*notes, "finish reason not in the trace: every request ends at its length cap"),
+            notes=notes if LENGTH_CAPPED in notes else (*notes, LENGTH_CAPPED),
         )
 
     def take(self, rows: Ints, name: str | None = None) -> Trace:
         """The given rows (ascending), renumbered from 0."""
         picked = {
-            f.name: getattr(self, f.name)[rows]
-            for f in fields(self)
-            if isinstance(getattr(self, f.name), np.ndarray)
+            f.name: getattr(self, f.name)[rows] for f in fields(self) if isinstance(getattr(self, f.name), np.ndarray)
         }
         ids = tuple(self.request_id[i] for i in rows.tolist()) if self.request_id else None
         content = self.content.take(rows) if self.content else None

@@ -1,0 +1,86 @@
+"""Trace formats: one module a format, found by listing this folder.
+
+A format module (its name must not begin with `_`) defines
+
+    NAME: str                                 what `--format` and error messages call it
+    ABOUT: str                                one line: columns and units
+    detect(head: bytes) -> bool               does a file that begins so look like this format?
+    read(path: Path, **options) -> Trace      keyword-only options; UserError names the line
+    write(trace: Trace, path: Path) -> None   where the format can be written, with
+    HOLDS: frozenset[str]                     which of content, priority, max_tokens it keeps
+
+`head` is the first 64 KiB of the file (decompression is not a format's business). Files are recognised by
+content, never by name. Adding a format is adding a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from servesim.errors import UserError, suggest
+from servesim.trace import Trace
+
+HEAD_BYTES = 1 << 16
+
+
+@lru_cache(maxsize=1)
+def formats() -> dict[str, ModuleType]:
+    """Every format module by its NAME."""
+    names = sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {module.NAME: module for module in modules}
+
+
+def read_head(path: Path) -> bytes:
+    """The first bytes of a file, or one clear line why there are none."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder, not a trace file")
+    if not path.exists():
+        raise UserError(f"{path}: no such trace file")
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    if not head.strip():
+        raise UserError(f"{path}: the file is empty; a trace needs at least one request")
+    return head
+
+
+def detect_format(path: Path) -> str:
+    """The name of the one format this file's content looks like."""
+    head = read_head(path)
+    for name, module in formats().items():
+        if module.detect(head):
+            return name
+    known = "; ".join(f"{name} ({module.ABOUT})" for name, module in formats().items())
+    kind = "binary data" if b"\x00" in head else f"beginning {_excerpt(head)}"
+    raise UserError(f"{path}: unknown trace format ({kind}); known formats: {known}")
+
+
+def format_module(name: str) -> ModuleType:
+    """The module of a named format."""
+    if name not in formats():
+        raise UserError(f"unknown trace format {name!r}{suggest(name, formats())}")
+    return formats()[name]
+
+
+def call_read(module: ModuleType, path: Path, options: dict[str, Any]) -> Trace:
+    """Read with options the format knows; others are refused by name."""
+    known = [p.name for p in inspect.signature(module.read).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            raise UserError(f"{path}: format {module.NAME} has no option {option!r}{suggest(option, known)}")
+    trace: Trace = module.read(path, **options)
+    return trace
+
+
+def _excerpt(head: bytes) -> str:
+    line = head.split(b"\n", 1)[0][:60].decode("utf-8", errors="replace")
+    return repr(line)

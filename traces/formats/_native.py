@@ -1,0 +1,103 @@
+"""What the JSONL, CSV and Parquet forms of servesim's own trace format share: columns, defaults, checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.errors import UserError
+from servesim.trace import LENGTH_CAPPED, Content, Ints, Trace
+
+from . import _text
+
+VERSION = 1
+REQUIRED = ("arrival_ns", "prompt_len", "output_len")
+OPTIONAL = ("max_tokens", "stop", "priority", "request_id", "content")
+NUMBERS = (*REQUIRED, "max_tokens", "stop", "priority")
+
+
+def build(
+    path: Path, name: str, notes: tuple[str, ...], cells: dict[str, list[Any]], lines: list[int], sort: bool
+) -> Trace:
+    """A Trace from cells by column (text or JSON values); columns that are absent get Trace's defaults."""
+    columns: dict[str, Any] = {
+        "arrival_ns": _text.times_ns(path, "arrival_ns", cells["arrival_ns"], lines, 1),
+        "prompt_len": _text.token_counts(path, "prompt_len", cells["prompt_len"], lines),
+        "output_len": _text.token_counts(path, "output_len", cells["output_len"], lines),
+    }
+    if "content" in cells:
+        columns["content"] = _runs(path, columns["prompt_len"], cells["content"], lines)
+    if "request_id" in cells:
+        columns["request_id"] = tuple(map(str, _full(path, "request_id", cells, lines)))
+    output_len = columns["output_len"]
+    columns["max_tokens"] = output_len.copy()
+    if "max_tokens" in cells:
+        caps = _full(path, "max_tokens", cells, lines)
+        columns["max_tokens"] = _text.token_counts(path, "max_tokens", caps, lines)
+    columns["stop"] = columns["max_tokens"] > output_len
+    if "stop" in cells:
+        columns["stop"] = _flags(path, _full(path, "stop", cells, lines), lines)
+    elif "max_tokens" not in cells and LENGTH_CAPPED not in notes:
+        notes = (*notes, LENGTH_CAPPED)
+    _check_caps(path, columns, lines)
+    columns["priority"] = _priority(path, cells, lines)
+    return Trace(name=name, **_text.in_order(path, {**columns, "notes": notes}, lines, sort))
+
+
+def _full(path: Path, name: str, cells: dict[str, list[Any]], lines: list[int]) -> list[Any]:
+    for cell, line in zip(cells[name], lines, strict=True):
+        if cell is None:
+            raise UserError(f"{path}: line {line}: no {name!r}; all requests have it or none")
+    return cells[name]
+
+
+def _priority(path: Path, cells: dict[str, list[Any]], lines: list[int]) -> Ints:
+    out = np.zeros(len(lines), dtype=np.int64)
+    for i, cell in enumerate(_full(path, "priority", cells, lines) if "priority" in cells else ()):
+        try:
+            if isinstance(cell, bool) or float(cell) != int(cell):
+                raise ValueError
+            out[i] = int(cell)
+        except (TypeError, ValueError, OverflowError):
+            raise UserError(f"{path}: line {lines[i]}: priority is {cell!r}, must be whole") from None
+    return out
+
+
+def _flags(path: Path, cells: list[Any], lines: list[int]) -> Any:
+    values = {"true": True, "false": False, "1": True, "0": False}
+    flags = [values.get(str(cell).lower()) for cell in cells]
+    if None in flags:
+        i = flags.index(None)
+        raise UserError(f"{path}: line {lines[i]}: stop is {cells[i]!r}, must be true or false")
+    return np.array(flags, dtype=np.bool_)
+
+
+def _check_caps(path: Path, columns: dict[str, Any], lines: list[int]) -> None:
+    bad = np.flatnonzero(columns["max_tokens"] < columns["output_len"])
+    if len(bad):
+        raise UserError(f"{path}: line {lines[bad[0]]}: max_tokens is less than output_len")
+    bad = np.flatnonzero(~columns["stop"] & (columns["max_tokens"] != columns["output_len"]))
+    if len(bad):
+        raise UserError(f"{path}: line {lines[bad[0]]}: ends by length (stop false) but output_len is not max_tokens")
+
+
+def _runs(path: Path, prompt_len: Ints, cells: list[Any], lines: list[int]) -> Content:
+    counts: list[int] = []
+    ids: list[int] = []
+    lengths: list[int] = []
+    for runs, line, prompt in zip(cells, lines, prompt_len.tolist(), strict=True):
+        try:
+            row = [(int(i), int(n)) for i, n in runs]
+        except (TypeError, ValueError):
+            raise UserError(
+                f"{path}: line {line}: content must be [[content id, tokens], ...] (all rows or none)"
+            ) from None
+        if sum(n for _, n in row) != prompt or any(n < 1 for _, n in row):
+            raise UserError(f"{path}: line {line}: content must add up to prompt_len {prompt}")
+        counts.append(len(row))
+        ids.extend(i for i, _ in row)
+        lengths.extend(n for _, n in row)
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return Content(offsets, np.array(ids, dtype=np.int64), np.array(lengths, dtype=np.int64))

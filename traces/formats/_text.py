@@ -1,0 +1,185 @@
+"""What the text formats share: lines with their numbers, integer columns, order of arrival."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.errors import UserError
+from servesim.trace import Content, Ints, Trace
+
+YEAR_NS = 365 * 86_400 * 1_000_000_000
+MAX_TOKENS = 1 << 40  # far above any real length, far below where sums of int64 overflow
+
+
+def header_fields(head: bytes) -> list[str]:
+    """Column names of the first line of a CSV."""
+    line = head.split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf")
+    return [name.strip().strip('"') for name in line.decode("utf-8", errors="replace").split(",")]
+
+
+def first_object(head: bytes) -> dict[str, Any] | None:
+    """The first line of a JSONL file when it is a whole object."""
+    line = head.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def csv_columns(path: Path, needed: Sequence[str]) -> tuple[list[str], list[list[str]], list[int]]:
+    """Header, cells by column and line numbers of a CSV; short and long rows are refused."""
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file)
+        try:
+            header = [name.strip() for name in next(reader)]
+            for column in needed:
+                if column not in header:
+                    raise UserError(f"{path}: line 1: no column {column!r}; needed: {','.join(needed)}")
+            width = len(header)
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != width:
+                    raise UserError(
+                        f"{path}: line {reader.line_num}: {len(row)} fields, the header has {width} "
+                        f"({','.join(header)}){'; the file may be cut short' if len(row) < width else ''}"
+                    )
+                rows.append(row)
+                lines.append(reader.line_num)
+        except csv.Error as error:
+            raise UserError(f"{path}: line {reader.line_num}: not CSV: {error}") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: after line {reader.line_num}: not UTF-8 text") from error
+    if not rows:
+        raise UserError(f"{path}: a header but no requests")
+    return header, [list(column) for column in zip(*rows, strict=True)], lines
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of a JSONL file; blank lines are skipped."""
+    number = 0
+    with path.open(encoding="utf-8-sig") as file:
+        try:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    value = json.loads(line)
+                except ValueError as error:
+                    cut = "" if line.endswith("\n") else "; the file may be cut short"
+                    raise UserError(f"{path}: line {number}: not JSON: {error}{cut}") from error
+                if not isinstance(value, dict):
+                    raise UserError(f"{path}: line {number}: {type(value).__name__}, must be a JSON object")
+                yield number, value
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: after line {number}: not UTF-8 text") from error
+
+
+def token_counts(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -> Ints:
+    """A column of token counts >= 1. `512.0` is 512; text, fractions, zero and negatives name their line."""
+    try:
+        values = np.array(cells, dtype=np.int64) if all(type(c) is int for c in cells) else _parse(cells)
+    except (TypeError, ValueError, OverflowError):
+        values = np.zeros(len(cells), dtype=np.int64)  # the first bad one is found and named below
+    bad = np.flatnonzero((values < 1) | (values > MAX_TOKENS))
+    if len(bad):
+        first = next((i for i, c in enumerate(cells) if not _is_count(c)), int(bad[0]))
+        raise UserError(
+            f"{path}: line {lines[first]}: {column} is {cells[first]!r}, must be a whole number of at least 1"
+        )
+    return values
+
+
+def _parse(cells: Sequence[Any]) -> Ints:
+    if any(isinstance(c, bool) for c in cells):
+        raise ValueError
+    numbers = np.array([float(c) for c in cells])
+    if not np.all(np.isfinite(numbers)) or np.any(numbers != np.floor(numbers)):
+        raise ValueError
+    return numbers.astype(np.int64)
+
+
+def _is_count(cell: Any) -> bool:
+    if isinstance(cell, bool):
+        return False
+    try:
+        number = float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return 1 <= number <= MAX_TOKENS and number == int(number)
+
+
+def times_ns(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int], unit_ns: int) -> Ints:
+    """Relative times in units of `unit_ns` as integer nanoseconds; integers stay exact."""
+    out = np.empty(len(cells), dtype=np.int64)
+    for i, cell in enumerate(cells):
+        try:
+            if type(cell) is int or (isinstance(cell, str) and cell.strip().isdigit()):
+                value = int(cell) * unit_ns
+            elif isinstance(cell, bool):
+                raise ValueError
+            else:
+                value = round(float(cell) * unit_ns)
+            if value < 0:
+                raise ValueError
+            out[i] = value
+        except (TypeError, ValueError, OverflowError):
+            raise UserError(f"{path}: line {lines[i]}: {column} is {cell!r}, must be a number of at least 0") from None
+    return out
+
+
+def in_order(path: Path, trace_columns: dict[str, Any], lines: Sequence[int], sort: bool) -> dict[str, Any]:
+    """Columns by arrival: refused when times run backwards, unless `sort`, which is noted.
+
+    Times more than a year from zero are clock times: they are counted from the first.
+    """
+    arrival: Ints = trace_columns["arrival_ns"]
+    notes: list[str] = []
+    backwards = np.flatnonzero(np.diff(arrival) < 0)
+    if len(backwards):
+        row = int(backwards[0]) + 1
+        if not sort:
+            raise UserError(
+                f"{path}: line {lines[row]}: arrives before the request above it; "
+                "order the file by time or read it with sort=True"
+            )
+        order = np.argsort(arrival, kind="stable")
+        trace_columns = {name: reorder(column, order) for name, column in trace_columns.items()}
+        notes.append("rows sorted by arrival time")
+    arrival = trace_columns["arrival_ns"]
+    if int(arrival[0]) > YEAR_NS:
+        trace_columns["arrival_ns"] = arrival - arrival[0]
+        notes.append("clock times counted from the first request")
+    return {**trace_columns, "notes": (*trace_columns.get("notes", ()), *notes)}
+
+
+def reorder(column: Any, order: Ints) -> Any:
+    """One column (array, content, names or None) in a new order; notes stay as they are."""
+    if isinstance(column, np.ndarray):
+        return column[order]
+    if isinstance(column, Content):
+        return column.take(order)
+    if isinstance(column, tuple) and len(column) == len(order):
+        return tuple(column[i] for i in order.tolist())
+    return column
+
+
+def need(path: Path, number: int, row: dict[str, Any], key: str) -> Any:
+    """A required key of a JSON line."""
+    if key not in row:
+        raise UserError(f"{path}: line {number}: no {key!r}")
+    return row[key]
+
+
+def lengths_trace(path: Path, columns: dict[str, Any], lines: Sequence[int], sort: bool) -> Trace:
+    """A trace named after its file from columns of lengths, checked for order."""
+    return Trace.from_lengths(path.stem, **in_order(path, columns, lines, sort))

@@ -1,0 +1,72 @@
+"""Azure LLM inference traces, 2023 (Patel et al., Splitwise, ISCA'24) and later.
+
+Columns TIMESTAMP,ContextTokens,GeneratedTokens. 2023 prints clock time with seven decimals and no zone,
+2024 adds "+00:00", the multimodal file writes "T...Z" and a NumImages column. Times count from the first.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from servesim.errors import UserError
+from servesim.trace import Ints, Trace
+
+from . import _text
+
+NAME = "azure"
+ABOUT = "CSV: TIMESTAMP,ContextTokens,GeneratedTokens"
+HOLDS: frozenset[str] = frozenset()
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def detect(head: bytes) -> bool:
+    return set(COLUMNS) <= set(_text.header_fields(head))
+
+
+def read(path: Path, *, sort: bool = False) -> Trace:
+    header, cells, lines = _text.csv_columns(path, COLUMNS)
+    by_name = dict(zip(header, cells, strict=True))
+    clock = _clock_ns(path, by_name["TIMESTAMP"], lines)
+    extra = [name for name in header if name not in COLUMNS]
+    columns = {
+        "arrival_ns": clock - clock.min(),
+        "prompt_len": _text.token_counts(path, "ContextTokens", by_name["ContextTokens"], lines),
+        "output_len": _text.token_counts(path, "GeneratedTokens", by_name["GeneratedTokens"], lines),
+        "notes": (f"columns not used: {', '.join(extra)}",) if extra else (),
+    }
+    return _text.lengths_trace(path, columns, lines, sort)
+
+
+def write(trace: Trace, path: Path) -> None:
+    """Clock times from 2000-01-01 with nine decimals; content, names and priorities have no place here."""
+    clock = np.datetime64("2000-01-01", "ns") + trace.arrival_ns.astype("timedelta64[ns]")
+    stamps = np.char.replace(np.datetime_as_string(clock, unit="ns"), "T", " ")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(",".join(COLUMNS) + "\n")
+        rows = zip(stamps.tolist(), trace.prompt_len.tolist(), trace.output_len.tolist(), strict=True)
+        file.writelines(f"{stamp},{prompt},{output}\n" for stamp, prompt, output in rows)
+
+
+def _clock_ns(path: Path, cells: list[str], lines: list[int]) -> Ints:
+    plain = [_without_zone(cell) for cell in cells]
+    try:
+        stamps = np.array(plain, dtype="datetime64[ns]")
+        if not np.any(np.isnat(stamps)):
+            return stamps.astype(np.int64)
+    except (ValueError, OverflowError):
+        pass
+    for cell, text, line in zip(cells, plain, lines, strict=True):
+        try:
+            if not np.isnat(np.datetime64(text, "ns")):
+                continue
+        except (ValueError, OverflowError):
+            pass
+        raise UserError(f"{path}: line {line}: TIMESTAMP is {cell!r}, must be like 2023-11-16 18:15:46.6805900 (UTC)")
+    raise UserError(f"{path}: TIMESTAMP cannot be read as times")
+
+
+def _without_zone(cell: str) -> str:
+    cell = cell.strip()
+    return cell.removesuffix("Z").removesuffix("+00:00")

@@ -1,0 +1,129 @@
+"""Mooncake JSONL (Qin et al., FAST'25): the format most tools exchange.
+
+One object a line: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}. A hash id stands
+for a block of 512 prompt tokens (the last one partial), equal ids for equal content. `request_id` is read and
+written (Dynamo's extension). Requests relative to others (`delay`, sessions) are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim import keyed
+from servesim.errors import UserError
+from servesim.trace import Content, Ints, Trace
+
+from .. import prefix
+from . import _text
+
+NAME = "mooncake"
+ABOUT = "JSONL: timestamp (ms), input_length, output_length, hash_ids"
+HOLDS = frozenset({"content"})
+BLOCK_SIZE = 512
+SPREADS = ("none", "uniform")
+
+
+def detect(head: bytes) -> bool:
+    first = _text.first_object(head)
+    if first is not None:
+        return "input_length" in first and "servesim_trace" not in first and "chat_id" not in first
+    # A first line longer than the head: hash_ids of a very long prompt.
+    start = head.lstrip()[:200]
+    return start.startswith(b"{") and b'"input_length"' in start and b'"chat_id"' not in start
+
+
+def read(path: Path, *, sort: bool = False, block_size: int = BLOCK_SIZE, spread_ticks: str = "none") -> Trace:
+    """`spread_ticks="uniform"` spreads requests that share a clock tick over the tick (fixed keyed draws)."""
+    if spread_ticks not in SPREADS:
+        raise UserError(f"{path}: spread_ticks is {spread_ticks!r}, must be one of {', '.join(SPREADS)}")
+    if block_size < 1:
+        raise UserError(f"{path}: block_size is {block_size}, must be at least 1")
+    lines: list[int] = []
+    times, prompts, outputs, hashes, names = [], [], [], [], []
+    for number, row in _text.json_lines(path):
+        if "delay" in row or "timestamp" not in row:
+            raise UserError(f"{path}: line {number}: no absolute 'timestamp' (ms); delays are not supported")
+        lines.append(number)
+        times.append(row["timestamp"])
+        prompts.append(_text.need(path, number, row, "input_length"))
+        outputs.append(_text.need(path, number, row, "output_length"))
+        hashes.append(row.get("hash_ids"))
+        names.append(row.get("request_id"))
+    prompt_len = _text.token_counts(path, "input_length", prompts, lines)
+    columns: dict[str, Any] = {
+        "arrival_ns": _text.times_ns(path, "timestamp", times, lines, 1_000_000),
+        "prompt_len": prompt_len,
+        "output_len": _text.token_counts(path, "output_length", outputs, lines),
+        "content": _content(path, prompt_len, hashes, lines, block_size),
+        "request_id": tuple(map(str, names)) if all(name is not None for name in names) else None,
+    }
+    columns = _text.in_order(path, columns, lines, sort)
+    if spread_ticks == "uniform":
+        columns["arrival_ns"], note = spread(columns["arrival_ns"])
+        columns["notes"] = (*columns["notes"], note)
+    return Trace.from_lengths(path.stem, **columns)
+
+
+def write(trace: Trace, path: Path) -> None:
+    """Blocks of 512; times keep their nanoseconds as fractions of a millisecond."""
+    hashes = prefix.block_ids(trace.content, BLOCK_SIZE) if trace.content is not None else None
+    arrival, prompt, output = (c.tolist() for c in (trace.arrival_ns, trace.prompt_len, trace.output_len))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        for row in range(len(trace)):
+            whole, rest = divmod(arrival[row], 1_000_000)
+            line: dict[str, Any] = {"timestamp": whole + rest / 1e6 if rest else whole}
+            line |= {"input_length": prompt[row], "output_length": output[row]}
+            if hashes is not None:
+                line["hash_ids"] = hashes[row]
+            if trace.request_id is not None:
+                line["request_id"] = trace.request_id[row]
+            file.write(json.dumps(line) + "\n")
+
+
+def spread(arrival_ns: Ints) -> tuple[Ints, str]:
+    """Arrivals spread over their clock tick, order kept, and the note that says so.
+
+    The published traces are quantised to ticks of about 3 s: replayed so, ten requests arrive at once.
+    Each tick's requests get fixed uniform draws within one tick length; ticks are found as the median step.
+    """
+    distinct, counts = np.unique(arrival_ns, return_counts=True)
+    steps = np.diff(distinct)
+    if len(steps) == 0 or counts.max() == 1:
+        return arrival_ns, "spread_ticks=uniform: no two requests share a time, nothing spread"
+    tick = int(np.median(steps))
+    widths = np.minimum(np.append(steps, tick), tick)
+    start = np.repeat(distinct, counts)
+    width = np.repeat(widths, counts)
+    draws = keyed.uniform(0, "spread ticks", np.arange(len(arrival_ns)))
+    moved = np.sort(start + (draws * width).astype(np.int64))
+    return moved - moved[0], f"spread_ticks=uniform: arrivals spread over ticks of {tick / 1e9:g} s"
+
+
+def _content(path: Path, prompt_len: Ints, hashes: list[Any], lines: list[int], size: int) -> Content | None:
+    if all(ids is None for ids in hashes):
+        return None
+    blocks = -(-prompt_len // size)
+    for ids, line, count, length in zip(hashes, lines, blocks.tolist(), prompt_len.tolist(), strict=True):
+        if not isinstance(ids, list):
+            raise UserError(f"{path}: line {line}: hash_ids is {ids!r}, must be a list in all rows or none")
+        if len(ids) != count:
+            raise UserError(
+                f"{path}: line {line}: {len(ids)} hash_ids for input_length {length}, "
+                f"must be {count} (blocks of {size} tokens, rounded up)"
+            )
+        if not all(type(i) is int for i in ids):
+            raise UserError(f"{path}: line {line}: hash_ids must be whole numbers")
+    flat = [i for ids in hashes for i in ids]
+    try:
+        values = np.array(flat, dtype=np.int64)
+    except OverflowError:  # 64-bit hashes: only equality matters, so number them in order of first use
+        numbers: dict[int, int] = {}
+        values = np.array([numbers.setdefault(i, len(numbers)) for i in flat], dtype=np.int64)
+    offsets = np.concatenate(([0], np.cumsum(blocks))).astype(np.int64)
+    lengths = np.full(len(values), size, dtype=np.int64)
+    lengths[offsets[1:] - 1] = prompt_len - (blocks - 1) * size
+    return Content(offsets, values, lengths)

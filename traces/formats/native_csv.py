@@ -1,0 +1,44 @@
+"""servesim's own trace format as CSV: arrival_ns,prompt_len,output_len[,max_tokens,stop,priority,request_id].
+
+No prompt content: a list does not fit a cell. Use Parquet or JSONL for traces that share prefixes.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from servesim.errors import UserError, suggest
+from servesim.trace import Trace
+
+from . import _native, _text
+
+NAME = "csv"
+ABOUT = "CSV: arrival_ns,prompt_len,output_len[,max_tokens,stop,priority,request_id]"
+HOLDS = frozenset({"priority", "max_tokens"})
+
+
+def detect(head: bytes) -> bool:
+    return set(_native.REQUIRED) <= set(_text.header_fields(head))
+
+
+def read(path: Path, *, sort: bool = False) -> Trace:
+    header, cells, lines = _text.csv_columns(path, _native.REQUIRED)
+    known = [name for name in (*_native.REQUIRED, *_native.OPTIONAL) if name != "content"]
+    for name in header:
+        if name == "content":
+            raise UserError(f"{path}: line 1: content cannot be read from CSV; use Parquet or JSONL")
+        if name not in known:
+            raise UserError(f"{path}: line 1: unknown column {name!r}{suggest(name, known)}")
+    return _native.build(path, path.stem, (), dict(zip(header, cells, strict=True)), lines, sort)
+
+
+def write(trace: Trace, path: Path) -> None:
+    columns = {name: getattr(trace, name).tolist() for name in _native.NUMBERS}
+    columns["stop"] = ["true" if stop else "false" for stop in columns["stop"]]
+    if trace.request_id is not None:
+        columns["request_id"] = list(trace.request_id)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))

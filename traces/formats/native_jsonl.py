@@ -1,0 +1,64 @@
+"""servesim's own trace format as JSON lines: every column of Trace, lossless.
+
+The first line is {"servesim_trace": 1, "name": ..., "notes": [...]}; each further line is a request with
+arrival_ns, prompt_len, output_len and optionally max_tokens, stop (ends by a stop token), priority (lower
+first), request_id and content = [[content id, tokens], ...], whose tokens add up to prompt_len.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from servesim.errors import UserError, suggest
+from servesim.trace import Trace
+
+from . import _native, _text
+
+NAME = "jsonl"
+ABOUT = "JSONL: a servesim_trace header line, then arrival_ns, prompt_len, output_len, ... and content runs"
+HOLDS = frozenset({"content", "priority", "max_tokens"})
+
+
+def detect(head: bytes) -> bool:
+    first = _text.first_object(head)
+    return first is not None and "servesim_trace" in first
+
+
+def read(path: Path, *, sort: bool = False) -> Trace:
+    rows = _text.json_lines(path)
+    number, header = next(rows)
+    if header.get("servesim_trace") != _native.VERSION:
+        version = header.get("servesim_trace")
+        raise UserError(f"{path}: line {number}: servesim_trace is {version!r}, must be {_native.VERSION}")
+    lines: list[int] = []
+    cells: dict[str, list[Any]] = {name: [] for name in (*_native.REQUIRED, *_native.OPTIONAL)}
+    for number, row in rows:
+        for name in row:
+            if name not in cells:
+                raise UserError(f"{path}: line {number}: unknown key {name!r}{suggest(name, cells)}")
+        lines.append(number)
+        for name in _native.REQUIRED:
+            cells[name].append(_text.need(path, number, row, name))
+        for name in _native.OPTIONAL:
+            cells[name].append(row.get(name))
+    if not lines:
+        raise UserError(f"{path}: a header but no requests")
+    present = {name: column for name, column in cells.items() if any(cell is not None for cell in column)}
+    notes = tuple(map(str, header.get("notes", ())))
+    return _native.build(path, str(header.get("name", path.stem)), notes, present, lines, sort)
+
+
+def write(trace: Trace, path: Path) -> None:
+    columns = {name: getattr(trace, name).tolist() for name in _native.NUMBERS}
+    with path.open("w", encoding="utf-8", newline="") as file:
+        header = {"servesim_trace": _native.VERSION, "name": trace.name, "notes": trace.notes}
+        file.write(json.dumps(header) + "\n")
+        for row in range(len(trace)):
+            line: dict[str, Any] = {name: column[row] for name, column in columns.items()}
+            if trace.request_id is not None:
+                line["request_id"] = trace.request_id[row]
+            if trace.content is not None:
+                line["content"] = trace.content.runs(row)
+            file.write(json.dumps(line) + "\n")

@@ -1,0 +1,107 @@
+"""servesim's own trace format as Parquet: one column per column of Trace, lossless and the fastest to read.
+
+content_ids and content_lengths are lists (the runs of a prompt); name and notes stand in the file's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.errors import UserError
+from servesim.trace import LENGTH_CAPPED, Content, Trace
+
+from . import _native, _text
+
+NAME = "parquet"
+ABOUT = "Parquet: arrival_ns, prompt_len, output_len, ... and content runs"
+HOLDS = frozenset({"content", "priority", "max_tokens"})
+META = b"servesim_trace"
+
+
+def detect(head: bytes) -> bool:
+    return head.startswith(b"PAR1")
+
+
+def read(path: Path, *, sort: bool = False) -> Trace:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        for name in _native.REQUIRED:
+            if name not in table.column_names:
+                raise UserError(f"{path}: no column {name!r}; columns are {', '.join(table.column_names)}")
+        present = [name for name in _native.NUMBERS if name in table.column_names]
+        numbers = {name: _numbers(path, name, table[name]) for name in present}
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: not a readable Parquet trace (cut short?): {reason}") from error
+    meta = json.loads((table.schema.metadata or {}).get(META, b"{}"))
+    n = table.num_rows
+    notes = tuple(map(str, meta.get("notes", ())))
+    if "max_tokens" not in numbers and "stop" not in numbers and LENGTH_CAPPED not in notes:
+        notes = (*notes, LENGTH_CAPPED)
+    columns: dict[str, Any] = {
+        "max_tokens": numbers["output_len"].copy(),
+        "priority": np.zeros(n, dtype=np.int64),
+        **numbers,
+        "request_id": tuple(table["request_id"].to_pylist()) if "request_id" in table.column_names else None,
+        "content": _content(table, path) if "content_ids" in table.column_names else None,
+        "notes": notes,
+    }
+    columns.setdefault("stop", columns["max_tokens"] > columns["output_len"])
+    columns["stop"] = columns["stop"].astype(np.bool_)
+    rows = list(range(1, n + 1))
+    try:
+        return Trace(name=str(meta.get("name", path.stem)), **_text.in_order(path, columns, rows, sort))
+    except UserError as error:
+        text = str(error)
+        raise UserError(text if text.startswith(str(path)) else f"{path}: {text}") from error
+
+
+def write(trace: Trace, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {name: pa.array(getattr(trace, name)) for name in _native.NUMBERS}
+    if trace.request_id is not None:
+        columns["request_id"] = pa.array(trace.request_id, pa.string())
+    if trace.content is not None:
+        offsets = pa.array(trace.content.offsets)
+        columns["content_ids"] = pa.LargeListArray.from_arrays(offsets, pa.array(trace.content.ids))
+        columns["content_lengths"] = pa.LargeListArray.from_arrays(offsets, pa.array(trace.content.lengths))
+    meta = {META: json.dumps({"version": _native.VERSION, "name": trace.name, "notes": trace.notes})}
+    pq.write_table(pa.table(columns, metadata=meta), path, compression="zstd")
+
+
+def _numbers(path: Path, name: str, column: Any) -> Any:
+    import pyarrow as pa
+
+    if column.null_count:
+        raise UserError(f"{path}: column {name!r} has {column.null_count} empty cells")
+    wanted = pa.bool_() if name == "stop" else pa.int64()
+    return column.cast(wanted).to_numpy()
+
+
+def _content(table: Any, path: Path) -> Content:
+    import pyarrow as pa
+
+    if "content_lengths" not in table.column_names:
+        raise UserError(f"{path}: column content_ids without content_lengths")
+    lists = (table[name].cast(pa.large_list(pa.int64())) for name in ("content_ids", "content_lengths"))
+    ids, lengths = (pa.concat_arrays(column.chunks) for column in lists)
+    offsets = np.asarray(ids.offsets, dtype=np.int64)
+    if not np.array_equal(offsets, np.asarray(lengths.offsets)):
+        raise UserError(f"{path}: content_ids and content_lengths differ in their number of runs")
+    content = Content(offsets - offsets[0], ids.flatten().to_numpy(), lengths.flatten().to_numpy())
+    ends = np.concatenate(([0], np.cumsum(content.lengths)))
+    sums = ends[content.offsets[1:]] - ends[content.offsets[:-1]]
+    bad = np.flatnonzero(sums != np.asarray(table["prompt_len"]))
+    if len(bad) or np.any(content.lengths < 1):
+        row = f"row {bad[0] + 1}: " if len(bad) else ""
+        raise UserError(f"{path}: {row}content runs must be positive and add up to prompt_len")
+    return content

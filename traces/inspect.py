@@ -1,0 +1,122 @@
+"""What a trace looks like: load, burstiness, lengths and how much of it a prefix cache could save."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from servesim.errors import UserError
+from servesim.trace import Ints, Trace
+
+from . import prefix
+
+SECOND = 1_000_000_000
+WINDOWS_S = (1, 10, 60)
+NO_CONTENT = "no content: prefix caching changes nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Token counts of one side of the requests; percentiles are linear between order statistics."""
+
+    total: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHits:
+    """Leading-block hits of an infinite cache; see `servesim.traces.prefix.block_hits` for how they count."""
+
+    block_size: int
+    blocks: int
+    hit_blocks: int
+    block_hit_rate: float
+    token_hit_rate: float
+    requests_with_hit: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """Figures of one trace. None: cannot be said of this trace (too short, or no content)."""
+
+    name: str
+    requests: int
+    span_s: float  # first to last arrival
+    mean_rate: float | None  # requests/s, gaps over span
+    cv: float | None  # standard deviation over mean of the gaps between arrivals (Poisson: 1)
+    dispersion: dict[int, float | None]  # seconds -> variance/mean of counts per whole window (Poisson: 1)
+    peak_rate: dict[int, float]  # seconds -> requests/s of the fullest window
+    prompt: Lengths
+    output: Lengths
+    prefix: PrefixHits | None
+    prefix_note: str
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, numbers and strings."""
+        return asdict(self)
+
+
+def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
+    """All figures of a trace, prefix hits at blocks of `block_size` tokens (16: vLLM's default; Mooncake: 512)."""
+    if block_size < 1:
+        raise UserError(f"block_size is {block_size}, must be at least 1")
+    gaps = np.diff(trace.arrival_ns)
+    span = int(gaps.sum())
+    hits = prefix_hits(trace, block_size)
+    return TraceSummary(
+        name=trace.name,
+        requests=len(trace),
+        span_s=span / SECOND,
+        mean_rate=len(gaps) / (span / SECOND) if span else None,
+        cv=float(gaps.std() / gaps.mean()) if span else None,
+        dispersion={w: dispersion(trace.arrival_ns, w) for w in WINDOWS_S},
+        peak_rate={w: float(window_counts(trace.arrival_ns, w, whole=False).max() / w) for w in (1, 60)},
+        prompt=_lengths(trace.prompt_len),
+        output=_lengths(trace.output_len),
+        prefix=hits,
+        prefix_note=NO_CONTENT if hits is None else "",
+        notes=trace.notes,
+    )
+
+
+def window_counts(arrival_ns: Ints, window_s: float, *, whole: bool = True) -> Ints:
+    """Arrivals in successive windows from the first arrival; `whole` leaves out the last, unfinished window."""
+    since = arrival_ns - arrival_ns[0]
+    width = round(window_s * SECOND)
+    windows = int(since[-1] // width)
+    counts = np.bincount(since // width, minlength=windows + 1).astype(np.int64)
+    return counts[:windows] if whole else counts
+
+
+def dispersion(arrival_ns: Ints, window_s: float) -> float | None:
+    """Index of dispersion of counts: variance over mean per whole window; None below two windows."""
+    counts = window_counts(arrival_ns, window_s)
+    return float(counts.var() / counts.mean()) if len(counts) >= 2 and counts.sum() else None
+
+
+def prefix_hits(trace: Trace, block_size: int = 16) -> PrefixHits | None:
+    """Ideal prefix hits, or None for a trace without content."""
+    if trace.content is None:
+        return None
+    blocks, hit_blocks, hit_tokens = prefix.block_hits(trace.content, trace.prompt_len, block_size)
+    return PrefixHits(
+        block_size=block_size,
+        blocks=int(blocks.sum()),
+        hit_blocks=int(hit_blocks.sum()),
+        block_hit_rate=float(hit_blocks.sum() / blocks.sum()),
+        token_hit_rate=float(hit_tokens.sum() / trace.prompt_len.sum()),
+        requests_with_hit=float(np.mean(hit_blocks > 0)),
+    )
+
+
+def _lengths(column: Ints) -> Lengths:
+    p50, p90, p95, p99 = (float(q) for q in np.percentile(column, [50, 90, 95, 99]))
+    return Lengths(int(column.sum()), float(column.mean()), p50, p90, p95, p99, int(column.max()))
