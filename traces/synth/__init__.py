@@ -1,0 +1,60 @@
+"""Synthetic traces from one line: `arrivals=poisson,rate=20,prompt=lognormal(p50=512,p95=2048),output=128`.
+
+    arrivals  poisson | constant | gamma(cv=2) or gamma(burstiness=0.25) | mmpp(ratio=10,on=5,off=20)   [poisson]
+    rate      mean requests/s                                                                              [1]
+    prompt    N | fixed(N) | uniform(low,high) | lognormal(mean,sigma) or lognormal(p50,p95) | empirical(1|5|9) [512]
+    output    the same                                                                                     [128]
+    lengths   a preset's name: prompt and output drawn jointly from its tables, instead of prompt and output
+    prefix    shared(groups=10,length=256,share=1,zipf=1): the first `length` tokens of a `share` of the prompts
+              are one of `groups` prefixes, chosen with Zipf popularity (zipf=0: all alike)              [none]
+
+Every draw is keyed by (seed, purpose, request): request i has the same lengths and prefix whatever the number of
+requests, the rate or the arrival process, and a new rate stretches the same arrivals.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from servesim.errors import UserError, suggest
+from servesim.trace import Content, Trace
+
+from . import arrivals, lengths, prefixes
+from .spec import Call, parse_spec
+
+DEFAULTS = {"arrivals": "poisson", "rate": "1", "prompt": "512", "output": "128", "lengths": "", "prefix": ""}
+DEFAULT_REQUESTS = 1000
+
+__all__ = ["DEFAULT_REQUESTS", "synthesize"]
+
+
+def synthesize(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
+    """The trace a spec describes; `requests` defaults to 1000."""
+    n = DEFAULT_REQUESTS if requests is None else requests
+    if n < 1:
+        raise UserError(f"synth: requests is {n}, must be at least 1")
+    given = parse_spec(spec)
+    for key in given:
+        if key not in DEFAULTS:
+            raise UserError(f"synth: unknown key {key!r}{suggest(key, DEFAULTS)}")
+    if "lengths" in given and ("prompt" in given or "output" in given):
+        raise UserError("synth: lengths=PRESET sets both prompt and output; leave those out")
+    calls = {key: Call.parse(key, given.get(key, default)) for key, default in DEFAULTS.items()}
+    rows = np.arange(n, dtype=np.int64)
+    rate = calls["rate"].number()
+    if rate <= 0:
+        raise UserError(f"synth: rate is {rate:g}, must be positive")
+    arrival_s = arrivals.draw(calls["arrivals"], rows, rate, seed)
+    if "lengths" in given:
+        from ..presets import load_fit  # presets build on synth
+
+        prompt, output = load_fit(given["lengths"]).draw_lengths(n, seed)
+    else:
+        prompt = lengths.draw(calls["prompt"], rows, seed)
+        output = lengths.draw(calls["output"], rows, seed)
+    content: Content | None = None
+    if "prefix" in given:
+        content = prefixes.draw(calls["prefix"], prompt, seed)
+    name = f"synth:{spec.strip()}"
+    arrival_ns = np.rint(arrival_s * 1e9).astype(np.int64)
+    return Trace.from_lengths(name, arrival_ns, prompt, output, content=content, notes=(f"synthetic, seed {seed}",))

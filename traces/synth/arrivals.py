@@ -1,0 +1,78 @@
+"""Arrival processes: when request i comes, in seconds.
+
+Each is a function (call, rows, rate, seed) -> seconds, entered in PROCESSES by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim import keyed
+from servesim.errors import UserError, suggest
+from servesim.trace import Ints
+
+from .spec import Call
+
+Floats = NDArray[np.float64]
+
+
+def poisson(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
+    """Exponential gaps."""
+    call.floats("")
+    return np.asarray(np.cumsum(keyed.exponential(seed, "arrivals", rows)) / rate)
+
+
+def constant(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
+    """One request every 1/rate seconds from 0."""
+    call.floats("")
+    return np.asarray(rows / rate, dtype=np.float64)
+
+
+def gamma(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
+    """Gamma gaps of coefficient of variation cv; vLLM's burstiness is 1/cv^2."""
+    args = call.floats("cv", "burstiness")
+    value = next(iter(args.values()))
+    if value <= 0:
+        raise UserError(f"synth: arrivals=gamma: {next(iter(args))} is {value:g}, must be positive")
+    cv = args["cv"] if "cv" in args else value**-0.5
+    return np.asarray(np.cumsum(keyed.gamma(seed, "arrivals", rows, cv=cv)) / rate)
+
+
+def mmpp(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
+    """Poisson arrivals whose rate switches: `ratio` times higher for mean `on` s than for the mean `off` s after.
+
+    States last exponential times that do not depend on the rate; the rates are set so that the mean is `rate`.
+    Arrivals are unit-rate Poisson points mapped through the cumulative rate, so a new rate keeps their draws.
+    """
+    args = call.floats("ratio on off")
+    if min(args.values()) <= 0:
+        raise UserError("synth: arrivals=mmpp: ratio, on and off must be positive")
+    ratio, on, off = args["ratio"], args["on"], args["off"]
+    low = rate * (on + off) / (ratio * on + off)
+    points = np.cumsum(keyed.exponential(seed, "arrivals", rows))
+    cycles = int(points[-1] / (rate * (on + off)) * 1.5) + 20
+    while True:
+        stays = keyed.exponential(seed, "arrival states", np.arange(cycles)[:, None], np.arange(2)) * [on, off]
+        times = np.concatenate(([0.0], np.cumsum(stays)))
+        mass = np.concatenate(([0.0], np.cumsum(stays * [low * ratio, low])))
+        if mass[-1] >= points[-1]:
+            return np.interp(points, mass, times)
+        cycles *= 2
+
+
+PROCESSES: dict[str, Callable[[Call, Ints, float, int], Floats]] = {
+    "poisson": poisson,
+    "constant": constant,
+    "gamma": gamma,
+    "mmpp": mmpp,
+}
+
+
+def draw(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
+    """Arrival times in seconds of the named process."""
+    if call.name not in PROCESSES:
+        raise UserError(f"synth: unknown arrivals {call.name!r}{suggest(call.name, PROCESSES)}")
+    return PROCESSES[call.name](call, rows, rate, seed)

@@ -1,0 +1,37 @@
+"""Shared prefixes: which prompts begin with which common text."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from servesim import keyed
+from servesim.errors import UserError
+from servesim.trace import Content, Ints
+
+from .spec import Call
+
+
+def draw(call: Call, prompt_len: Ints, seed: int) -> Content:
+    """Prompts keep their lengths; a sharing prompt of L tokens begins with min(length, L) tokens of its prefix.
+
+    Content ids: 0..groups-1 are the prefixes, groups + i is what is request i's own.
+    """
+    if call.name != "shared":
+        raise UserError(f"synth: prefix={call.name}: write prefix=shared(groups=10,length=256,share=1,zipf=1)")
+    args = call.floats("groups=1 length share=1 zipf=1")
+    groups, length = int(args["groups"]), int(args["length"])
+    if groups != args["groups"] or length != args["length"] or groups < 1 or length < 1:
+        raise UserError("synth: prefix=shared: groups and length must be whole numbers of at least 1")
+    if not 0 <= args["share"] <= 1 or args["zipf"] < 0:
+        raise UserError("synth: prefix=shared: share must be from 0 to 1 and zipf at least 0")
+    rows = np.arange(len(prompt_len))
+    weights = (1.0 + np.arange(groups)) ** -args["zipf"]
+    edges = np.cumsum(weights / weights.sum())
+    group = np.minimum(np.searchsorted(edges, keyed.uniform(seed, "prefix group", rows)), groups - 1)
+    sharing = keyed.uniform(seed, "prefix share", rows) < args["share"]
+    common = np.where(sharing, np.minimum(length, prompt_len), 0)
+    lengths = np.stack([common, prompt_len - common], axis=1)
+    ids = np.stack([group, groups + rows], axis=1)
+    kept = lengths > 0
+    offsets = np.concatenate(([0], np.cumsum(kept.sum(axis=1))))
+    return Content(offsets.astype(np.int64), ids[kept].astype(np.int64), lengths[kept])
