@@ -2,3 +2,18 @@
 
 if "." not in __name__:  # a bare `import traces` would be a second copy with registries of its own
     raise ImportError("import servesim.traces instead (run from an installed servesim)")
+
+from .io import load_trace, save_trace, trace_digest
+from .open import open_trace
+from .presets import load_preset, preset_names
+from .synth import synthesize
+
+__all__ = [
+    "load_preset",
+    "load_trace",
+    "open_trace",
+    "preset_names",
+    "save_trace",
+    "synthesize",
+    "trace_digest",
+]

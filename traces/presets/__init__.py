@@ -1,0 +1,80 @@
+"""Presets: fitted twins of public traces. One JSON of statistics each; `fit.py` makes them.
+
+A twin reproduces the original's arrivals (rate over time, burstiness at 1, 10 and 60 s), the joint distribution
+of prompt and output lengths, and for conversation traces the tree of shared prefixes. Each seed gives another
+twin of the same quality. No row of an original is contained.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from servesim.errors import UserError, suggest
+from servesim.trace import Content, Ints, Trace
+
+from .arrivals import ArrivalFit
+from .tables import JointTable
+from .tree import TreeFit
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The fitted statistics of one original."""
+
+    name: str
+    original: dict[str, Any]  # file, sha256, source, licence, citation
+    arrivals: ArrivalFit
+    lengths: JointTable | None  # of a trace without content
+    tree: TreeFit | None  # of a trace with content
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Fit:
+        lengths = JointTable.from_json(data["lengths"]) if "lengths" in data else None
+        tree = TreeFit.from_json(data["tree"]) if "tree" in data else None
+        return cls(data["name"], data["original"], ArrivalFit.from_json(data["arrivals"]), lengths, tree)
+
+    def draw(self, requests: int | None = None, seed: int = 0) -> Trace:
+        """A twin: as many requests as the original, its first `requests`, or further laps of it."""
+        n = self.arrivals.requests if requests is None else requests
+        if n < 1:
+            raise UserError(f"preset {self.name}: requests is {n}, must be at least 1")
+        prompt, output, content = self._draw_lengths(n, seed)
+        cite = self.original.get("citation", "")
+        note = f"fitted twin of {self.original['file']} ({cite}), seed {seed}"
+        return Trace.from_lengths(
+            f"preset:{self.name}", self.arrivals.draw(n, seed), prompt, output, content=content, notes=(note,)
+        )
+
+    def draw_lengths(self, requests: int, seed: int) -> tuple[Ints, Ints]:
+        """Prompt and output lengths of rows 0..requests-1, as in the twin."""
+        return self._draw_lengths(requests, seed)[:2]
+
+    def _draw_lengths(self, requests: int, seed: int) -> tuple[Ints, Ints, Content | None]:
+        if self.tree is not None:
+            return self.tree.draw(requests, seed)
+        assert self.lengths is not None
+        columns = self.lengths.draw(requests, seed, "preset")
+        return columns["prompt"], columns["output"], None
+
+
+def preset_names() -> list[str]:
+    """Every preset, sorted."""
+    found = (entry.name for entry in files(__name__).iterdir())
+    return sorted(name.removesuffix(".json") for name in found if name.endswith(".json"))
+
+
+@lru_cache(maxsize=16)
+def load_fit(name: str) -> Fit:
+    """The fitted statistics of a preset."""
+    if name not in preset_names():
+        raise UserError(f"unknown preset {name!r}{suggest(name, preset_names())}")
+    return Fit.from_json(json.loads((files(__name__) / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def load_preset(name: str, requests: int | None = None, seed: int = 0) -> Trace:
+    """A twin of a public trace, the same for the same arguments."""
+    return load_fit(name).draw(requests, seed)

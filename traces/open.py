@@ -1,0 +1,36 @@
+"""One entry for whatever names a trace: a file, a preset or a synthetic spec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.errors import UserError
+from servesim.trace import Trace
+
+from .io import load_trace
+from .presets import load_preset, preset_names
+from .synth import synthesize
+
+
+def open_trace(spec: str, requests: int | None = None, seed: int = 0, **options: Any) -> Trace:
+    """The trace of `FILE`, `preset:NAME` or `synth:key=value,...`.
+
+    `requests` takes the first so many of a file, and sets how many a preset or synthetic trace has. `seed` is for
+    presets and synthetic traces; a file is what it is. `options` go to the file's format (`sort`, `spread_ticks`).
+    """
+    kind, _, rest = spec.partition(":")
+    if kind in ("preset", "synth"):
+        if options:
+            raise UserError(f"{spec}: option {next(iter(options))!r} is for trace files only")
+        return load_preset(rest, requests, seed) if kind == "preset" else synthesize(rest, requests, seed)
+    if spec in preset_names() and not Path(spec).exists():
+        raise UserError(f"{spec}: no such trace file; the preset is preset:{spec}")
+    trace = load_trace(spec, **options)
+    if requests is None:
+        return trace
+    if not 1 <= requests <= len(trace):
+        raise UserError(f"{spec}: requests is {requests}, the file has {len(trace)}")
+    return trace.take(np.arange(requests, dtype=np.int64))
