@@ -202,6 +202,32 @@ def test_mooncake_export_recuts_runs_into_blocks_of_512(tmp_path: Path) -> None:
     assert rows[1] == {"timestamp": 1.5, "input_length": 700, "output_length": 4, "hash_ids": [0, 2]}
 
 
+def test_parquet_rows_are_checked_and_a_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "t.parquet"
+    columns = {"arrival_ns": [0, 5], "prompt_len": [3, 4], "output_len": [1, 2]}
+    pq.write_table(pa.table(columns), path)
+    assert load_trace(path).max_tokens.tolist() == [1, 2]
+    bad: list[tuple[str, list[int | bool], str]] = [
+        ("arrival_ns", [5, 0], "row 2: arrives before the request above it"),
+        ("arrival_ns", [-5, 0], "row 1: arrival_ns is -5, must be at least 0"),
+        ("prompt_len", [3, 0], "row 2: prompt_len is 0, must be at least 1"),
+        ("max_tokens", [1, 1], "row 2: max_tokens is less than output_len"),
+    ]
+    for name, values, message in bad:
+        pq.write_table(pa.table({**columns, name: values}), path)
+        with pytest.raises(UserError, match=message):
+            load_trace(path)
+    save_trace(small_trace(), path, "parquet")
+    data = bytearray(path.read_bytes())
+    data[60] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="not a readable Parquet trace"):
+        load_trace(path)
+
+
 def test_the_digest_depends_on_every_column_but_not_on_the_name(tmp_path: Path) -> None:
     base = small_trace()
     same = Trace.from_lengths("other", [0, 1_500_000], [630, 700], [3, 4], content=base.content)

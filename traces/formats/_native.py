@@ -41,7 +41,7 @@ def build(
         columns["stop"] = _flags(path, _full(path, "stop", cells, lines), lines)
     elif "max_tokens" not in cells and LENGTH_CAPPED not in notes:
         notes = (*notes, LENGTH_CAPPED)
-    _check_caps(path, columns, lines)
+    check_caps(path, columns, lines)
     columns["priority"] = _priority(path, cells, lines)
     return Trace(name=name, **_text.in_order(path, {**columns, "notes": notes}, lines, sort))
 
@@ -74,7 +74,8 @@ def _flags(path: Path, cells: list[Any], lines: list[int]) -> Any:
     return np.array(flags, dtype=np.bool_)
 
 
-def _check_caps(path: Path, columns: dict[str, Any], lines: list[int]) -> None:
+def check_caps(path: Path, columns: dict[str, Any], lines: list[int]) -> None:
+    """A request that ends by length ends at its cap; none ends after it."""
     bad = np.flatnonzero(columns["max_tokens"] < columns["output_len"])
     if len(bad):
         raise UserError(f"{path}: line {lines[bad[0]]}: max_tokens is less than output_len")

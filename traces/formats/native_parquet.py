@@ -31,36 +31,45 @@ def read(path: Path, *, sort: bool = False) -> Trace:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
-        for name in _native.REQUIRED:
-            if name not in table.column_names:
-                raise UserError(f"{path}: no column {name!r}; columns are {', '.join(table.column_names)}")
-        present = [name for name in _native.NUMBERS if name in table.column_names]
-        numbers = {name: _numbers(path, name, table[name]) for name in present}
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
+        table = pq.read_table(path, page_checksum_verification=True)
+        meta = json.loads((table.schema.metadata or {}).get(META, b"{}"))
+        name, columns = str(meta.get("name", path.stem)), _columns(path, table, tuple(map(str, meta.get("notes", ()))))
+    except (pa.ArrowException, OSError, ValueError, AttributeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: not a readable Parquet trace (cut short?): {reason}") from error
-    meta = json.loads((table.schema.metadata or {}).get(META, b"{}"))
-    n = table.num_rows
-    notes = tuple(map(str, meta.get("notes", ())))
+    rows = list(range(1, table.num_rows + 1))
+    try:
+        for column, least in (("arrival_ns", 0), ("prompt_len", 1), ("output_len", 1)):
+            bad = np.flatnonzero(columns[column] < least)
+            if len(bad):
+                value = columns[column][bad[0]]
+                raise UserError(f"{path}: line {rows[bad[0]]}: {column} is {value}, must be at least {least}")
+        _native.check_caps(path, columns, rows)
+        return Trace(name=name, **_text.in_order(path, columns, rows, sort))
+    except UserError as error:  # the shared checks speak of lines and Trace of itself; a Parquet file has rows
+        text = str(error).removeprefix(f"{path}: ").replace("line ", "row ", 1)
+        raise UserError(f"{path}: {text}") from error
+
+
+def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
+    """The columns of Trace; what is absent gets Trace's defaults."""
+    for name in _native.REQUIRED:
+        if name not in table.column_names:
+            raise UserError(f"{path}: no column {name!r}; columns are {', '.join(table.column_names)}")
+    present = [name for name in _native.NUMBERS if name in table.column_names]
+    numbers = {name: _numbers(path, name, table[name]) for name in present}
     if "max_tokens" not in numbers and "stop" not in numbers and LENGTH_CAPPED not in notes:
         notes = (*notes, LENGTH_CAPPED)
     columns: dict[str, Any] = {
         "max_tokens": numbers["output_len"].copy(),
-        "priority": np.zeros(n, dtype=np.int64),
+        "priority": np.zeros(table.num_rows, dtype=np.int64),
         **numbers,
         "request_id": tuple(table["request_id"].to_pylist()) if "request_id" in table.column_names else None,
         "content": _content(table, path) if "content_ids" in table.column_names else None,
         "notes": notes,
     }
     columns.setdefault("stop", columns["max_tokens"] > columns["output_len"])
-    columns["stop"] = columns["stop"].astype(np.bool_)
-    rows = list(range(1, n + 1))
-    try:
-        return Trace(name=str(meta.get("name", path.stem)), **_text.in_order(path, columns, rows, sort))
-    except UserError as error:
-        text = str(error)
-        raise UserError(text if text.startswith(str(path)) else f"{path}: {text}") from error
+    return columns
 
 
 def write(trace: Trace, path: Path) -> None:
@@ -75,7 +84,7 @@ def write(trace: Trace, path: Path) -> None:
         columns["content_ids"] = pa.LargeListArray.from_arrays(offsets, pa.array(trace.content.ids))
         columns["content_lengths"] = pa.LargeListArray.from_arrays(offsets, pa.array(trace.content.lengths))
     meta = {META: json.dumps({"version": _native.VERSION, "name": trace.name, "notes": trace.notes})}
-    pq.write_table(pa.table(columns, metadata=meta), path, compression="zstd")
+    pq.write_table(pa.table(columns, metadata=meta), path, compression="zstd", write_page_checksum=True)
 
 
 def _numbers(path: Path, name: str, column: Any) -> Any:
