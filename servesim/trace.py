@@ -78,6 +78,9 @@ class Trace:
         bad = np.flatnonzero(self.max_tokens < self.output_len)
         if len(bad):
             raise UserError(f"trace {self.name}: row {bad[0]}: max_tokens is less than output_len")
+        bad = np.flatnonzero(~self.stop & (self.max_tokens != self.output_len))
+        if len(bad):
+            raise UserError(f"trace {self.name}: row {bad[0]}: does not stop by itself, yet ends before max_tokens")
 
     def __len__(self) -> int:
         return len(self.arrival_ns)

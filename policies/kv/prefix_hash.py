@@ -5,7 +5,7 @@ freed, until they are needed for something else (vLLM 0.33: vllm/v1/core/block_p
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ class PrefixHash(Paged):
         super().__init__(params, num_blocks, block_size, max_model_len)
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._refs = [0] * num_blocks
-        self._key_of: dict[int, Hashable] = {}  # block -> key, for cached blocks
+        self._key_of: list[Hashable] = [None] * num_blocks  # None: not cached
         # key -> blocks with that content, first inserted first; one block alone is stored bare.
         self._cached: dict[Hashable, int | dict[int, None]] = {}
         self._published: dict[Request, int] = {}  # blocks of its table offered for sharing so far
@@ -57,11 +57,12 @@ class PrefixHash(Paged):
 
     def lookup(self, request: Request) -> Hit:
         """Longest run of cached blocks from the start, short of the last token: it is always recomputed."""
-        ahead = self.params.hash_lookahead_tokens
-        most = min((request.num_tokens - 1) // self.block_size, (request.num_tokens - ahead) // self.block_size)
+        known = request.num_tokens
+        most = min(known - 1, known - self.params.hash_lookahead_tokens) // self.block_size
+        cached = self._cached
         blocks = []
-        for i in range(most):
-            found = self._cached.get(self._key(request, i))
+        for key in self._keys(request, 0, most):
+            found = cached.get(key)
             if found is None:
                 break
             blocks.append(found if isinstance(found, int) else next(iter(found)))
@@ -86,19 +87,17 @@ class PrefixHash(Paged):
         if upto < (done + 1) * self.block_size:
             return
         full = min(upto, request.num_tokens - self.params.hash_lookahead_tokens) // self.block_size
-        table = self.tables[request]
-        for i in range(done, full):
-            key, block = self._key(request, i), table[i]
-            self._key_of[block] = key
-            there = self._cached.get(key)
-            if there is None:
-                self._cached[key] = block
-            elif isinstance(there, int):
-                self._cached[key] = {there: None, block: None}
-            else:
+        if full <= done:
+            return
+        cached, key_of = self._cached, self._key_of
+        for block, key in zip(self.tables[request][done:full], self._keys(request, done, full), strict=True):
+            key_of[block] = key
+            there = cached.setdefault(key, block)
+            if there != block:  # another block with this content was first
+                if isinstance(there, int):
+                    there = cached[key] = {there: None}
                 there[block] = None
-        if full > done:
-            self._published[request] = full
+        self._published[request] = full
 
     def free(self, request: Request) -> None:
         super().free(request)
@@ -111,7 +110,7 @@ class PrefixHash(Paged):
         self._fresh = self.free_order()[::-1]
         self._idle.clear()
         self._cached.clear()
-        self._key_of.clear()
+        self._key_of = [None] * self.num_blocks
         return True
 
     def num_cached_hashes(self) -> int:
@@ -120,19 +119,23 @@ class PrefixHash(Paged):
 
     def is_cached(self, block: int) -> bool:
         """Whether a block can be hit by its content."""
-        return block in self._key_of
+        return self._key_of[block] is not None
 
     def refs(self, block: int) -> int:
         """How many requests hold a block."""
         return self._refs[block]
 
-    def _key(self, request: Request, i: int) -> Hashable:
-        """Identity of everything up to the end of block i: the chained hash."""
-        end = (i + 1) * self.block_size + self.params.hash_lookahead_tokens
-        if request.content is None:  # shares with nobody but itself
-            return -(((request.row + 1) << 32) | end)
-        key = request.content.prefix_key(end)
-        return (request.salt, key) if request.salt else key
+    def _keys(self, request: Request, start: int, stop: int) -> Iterator[Hashable]:
+        """For blocks start to stop, the identity of everything up to the block's end: the chained hash."""
+        size = self.block_size
+        ends = range((start + 1) * size + self.params.hash_lookahead_tokens, stop * size + size, size)
+        content = request.content
+        if content is None:  # shares with nobody but itself
+            base = (request.row + 1) << 32
+            return (-(base | end) for end in ends)
+        if request.salt:
+            return ((request.salt, content.prefix_key(end)) for end in ends)
+        return map(content.prefix_key, ends)
 
     def _idle_blocks(self, hit: Hit) -> int:
         return sum(1 for b in hit.blocks if self._refs[b] == 0)
@@ -151,10 +154,11 @@ class PrefixHash(Paged):
         if fresh:
             super()._take(table, fresh)
         if n > fresh:
-            pop, evict = self._idle.popitem, self._evict
+            idle, key_of = self._idle, self._key_of
             for _ in range(n - fresh):
-                block = pop(last=False)[0]
-                evict(block)
+                block = idle.popitem(last=False)[0]
+                if key_of[block] is not None:
+                    self._evict(block)
                 table.append(block)
             self._table_blocks += n - fresh
         refs = self._refs
@@ -162,9 +166,8 @@ class PrefixHash(Paged):
             refs[block] = 1
 
     def _evict(self, block: int) -> None:
-        key = self._key_of.pop(block, None)
-        if key is None:
-            return
+        key = self._key_of[block]
+        self._key_of[block] = None
         there = self._cached.pop(key)
         if not isinstance(there, int):
             del there[block]
@@ -179,7 +182,7 @@ class PrefixHash(Paged):
             self._refs[block] -= 1
             if self._refs[block]:
                 continue
-            if block in self._key_of or self.params.free_order == "back":
+            if self._key_of[block] is not None or self.params.free_order == "back":
                 self._idle[block] = None
             else:
                 front.append(block)
@@ -190,9 +193,9 @@ class PrefixHash(Paged):
         for block in held:
             counts[block] += 1
         assert counts == self._refs, "reference counts do not match the block tables"
-        assert not any(b in self._key_of for b in self._fresh), "a cached block is among the fresh ones"
+        assert not any(self.is_cached(b) for b in self._fresh), "a cached block is among the fresh ones"
         for key, there in self._cached.items():
             for block in [there] if isinstance(there, int) else list(there):
-                assert self._key_of.get(block) == key, f"block {block} is cached under a key it does not have"
+                assert self._key_of[block] == key, f"block {block} is cached under a key it does not have"
         cached = sum(1 if isinstance(t, int) else len(t) for t in self._cached.values())
-        assert cached == len(self._key_of), "a cached block cannot be found"
+        assert cached == self.num_blocks - self._key_of.count(None), "a cached block cannot be found"

@@ -215,8 +215,9 @@ class Vllm(Scheduler):
 
     def commit(self, step_id: int, sampled: Sequence[Request]) -> None:
         if self.kv.shares:  # accepted drafts may have filled a block
+            publish = self.kv.publish
             for request in sampled:
-                self.kv.publish(request, request.num_computed_tokens - request.num_output_placeholders)
+                publish(request, request.num_computed_tokens - request.num_output_placeholders)
 
     # Queues.
 

@@ -1,6 +1,6 @@
 """What a policy author needs: the contracts, and the registries that find policies by name."""
 
-from servesim.contracts.cost import Batch, CostModel, Price
+from servesim.contracts.cost import Batch, CostModel, Host, Price
 from servesim.contracts.kv import MISS, Hit, KVAllocator, NoParams, Usage, kv_allocators
 from servesim.contracts.registry import Registry, build_params
 from servesim.contracts.router import ReplicaView, Router, routers
@@ -13,6 +13,7 @@ __all__ = [
     "Batch",
     "CostModel",
     "Hit",
+    "Host",
     "KVAllocator",
     "Limits",
     "NoParams",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,18 @@ class Batch:
         )
 
 
+class Host(NamedTuple):
+    """Host time of a step, in ns."""
+
+    overlapped: int = 0
+    """Work that hides behind the GPU under asynchronous scheduling: planning, preparing inputs."""
+    exposed: int = 0
+    """Work that the GPU waits for in either mode: launches, sampled tokens on their way back."""
+
+
+NO_HOST = Host()
+
+
 @dataclass(slots=True, frozen=True)
 class Price:
     """What a step costs. `ns` is what the clock advances by; the rest says what it is made of."""
@@ -67,8 +80,8 @@ class Price:
     """Duration of the step in nanoseconds."""
     gpu_ns: int
     """Time the GPU computes within it, rounded once."""
-    host_ns: int
-    """Host time of the step in total, hidden behind the GPU or not."""
+    host: Host
+    """Host time of the step, hidden behind the GPU or not."""
     shares: tuple[float, float, float, float]
     """Fractions of gpu_ns from measured points, interpolation, extrapolation, roofline formula; sum 1."""
 
@@ -83,16 +96,16 @@ class CostModel(ABC):
     """
 
     asynchronous: bool = False
-    """True: host work hides behind the GPU (the step takes the longer of the two). False: they add."""
+    """True: overlapped host work and GPU take the longer of the two. False: they add."""
 
     @abstractmethod
     def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
         """GPU ns of k successive steps: of this batch, then, if k > 1 (pure decode only), of
         `batch.advance(1)` to `batch.advance(k - 1)`."""
 
-    def host_ns(self, batch: Batch) -> int:
-        """Host ns of a step; depends on counts of the batch alone, never on contexts. Default: none."""
-        return 0
+    def host(self, batch: Batch) -> Host:
+        """Host time of a step; depends on counts of the batch alone, never on contexts. Default: none."""
+        return NO_HOST
 
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:
         """See `Price.shares`. Default: all of it is formula."""
@@ -100,14 +113,16 @@ class CostModel(ABC):
 
     def price(self, batch: Batch) -> Price:
         """Price of one step."""
-        gpu, host = int(self.gpu_run(batch, 1)[0]), self.host_ns(batch)
+        gpu, host = int(self.gpu_run(batch, 1)[0]), self.host(batch)
         return Price(self.step_ns(gpu, host), gpu, host, self.shares(batch))
 
-    def step_ns(self, gpu_ns: int, host_ns: int) -> int:
+    def step_ns(self, gpu_ns: int, host: Host) -> int:
         """How GPU and host time make up a step."""
-        return max(gpu_ns, host_ns) if self.asynchronous else gpu_ns + host_ns
+        if self.asynchronous:
+            return max(gpu_ns, host.overlapped) + host.exposed
+        return gpu_ns + host.overlapped + host.exposed
 
     def price_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
         """`ns` of k successive steps of a pure decode batch."""
-        gpu, host = self.gpu_run(batch, k), self.host_ns(batch)
-        return np.maximum(gpu, host) if self.asynchronous else gpu + host
+        gpu, host = self.gpu_run(batch, k), self.host(batch)
+        return (np.maximum(gpu, host.overlapped) if self.asynchronous else gpu + host.overlapped) + host.exposed

@@ -66,7 +66,7 @@ class TableCostModel(CostModel):
         total = self._constant_ns(batch)
         if batch.decode_count:
             total = total + self._decode_curve(batch).at(batch.decode_context_sum)
-        gpu, host = int(total + 0.5), self.host_ns(batch)
+        gpu, host = int(total + 0.5), self.host(batch)
         return Price(self.step_ns(gpu, host), gpu, host, self.shares(batch))
 
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:

@@ -110,7 +110,7 @@ class EngineCore:
 
     def _enter(self, plan: Plan, now: int) -> Step:
         """Verify a plan, advance its requests, and describe the batch it makes."""
-        slots, drafts = self.kv.slots, plan.drafts
+        slots, drafts, running = self.kv.slots, plan.drafts, State.RUNNING
         prefill: list[tuple[int, int]] = []
         sampled: list[Request] = []
         total = count = context = square = longest = queries = 0
@@ -119,7 +119,7 @@ class EngineCore:
             after = past + new
             known = request.num_tokens + request.num_output_placeholders
             extra = drafts.get(request, 0) if drafts else 0
-            if request.state is not State.RUNNING or new < 1 or after > known + extra or slots(request) < after:
+            if request.state is not running or new < 1 or after > known + extra or slots(request) < after:
                 self._refuse(request, new, known + extra, now)
             request.num_computed_tokens = after
             total += new
@@ -173,16 +173,24 @@ class EngineCore:
         kept: list[Request] = []
         finished: list[Request] = []
         gap = count = 0  # most requests of a step share a gap: report it once
+        plain = tokens is None and not step.drafts and step.stale is None
+        ended = State.FINISHED
         for request in step.sampled:
-            if request.state >= State.FINISHED:
+            if request.state >= ended:
                 continue  # it ended with an earlier step; this one's token is thrown away
-            sampled = 1 if tokens is None else tokens.get(request, 1)
-            stale = step.stale is not None and request in step.stale
-            if not stale:
+            if plain:
+                request.num_output_placeholders -= 1
+                request.num_tokens += 1
+                delivered = 1
                 kept.append(request)
-            delivered = self._deliver(step, request, sampled, stale)
-            if delivered == 0:
-                continue
+            else:
+                sampled = 1 if tokens is None else tokens.get(request, 1)
+                stale = step.stale is not None and request in step.stale
+                if not stale:
+                    kept.append(request)
+                delivered = self._deliver(step, request, sampled, stale)
+                if delivered == 0:
+                    continue
             if request.first_token_ns < 0:
                 request.first_token_ns = now
             elif now - request.last_token_ns == gap:

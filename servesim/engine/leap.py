@@ -63,12 +63,12 @@ class Leap:
         if m < 1:
             return None
         batch = last.batch.advance(1)
-        host = cost.host_ns(batch)
+        host = cost.host(batch)
         gpu: list[int] = cost.gpu_run(batch, m).tolist()
-        ns = [cost.step_ns(g, host) for g in gpu] if host else gpu
+        ns = [cost.step_ns(g, host) for g in gpu] if any(host) else gpu
         planned = [step.end_ns for step in in_flight][1:]  # not started: end_ns is a duration still
         ends = list(accumulate((planned + ns)[:m], initial=first.end_ns))
-        return cls(ends, ns, gpu, host)
+        return cls(ends, ns, gpu, sum(host))
 
     def cut(self, now: int) -> bool:
         """A request has arrived: plan for real at the first planning point from now on. Whether that

@@ -97,7 +97,7 @@ class Replica:
         price = self.cost.price(step.batch)
         if price.ns < 1:
             raise PolicyError(f"cost model: a step of {step.batch.linear_tokens} tokens takes {price.ns} ns")
-        step.end_ns, step.gpu_ns, step.host_ns, step.shares = price.ns, price.gpu_ns, price.host_ns, price.shares
+        step.end_ns, step.gpu_ns, step.host_ns, step.shares = price.ns, price.gpu_ns, sum(price.host), price.shares
 
     def _start(self, step: Step) -> None:
         """The GPU turns to this step; until now `end_ns` was its duration."""

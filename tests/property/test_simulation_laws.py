@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from servesim.contracts import Batch, CostModel, State
+from servesim.contracts import Batch, CostModel, Host, State
 from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS
 from tests.support.strategies import worlds
@@ -109,8 +109,8 @@ def test_stretching_time_stretches_every_latency(world: World, factor: int) -> N
         def gpu_run(self, batch: Batch, k: int) -> np.ndarray:
             return world.cost.gpu_run(batch, k) * factor
 
-        def host_ns(self, batch: Batch) -> int:
-            return world.cost.host_ns(batch) * factor
+        def host(self, batch: Batch) -> Host:
+            return Host(*(ns * factor for ns in world.cost.host(batch)))
 
     slower = replace(
         world, cost=Slower(), trace=replace(world.trace, arrival_ns=world.trace.arrival_ns * factor)

@@ -56,7 +56,8 @@ def worlds(draw: st.DrawFn) -> World:
             fixed=draw(st.sampled_from([1, 1000, 20_000])),
             token=draw(st.sampled_from([0, 100])),
             context=draw(st.sampled_from([0, 1, 13])),
-            host=draw(st.sampled_from([0, 0, 700])),
+            overlapped=draw(st.sampled_from([0, 0, 700])),
+            exposed=draw(st.sampled_from([0, 0, 51])),
             asynchronous=draw(st.booleans()),
         ),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts import Batch, CostModel, Limits, build_params, kv_allocators, routers, schedulers
+from servesim.contracts import Batch, CostModel, Host, Limits, build_params, kv_allocators, routers, schedulers
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore, Step
 from servesim.engine.workload import TraceWorkload
@@ -22,7 +22,8 @@ class ToyCost(CostModel):
     fixed: int = 1000
     token: int = 100
     context: int = 1
-    host: int = 0
+    overlapped: int = 0
+    exposed: int = 0
     asynchronous: bool = False
 
     def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
@@ -33,8 +34,8 @@ class ToyCost(CostModel):
         linear = self.fixed + self.token * (batch.linear_tokens + batch.sampled)
         return linear + self.context * (context + attended + kink)
 
-    def host_ns(self, batch: Batch) -> int:
-        return self.host * (1 + batch.sampled)
+    def host(self, batch: Batch) -> Host:
+        return Host(self.overlapped * (1 + batch.sampled), self.exposed)
 
 
 def toy_trace(

@@ -109,7 +109,7 @@ def test_asynchronous_scheduling_leaves_a_slot_empty_for_one_step_per_request(
 
 def test_host_time_adds_in_synchronous_and_hides_in_asynchronous_cost_models() -> None:
     trace = toy_trace([0], [1], [1])
-    for asynchronous, expected in ((False, 1000 + 2 * 300), (True, 1000)):
-        cost = ToyCost(fixed=1000, token=0, context=0, host=300, asynchronous=asynchronous)
+    for asynchronous, expected in ((False, 1000 + 2 * 300 + 5), (True, 1005)):
+        cost = ToyCost(fixed=1000, token=0, context=0, overlapped=300, exposed=5, asynchronous=asynchronous)
         (end,) = columns(World(trace, cost=cost), "finished_ns")
         assert end.tolist() == [expected]
