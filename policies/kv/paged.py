@@ -112,7 +112,7 @@ class Paged(KVAllocator):
         assert self._table_blocks == len(held), "table blocks miscounted"
         assert not set(free) & set(held), "a block is free and held"
         assert len(set(held)) + len(free) == self.num_blocks - 1, "a block is lost"
-        assert 0 not in held and 0 not in free, "the null block is in use"
+        assert 0 not in held + free, "the null block is in use"
         self._check_sharing(held)
 
     # What prefix caching does differently.

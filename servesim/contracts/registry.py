@@ -79,7 +79,8 @@ class Registry(Generic[T]):
         # A module name from the path keeps two files of one name apart and a class picklable.
         module_name = f"servesim_policy_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
         spec = importlib.util.spec_from_file_location(module_name, path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
         try:

@@ -103,7 +103,7 @@ class Cluster:
 
     def _leave(self, request: Request) -> None:
         self.num_left += 1
-        self.workload.on_finish(request)
+        self.workload.on_finish(request, self.now_ns)
         self._arm()
         if self._on_progress is not None and self.num_left % PROGRESS_EVERY == 0:
             self._on_progress(self.now_ns, self.num_left)

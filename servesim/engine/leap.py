@@ -10,7 +10,7 @@ point at or after a, so it lowers m.
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import Usage
@@ -131,7 +131,7 @@ class Leap:
         if count:
             recorder.gap(gap, count)
         if m > 1:
-            recorder.gaps([b - a for a, b in zip(ends, ends[1:m], strict=False)], len(requests))
+            recorder.gaps([b - a for a, b in pairwise(ends[:m])], len(requests))
 
     def _record(
         self, recorder: Recorder, replica: int, last: Step, depth: int, done: int, grown: list[tuple[int, int]]

@@ -102,7 +102,9 @@ class Table:
 class Recorder:
     """Collects the records of one simulation, all replicas together."""
 
-    def __init__(self, step_sink: Callable[[Rows], None] | None = None) -> None:
+    def __init__(self, step_sink: Callable[[Rows], None] | None = None, out_ns: int = 0) -> None:
+        """`out_ns`: how long a token takes from the engine to the client, in the times of requests."""
+        self._out_ns = out_ns
         self.steps = Table(STEP_COLUMNS, step_sink)
         self.requests = Table(REQUEST_COLUMNS)
         self.reasons: dict[int, str] = {}
@@ -163,6 +165,7 @@ class Recorder:
     def leave(self, request: Request, replica: int) -> None:
         """A request has finished or was rejected."""
         self.reasons[request.row] = request.reason
+        out = self._out_ns
         self.requests.add(
             (
                 request.row,
@@ -174,9 +177,9 @@ class Recorder:
                 request.priority,
                 request.arrival_ns,
                 request.scheduled_ns,
-                request.first_token_ns,
-                request.last_token_ns,
-                request.finished_ns,
+                request.first_token_ns + out if request.first_token_ns >= 0 else -1,
+                request.last_token_ns + out if request.last_token_ns >= 0 else -1,
+                request.finished_ns + out,
                 request.hit_tokens,
                 request.num_preemptions,
                 request.recomputed_tokens,

@@ -30,7 +30,8 @@ class PromptContent(Protocol):
 class Request:
     """Identity, lengths and progress of one request. Compared by identity, ordered by `row`.
 
-    The true output length is the engine's secret (`_end_tokens`); a policy that declares `needs = {"output_len"}` asks its context for it.
+    The true output length is the engine's secret (`_end_tokens`); a policy that declares
+    `needs = {"output_len"}` asks its context for it.
     """
 
     row: int

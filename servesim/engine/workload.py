@@ -18,8 +18,8 @@ class Workload(Protocol):
     def pop(self) -> tuple[Request, int]:
         """The next request and its true output length. Called only when `next_ns()` is not None."""
 
-    def on_finish(self, request: Request) -> None:
-        """A request has left (finished, rejected or aborted) at `request.finished_ns`."""
+    def on_finish(self, request: Request, now: int) -> None:
+        """A client hears at `now` that a request has left (finished, rejected or aborted)."""
 
     def remaining(self) -> int:
         """Requests that have not arrived yet."""
@@ -58,12 +58,35 @@ class TraceWorkload:
         )
         return request, self._output[row]
 
-    def on_finish(self, request: Request) -> None:
+    def on_finish(self, request: Request, now: int) -> None:
         """Open loop: the future is fixed."""
         return None
 
     def remaining(self) -> int:
         return self._count - self._next
+
+
+class FrontEnd:
+    """A workload seen through a server's front end: requests reach the queue `in_ns` after they were sent
+    (HTTP, tokenizer), and clients hear of the end `out_ns` after the engine is done."""
+
+    def __init__(self, inner: Workload, in_ns: int, out_ns: int) -> None:
+        self._inner = inner
+        self._in_ns = in_ns
+        self._out_ns = out_ns
+
+    def next_ns(self) -> int | None:
+        due = self._inner.next_ns()
+        return due + self._in_ns if due is not None else None
+
+    def pop(self) -> tuple[Request, int]:
+        return self._inner.pop()
+
+    def on_finish(self, request: Request, now: int) -> None:
+        self._inner.on_finish(request, now + self._out_ns)
+
+    def remaining(self) -> int:
+        return self._inner.remaining()
 
 
 class Prefixes:

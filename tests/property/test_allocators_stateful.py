@@ -139,7 +139,9 @@ class Allocators(RuleBasedStateMachine):
         assert self.kv.lookup(Request(0, "x", 5, 1, 0)) == MISS
 
 
-@pytest.mark.parametrize("spec", ["paged", "prefix-hash", "prefix-hash:free_order=back", "prefix-hash:eagle_block_drop=1"])
+@pytest.mark.parametrize(
+    "spec", ["paged", "prefix-hash", "prefix-hash:free_order=back", "prefix-hash:eagle_block_drop=1"]
+)
 def test_allocator_keeps_its_account(spec: str) -> None:
     machine = type("Machine", (Allocators,), {"spec": spec})
     case = machine.TestCase  # type: ignore[attr-defined]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import HealthCheck, event, given, settings
 
 from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder
@@ -33,7 +35,7 @@ def assert_steps_agree(fast: Recorder, plain: Recorder) -> None:
         assert row[col["end_ns"]] == part[-1][col["end_ns"]]
         assert row[col["kv_peak"]] == max(r[col["kv_peak"]] for r in part)
         assert [row[col[c]] for c in SUMMED] == [sum(r[col[c]] for r in part) for c in SUMMED]
-        for a, b in zip(part, part[1:], strict=False):
+        for a, b in pairwise(part):
             assert b[col["start_ns"]] == a[col["end_ns"]]
             assert b[col["decode_context"]] == a[col["decode_context"]] + a[col["decode_count"]]
     assert at == len(plain_rows)

@@ -45,7 +45,9 @@ class Loop(RuleBasedStateMachine):
     def _left(self, request: Request) -> None:
         self.left.append(request)
 
-    @rule(prompt=st.integers(1, 70), output=st.integers(1, 40), spare=st.sampled_from([0, 0, 5]), prio=st.integers(0, 2))
+    @rule(
+        prompt=st.integers(1, 70), output=st.integers(1, 40), spare=st.sampled_from([0, 0, 5]), prio=st.integers(0, 2)
+    )
     def arrive(self, prompt: int, output: int, spare: int, prio: int) -> None:
         row = len(self.requests)
         head = min(32, prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -45,7 +46,7 @@ def test_time_never_runs_backwards(world: World) -> None:
     got = requests(cluster)
     done = got["state"] == State.FINISHED
     life = [got[c][done] for c in ("arrival_ns", "scheduled_ns", "first_token_ns", "last_token_ns", "finished_ns")]
-    for earlier, later in zip(life, life[1:], strict=False):
+    for earlier, later in pairwise(life):
         assert (earlier <= later).all()
     rows = steps(cluster)
     for replica in range(world.replicas):

@@ -131,7 +131,10 @@ def watch(cluster: Cluster) -> dict[tuple[int, int, int], Snapshot]:
             seen[index, now, core.next_step_id] = (
                 [(r.row, list(kv.tables[r])) for r in requests],
                 kv.free_order(),
-                [(r.row, r.num_tokens, r.num_computed_tokens, r.num_output_placeholders) for r in core.scheduler.running],
+                [
+                    (r.row, r.num_tokens, r.num_computed_tokens, r.num_output_placeholders)
+                    for r in core.scheduler.running
+                ],
                 [r.row for r in core.scheduler.waiters()],
                 sorted(map(str, getattr(kv, "_cached", {}).values())),  # keys are numbers in order of first use
                 kv.usage(),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from servesim.contracts import Plan, PlanContext, Scheduler, State, schedulers
+from servesim.contracts import Plan, PlanContext, Scheduler, State, build_params, schedulers
 from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.errors import PolicyError, UserError
 from tests.support.worlds import World, toy_trace
@@ -113,8 +113,9 @@ def test_memory_too_small_for_a_request_alone_rejects_it() -> None:
     ],
 )
 def test_policy_names_are_checked_with_a_suggestion(spec: str, message: str) -> None:
-    from servesim.contracts import build_params
-
-    with pytest.raises(UserError, match=message):
+    def build() -> None:
         cls, params = schedulers.resolve(spec)
         build_params("scheduler vllm", cls.Params, dict(params))
+
+    with pytest.raises(UserError, match=message):
+        build()

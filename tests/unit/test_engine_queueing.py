@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from servesim.engine.recorder import REQUEST_COLUMNS
+from servesim.engine.workload import FrontEnd
 from tests.support.worlds import ToyCost, World, toy_trace
 
 
@@ -113,3 +114,17 @@ def test_host_time_adds_in_synchronous_and_hides_in_asynchronous_cost_models() -
         cost = ToyCost(fixed=1000, token=0, context=0, overlapped=300, exposed=5, asynchronous=asynchronous)
         (end,) = columns(World(trace, cost=cost), "finished_ns")
         assert end.tolist() == [expected]
+
+
+def test_a_front_end_delays_requests_on_the_way_in_and_tokens_on_the_way_out() -> None:
+    world = World(toy_trace([0, 40], [1, 1], [2, 1]), cost=constant(100))
+    cluster = world.cluster()
+    cluster.workload = FrontEnd(cluster.workload, 30, 7)
+    cluster.recorder.__init__(None, 7)  # type: ignore[misc]
+    cluster.run()
+    rows = dict(zip(REQUEST_COLUMNS, cluster.recorder.requests.array().T.tolist(), strict=True))
+    assert rows["row"] == [0, 1]
+    assert rows["arrival_ns"] == [0, 40]
+    assert rows["scheduled_ns"] == [30, 130]
+    assert rows["first_token_ns"] == [137, 237]
+    assert rows["finished_ns"] == [237, 237]
