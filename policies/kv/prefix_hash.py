@@ -132,7 +132,7 @@ class PrefixHash(Paged):
         content = request.content
         if content is None:  # shares with nobody but itself
             base = (request.row + 1) << 32
-            return (-(base | end) for end in ends)
+            return iter(range(-base - ends.start, -base - ends.stop, -size))
         if request.salt:
             return ((request.salt, content.prefix_key(end)) for end in ends)
         return map(content.prefix_key, ends)
@@ -154,25 +154,22 @@ class PrefixHash(Paged):
         if fresh:
             super()._take(table, fresh)
         if n > fresh:
-            idle, key_of = self._idle, self._key_of
+            pop, key_of, cached = self._idle.popitem, self._key_of, self._cached
             for _ in range(n - fresh):
-                block = idle.popitem(last=False)[0]
-                if key_of[block] is not None:
-                    self._evict(block)
+                block = pop(last=False)[0]
                 table.append(block)
+                key = key_of[block]
+                if key is not None:
+                    key_of[block] = None
+                    there = cached.pop(key)
+                    if not isinstance(there, int):
+                        del there[block]
+                        if there:  # the others with this content stay, in their order
+                            cached[key] = there
             self._table_blocks += n - fresh
         refs = self._refs
         for block in table[start:]:
             refs[block] = 1
-
-    def _evict(self, block: int) -> None:
-        key = self._key_of[block]
-        self._key_of[block] = None
-        there = self._cached.pop(key)
-        if not isinstance(there, int):
-            del there[block]
-            if there:  # the others with this content stay, in their order
-                self._cached[key] = there
 
     def _release(self, table: list[int]) -> None:
         """Last block first. Those nobody holds any more: cached ones to the back of the queue, the others
