@@ -26,7 +26,7 @@ class Leap:
     __slots__ = ("_ends", "_gpu", "_host", "_ns", "skip")
 
     def __init__(self, ends: list[int], ns: list[int], gpu: list[int], host: int) -> None:
-        self._ends = ends  # E_1..E_(m+1)
+        self._ends = ends  # E_1..E_(m+depth)
         self._ns = ns  # durations of the m steps to be planned meanwhile
         self._gpu = gpu
         self._host = host
@@ -42,7 +42,7 @@ class Leap:
         """The longest run from here; None if the next planning point must be real. `horizon_ns`: beyond
         that from now it is not worth pricing."""
         in_flight = core.in_flight
-        depth, last, first = len(in_flight), in_flight[-1], in_flight[0]
+        depth, last = len(in_flight), in_flight[-1]
         requests = last.sampled
         most = MOST + 1
         for request in requests:
@@ -66,8 +66,8 @@ class Leap:
         host = cost.host(batch)
         gpu: list[int] = cost.gpu_run(batch, m).tolist()
         ns = [cost.step_ns(g, host) for g in gpu] if any(host) else gpu
-        planned = [step.end_ns for step in in_flight][1:]  # not started: end_ns is a duration still
-        ends = list(accumulate((planned + ns)[:m], initial=first.end_ns))
+        ends = [step.end_ns for step in in_flight]
+        ends += accumulate(ns, initial=ends.pop())
         return cls(ends, ns, gpu, sum(host))
 
     def cut(self, now: int) -> bool:
@@ -79,11 +79,12 @@ class Leap:
         self.skip = skip
         return True
 
-    def land(self, core: EngineCore, recorder: Recorder, replica: int) -> None:
-        """Commits and plans 1..skip have happened: make it so. The step that ends now is left in flight."""
+    def land(self, core: EngineCore, recorder: Recorder, replica: int) -> int:
+        """Commits and plans 1..skip have happened: make it so. The step that ends now is left in flight.
+        Returns when the last step in flight will end."""
         m, ends, in_flight = self.skip, self._ends, core.in_flight
         if m == 0:
-            return
+            return in_flight[-1].end_ns
         last = in_flight[-1]
         requests, batch_size, depth = last.sampled, len(last.sampled), len(in_flight)
         grown = core.kv.grow_run(requests, m)
@@ -92,22 +93,16 @@ class Leap:
         self._stamp(core, recorder, requests[:], m)
         core.scheduler.advance(m)
 
-        for i in range(min(m, depth)):  # steps planned for real, now committed
-            step = in_flight.popleft()
-            if i:
-                step.start_ns = ends[i - 1]
-                step.end_ns = ends[i]
-            recorder.step(step, replica)
+        for _ in range(min(m, depth)):  # steps planned for real, now committed
+            recorder.step(in_flight.popleft(), replica)
         done = max(m - depth, 0)  # steps planned and committed meanwhile
         if done:
             self._record(recorder, replica, last, depth, done, grown)
         for j in range(done + 1, m + 1):
-            in_flight.append(self._step(last, j, grown, batch_size))
-        now_first = in_flight[0]
-        now_first.start_ns = ends[m - 1]
-        now_first.end_ns = ends[m]
+            in_flight.append(self._step(last, j, depth, grown))
         if core.checks:
             core.check_integrity()
+        return in_flight[-1].end_ns
 
     def _stamp(self, core: EngineCore, recorder: Recorder, requests: list, m: int) -> None:  # type: ignore[type-arg]
         """Deliver m tokens to each request, at E_1..E_m."""
@@ -139,8 +134,7 @@ class Leap:
         """One row for the `done` steps that were planned and committed in the run. The j-th starts at
         E_(j+depth-1); memory grows by one token a request from each to the next, and by whole blocks."""
         ends, batch_size = self._ends, len(last.sampled)
-        first = self._step(last, 1, grown, batch_size)
-        first.start_ns = ends[depth - 1]
+        first = self._step(last, 1, depth, grown)
         end = ends[depth - 1 + done]
         tokens_ns = batch_size * ((done - 1) * end - sum(ends[depth : depth - 1 + done]))
         later = [(step, tokens) for step, tokens in grown if 1 < step <= done]
@@ -149,10 +143,10 @@ class Leap:
         gpu = sum(self._gpu[:done])
         recorder.run(first, replica, done, end, gpu, peak, tokens_ns, allocated_ns - tokens_ns)
 
-    def _step(self, last: Step, j: int, grown: list[tuple[int, int]], batch_size: int) -> Step:
-        """The j-th step of the run, planned and not started."""
+    def _step(self, last: Step, j: int, depth: int, grown: list[tuple[int, int]]) -> Step:
+        """The j-th step planned in the run, at E_j; it ends at E_(j+depth)."""
         allocated = sum(tokens for step, tokens in grown if step <= j)
-        usage = last.usage
+        usage, batch_size = last.usage, len(last.sampled)
         return Step(
             last.id + j,
             last.batch.advance(j),
@@ -165,7 +159,8 @@ class Leap:
                 usage.free - allocated,
             ),
             planned_ns=self._ends[j - 1],
-            end_ns=self._ns[j - 1],
+            start_ns=self._ends[j + depth - 2],
+            end_ns=self._ends[j + depth - 1],
             gpu_ns=self._gpu[j - 1],
             host_ns=self._host,
             shares=last.shares,

@@ -48,6 +48,7 @@ class Replica:
         self.on_leave: Callable[[Request], None] = lambda request: None
         self._awaited: Event | None = None  # the completion event that counts; earlier ones are void
         self._plan_due = False
+        self._free_ns = 0  # when the GPU is done with everything in flight
 
     @property
     def num_waiting(self) -> int:
@@ -83,39 +84,31 @@ class Replica:
             step = core.plan(now)
             if step is None:
                 break
-            self._price(step)
-            if len(in_flight) == 1:
-                self._start(step)
+            self._run(step, now)
         if not in_flight:
             return
         if self.fast and len(in_flight) == self.depth and in_flight[-1].steady:
             self.leap = Leap.prepare(core, self.cost, self.horizon())
-            if self.leap is not None:
-                self._await(self.leap.end_ns)
+        self._await(self.leap.end_ns if self.leap is not None else in_flight[0].end_ns)
 
-    def _price(self, step: Step) -> None:
+    def _run(self, step: Step, now: int) -> None:
+        """Send a step to the GPU, which turns to it when it is done with those before."""
         price = self.cost.price(step.batch)
         if price.ns < 1:
             raise PolicyError(f"cost model: a step of {step.batch.linear_tokens} tokens takes {price.ns} ns")
-        step.end_ns, step.gpu_ns, step.host_ns, step.shares = price.ns, price.gpu_ns, sum(price.host), price.shares
-
-    def _start(self, step: Step) -> None:
-        """The GPU turns to this step; until now `end_ns` was its duration."""
-        step.start_ns = self.clock.ns
-        step.end_ns += step.start_ns
-        self._await(step.end_ns)
+        step.start_ns = max(now, self._free_ns)
+        step.end_ns = self._free_ns = step.start_ns + price.ns
+        step.gpu_ns, step.host_ns, step.shares = price.gpu_ns, sum(price.host), price.shares
 
     def _complete(self, event: Event) -> None:
         if event is not self._awaited:
             return  # an arrival cut the run this event was to end
         core = self.core
         if self.leap is not None:
-            self.leap.land(core, self.recorder, self.index)
+            self._free_ns = self.leap.land(core, self.recorder, self.index)
             self.leap = None
         self.recorder.step(core.in_flight[0], self.index)
         core.commit(self.clock.ns)
-        if core.in_flight:
-            self._start(core.in_flight[0])
         self._want_plan()
 
     def _leave(self, request: Request) -> None:
