@@ -13,7 +13,7 @@ import numpy as np
 from servesim.engine.recorder import STEP_COLUMNS, Rows
 from servesim.errors import UserError
 from servesim.metrics.requests import RequestColumns
-from servesim.result_files import REQUESTS, SCENARIO, STEPS, SUMMARY, TIMING, ResultWriter
+from servesim.result_files import REQUESTS, SCENARIO, STEPS, SUMMARY, TIMING, ResultWriter, arrow_array, arrow_strings
 from servesim.scenario import Scenario, load_settings
 
 if TYPE_CHECKING:
@@ -104,15 +104,15 @@ def request_table(columns: RequestColumns, reasons: Mapping[int, str], names: tu
     import pyarrow as pa
 
     rows, done = columns.table["row"].tolist(), columns.done
-    table = {name: pa.array(column) for name, column in columns.table.items()}
-    table["reason"] = pa.array([reasons[row] for row in rows], type=pa.string())
+    table = {name: arrow_array(column) for name, column in columns.table.items()}
+    table["reason"] = arrow_strings([reasons[row] for row in rows])
     if names is not None:
-        table["name"] = pa.array([names[row] for row in rows], type=pa.string())
+        table["name"] = arrow_strings([names[row] for row in rows])
 
     def spread(values: Any, valid: Any) -> Any:
         full = np.zeros(len(done), dtype=values.dtype)
         full[done] = values
-        return pa.array(full, mask=~valid)
+        return arrow_array(full, valid)
 
     table["ttft_ns"] = spread(columns.ttft, done)
     table["tpot_ns"] = spread(columns.tpot, done & (columns.table["output_len"] > 1))

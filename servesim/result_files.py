@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.engine.recorder import STEP_COLUMNS, Rows
 from servesim.errors import UserError
+from servesim.metrics.distribution import Numbers
 
 SUMMARY, SCENARIO, TIMING = "summary.json", "scenario.yaml", "timing.json"
 REQUESTS, STEPS = "requests.parquet", "steps.parquet"
@@ -42,7 +46,7 @@ class ResultWriter:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = pa.table({name: pa.array(rows[:, i]) for i, name in enumerate(STEP_COLUMNS)})
+        table = pa.table({name: arrow_array(rows[:, i]) for i, name in enumerate(STEP_COLUMNS)})
         with self._writing():
             if self._steps is None:
                 self._steps = pq.ParquetWriter(self.partial / STEPS, table.schema, compression="zstd")
@@ -52,7 +56,6 @@ class ResultWriter:
         self, summary: Mapping[str, Any], requests: Any, scenario_yaml: str, timing: Mapping[str, Any]
     ) -> None:
         """Write the rest (`requests` is a pyarrow table) and put the directory in its place."""
-        import numpy as np
         import pyarrow.parquet as pq
 
         if self._steps is None:  # no step was made: an empty table all the same
@@ -91,6 +94,27 @@ class ResultWriter:
         if self._steps is not None:
             self._steps.close()
             self._steps = None
+
+
+def arrow_array(values: Numbers, valid: NDArray[np.bool_] | None = None) -> Any:
+    """int64 or float64 values as an Arrow array, null where not `valid`.
+
+    By its buffers: `pyarrow.array` imports pandas, which a run has no other need for.
+    """
+    import pyarrow as pa
+
+    kind = pa.int64() if values.dtype == np.int64 else pa.float64()
+    mask = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+    return pa.Array.from_buffers(kind, len(values), [mask, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def arrow_strings(values: Sequence[str]) -> Any:
+    """Strings as an Arrow array, by its buffers likewise."""
+    import pyarrow as pa
+
+    encoded = [value.encode() for value in values]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
 
 
 def to_json(value: Mapping[str, Any]) -> str:

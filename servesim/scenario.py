@@ -193,7 +193,8 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
 
 def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
     """One line: the key, what is wrong, what would be right."""
-    first = error.errors()[0]
+    # A misspelt key also leaves one missing: the misspelling is what helps.
+    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     *outer, last = [str(part) for part in first["loc"] if part not in ("int", "literal['auto']")]
     key = ".".join([*outer, last])
     if first["type"] == "extra_forbidden":

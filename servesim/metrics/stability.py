@@ -11,8 +11,8 @@ from servesim.engine.request import State
 from servesim.metrics.requests import RequestColumns
 
 TENTHS = 10
-LATE = 5
-"""Tenths of the arrival span, counted from its end, in which growth is looked for."""
+RISING = 3
+"""Tenths of the arrival span, counted from its end, through which the number must rise."""
 
 Times = NDArray[np.int64]
 
@@ -20,12 +20,12 @@ Times = NDArray[np.int64]
 def stability(columns: RequestColumns) -> dict[str, Any]:
     """The verdict and what it rests on: mean numbers waiting and in the system in tenths of the arrival span.
 
-    Unstable is a run in which, over the second half of the arrivals, the number waiting (not yet scheduled for
-    the first time) rises through the last three tenths, by at least max(10, 2 %, 2 sqrt) of the requests that
-    arrived in that half: more than the chance wandering of a queue below capacity, which is of the order of
-    the square root. Engines that admit everybody and slow down show it in the number in the system instead;
-    that counts once the half is three times the mean time in service, so that the filling of an empty server
-    is not taken for growth.
+    Unstable is a run in which the number waiting (not yet scheduled for the first time) rises through the last
+    three tenths and is there higher than in some earlier tenth by at least max(10, 2 %, 2 sqrt) of the requests
+    that arrived in between: more than the chance wandering of a queue below capacity, which is of the order of the
+    square root. Engines that admit everybody and slow down show it in the number in the system instead; there
+    only the second half counts, once it is three times the mean time in service, so that the filling
+    of an empty server is not taken for growth.
     """
     kept = columns.table["state"] != State.REJECTED
     arrival = columns.table["arrival_ns"][kept]
@@ -38,10 +38,10 @@ def stability(columns: RequestColumns) -> dict[str, Any]:
     edges = arrival[0] + span * np.arange(TENTHS + 1) // TENTHS
     waiting = mean_between(arrival, waits, edges)
     in_system = mean_between(arrival, leaves, edges)
-    late = int((arrival >= edges[TENTHS - LATE]).sum())
+    arrived = np.searchsorted(arrival, edges)
     settled = float((leaves - waits).mean()) * 3 <= span / 2
     return {
-        "unstable": _grows(waiting, late) or (settled and _grows(in_system, late)),
+        "unstable": _grows(waiting, arrived, TENTHS) or (settled and _grows(in_system, arrived, TENTHS // 2)),
         "waiting_by_tenth": waiting.tolist(),
         "in_system_by_tenth": in_system.tolist(),
     }
@@ -57,7 +57,12 @@ def mean_between(enter: Times, leave: Times, edges: Times) -> NDArray[np.float64
     return np.array(stay) / width
 
 
-def _grows(number: NDArray[np.float64], arrivals: int) -> bool:
-    late = number[-LATE:]
-    rising = bool(late[-3] < late[-2] < late[-1])
-    return rising and bool(late[-1] - late[0] >= max(10.0, 0.02 * arrivals, 2.0 * arrivals**0.5))
+def _grows(number: NDArray[np.float64], arrived: Times, tenths: int) -> bool:
+    """Whether growth shows in the last `tenths`; `arrived` counts arrivals before each edge."""
+    if not (np.diff(number[-RISING:]) > 0).all():
+        return False
+    for since in range(TENTHS - tenths, TENTHS - RISING + 1):
+        arrivals = int(arrived[TENTHS] - arrived[since])
+        if number[-1] - number[since] >= max(10.0, 0.02 * arrivals, 2.0 * arrivals**0.5):
+            return True
+    return False

@@ -12,10 +12,6 @@ import pytest
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "conformance"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cases", action="append", default=[], metavar="FILE", help="case file (JSON, plain or gzipped)")
-
-
 def read_cases(path: Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
     if data[:2] == b"\x1f\x8b":

@@ -1,0 +1,68 @@
+"""What all suites share: reference data outside the checkout, hand-made records, counts per suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from servesim.engine.recorder import REQUEST_COLUMNS
+from servesim.engine.request import State
+from servesim.metrics.requests import RequestColumns
+
+TESTS = Path(__file__).resolve().parent
+SHARED = TESTS.parents[1] / "shared"
+SUITES = ("unit", "property", "conformance", "validation", "golden")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cases", action="append", default=[], metavar="FILE", help="conformance case file (JSON, plain or gzipped)"
+    )
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Callable[[str], Path]:
+    """Path of a file of the reference data: skipped where there is no such data, an error where it is incomplete."""
+
+    def find(name: str) -> Path:
+        if not SHARED.is_dir():
+            pytest.skip("reference data folder ../shared is not on this machine")
+        path = SHARED / name
+        assert path.exists(), f"../shared is here, but {name} is missing from it"
+        return path
+
+    return find
+
+
+Column = int | Sequence[int]
+
+
+@pytest.fixture(scope="session")
+def request_columns() -> Callable[..., RequestColumns]:
+    """Request records from a few columns by name; states are FINISHED and the rest 0 unless given."""
+
+    def make(**columns: Column) -> RequestColumns:
+        count = max(len(c) for c in columns.values() if not isinstance(c, int))
+        rows = np.zeros((count, len(REQUEST_COLUMNS)), dtype=np.int64)
+        for name, values in {"row": range(count), "state": int(State.FINISHED), **columns}.items():
+            rows[:, REQUEST_COLUMNS.index(name)] = values
+        return RequestColumns.of(rows)
+
+    return make
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Passed, skipped and failed tests of each suite."""
+
+    def count(outcome: str, suite: str) -> int:
+        return sum(f"tests/{suite}/" in r.nodeid for r in terminalreporter.stats.get(outcome, []))
+
+    for suite in SUITES:
+        passed, skipped, failed = (count(o, suite) for o in ("passed", "skipped", "failed"))
+        failed += count("error", suite)
+        if passed or skipped or failed:
+            terminalreporter.write_line(f"{suite}: {passed} passed, {skipped} skipped, {failed} failed")

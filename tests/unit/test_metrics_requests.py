@@ -1,0 +1,132 @@
+"""Latencies, throughput and SLOs of requests, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from servesim.engine.request import State
+from servesim.errors import UserError
+from servesim.metrics.requests import (
+    RequestColumns,
+    counts,
+    goodput,
+    latencies_ms,
+    max_concurrency,
+    parse_slo,
+    throughput,
+)
+
+MS = 1_000_000
+SECOND = 1000 * MS
+Make = Callable[..., RequestColumns]
+NO_GAPS = (np.array([], dtype=np.int64), np.array([], dtype=np.int64))
+
+
+@pytest.fixture
+def two(request_columns: Make) -> RequestColumns:
+    """A: arrives at 0, scheduled 10, tokens at 100 .. 500 ms, 5 of them. B: arrives at 100 ms, one token at 300."""
+    return request_columns(
+        prompt_len=[20, 30],
+        output_len=[5, 1],
+        arrival_ns=[0, 100 * MS],
+        scheduled_ns=[10 * MS, 150 * MS],
+        first_token_ns=[100 * MS, 300 * MS],
+        last_token_ns=[500 * MS, 300 * MS],
+    )
+
+
+def test_latencies_of_two_requests(two: RequestColumns) -> None:
+    found = latencies_ms(two, (np.array([50 * MS, 150 * MS]), np.array([2, 2])))
+    means = {name: stats["mean"] for name, stats in found.items() if stats is not None}
+    assert means == {
+        "ttft": 150.0,  # 100 and 200
+        "tpot": 100.0,  # (500 - 100) / 4; B has one token and is left out
+        "itl": 100.0,  # 50, 50, 150, 150
+        "e2el": 350.0,  # 500 and 200
+        "ntpot": 150.0,  # 500 / 5 and 200 / 1
+        "queue_time": 30.0,  # 10 and 50
+    }
+    assert found["tpot"] is not None
+    assert found["tpot"]["count"] == 1
+
+
+def test_throughput_counts_from_first_arrival_to_last_token(two: RequestColumns) -> None:
+    assert two.duration_ns == 500 * MS
+    assert throughput(two) == {
+        "request_throughput": 4.0,
+        "output_throughput": 12.0,  # 6 tokens in half a second
+        "total_token_throughput": 112.0,  # 50 + 6
+    }
+
+
+def test_an_slo_is_met_at_its_limit_and_tpot_of_one_token_is_zero(two: RequestColumns) -> None:
+    found = goodput(two, {"ttft": 200.0, "tpot": 99.0})
+    assert found["attainment_by_metric"] == {"ttft": 1.0, "tpot": 0.5}  # B's TPOT counts as 0
+    assert found["request_goodput"] == 2.0  # one good request in half a second
+    assert found["slo_attainment"] == 0.5
+    assert goodput(two, {"ttft": 200.0, "tpot": 100.0})["slo_attainment"] == 1.0
+    assert goodput(two, {"e2el": 199.0})["good_requests"] == 0
+
+
+def test_rejected_requests_count_as_arrivals_that_miss_their_slo(request_columns: Make) -> None:
+    columns = request_columns(
+        state=[State.FINISHED, State.REJECTED],
+        prompt_len=[8, 900],
+        output_len=[2, 0],
+        arrival_ns=[0, 0],
+        scheduled_ns=[0, -1],
+        first_token_ns=[SECOND, -1],
+        last_token_ns=[2 * SECOND, -1],
+    )
+    found = goodput(columns, {"ttft": 1000.0})
+    assert (found["request_goodput"], found["slo_attainment"]) == (0.5, 0.5)
+    told = counts(columns, {0: "length", 1: "too long"})
+    assert (told["arrived"], told["completed"], told["rejected"]) == (2, 1, 1)
+    assert told["rejection_reasons"] == {"too long": 1}
+    assert told["finish_reasons"] == {"length": 1}
+    assert (told["input_tokens"], told["output_tokens"]) == (8, 2)  # of the completed one alone
+
+
+def test_nothing_completed_gives_no_rates(request_columns: Make) -> None:
+    columns = request_columns(state=[State.REJECTED], arrival_ns=[5], last_token_ns=-1)
+    assert columns.duration_ns == 0
+    assert set(throughput(columns).values()) == {None}
+    assert set(latencies_ms(columns, NO_GAPS).values()) == {None}
+    assert goodput(columns, {"ttft": 1.0})["slo_attainment"] == 0.0
+    assert max_concurrency(columns) == 0
+
+
+def test_at_one_instant_departures_come_before_arrivals(request_columns: Make) -> None:
+    relay = request_columns(arrival_ns=[0, 10, 20], last_token_ns=[10, 20, 30])
+    assert max_concurrency(relay) == 1
+    overlap = request_columns(arrival_ns=[0, 9, 20], last_token_ns=[10, 21, 30])
+    assert max_concurrency(overlap) == 2
+
+
+def test_records_are_sorted_by_trace_row(request_columns: Make) -> None:
+    columns = request_columns(row=[2, 0, 1], arrival_ns=[20, 0, 10], last_token_ns=[30, 5, 25])
+    assert columns.e2el.tolist() == [5, 15, 10]
+
+
+def test_slos_are_written_as_metric_and_milliseconds() -> None:
+    assert parse_slo("tpot:50,ttft:500") == {"ttft": 500.0, "tpot": 50.0}
+    assert parse_slo("ttft:500 e2el:1e4") == {"ttft": 500.0, "e2el": 10000.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ttfp:5", 'unknown metric \'ttfp\' (did you mean "ttft"?)'),
+        ("ttft", "is not metric:milliseconds"),
+        ("ttft:fast", "must be a number"),
+        ("ttft:-1", "must be a positive number"),
+        ("ttft:1,ttft:2", "given twice"),
+    ],
+)
+def test_slos_that_are_none_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_slo(text)
+    assert message in str(caught.value)

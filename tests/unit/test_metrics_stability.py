@@ -1,0 +1,78 @@
+"""Whether a run is called unstable: M/D/1 queues below and above capacity, and hand-made records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from servesim import keyed
+from servesim.metrics.requests import RequestColumns
+from servesim.metrics.stability import mean_between, stability
+
+SECOND = 1_000_000_000
+Make = Callable[..., RequestColumns]
+
+
+def single_server(make: Make, rho: float, requests: int, seed: int) -> RequestColumns:
+    """M/D/1 with a mean of one arrival a second; start of service by Lindley's recursion."""
+    gaps = -np.log1p(-keyed.uniform(seed, "gaps", np.arange(requests)))
+    arrival = np.cumsum(gaps)
+    served = np.arange(requests) * rho
+    start = np.maximum.accumulate(arrival - served) + served
+    ns = [(t * SECOND).astype(np.int64) for t in (arrival, start, start + rho)]
+    return make(arrival_ns=ns[0], scheduled_ns=ns[1], first_token_ns=ns[2], last_token_ns=ns[2], output_len=1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_queue_at_80_percent_of_capacity_is_stable(request_columns: Make, seed: int) -> None:
+    assert not stability(single_server(request_columns, 0.8, 2000, seed))["unstable"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_queue_at_95_percent_of_capacity_is_stable(request_columns: Make, seed: int) -> None:
+    assert not stability(single_server(request_columns, 0.95, 2000, seed))["unstable"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_queue_at_120_percent_of_capacity_is_unstable(request_columns: Make, seed: int) -> None:
+    found = stability(single_server(request_columns, 1.2, 2000, seed))
+    assert found["unstable"]
+    # n arrivals leave n (1 - 1/1.2) = n/6 behind: 317 on average in the last tenth
+    assert found["waiting_by_tenth"][-1] == pytest.approx(317, rel=0.3)
+
+
+def test_the_mean_number_present_is_an_integral() -> None:
+    enter, leave = np.array([0, 4]), np.array([6, 20])
+    assert mean_between(enter, leave, np.array([0, 10, 20])).tolist() == [(6 + 6) / 10, 10 / 10]
+
+
+def test_an_engine_that_admits_everybody_and_slows_down_is_unstable(request_columns: Make) -> None:
+    arrival = np.arange(2000) * SECOND
+    # nobody waits, but the server completes only two requests for three that arrive
+    last = arrival * 3 // 2 + SECOND
+    slow = request_columns(arrival_ns=arrival, scheduled_ns=arrival, last_token_ns=last)
+    assert stability(slow)["waiting_by_tenth"] == [0.0] * 10
+    # its requests stay 500 s on average, so the half of the run is not yet three times that
+    assert not stability(slow)["unstable"]
+    last = arrival * 11 // 10 + SECOND
+    assert stability(request_columns(arrival_ns=arrival, scheduled_ns=arrival, last_token_ns=last))["unstable"]
+
+
+def test_an_empty_server_that_fills_is_stable(request_columns: Make) -> None:
+    arrival = np.arange(2000) * SECOND
+    filling = request_columns(arrival_ns=arrival, scheduled_ns=arrival, last_token_ns=arrival + 1500 * SECOND)
+    assert not stability(filling)["unstable"]
+
+
+def test_a_queue_that_has_drained_is_stable(request_columns: Make) -> None:
+    arrival = np.arange(2000) * SECOND
+    wait = np.concatenate([np.arange(1000), np.arange(1000)[::-1]]) * SECOND // 4
+    columns = request_columns(arrival_ns=arrival, scheduled_ns=arrival + wait, last_token_ns=arrival + wait + 1)
+    assert not stability(columns)["unstable"]
+
+
+def test_a_batch_job_is_not_a_queue_that_grows(request_columns: Make) -> None:
+    columns = request_columns(arrival_ns=[7, 7], scheduled_ns=[7, 100], last_token_ns=[100, 200])
+    assert stability(columns) == {"unstable": False, "waiting_by_tenth": None, "in_system_by_tenth": None}
