@@ -71,9 +71,11 @@ def _title(summary: dict[str, Any]) -> str:
     policies = [scenario["scheduler"]["name"], scenario["kv"]["name"]]
     if scenario["replicas"] > 1:
         policies.append(scenario["router"]["name"])
-    gpus = f"{scenario['replicas']} x {scenario['tp']} {scenario['gpu']}"
+    gpus = scenario["gpu"] if scenario["tp"] == 1 else f"{scenario['tp']} x {scenario['gpu']}"
+    if scenario["replicas"] > 1:
+        gpus = f"{scenario['replicas']} replicas of {gpus}"
     return escape(
-        f"{trace['name']} ({trace['requests']:,} requests) on {scenario['model']} {scenario['dtype']}, {gpus}, "
+        f"{trace['name']} ({trace['requests']:,} requests): {scenario['model']} {scenario['dtype']} on {gpus}, "
         f"{' / '.join(policies)}"
     )
 
