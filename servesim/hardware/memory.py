@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 
 from servesim.errors import UserError
 from servesim.hardware.gpu import Gpu
-from servesim.hardware.model import ModelSpec, check_tp, dtype_bytes
+from servesim.hardware.kv import block_bytes, kv_groups, page_bytes
+from servesim.hardware.layers import dtype_bytes, pipeline_layers
+from servesim.hardware.model import ModelSpec, check_tp
 
 GIB = 2**30
 NON_TORCH_BYTES = int(0.19 * GIB)
@@ -73,16 +75,34 @@ def vllm_defaults(gpu: Gpu, usage: str = "server") -> VllmDefaults:
     return VllmDefaults(tokens, min(sequences, tokens))
 
 
-def peak_activation_bytes(model: ModelSpec, tp: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+def peak_activation_bytes(
+    model: ModelSpec, tp: int, max_num_batched_tokens: int, max_num_seqs: int, samples: bool = True
+) -> int:
     """Peak of the profile run: the larger of the MLP on a full batch and the sampler on full sequences.
 
-    MLP: gate and up outputs, their product, residual and hidden state, 2 bytes each. Sampler: logits of
-    every sequence over the whole vocabulary.
+    MLP: gate and up outputs, their product, residual and hidden state, 2 bytes each; experts: the same for every
+    routed copy of a token, and its output. Sampler (where the stage `samples`): logits of every sequence over the
+    whole vocabulary.
     """
-    inter = (3 if model.gated_mlp else 2) * model.intermediate_size // tp
-    mlp = max_num_batched_tokens * (inter + 2 * model.hidden_size) * 2
+    width = (3 if model.gated_mlp else 2) * model.intermediate_size // tp
+    if model.experts is not None:
+        moe = model.experts
+        width = moe.per_token * (3 * moe.size // tp + model.hidden_size) + 3 * moe.shared_size // tp
+    mlp = max_num_batched_tokens * (width + 2 * model.hidden_size) * 2
     sampler = max_num_seqs * model.vocab_size * _SAMPLER_BYTES_PER_LOGIT
-    return max(mlp, sampler)
+    return max(mlp, sampler if samples else 0)
+
+
+def stage_weight_bytes(model: ModelSpec, layers: range, dtype: str) -> int:
+    """Bytes of the weights of a pipeline stage that runs `layers`, all its GPUs together: the embedding on the
+    first stage, LM head (a copy of a tied embedding) and final norm on the last."""
+    first, last = layers.start == 0, layers.stop == model.num_layers
+    if first and last:
+        return model.weight_bytes(dtype)
+    wide = max(2.0, dtype_bytes(dtype))
+    ends = first * (model.vocab_size + model.learned_positions) + last * (model.vocab_size + 1)
+    body = sum(model.layer_bytes(model.layers[i], dtype) for i in layers)
+    return int(body + ends * model.hidden_size * wide)
 
 
 def memory_budget(
@@ -90,6 +110,7 @@ def memory_budget(
     gpu: Gpu,
     tp: int = 1,
     *,
+    pp: int = 1,
     dtype: str = "bf16",
     kv_dtype: str = "bf16",
     block_size: int = 16,
@@ -98,37 +119,49 @@ def memory_budget(
     gpu_memory_utilization: float = 0.92,
     num_blocks: int | None = None,
     ignore_memory: bool = False,
+    hybrid: bool = False,
 ) -> MemoryBudget:
-    """The memory budget of one of `tp` GPUs.
+    """The memory budget of one of `tp` GPUs; with `pp` stages, of a GPU of the stage where the fewest blocks fit.
 
     `num_blocks` overrides the count (vLLM's num_gpu_blocks_override). `ignore_memory` asks what would happen
-    with all the KV memory one likes: `num_blocks` blocks, or 2^31 when none are given.
+    with all the KV memory one likes: `num_blocks` blocks, or 2^31 when none are given. `hybrid`: a block is one of
+    a group of layers (`kv_groups`), as vLLM lays out models with windows in some layers; without it every layer
+    keeps every token (vLLM's disable_hybrid_kv_cache_manager), and one block table is all a request has.
     """
     if not 0.0 < gpu_memory_utilization <= 1.0:
         raise UserError(f"gpu_memory_utilization must be above 0 and at most 1, not {gpu_memory_utilization}")
     if num_blocks is not None and num_blocks < 2:
         raise UserError(f"num_blocks must be at least 2 (one of them is vLLM's null block), not {num_blocks}")
     check_tp(model, tp)
-    budget = MemoryBudget(
-        usable=math.ceil(gpu.memory_bytes * gpu_memory_utilization),
-        weights=model.weight_bytes(dtype) // tp,
-        activations=peak_activation_bytes(model, tp, max_num_batched_tokens, max_num_seqs),
-        non_torch=NON_TORCH_BYTES + NCCL_BYTES.get(tp, NCCL_BYTES[8]),
-        cuda_graphs=CUDA_GRAPH_BYTES,
-        block_bytes=block_size * model.kv_bytes_per_token(kv_dtype, tp),
-        num_blocks=num_blocks or 2**31,
-        ignored=ignore_memory,
-    )
-    return budget if ignore_memory else _fit(budget, model, gpu, tp, dtype, num_blocks)
+    page = page_bytes(model, block_size, kv_dtype, tp)
+    budgets = []
+    for stage in pipeline_layers(model.num_layers, pp):
+        layers = [model.layers[i] for i in stage]
+        samples = stage.stop == model.num_layers
+        budget = MemoryBudget(
+            usable=math.ceil(gpu.memory_bytes * gpu_memory_utilization),
+            weights=stage_weight_bytes(model, stage, dtype) // tp,
+            activations=peak_activation_bytes(model, tp, max_num_batched_tokens, max_num_seqs, samples),
+            non_torch=NON_TORCH_BYTES + NCCL_BYTES.get(tp * pp, NCCL_BYTES[8]),
+            cuda_graphs=CUDA_GRAPH_BYTES,
+            block_bytes=block_bytes(kv_groups(layers), page) if hybrid else page * sum(x.owns_kv for x in layers),
+            num_blocks=num_blocks or 2**31,
+            ignored=ignore_memory,
+        )
+        what = f"{model.name} ({dtype}, tp {tp}{f', pp {pp}' if pp > 1 else ''})"
+        budgets.append(budget if ignore_memory else _fit(budget, what, gpu, dtype, num_blocks))
+    return min(budgets, key=lambda budget: budget.num_blocks)
 
 
-def _fit(budget: MemoryBudget, model: ModelSpec, gpu: Gpu, tp: int, dtype: str, num_blocks: int | None) -> MemoryBudget:
+def _fit(budget: MemoryBudget, what: str, gpu: Gpu, dtype: str, num_blocks: int | None) -> MemoryBudget:
     """The budget with the blocks that fit, or the error that says by how much they do not."""
     taken = budget.weights + budget.activations + budget.non_torch + budget.cuda_graphs
-    fitting = (budget.usable - taken) // budget.block_bytes
+    # a stage whose layers all attend the KV of another one keeps none itself
+    fitting = (budget.usable - taken) // budget.block_bytes if budget.block_bytes else 2**31
     if num_blocks is not None:
         # An override ignores the utilization, but cannot exceed the memory there is.
-        fitting = min(num_blocks, (gpu.memory_bytes - taken) // budget.block_bytes)
+        room = gpu.memory_bytes - taken
+        fitting = min(num_blocks, room // budget.block_bytes if budget.block_bytes else num_blocks)
     if fitting < max(2, num_blocks or 2):
         hints = ["a larger tp", "--ignore-memory"]
         if dtype_bytes(dtype) > 1 and "fp8" in gpu.flops:
@@ -137,7 +170,7 @@ def _fit(budget: MemoryBudget, model: ModelSpec, gpu: Gpu, tp: int, dtype: str, 
         if num_blocks:
             need = f"{num_blocks} KV blocks need {num_blocks * budget.block_bytes / GIB:.1f} GiB besides"
         raise UserError(
-            f"{model.name} ({dtype}, tp {tp}) on {gpu.name}: weights {budget.weights / GIB:.1f} GiB + "
+            f"{what} on {gpu.name}: weights {budget.weights / GIB:.1f} GiB + "
             f"activations {budget.activations / GIB:.1f} GiB + overhead "
             f"{(budget.non_torch + budget.cuda_graphs) / GIB:.1f} GiB per GPU of "
             f"{budget.usable / GIB:.1f} GiB usable: {need} (try {', '.join(hints)})"

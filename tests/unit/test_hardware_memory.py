@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from servesim.errors import UserError
-from servesim.hardware import Gpu, MemoryBudget, ModelSpec, gpu_names, memory_budget, vllm_defaults
+from servesim.hardware import (
+    Gpu,
+    KvGroup,
+    Layer,
+    MemoryBudget,
+    ModelSpec,
+    block_bytes,
+    gpu_names,
+    kv_groups,
+    max_concurrency,
+    memory_budget,
+    page_bytes,
+    pipeline_layers,
+    vllm_defaults,
+)
+from servesim.hardware.memory import stage_weight_bytes
 
 
 def budget(model: str, gpu: str, tp: int = 1, **options: object) -> MemoryBudget:
@@ -44,9 +64,7 @@ def test_the_parts_add_up_to_the_usable_memory() -> None:
 
 
 def test_a_model_that_does_not_fit_is_an_error_with_numbers_and_hints() -> None:
-    with pytest.raises(
-        UserError, match=r"weights 131\.4 GiB.*72\.8 GiB usable.*larger tp, dtype fp8, --ignore-memory"
-    ):
+    with pytest.raises(UserError, match=r"weights 131\.4 GiB.*72\.8 GiB usable.*larger tp, dtype fp8, --ignore-memory"):
         budget("llama-3.1-70b", "h100")
 
 
@@ -92,3 +110,79 @@ def test_data_sheets_are_numbers(name: str) -> None:
     gpu = Gpu.load(name)
     assert name in gpu_names()
     assert all(isinstance(rate, float) for rate in (gpu.bandwidth, gpu.pcie_bandwidth, *gpu.flops.values()))
+
+
+def test_pipeline_stages_split_as_in_vllm() -> None:
+    # what remains goes to the stages before the last one, from the back
+    assert [len(r) for r in pipeline_layers(10, 4)] == [2, 3, 3, 2]
+    assert [len(r) for r in pipeline_layers(61, 4)] == [15, 15, 16, 15]
+    assert [r.start for r in pipeline_layers(32, 2)] == [0, 16]
+    with pytest.raises(UserError, match="pp = 5 must be from 1 to the 4 layers"):
+        pipeline_layers(4, 5)
+
+
+def test_stages_together_hold_the_model() -> None:
+    model = ModelSpec.load("llama-3.1-70b")
+    stages = pipeline_layers(model.num_layers, 3)
+    assert sum(stage_weight_bytes(model, s, "bf16") for s in stages) == model.weight_bytes("bf16")
+    tied = ModelSpec.load("llama-3.2-1b")  # the last stage has a copy of the embedding for its LM head
+    extra = 2 * tied.vocab_size * tied.hidden_size
+    halves = pipeline_layers(tied.num_layers, 2)
+    assert sum(stage_weight_bytes(tied, s, "bf16") for s in halves) == tied.weight_bytes("bf16") + extra
+
+
+def test_blocks_under_pipeline_parallelism_are_those_of_the_fullest_stage() -> None:
+    got = budget("llama-3.1-70b", "h100", pp=4, max_num_seqs=1024)
+    assert got.block_bytes == 16 * 20 * 2 * 8 * 128 * 2
+    # the last stage: an LM head as large as the first one's embedding, and the logits of 1024 sequences besides
+    assert got.weights == stage_weight_bytes(ModelSpec.load("llama-3.1-70b"), range(60, 80), "bf16")
+    assert got.activations == 1024 * 128_256 * 18
+
+
+def case(component: str, shared_data: Callable[[str], Path]) -> dict[str, Any]:
+    cases = json.loads(shared_data("conformance/cases.json").read_text())["cases"]
+    return next(c for c in cases if c["component"] == component)  # type: ignore[no-any-return]
+
+
+def test_pages_and_blocks_have_the_recorded_sizes(shared_data: Callable[[str], Path]) -> None:
+    recorded = case("kv_page_bytes", shared_data)
+    for row in recorded["table"]:
+        config: dict[str, Any] = {
+            "hidden_size": 64,
+            "num_hidden_layers": row["layers"],
+            "num_attention_heads": row.get("kv_heads", 1),
+            "head_dim": row.get("head_size", 64),
+            "intermediate_size": 64,
+            "vocab_size": 64,
+            "max_position_embeddings": 64,
+        }
+        if row["kind"] == "mla":
+            config |= {"kv_lora_rank": row["latent"] - 64, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64}
+            config |= {"v_head_dim": 64}
+        model = ModelSpec.from_config(config, "case")
+        page = page_bytes(model, recorded["config"]["block_size"])
+        assert block_bytes(kv_groups(model.layers), page) == row["expect_bytes_per_block"]
+
+
+def test_concurrency_is_the_recorded_one(shared_data: Callable[[str], Path]) -> None:
+    recorded = case("max_concurrency", shared_data)
+    config = recorded["config"]
+    for row in recorded["table"]:
+        groups = [KvGroup(1, 0 if kind == "full" else config["sliding_window"]) for kind in row["groups"]]
+        got = max_concurrency(
+            row["num_blocks"], groups, config["block_size"], config["max_model_len"], config["max_in_flight_tokens"]
+        )
+        assert got == row["expect"]
+
+
+def test_layers_of_two_kinds_form_groups_of_one_size() -> None:
+    full, window = Layer(), Layer(window=1024)
+    assert kv_groups([full] * 10 + [window] * 20) == [KvGroup(10), KvGroup(10, 1024), KvGroup(10, 1024)]
+    assert kv_groups([full] * 12 + [window] * 13) == [KvGroup(12), KvGroup(13, 1024)]
+    assert kv_groups([full, Layer(owns_kv=False)]) == [KvGroup(1)]
+
+
+def test_a_hybrid_model_has_more_and_smaller_blocks() -> None:
+    one, groups = budget("gpt-oss-20b", "h100"), budget("gpt-oss-20b", "h100", hybrid=True)
+    assert one.block_bytes == 2 * groups.block_bytes
+    assert groups.num_blocks == pytest.approx(2 * one.num_blocks, abs=1)

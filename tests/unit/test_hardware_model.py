@@ -25,6 +25,14 @@ PUBLISHED = {
     "qwen3-32b": 32.76,
     "opt-13b": 12.85,
     "tiny-llama": 0.00395,
+    "mixtral-8x7b": 46.70,
+    "gpt-oss-120b": 116.83,
+    "gpt-oss-20b": 20.91,
+    "qwen3-30b-a3b": 30.53,
+    "deepseek-v3": 671.03,
+    "deepseek-v2-lite": 15.706,
+    "gemma-3-1b": 0.99989,
+    "mistral-7b": 7.242,
 }
 
 
@@ -39,7 +47,13 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("opt-13b", 819_200), ("llama-3.1-8b", 131_072), ("llama-2-7b", 524_288), ("qwen3-14b", 163_840)],
+    [
+        ("opt-13b", 819_200),
+        ("llama-3.1-8b", 131_072),
+        ("llama-2-7b", 524_288),
+        ("qwen3-14b", 163_840),
+        ("deepseek-v3", 61 * 576 * 2),
+    ],
 )
 def test_kv_bytes_per_token(name: str, size: int) -> None:
     model = ModelSpec.load(name)
@@ -86,6 +100,57 @@ def test_a_folder_with_a_config_json_is_a_model(tmp_path: Path) -> None:
     )
 
 
+def test_gpt_oss_alternates_windows_and_keeps_its_experts_in_mxfp4() -> None:
+    model = ModelSpec.load("gpt-oss-120b")
+    assert [layer.window for layer in model.layers[:4]] == [128, 0, 128, 0]
+    assert model.experts is not None
+    experts = 36 * model.experts.params(2880)
+    rest = model.num_params - experts
+    # 4 bits and a shared 8-bit scale for every 32 weights; the published checkpoint has 65.2 GB
+    assert model.weight_bytes("bf16") == int(experts * 4.25 / 8 + 2 * rest)
+    assert model.weight_bytes("bf16") / 1e9 == pytest.approx(65.2, rel=0.01)
+
+
+def test_a_token_passes_only_the_experts_it_is_routed_to() -> None:
+    mixtral, dense = ModelSpec.load("mixtral-8x7b"), ModelSpec.load("mistral-7b")
+    expert, router = dense.mlp_params, 8 * 4096
+    assert mixtral.layer_params == dense.layer_params + expert + router
+    assert ModelSpec.load("deepseek-v3").layer_params * 61 / 1e9 == pytest.approx(37 - 1.85, rel=0.03)
+
+
+def test_few_tokens_touch_few_experts_and_many_touch_all() -> None:
+    experts = ModelSpec.load("mixtral-8x7b").experts
+    assert experts is not None
+    assert [experts.touched(t) for t in (1, 2)] == pytest.approx([2.0, 3.5])
+    assert experts.touched(100) == pytest.approx(8.0)
+
+
+def test_layers_that_share_kv_keep_none() -> None:
+    config = {
+        "hidden_size": 64,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 100,
+        "max_position_embeddings": 64,
+    }
+    full = ModelSpec.from_config(config, "x").kv_bytes_per_token()
+    assert ModelSpec.from_config({**config, "num_kv_shared_layers": 2}, "x").kv_bytes_per_token() == full * 4 // 6
+    pairs = ModelSpec.from_config({**config, "use_cla": True, "cla_share_factor": 2}, "x")
+    assert [layer.owns_kv for layer in pairs.layers] == [True, False] * 3
+    assert pairs.kv_bytes_per_token() == full // 2
+
+
+def test_gemma_has_one_full_layer_in_six() -> None:
+    windows = [layer.window for layer in ModelSpec.load("gemma-3-1b").layers]
+    assert windows[:12] == [512] * 5 + [0] + [512] * 5 + [0]
+
+
+def test_latent_attention_splits_heads_but_not_its_cache() -> None:
+    model = ModelSpec.load("deepseek-v3")
+    assert model.kv_bytes_per_token("bf16", tp=8) == model.kv_bytes_per_token("bf16")
+
+
 def test_unknown_name_suggests_the_close_one() -> None:
     with pytest.raises(UserError, match=r'did you mean "llama-3.1-8b"'):
         ModelSpec.load("llama-3.1-8")
@@ -94,8 +159,13 @@ def test_unknown_name_suggests_the_close_one() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
-        ("num_local_experts", 8, "mixture of experts"),
-        ("kv_lora_rank", 512, "latent attention"),
+        ("linear_num_key_heads", 16, "linear attention"),
+        ("index_topk", 2048, "sparse attention"),
+        ("layer_types", ["full_attention", "chunked_attention"], "'chunked_attention' are not supported"),
+        ("layer_types", ["full_attention"], "names 1 layers of 2"),
+        ("num_local_experts", 8, "num_experts_per_tok must be a positive integer"),
+        ("kv_lora_rank", 512, "qk_rope_head_dim must be a positive integer"),
+        ("num_kv_shared_layers", 2, "num_kv_shared_layers must be from 0 to 1"),
         ("is_encoder_decoder", True, "is_encoder_decoder"),
         ("hidden_size", None, "hidden_size must be a positive integer"),
     ],

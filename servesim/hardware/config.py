@@ -1,0 +1,157 @@
+"""Hugging Face `config.json` to the shapes of a decoder; what cannot be priced is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.hardware.layers import Experts, Latent, Layer
+
+_UNSUPPORTED = {
+    "linear_num_key_heads": "linear attention",
+    "linear_attn_config": "linear attention",
+    "ssm_cfg": "a state-space model",
+    "state_size": "a state-space model",
+    "mamba_d_state": "a state-space model",
+    "vision_config": "a multi-modal model (give the config.json of its text model)",
+    "text_config": "a multi-modal model (give the config.json of its text model)",
+    "index_topk": "sparse attention",
+    "attention_chunk_size": "chunked attention",
+}
+_LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
+_TORCH_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """The fields of `ModelSpec` but its name."""
+    _refuse_unsupported(config, where)
+    kind = config.get("model_type", "")
+    hidden, heads = _count(config, "hidden_size", where), _count(config, "num_attention_heads", where)
+    is_opt = kind == "opt"
+    bias = bool(config.get("enable_bias", True)) if is_opt else bool(config.get("attention_bias", False))
+    kv_heads = config.get("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise UserError(f"{where}: {heads} attention heads are not a multiple of {kv_heads} KV heads")
+    positions = _count(config, "max_position_embeddings", where)
+    experts = _experts(config, kind, where)
+    return {
+        "num_layers": _count(config, "num_hidden_layers", where),
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": config.get("head_dim") or hidden // heads,
+        "intermediate_size": _count(config, "ffn_dim" if is_opt else "intermediate_size", where),
+        "vocab_size": _count(config, "vocab_size", where),
+        "max_position": positions,
+        "tie_embeddings": bool(config.get("tie_word_embeddings", is_opt or kind.startswith("gemma"))),
+        "gated_mlp": not is_opt and kind not in ("gpt_neox", "starcoder2", "phi", "nemotron"),
+        "qkv_bias": bias or kind in ("qwen2", "qwen2_moe"),
+        "output_bias": bias,
+        "mlp_bias": bias if is_opt else bool(config.get("mlp_bias", False)),
+        "qk_norm": kind in ("qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"),
+        "norms_per_layer": 4 if kind.startswith(("gemma2", "gemma3")) else 2,
+        "attention_sinks": kind == "gpt_oss",
+        "layer_norm_bias": is_opt,
+        # OPT's table has two rows more than positions: its indices start at 2.
+        "learned_positions": positions + 2 if is_opt else 0,
+        "experts": experts,
+        "latent": _latent(config, where),
+        "layer_kinds": _layers(config, experts is not None, where),
+        "dtype": _TORCH_DTYPES.get(str(config.get("torch_dtype") or config.get("dtype")), "bf16"),
+    }
+
+
+def _experts(config: dict[str, Any], kind: str, where: str) -> Experts | None:
+    count = next((config[key] for key in _EXPERT_COUNTS if config.get(key)), 0)
+    if not count:
+        return None
+    size = config.get("moe_intermediate_size") or _count(config, "intermediate_size", where)
+    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * size
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    return Experts(
+        count=count,
+        per_token=_count(config, "num_experts_per_tok", where),
+        size=size,
+        shared_size=shared,
+        bias=kind == "gpt_oss",
+        dtype="mxfp4" if method == "mxfp4" else None,
+    )
+
+
+def _latent(config: dict[str, Any], where: str) -> Latent | None:
+    if not config.get("kv_lora_rank"):
+        return None
+    return Latent(
+        kv_rank=_count(config, "kv_lora_rank", where),
+        rope_dim=_count(config, "qk_rope_head_dim", where),
+        nope_dim=_count(config, "qk_nope_head_dim", where),
+        v_dim=_count(config, "v_head_dim", where),
+        q_rank=config.get("q_lora_rank") or 0,
+    )
+
+
+def _layers(config: dict[str, Any], experts: bool, where: str) -> tuple[Layer, ...]:
+    """The kind of every layer."""
+    count = _count(config, "num_hidden_layers", where)
+    windows, dense = _windows(config, count, where), _dense_layers(config, count)
+    shared = _kv_shared(config, count, where)
+    return tuple(Layer(windows[i], experts and i not in dense, i not in shared) for i in range(count))
+
+
+def _windows(config: dict[str, Any], count: int, where: str) -> list[int]:
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    types = config.get("layer_types")
+    if types is not None:
+        unknown = sorted(set(types) - set(_LAYER_TYPES))
+        if unknown:
+            raise UserError(f"{where}: layers of type {unknown[0]!r} are not supported")
+        if len(types) != count:
+            raise UserError(f"{where}: layer_types names {len(types)} layers of {count}")
+        slides = [_LAYER_TYPES[t] for t in types]
+    elif config.get("sliding_window_pattern"):  # one full layer closes every such group
+        slides = [(i + 1) % config["sliding_window_pattern"] != 0 for i in range(count)]
+    elif config.get("model_type") == "gemma2":
+        slides = [i % 2 == 0 for i in range(count)]
+    else:
+        slides = [i >= (config.get("max_window_layers") or 0) for i in range(count)]
+        if not window:
+            return [0] * count
+    if any(slides) and not window:
+        raise UserError(f"{where}: layers slide a window, but sliding_window is {window!r}")
+    return [int(window or 0) if s else 0 for s in slides]
+
+
+def _dense_layers(config: dict[str, Any], count: int) -> set[int]:
+    """Layers of a mixture-of-experts model that have one MLP all the same."""
+    dense = set(range(config.get("first_k_dense_replace") or 0)) | set(config.get("mlp_only_layers") or [])
+    every = config.get("decoder_sparse_step") or 1
+    return dense | {i for i in range(count) if (i + 1) % every}
+
+
+def _kv_shared(config: dict[str, Any], count: int, where: str) -> set[int]:
+    """Layers that attend the KV of an earlier one: the last ones (num_kv_shared_layers), or all but the first of
+    every group (cla_share_factor, where use_cla is set)."""
+    last = config.get("num_kv_shared_layers") or 0
+    if not 0 <= last < count:
+        raise UserError(f"{where}: num_kv_shared_layers must be from 0 to {count - 1}, not {last}")
+    factor = (config.get("cla_share_factor") or 1) if config.get("use_cla") else 1
+    return set(range(count - last, count)) | {i for i in range(count) if i % factor}
+
+
+def _count(config: dict[str, Any], key: str, where: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or value <= 0:
+        raise UserError(f"{where}: {key} must be a positive integer, not {value!r}")
+    return value
+
+
+def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
+    for key, what in _UNSUPPORTED.items():
+        if config.get(key):
+            raise UserError(f"{where}: {key} makes it {what}, which is not supported")
+    if config.get("is_encoder_decoder"):
+        raise UserError(f"{where}: is_encoder_decoder is set; only decoders are supported")
+    hidden = config.get("hidden_size")
+    if config.get("word_embed_proj_dim", hidden) != hidden:
+        raise UserError(f"{where}: word_embed_proj_dim differs from hidden_size, which is not supported")

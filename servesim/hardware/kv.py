@@ -1,0 +1,69 @@
+"""KV cache layout: how vLLM groups the layers of a model, and what a block of each group takes.
+
+Layers that attend everything and layers that slide a window keep different blocks of a request. vLLM puts layers
+of one kind into groups, all groups with the same number of layers so that a block of any group has the same size
+and all draw from one pool; every group has its own block table.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from servesim.hardware.layers import Layer
+from servesim.hardware.model import ModelSpec
+
+_NEARLY_EQUAL = 1.25
+"""Up to this ratio between the kinds' layer counts vLLM pads the smaller kinds instead of splitting all into groups
+of the smallest."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers that share a block table."""
+
+    layers: int
+    """Layers of the group."""
+    window: int = 0
+    """Tokens their queries attend; 0: all."""
+
+    def blocks(self, tokens: int, block_size: int, in_flight: int = 1) -> int:
+        """Blocks a request of `tokens` tokens holds at most, of which `in_flight` are computed in one step. One
+        window may straddle a block more than its length needs."""
+        if not self.window:
+            return -(-tokens // block_size)
+        return -(-min(self.window - 1 + in_flight, tokens) // block_size) + 1
+
+
+def kv_groups(layers: Sequence[Layer]) -> list[KvGroup]:
+    """The groups of `layers` (of a model, or of one pipeline stage), full attention first, then by window."""
+    kinds = Counter(layer.window for layer in layers if layer.owns_kv)
+    if len(kinds) <= 1:
+        return [KvGroup(count, window) for window, count in kinds.items()]
+    least, most = min(kinds.values()), max(kinds.values())
+    size = most if most < least * _NEARLY_EQUAL else least
+    groups = []
+    for window in sorted(kinds):
+        left = kinds[window]
+        while left > 0:
+            groups.append(KvGroup(min(size, left), window))
+            left -= size
+    return groups
+
+
+def page_bytes(model: ModelSpec, block_size: int, kv_dtype: str = "bf16", tp: int = 1) -> int:
+    """Bytes of a block in one layer on one GPU."""
+    return block_size * model.kv_bytes_per_token_per_layer(kv_dtype, tp)
+
+
+def block_bytes(groups: Sequence[KvGroup], page: int) -> int:
+    """Bytes of a block in the pool all groups draw from: the pages of the largest group."""
+    return page * max((group.layers for group in groups), default=0)
+
+
+def max_concurrency(
+    num_blocks: int, groups: Sequence[KvGroup], block_size: int, max_model_len: int, in_flight: int
+) -> float:
+    """Requests of `max_model_len` tokens that `num_blocks` blocks hold at a time, as vLLM reports it at start-up."""
+    return num_blocks / sum(group.blocks(max_model_len, block_size, in_flight) for group in groups)

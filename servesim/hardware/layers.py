@@ -1,0 +1,111 @@
+"""What the layers of a decoder are made of, where they are not all the same: windows, experts, latent attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from servesim.errors import UserError, suggest
+
+DTYPE_BYTES = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0,
+    "int8": 1.0,
+    "int8_wo": 1.0,
+    "int4": 0.5,
+    "mxfp4": 0.53125,
+}
+"""Bytes of one weight or KV element. mxfp4 is 4 bits and an 8-bit scale for every 32 weights; scales of the
+other formats (under 1 %, int4 in groups of 128 about 3 %) are not counted."""
+
+
+class Layer(NamedTuple):
+    """The kind of one decoder layer."""
+
+    window: int = 0
+    """Tokens a query attends, itself included; 0: all of them."""
+    experts: bool = False
+    """True: a mixture of experts; False: one MLP."""
+    owns_kv: bool = True
+    """False: attends the keys and values an earlier layer keeps (cross-layer sharing)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The MLP of a mixture-of-experts layer, before tensor parallelism."""
+
+    count: int
+    per_token: int
+    """Experts each token is routed to (top-k)."""
+    size: int
+    """Width of one expert."""
+    shared_size: int = 0
+    """Width of the shared expert every token passes; 0: none."""
+    bias: bool = False
+    """Router, gate, up and down projections have biases."""
+    dtype: str | None = None
+    """The only precision the experts are published in; None: that of the other linear layers."""
+
+    def params(self, hidden: int) -> int:
+        """Weights of the experts of one layer, without router and shared expert."""
+        bias = 2 * self.size + hidden if self.bias else 0
+        return self.count * (3 * hidden * self.size + bias)
+
+    def router_params(self, hidden: int) -> int:
+        """Weights of the router of one layer."""
+        return self.count * (hidden + (1 if self.bias else 0))
+
+    def touched(self, tokens: float) -> float:
+        """Expected number of distinct experts that `tokens` tokens use, when each picks its experts uniformly
+        and independently of the others."""
+        return self.count * float(1.0 - (1.0 - self.per_token / self.count) ** tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2 and later): keys and values are one compressed vector a token."""
+
+    kv_rank: int
+    rope_dim: int
+    """Width of the rotary key every head shares; the cache holds kv_rank + rope_dim numbers a token."""
+    nope_dim: int
+    """Width of a head's key without rotary embedding."""
+    v_dim: int
+    q_rank: int = 0
+    """Rank of the compressed query; 0: not compressed."""
+
+    @property
+    def width(self) -> int:
+        """Numbers the cache keeps of one token in one layer: one head, no separate value."""
+        return self.kv_rank + self.rope_dim
+
+    def linears(self, hidden: int, heads: int) -> list[tuple[int, int]]:
+        """(output width, input width) of the projections of `heads` heads. Those to the latents are whole on
+        every GPU; those from and to heads split."""
+        query = self.nope_dim + self.rope_dim
+        down = [(self.q_rank + self.width, hidden), (heads * query, self.q_rank)]
+        if not self.q_rank:
+            down = [(self.width, hidden), (heads * query, hidden)]
+        return [*down, (heads * (self.nope_dim + self.v_dim), self.kv_rank), (hidden, heads * self.v_dim)]
+
+
+def dtype_bytes(dtype: str) -> float:
+    """Bytes of one element of `dtype`."""
+    if dtype not in DTYPE_BYTES:
+        raise UserError(f"unknown dtype {dtype!r}{suggest(dtype, DTYPE_BYTES)}")
+    return DTYPE_BYTES[dtype]
+
+
+def pipeline_layers(num_layers: int, stages: int) -> list[range]:
+    """The layers of each pipeline stage, split as vLLM does: evenly, what remains one each to the stages before
+    the last, from the back (the last one has the LM head)."""
+    if not 1 <= stages <= num_layers:
+        raise UserError(f"pp = {stages} must be from 1 to the {num_layers} layers of the model")
+    counts = [num_layers // stages] * stages
+    for i in range(2, num_layers % stages + 2):
+        counts[-i] += 1
+    starts = [sum(counts[:i]) for i in range(stages)]
+    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
