@@ -9,7 +9,6 @@ from typing import Any
 from servesim.cost.formula import COMPUTE_DTYPE
 from servesim.engine.recorder import Rows
 from servesim.hardware import Gpu, ModelSpec
-from servesim.hardware.model import dtype_bytes
 from servesim.metrics.requests import SECOND, RequestColumns, counts, goodput, latencies_ms, per, throughput
 from servesim.metrics.stability import stability
 from servesim.metrics.steps import StepTotals
@@ -88,7 +87,7 @@ def engine(columns: RequestColumns, totals: StepTotals, deployment: Deployment) 
 def mfu(columns: RequestColumns, deployment: Deployment) -> float | None:
     """Model FLOPs utilization: arithmetic the answers needed over what the GPUs could do in the duration.
 
-    Per completed request: 2 per layer weight and token computed (prompt without its prefix hit, and all outputs but
+    Per completed request: 2 per weight outside the embeddings and token computed (prompt without its prefix hit, and all outputs but
     the last), 4 per query-key pair and head dimension, 2 per LM-head weight and output token. Recomputation after
     preemption and padding are not useful and do not count.
     """
@@ -100,7 +99,7 @@ def mfu(columns: RequestColumns, deployment: Deployment) -> float | None:
     tokens = int((length - hit).sum())
     pairs = int(((length * (length + 1) - hit * (hit + 1)) // 2).sum())
     flops = (
-        2 * model.num_layers * model.layer_params * tokens
+        2 * (model.num_params - model.embedding_params) * tokens
         + 4 * model.num_layers * model.q_size * pairs
         + 2 * model.hidden_size * model.vocab_size * int(output.sum())
     )
@@ -108,14 +107,14 @@ def mfu(columns: RequestColumns, deployment: Deployment) -> float | None:
 
 
 def mbu(columns: RequestColumns, totals: StepTotals, deployment: Deployment) -> float | None:
-    """Memory bandwidth utilization: weights once per step, and keys and values of every context attended (those a
-    prefill piece finds included), over what the GPUs could read in the duration."""
+    """Memory bandwidth utilization: weights once per step (of embeddings only a tied LM head), and keys and values
+    of every context attended (those a prefill piece finds included), over what the GPUs could read meanwhile."""
     model = deployment.model
-    layers = model.num_layers * model.layer_params * dtype_bytes(deployment.dtype)
-    head = 2.0 * model.hidden_size * model.vocab_size
+    looked_up = model.learned_positions + (0 if model.tie_embeddings else model.vocab_size)
+    weights = model.weight_bytes(deployment.dtype) - 2 * model.hidden_size * looked_up
     context = totals.decode_context + totals.sums["prefill_context"]
     kv_bytes = context * model.kv_bytes_per_token(deployment.kv_dtype, deployment.tp) * deployment.tp
-    read = totals.steps * (layers + head) + kv_bytes
+    read = totals.steps * weights + kv_bytes
     return per(read, deployment.gpu.bandwidth * deployment.gpus * columns.duration_ns / SECOND)
 
 

@@ -209,6 +209,8 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     with process(
         *("run", "--trace", "preset:azure-conv-2023", "--requests", "20000", "--model", "llama-3.1-8b"),
         *("--gpu", "h200", "--mode", "reference", "--out", str(tmp_path / "r")),
+        # whoever started the tests in the background has interrupts ignored, which children inherit
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as running:
         while not any(tmp_path.iterdir()):
             assert running.poll() is None, "ended by itself"

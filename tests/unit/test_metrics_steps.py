@@ -16,6 +16,8 @@ from servesim.metrics.summary import Deployment, engine, kv_memory, mbu, mfu, pr
 
 SECOND = 1_000_000_000
 Make = Callable[..., RequestColumns]
+# Llama-3.1-8B: QKV, output, gate, up and down projections and two norms of 32 layers, and the final norm
+LAYER_WEIGHTS = 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336 + 2 * 4096) + 4096
 
 
 def steps(*rows: dict[str, int]) -> Rows:
@@ -155,18 +157,15 @@ def test_the_price_of_a_run_is_that_of_all_its_gpus(deployment: Deployment, done
 
 def test_mfu_counts_what_the_answers_needed(deployment: Deployment, done: RequestColumns) -> None:
     # 110 tokens are computed in all, 40 of them were found: 70 through the layers, positions 41..110 attended
-    model = deployment.model
-    layers = 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336 + 2 * 4096)
     pairs = sum(range(41, 111))
-    flops = 2 * layers * 70 + 4 * 32 * 4096 * pairs + 2 * 4096 * 128256 * 11
-    assert model.num_layers * model.layer_params == layers
+    flops = 2 * LAYER_WEIGHTS * 70 + 4 * 32 * 4096 * pairs + 2 * 4096 * 128256 * 11
     assert mfu(done, deployment) == pytest.approx(flops / (989e12 * 2 * 10))
 
 
 def test_mbu_counts_weights_once_a_step_and_the_contexts_read(
     totals: StepTotals, deployment: Deployment, done: RequestColumns
 ) -> None:
-    weights = 2 * (deployment.model.num_layers * deployment.model.layer_params + 4096 * 128256)
+    weights = 2 * (LAYER_WEIGHTS + 4096 * 128256)  # the table of input embeddings is looked up, not read
     kv_token = 2 * 32 * 8 * 128 * 2
     read = 6 * weights + (265 + 40) * kv_token
     assert mbu(done, totals, deployment) == pytest.approx(read / (4.8e12 * 2 * 10))
