@@ -9,6 +9,7 @@ from typing import Any
 from servesim.cost.formula import COMPUTE_DTYPE
 from servesim.engine.recorder import Rows
 from servesim.hardware import Gpu, ModelSpec
+from servesim.hardware.layers import Layer
 from servesim.metrics.requests import SECOND, RequestColumns, counts, goodput, latencies_ms, per, throughput
 from servesim.metrics.stability import stability
 from servesim.metrics.steps import StepTotals
@@ -89,10 +90,10 @@ def mfu(columns: RequestColumns, deployment: Deployment) -> float | None:
 
     Per completed request: 2 per weight outside the embeddings and token computed (prompt without its prefix hit, and all outputs but
     the last), 4 per query-key pair and head dimension, 2 per LM-head weight and output token. Recomputation after
-    preemption and padding are not useful and do not count.
+    preemption and padding are not useful and do not count. None for models whose layers are not all alike and dense.
     """
     model, peak = deployment.model, deployment.gpu.flops.get(COMPUTE_DTYPE[deployment.dtype])
-    if peak is None:
+    if peak is None or not _plain(model):
         return None
     hit, output = columns.completed("hit_tokens"), columns.completed("output_len")
     length = columns.completed("prompt_len") + output - 1
@@ -108,14 +109,22 @@ def mfu(columns: RequestColumns, deployment: Deployment) -> float | None:
 
 def mbu(columns: RequestColumns, totals: StepTotals, deployment: Deployment) -> float | None:
     """Memory bandwidth utilization: weights once per step (of embeddings only a tied LM head), and keys and values
-    of every context attended (those a prefill piece finds included), over what the GPUs could read meanwhile."""
+    of every context attended (those a prefill piece finds included), over what the GPUs could read meanwhile.
+    None for models whose layers are not all alike and dense."""
     model = deployment.model
+    if not _plain(model):
+        return None
     looked_up = model.learned_positions + (0 if model.tie_embeddings else model.vocab_size)
     weights = model.weight_bytes(deployment.dtype) - 2 * model.hidden_size * looked_up
     context = totals.decode_context + totals.sums["prefill_context"]
     kv_bytes = context * model.kv_bytes_per_token(deployment.kv_dtype, deployment.tp) * deployment.tp
     read = totals.steps * weights + kv_bytes
     return per(read, deployment.gpu.bandwidth * deployment.gpus * columns.duration_ns / SECOND)
+
+
+def _plain(model: ModelSpec) -> bool:
+    """Every layer computes all its weights for every token and attends the whole context."""
+    return model.latent is None and all(layer == Layer() for layer in model.layers)
 
 
 def kv_memory(columns: RequestColumns, totals: StepTotals, deployment: Deployment) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,6 +170,14 @@ def test_mbu_counts_weights_once_a_step_and_the_contexts_read(
     kv_token = 2 * 32 * 8 * 128 * 2
     read = 6 * weights + (265 + 40) * kv_token
     assert mbu(done, totals, deployment) == pytest.approx(read / (4.8e12 * 2 * 10))
+
+
+def test_utilization_of_a_mixture_of_experts_is_not_claimed(
+    totals: StepTotals, deployment: Deployment, done: RequestColumns
+) -> None:
+    sparse = replace(deployment, model=ModelSpec.load("mixtral-8x7b"))
+    assert mfu(done, sparse) is None
+    assert mbu(done, totals, sparse) is None
 
 
 def test_sums_do_not_overflow() -> None:
