@@ -88,9 +88,10 @@ def engine(columns: RequestColumns, totals: StepTotals, deployment: Deployment) 
 def mfu(columns: RequestColumns, deployment: Deployment) -> float | None:
     """Model FLOPs utilization: arithmetic the answers needed over what the GPUs could do in the duration.
 
-    Per completed request: 2 per weight outside the embeddings and token computed (prompt without its prefix hit, and all outputs but
-    the last), 4 per query-key pair and head dimension, 2 per LM-head weight and output token. Recomputation after
-    preemption and padding are not useful and do not count. None for models whose layers are not all alike and dense.
+    Per completed request: 2 per weight outside the embeddings and token computed (prompt without its prefix hit, and
+    all outputs but the last), 4 per query-key pair and head dimension, 2 per LM-head weight and output token.
+    Recomputation after preemption and padding are not useful and do not count. None for models whose layers are
+    not all alike and dense.
     """
     model, peak = deployment.model, deployment.gpu.flops.get(COMPUTE_DTYPE[deployment.dtype])
     if peak is None or not _plain(model):
