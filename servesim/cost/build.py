@@ -7,8 +7,10 @@ from pathlib import Path
 from servesim.cost.attention import Attention, HeadShape, RooflineAttention, TableAttention
 from servesim.cost.curve import Curve
 from servesim.cost.formula import COMPUTE_DTYPE, Roofline
+from servesim.cost.host import HostTerms
 from servesim.cost.linear import GemmTables, collective_curve
 from servesim.cost.model import TableCostModel
+from servesim.cost.streamed import StreamedDecode
 from servesim.cost.tables import KernelTables
 from servesim.errors import UserError, suggest
 from servesim.hardware.gpu import Gpu
@@ -26,12 +28,14 @@ def build_cost_model(
     *,
     kv_dtype: str = "bf16",
     tables: str | Path | None = None,
+    host: HostTerms | None = None,
 ) -> TableCostModel:
     """The cost model of `model` on `tp` GPUs of a kind.
 
     `dtype` is that of the linear layers (the LM head stays in 16 bits, as in vLLM), `kv_dtype` that of the KV
     cache. `tables` is a folder of kernel tables measured on `gpu`, instead of the shipped ones. What the
-    tables lack is priced by formula and shows in `Price.shares`.
+    tables lack is priced by formula and shows in `Price.shares`. `host` is what the engine adds to its kernels;
+    None: nothing.
     """
     _check(model, gpu, tp, dtype, kv_dtype)
     roofline = Roofline(gpu)
@@ -47,7 +51,10 @@ def build_cost_model(
         attention = TableAttention(kernels, shape, kv_dtype, slowdown)
     else:
         attention = RooflineAttention(gpu, shape, dtype_bytes(kv_dtype))
-    gemms = GemmTables(kernels, roofline, Roofline(measured_on))
+    if host is not None and host.kv_bandwidth_share:
+        kv_bytes = 2.0 * shape.kv_heads * shape.head_dim * dtype_bytes(kv_dtype)
+        attention = StreamedDecode(attention, kv_bytes * 1e9 / (gpu.bandwidth * host.kv_bandwidth_share))
+    gemms = GemmTables(kernels, roofline, Roofline(measured_on), host is not None and host.monotone_gemms)
     return TableCostModel(
         _per_token(model, shape, tp, dtype, gemms, kernels, roofline),
         _per_sample(model, tp, gemms, kernels, roofline),
@@ -55,6 +62,7 @@ def build_cost_model(
         model.num_layers,
         roofline,
         f"{model.name} on {tp} x {gpu.name}, {dtype} weights, {kv_dtype} KV",
+        host,
     )
 
 

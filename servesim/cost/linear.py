@@ -28,6 +28,10 @@ class GemmTables:
     roofline: Roofline
     measured_on: Roofline
     """The GPU the table was measured on; where it differs, shares of its roofline are carried over."""
+    monotone: bool = False
+    """An interpolated GEMM over m tokens takes at most the time of one over more: the bad picks of a library
+    among its kernels belong to the shapes they were measured on. (Whole curves held out of the H100 table: mean
+    error 4.7 % without and 4.3 % with it up to 16 tokens, 6.2 and 6.0 % from 65 to 256, but 3 % too fast.)"""
 
     def curve(self, n: int, k: int, dtype: str) -> Curve:
         """Time of [m, k] x [k, n] over m."""
@@ -48,6 +52,9 @@ class GemmTables:
         source = _source(rows, n, k)
         if source == MEASURED and self.roofline == self.measured_on:
             return Curve(tokens, [corners[0][3][m] for m in tokens])
+        if self.monotone:
+            for i in range(len(times) - 2, -1, -1):
+                times[i] = min(times[i], times[i + 1])
         return Curve(tokens, times, EXTRAPOLATED if self.roofline != self.measured_on else source)
 
 

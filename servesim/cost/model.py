@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import Batch, CostModel, Price
+from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price
 from servesim.cost.attention import Attention, decode_over_sum, prefill_ns
 from servesim.cost.curve import ROOFLINE, Curve
 from servesim.cost.formula import Roofline
+from servesim.cost.host import HostTerms
 
 _Parts = tuple[float, float, float, float]
 """Nanoseconds by source, in the order of `Price.shares`."""
@@ -25,7 +26,8 @@ class TableCostModel(CostModel):
     Operators are curves already multiplied by how often a step runs them: `per_token` over the tokens of
     the step (padding included), `per_sample` over the rows that sample. Attention of a mixed step is one
     kernel, so its fixed cost is paid once. Decode depends on the sum of the contexts alone, not on their
-    spread. Copies over PCIe are not overlapped with the step.
+    spread. Copies over PCIe are not overlapped with the step. With `host` terms small batches are padded to
+    CUDA-graph sizes, and computing beyond what the clock sustains is slower.
     """
 
     def __init__(
@@ -36,8 +38,13 @@ class TableCostModel(CostModel):
         num_layers: int,
         roofline: Roofline,
         description: str = "",
+        host: HostTerms | None = None,
     ) -> None:
         self.description = description
+        self.terms = host
+        self._padded = host.padding() if host is not None else []
+        self._cool_ns = host.sustained_after if host is not None else 0.0
+        self._slowdown = host.sustained_slowdown if host is not None else 0.0
         self._per_token = per_token
         self._per_sample = per_sample
         self._attention = attention
@@ -61,6 +68,10 @@ class TableCostModel(CostModel):
         times = base + curve.at_many(np.arange(first, first + k * count, count, dtype=np.int64)) + 0.5
         return times.astype(np.int64)
 
+    def host(self, batch: Batch) -> Host:
+        """See the contract."""
+        return self.terms.host(batch) if self.terms is not None else NO_HOST
+
     def price(self, batch: Batch) -> Price:
         """Price of one step."""
         total = self._constant_ns(batch)
@@ -70,7 +81,7 @@ class TableCostModel(CostModel):
         return Price(self.step_ns(gpu, host), gpu, host, self.shares(batch))
 
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:
-        """Fractions of the GPU time by source."""
+        """Fractions of the GPU time by source (slowing down under load is not counted)."""
         a, b, c, d = self._tokens(batch)[1]
         e, f, g, h = self._samples(batch)[1]
         parts = [a + e, b + f, c + g, d + h]
@@ -88,15 +99,20 @@ class TableCostModel(CostModel):
 
     def _constant_ns(self, batch: Batch) -> float:
         """Everything but decode attention: what does not change along a decode run."""
-        total = self._tokens(batch)[0] + self._samples(batch)[0]
+        total = self._tokens(batch)[0]
         if batch.prefill:
             total = total + self._prefill(batch)[0]
+        if self._slowdown and total > self._cool_ns:
+            total = total + (total - self._cool_ns) * self._slowdown
+        total = total + self._samples(batch)[0]
         if batch.bytes_moved:
             total = total + self._roofline.copy_ns(batch.bytes_moved)
         return total
 
     def _tokens(self, batch: Batch) -> tuple[float, _Parts]:
         tokens = batch.linear_tokens + batch.padded_tokens
+        if tokens < len(self._padded):
+            tokens = self._padded[tokens]
         cost = self._token_costs.get(tokens)
         if cost is None:
             cost = self._token_costs[tokens] = _sum_at(self._per_token, tokens)

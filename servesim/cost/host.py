@@ -1,0 +1,144 @@
+"""What a serving engine adds to its kernels: host time, CUDA-graph padding, sustained clocks, front end.
+
+Kernel tables time one kernel at a time on a cool GPU. A served step differs in a few ways that hold for one
+engine version, whatever the model or the load; each is one term here, fitted to recorded steps by
+`servesim calibrate host` and stored with its provenance under `calibrate/tables/host`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from servesim.contracts.cost import Batch, Host
+from servesim.errors import UserError, suggest
+
+GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+"""Token counts vLLM captures CUDA graphs for (vllm/config/compilation.py); smaller batches are padded."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTerms:
+    """Terms of one engine version, in nanoseconds unless a name says otherwise. All default to nothing."""
+
+    name: str = "none"
+    engine: str = ""
+    """Engine and version the terms were fitted on, such as "vllm 0.23.0"."""
+    gpus: tuple[str, ...] = ()
+    """GPUs that share the chip the terms were fitted on; elsewhere those of the chip are left out."""
+    overlapped: float = 0.0
+    """Scheduling and input preparation of a step: hides behind the GPU when asynchronous."""
+    overlapped_per_sequence: float = 0.0
+    exposed: float = 0.0
+    """What the GPU waits for in every step: launch, sampled tokens on their way back."""
+    exposed_per_sampled: float = 0.0
+    exposed_per_mixed_decode: float = 0.0
+    """For each decoding sequence of a step that has prompt tokens too (run without a full CUDA graph)."""
+    pads_to_graphs: bool = False
+    """Batches of up to 512 tokens take the linear layers' time of the next CUDA-graph size."""
+    monotone_gemms: bool = False
+    """Interpolated GEMMs take at most the time of the same ones over more tokens (see `GemmTables`)."""
+    sustained_after: float = 0.0
+    """Compute time of a step until the power limit lowers the clock, and by how much it is slower then."""
+    sustained_slowdown: float = 0.0
+    kv_bandwidth_share: float = 0.0
+    """Share of the data-sheet bandwidth at which decode reads its KV; 0: as the attention table says. Tables
+    measure a layer's attention over and over, with a cache state no served step has."""
+    front_in: float = 0.0
+    """From the client to the queue (HTTP, tokenizer)."""
+    front_out: float = 0.0
+    """From the engine to the client."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, source: str | Path) -> HostTerms:
+        """Shipped terms by name (`vllm-0.23-h100`), or a YAML file."""
+        import yaml
+
+        shipped = {path.name.removesuffix(".yaml"): path for path in _shipped()}
+        path = Path(source)
+        if str(source) in shipped:
+            text = shipped[str(source)].read_text()
+        elif path.is_file():
+            text = path.read_text()
+        else:
+            raise UserError(f"no host terms {str(source)!r}: neither shipped nor a file{suggest(str(source), shipped)}")
+        try:
+            loaded = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"host terms {source}: not YAML: {error}") from None
+        return cls.of(loaded, path.name.removesuffix(".yaml"))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], name: str) -> HostTerms:
+        """Terms from a mapping, its keys and values checked."""
+        known = {f.name for f in fields(cls)} - {"name"}
+        if not isinstance(values, Mapping):
+            raise UserError(f"host terms {name}: a mapping of terms is needed")
+        for key, value in values.items():
+            if key not in known:
+                raise UserError(f"host terms {name}: unknown term {key!r}{suggest(key, known)}")
+            if isinstance(value, int | float) and not 0 <= value < 1e12:
+                raise UserError(f"host terms {name}: {key} is {value}, must be at least 0 (nanoseconds)")
+        kept = dict(values)
+        kept["gpus"] = tuple(kept.get("gpus") or ())
+        return cls(name=name, **kept)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For YAML: every term but the name."""
+        values = asdict(self)
+        del values["name"]
+        return {**values, "gpus": list(self.gpus)}
+
+    def on(self, gpu: str) -> HostTerms:
+        """The terms for a GPU: those of the chip only where they were fitted on that chip."""
+        if not self.gpus or gpu in self.gpus:
+            return self
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return HostTerms(**{**values, "sustained_after": 0.0, "sustained_slowdown": 0.0, "kv_bandwidth_share": 0.0})
+
+    def host(self, batch: Batch) -> Host:
+        """Host time of a step, whole nanoseconds, by counts alone."""
+        exposed = self.exposed + self.exposed_per_sampled * batch.sampled
+        if batch.prefill:
+            exposed += self.exposed_per_mixed_decode * batch.decode_count
+        sequences = batch.decode_count + len(batch.prefill)
+        return Host(int(self.overlapped + self.overlapped_per_sequence * sequences + 0.5), int(exposed + 0.5))
+
+    def padding(self) -> list[int]:
+        """Tokens that go through the linear layers, by tokens scheduled; empty without padding."""
+        if not self.pads_to_graphs:
+            return []
+        return [GRAPH_SIZES[bisect_left(GRAPH_SIZES, n)] if n else 0 for n in range(GRAPH_SIZES[-1] + 1)]
+
+
+def host_terms(engine: str, gpu: str) -> HostTerms | None:
+    """The shipped terms nearest to an engine version ("vllm 0.22.1"): the latest one not after it, else the
+    earliest; among those of one version, fitted on this GPU first. None: nothing is known of the engine."""
+    name, version = _version(engine)
+    found = []
+    for path in sorted(_shipped(), key=lambda p: p.name):
+        terms = HostTerms.load(path.name.removesuffix(".yaml"))
+        their_name, theirs = _version(terms.engine)
+        if their_name == name:
+            found.append((theirs <= version, theirs if theirs <= version else tuple(-v for v in theirs), terms))
+    if not found:
+        return None
+    best = max(found, key=lambda f: (f[0], f[1], gpu in f[2].gpus))
+    return best[2].on(gpu)
+
+
+def _version(engine: str) -> tuple[str, tuple[int, ...]]:
+    """("vllm", (0, 23)) of "vllm 0.23.0"."""
+    name, _, version = engine.lower().partition(" ")
+    parts = [part for part in version.split(".")[:2] if part.isdigit()]
+    return name, tuple(int(part) for part in parts)
+
+
+def _shipped() -> list[Any]:
+    folder = resources.files("servesim.calibrate.tables") / "host"
+    return [p for p in folder.iterdir() if p.name.endswith(".yaml")] if folder.is_dir() else []
