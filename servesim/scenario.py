@@ -109,12 +109,12 @@ class Scenario(BaseModel):
         return check_slo(value)
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], source: str = "scenario") -> Scenario:
-        """A scenario from plain settings; `source` names them in errors."""
+    def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:
+        """A scenario from plain settings; `source` names their file, if any, in errors."""
         try:
             return cls.model_validate(dict(settings))
         except ValidationError as error:
-            raise UserError(f"{source}: {_first_error(error, cls)}") from None
+            raise UserError(f"{source}: {_first_error(error, cls)}".removeprefix(": ")) from None
 
     def to_yaml(self) -> str:
         """The scenario as YAML, every key spelt out."""
@@ -169,7 +169,8 @@ def policy_settings(value: Any) -> Settings:
             name = f"{path}.py:{class_name}"
         else:
             name, _, params = value.partition(":")
-        return {"name": name, **parse_params(name, params)}
+        if name:
+            return {"name": name, **parse_params(name, params)}
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return dict(value)
     raise UserError(f"a policy is a name, name:key=value,... or a mapping with `name`, not {value!r}")
@@ -202,6 +203,8 @@ def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
         return f"unknown key {key!r}{suggest(last, known)}"
     if first["type"] == "missing":
         return f"{key} is missing{_EXAMPLES.get(key, '')}"
+    if key == "engine":
+        return f"engine is {first['input']!r}, must be a mapping of settings"
     if key == "engine.max_model_len":
         return f'{key} is {first["input"]!r}, must be a whole number of tokens or "auto"'
     message = first["msg"][0].lower() + first["msg"][1:]

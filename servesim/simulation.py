@@ -56,7 +56,7 @@ def simulate(
 def _scenario(
     scenario: Scenario | Mapping[str, Any] | str | Path | None, trace: str | Trace | None, settings: Mapping[str, Any]
 ) -> Scenario:
-    source = "simulate"
+    source = ""
     if isinstance(scenario, Scenario):
         base: Mapping[str, Any] = scenario.model_dump()
     elif isinstance(scenario, str | Path):
