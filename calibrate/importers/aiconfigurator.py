@@ -2,9 +2,10 @@
 
 The package carries its measurements as Parquet at
 `<package>/systems/data/<system>/<family>/<framework>/<version>/<table>.parquet`; latencies are milliseconds
-of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept: everything a dense
-decoder needs in bf16 and per-tensor fp8, at full attention (window_size 0), whatever its shapes. Repeated
-measurements of one shape become their median.
+of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept, whatever its shapes: GEMMs,
+attention (windows apart from full attention), mixture-of-experts kernels without expert parallelism, latent
+attention with bf16 projections, all-reduce and all-gather. Integer GEMMs are in tables of other frameworks only, so
+they are taken from the newest of those. Repeated measurements of one shape become their median.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import datetime
 import io
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,7 +23,20 @@ from servesim.errors import UserError, suggest
 
 PACKAGES = ("aiconfigurator_core", "aisimulate_core")
 """The layout is the same under the name its distribution may move to."""
-_DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
+_DTYPES = {
+    "bfloat16": "bf16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "int4_wo": "int4",
+    "int8_wo": "int8_wo",
+    "sq": "int8",
+    "w4a16_mxfp4": "mxfp4",
+}
+_KV_DTYPES = ("bfloat16", "fp8")
+_INTEGER = ("int4_wo", "int8_wo", "sq")
+_ROUTING = "power_law_1.2"
+"""Of the routing distributions measured, the one kept: loads of the experts fall as a power law, the package's own
+assumption for engines under real text, and present for every GPU."""
 _NOT_MEASURED = (
     "norms, activations, rotary embedding, embedding lookup, sampling, host time and launch gaps; spread of "
     "the timings; prefill attention over cached context; sequences of unequal length"
@@ -37,25 +52,36 @@ def import_aiconfigurator(
     each table the newest version of the framework is taken. Returns the rows written, by file name.
     """
     files = _package_files(Path(root_or_wheel))
-    tables = _newest(files, system, framework)
-    out, written = Path(out_dir), {}
-    for name, parts in (
-        ("gemm", [("gemm_perf", _gemm)]),
-        ("attention", [("context_attention_perf", _prefill), ("generation_attention_perf", _decode)]),
-        ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _all_gather)]),
-    ):
-        frames, sources = [], []
-        for table, convert in parts:
-            if table not in tables:
-                raise UserError(f"{root_or_wheel}: no {table} of {framework} for {system}")
-            path, read = tables[table]
-            raw = _read(read())
-            frames.append(convert(raw))
-            sources.append({"table": str(path), "device": sorted(raw["device"].unique())})
-        merged = _merge(frames)
-        write_table(out / f"{name}.parquet", merged, _provenance(files, framework, sources))
-        written[f"{name}.parquet"] = len(merged["time_us"])
+    tables = _newest(files, system, (framework, "nccl"))
+    for table in _REQUIRED:
+        if table not in tables:
+            raise UserError(f"{root_or_wheel}: no {table} of {framework} for {system}")
+    anywhere = _newest(files, system, None, "gemm_perf", _INTEGER)
+    written = {}
+    for name, parts in _FILES:
+        sources = tables if name != "gemm_integer" else anywhere
+        found = [(convert, *sources[key]) for key, convert in parts if key in sources]
+        rows = _write(files, found, Path(out_dir) / f"{name}.parquet")
+        if rows:
+            written[f"{name}.parquet"] = rows
     return written
+
+
+def _write(files: _Files, found: list[tuple[Any, PurePosixPath, Any]], path: Path) -> int:
+    """Convert the tables `found` into one file at `path`; returns its rows, none written for none."""
+    frames, sources = [], []
+    for convert, source, read in found:
+        raw = _read(read())
+        frame = convert(raw)
+        if len(frame):
+            frames.append(frame)
+            entry = {"table": str(source), "framework": source.parts[4], "framework_version": source.parts[5]}
+            sources.append({**entry, "device": sorted(raw["device"].unique())})
+    if not frames:
+        return 0
+    merged = _merge(frames)
+    write_table(path, merged, _provenance(files, sources))
+    return len(merged["time_us"])
 
 
 class _Files(dict[PurePosixPath, Callable[[], bytes]]):
@@ -85,22 +111,41 @@ def _package_files(root: Path) -> _Files:
     return files
 
 
-def _newest(files: _Files, system: str, framework: str) -> dict[str, tuple[PurePosixPath, Callable[[], bytes]]]:
-    """Of each table, the newest version measured with `framework` (with NCCL for collectives)."""
+_Found = dict[str, tuple[PurePosixPath, Callable[[], bytes]]]
+
+
+def _newest(
+    files: _Files,
+    system: str,
+    frameworks: tuple[str, ...] | None,
+    stem: str = "",
+    dtypes: tuple[str, ...] = (),
+) -> _Found:
+    """Of each table, the newest version measured with one of `frameworks`. With `dtypes`: of the table `stem`, the
+    newest of any framework that holds each of them, by dtype."""
     systems = {p.parts[2] for p in files if p.parts[:2] == ("systems", "data")}
     if system not in systems:
         raise UserError(f"unknown system {system!r}{suggest(system, systems)}")
     best: dict[str, tuple[tuple[int, ...], PurePosixPath]] = {}
-    for path in files:
-        if path.suffix != ".parquet" or path.parts[:3] != ("systems", "data", system):
+    for path in sorted(files):
+        if path.suffix != ".parquet" or path.parts[:3] != ("systems", "data", system) or len(path.parts) != 7:
             continue
-        _, _, _, family, source, version, _ = path.parts
-        if family not in ("gemm", "attention", "comm") or source not in (framework, "nccl"):
+        _, _, _, _, source, version, _ = path.parts
+        if (frameworks and source not in frameworks) or (stem and path.stem != stem):
             continue
         number = tuple(int(x) for x in version.split(".") if x.isdigit())
-        if path.stem not in best or number > best[path.stem][0]:
-            best[path.stem] = (number, path)
-    return {stem: (path, files[path]) for stem, (_, path) in best.items()}
+        held = _dtypes_of(files[path]()) if dtypes else set()
+        for key in (d for d in dtypes if d in held) if dtypes else (path.stem,):
+            if key not in best or number > best[key][0]:
+                best[key] = (number, path)
+    return {key: (path, files[path]) for key, (_, path) in best.items()}
+
+
+def _dtypes_of(data: bytes) -> set[str]:
+    import pyarrow.parquet as pq
+
+    column = pq.read_table(io.BytesIO(data), columns=["gemm_dtype"])["gemm_dtype"]
+    return set(column.unique().to_pylist())
 
 
 def _read(data: bytes) -> Any:
@@ -110,25 +155,60 @@ def _read(data: bytes) -> Any:
 
 
 def _gemm(raw: Any) -> Any:
-    raw = raw[raw["gemm_dtype"].isin(_DTYPES)]
+    raw = raw[raw["gemm_dtype"].isin(["bfloat16", "fp8", "fp8_block"])]
     return raw.assign(op="gemm", dtype=raw["gemm_dtype"].map(_DTYPES))
 
 
-def _attention(raw: Any, op: str) -> Any:
-    if "window_size" in raw:
-        raw = raw[raw["window_size"] == 0]
-    raw = raw[raw["kv_cache_dtype"].isin(_DTYPES) & (raw["beam_width"] == 1)]
+def _gemm_in(dtype: str) -> Callable[[Any], Any]:
+    return lambda raw: raw[raw["gemm_dtype"] == dtype].assign(op="gemm", dtype=_DTYPES[dtype])
+
+
+def _moe(raw: Any) -> Any:
+    raw = raw[(raw["moe_ep_size"] == 1) & (raw["distribution"] == _ROUTING) & raw["moe_dtype"].isin(_DTYPES)]
+    return raw.assign(
+        op="moe",
+        dtype=raw["moe_dtype"].map(_DTYPES),
+        m=raw["num_tokens"],
+        n=raw["inter_size"] // raw["moe_tp_size"],
+        k=raw["hidden_size"],
+        experts=raw["num_experts"],
+    )
+
+
+def _attention(raw: Any, op: str, full: bool) -> Any:
+    window = raw["window_size"] if "window_size" in raw else raw["step"] * 0
+    raw = raw.assign(window=window)[(window == 0) == full]
+    raw = raw[raw["kv_cache_dtype"].isin(_KV_DTYPES) & (raw["beam_width"] == 1)]
     names = {"batch_size": "batch", "num_heads": "heads", "num_key_value_heads": "kv_heads"}
+    kind = {"op": op if full else op.replace("attention", "window"), "dtype": raw["kv_cache_dtype"].map(_DTYPES)}
+    raw = raw.rename(columns=names).assign(**kind)
+    return raw.drop(columns="window") if full else raw
+
+
+def _latent(raw: Any, op: str) -> Any:
+    raw = raw[raw["kv_cache_dtype"].isin(_KV_DTYPES) & (raw["gemm_type"] == "bfloat16")]
+    names = {"batch_size": "batch", "num_heads": "heads"}
     return raw.rename(columns=names).assign(op=op, dtype=raw["kv_cache_dtype"].map(_DTYPES))
 
 
-def _prefill(raw: Any) -> Any:
-    raw = _attention(raw, "attention_prefill")
+def _latent_prefill(raw: Any) -> Any:
+    raw = _latent(raw, "mla_prefill")
     return raw.assign(new_tokens=raw["isl"], past_tokens=0)
 
 
-def _decode(raw: Any) -> Any:
-    raw = _attention(raw, "attention_decode")
+def _latent_decode(raw: Any) -> Any:
+    # here the step counts the token computed, in the attention tables it does not
+    raw = _latent(raw, "mla_decode")
+    return raw.assign(new_tokens=1, past_tokens=raw["step"] - 1)
+
+
+def _prefill(raw: Any, full: bool = True) -> Any:
+    raw = _attention(raw, "attention_prefill", full)
+    return raw.assign(new_tokens=raw["isl"], past_tokens=0)
+
+
+def _decode(raw: Any, full: bool = True) -> Any:
+    raw = _attention(raw, "attention_decode", full)
     return raw.assign(new_tokens=1, past_tokens=raw["step"])
 
 
@@ -141,6 +221,31 @@ def _all_reduce(raw: Any) -> Any:
 def _all_gather(raw: Any) -> Any:
     raw = raw[(raw["op_name"] == "all_gather") & (raw["nccl_dtype"] == "half")]
     return raw.assign(op="all_gather", dtype="bf16", gpus=raw["num_gpus"], bytes=raw["message_size"])
+
+
+_REQUIRED = (
+    "gemm_perf",
+    "context_attention_perf",
+    "generation_attention_perf",
+    "custom_allreduce_perf",
+    "nccl_perf",
+)
+_FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
+    ("gemm", [("gemm_perf", _gemm)]),
+    ("gemm_integer", [(dtype, _gemm_in(dtype)) for dtype in _INTEGER]),
+    ("moe", [("moe_perf", _moe)]),
+    ("attention", [("context_attention_perf", _prefill), ("generation_attention_perf", _decode)]),
+    (
+        "window",
+        [
+            ("context_attention_perf", partial(_prefill, full=False)),
+            ("generation_attention_perf", partial(_decode, full=False)),
+        ],
+    ),
+    ("mla", [("mla_context_module_perf", _latent_prefill), ("mla_generation_module_perf", _latent_decode)]),
+    ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _all_gather)]),
+)
+"""What each file written is made of: source table (of integer GEMMs: dtype) and its conversion."""
 
 
 def _merge(frames: list[Any]) -> dict[str, Any]:
@@ -157,15 +262,15 @@ def _merge(frames: list[Any]) -> dict[str, Any]:
     return {c: [None if pd.isna(v) else v for v in median[c].astype(object)] for c in [*keys, "time_us"]}
 
 
-def _provenance(files: _Files, framework: str, sources: list[dict[str, Any]]) -> dict[str, Any]:
+def _provenance(files: _Files, sources: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "project": "aiconfigurator-core",
         "project_version": files.version,
         "licence": "Apache-2.0",
-        "framework": framework,
+        "framework": ", ".join(sorted({source["framework"] for source in sources})),
         "sources": sources,
         "imported": datetime.date.today().isoformat(),
-        "changes": "columns renamed to the neutral schema, milliseconds to microseconds, repeats to their "
-        "median, rows of other dtypes and of sliding windows left out",
+        "changes": "columns renamed to the neutral schema, milliseconds to microseconds, repeats to their median, "
+        f"rows of other dtypes, of expert parallelism and of routing other than {_ROUTING} left out",
         "not_measured": _NOT_MEASURED,
     }

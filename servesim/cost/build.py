@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from servesim.cost.attention import Attention, HeadShape, RooflineAttention, TableAttention
+from servesim.cost.attention import Attention, TableAttention, roofline_attention
 from servesim.cost.curve import Curve
 from servesim.cost.formula import COMPUTE_DTYPE, Roofline
+from servesim.cost.grid import HeadShape
 from servesim.cost.host import HostTerms
 from servesim.cost.linear import GemmTables, collective_curve
 from servesim.cost.model import TableCostModel
@@ -18,6 +19,9 @@ from servesim.hardware.model import ModelSpec, check_tp, dtype_bytes, kv_heads_p
 
 _SAMPLER_BYTES_PER_LOGIT = 14.0
 """Read in 2 bytes, written and read in float32 by softmax, read once more by the draw."""
+
+ROOFLINE_ONLY = "roofline"
+"""In place of tables: none."""
 
 
 def build_cost_model(
@@ -33,15 +37,17 @@ def build_cost_model(
     """The cost model of `model` on `tp` GPUs of a kind.
 
     `dtype` is that of the linear layers (the LM head stays in 16 bits, as in vLLM), `kv_dtype` that of the KV
-    cache. `tables` is a folder of kernel tables measured on `gpu`, instead of the shipped ones. What the
-    tables lack is priced by formula and shows in `Price.shares`. `host` is what the engine adds to its kernels;
-    None: nothing.
+    cache. `tables` is a folder of kernel tables measured on `gpu`, instead of the shipped ones, or "roofline": no
+    tables, everything by formula from the GPU's data sheet. What the tables lack is priced by formula and shows in
+    `Price.shares`. `host` is what the engine adds to its kernels; None: nothing.
     """
     _check(model, gpu, tp, dtype, kv_dtype)
     roofline = Roofline(gpu)
     shape = HeadShape(model.num_heads // tp, kv_heads_per_gpu(model, tp), model.head_dim)
     kernels, measured_on = None, gpu
-    if tables is not None:
+    if tables == ROOFLINE_ONLY:
+        pass
+    elif tables is not None:
         kernels = KernelTables.load(folder=tables)
     elif gpu.tables is not None:
         kernels, measured_on = KernelTables.load(gpu.tables), Gpu.load(gpu.tables)
@@ -50,7 +56,7 @@ def build_cost_model(
         slowdown = measured_on.bandwidth / gpu.bandwidth
         attention = TableAttention(kernels, shape, kv_dtype, slowdown)
     else:
-        attention = RooflineAttention(gpu, shape, dtype_bytes(kv_dtype))
+        attention = roofline_attention(gpu, shape, dtype_bytes(kv_dtype))
     if host is not None and host.kv_bandwidth_share:
         kv_bytes = 2.0 * shape.kv_heads * shape.head_dim * dtype_bytes(kv_dtype)
         attention = StreamedDecode(attention, kv_bytes * 1e9 / (gpu.bandwidth * host.kv_bandwidth_share))

@@ -5,10 +5,15 @@ below; columns an operator does not use are null. Times are microseconds of one 
 
 | column | type | meaning |
 |---|---|---|
-| op | string | `gemm`, `attention_prefill`, `attention_decode`, `all_reduce`, `all_gather` |
-| dtype | string | `bf16`, `fp8`: of weights and activations (gemm), of keys and values (attention), of the
-message |
-| m, n, k | int32 | gemm: tokens, output width, input width |
+| op | string | `gemm`, `moe`, `attention_prefill`, `attention_decode`, `window_prefill`, `window_decode`
+(attention limited to a window), `mla_prefill`, `mla_decode` (latent attention with its projections), `all_reduce`,
+`all_gather` |
+| dtype | string | of weights and activations (gemm, moe: `bf16`, `fp8`, `fp8_block`, `int8`, `int8_wo`, `int4`,
+`mxfp4`), of keys and values (attention: `bf16`, `fp8`), of the message |
+| m, n, k | int32 | gemm: tokens, output width, input width; moe: tokens, width of an expert on this GPU, hidden
+size |
+| experts, topk | int32 | moe: experts, and how many of them a token uses |
+| window | int32 | window_*: tokens attended |
 | batch | int32 | attention: sequences of the call |
 | new_tokens | int32 | attention: query tokens of each sequence (1 in decode) |
 | past_tokens | int32 | attention: tokens of each sequence already in the KV cache |
@@ -50,10 +55,15 @@ KEY_COLUMNS = (
     "head_dim",
     "gpus",
     "bytes",
+    "experts",
+    "topk",
+    "window",
     "kernel",
 )
 COLUMNS = (*KEY_COLUMNS, "time_us")
 _TEXT = ("op", "dtype", "kernel")
+_OPTIONAL = ("experts", "topk", "window")
+"""Columns a table of a dense decoder may lack."""
 METADATA_KEY = b"servesim"
 
 
@@ -137,7 +147,8 @@ def _split(path: Path) -> dict[tuple[str, str], dict[str, NDArray[Any]]]:
     # read_table, to_numpy and the conversion of a Python value to Arrow would all import pandas
     with pq.ParquetFile(path) as file:
         table = file.read()
-    missing = [name for name in COLUMNS if name not in table.column_names]
+    present = [name for name in COLUMNS if name in table.column_names]
+    missing = [name for name in COLUMNS if name not in present and name not in _OPTIONAL]
     if missing:
         raise UserError(f"kernel table {path}: column {missing[0]!r} is missing")
     found = {}
@@ -145,7 +156,7 @@ def _split(path: Path) -> dict[tuple[str, str], dict[str, NDArray[Any]]]:
         of_op = table.filter(pc.equal(table["op"], op))
         for dtype in of_op["dtype"].unique():
             rows = of_op.filter(pc.equal(of_op["dtype"], dtype))
-            full = [n for n in COLUMNS if n not in _TEXT and not rows[n].null_count]
+            full = [n for n in present if n not in _TEXT and not rows[n].null_count]
             found[op.as_py(), dtype.as_py()] = {n: np.from_dlpack(rows[n].combine_chunks()) for n in full}
     return found
 

@@ -7,9 +7,10 @@ import pytest
 
 from servesim.contracts.cost import Batch
 from servesim.cost import TableCostModel, build_cost_model
-from servesim.cost.attention import HeadShape, RooflineAttention, TableAttention, prefill_ns, work
+from servesim.cost.attention import TableAttention, prefill_ns, roofline_attention
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve, blend
 from servesim.cost.formula import Roofline
+from servesim.cost.grid import HeadShape, work
 from servesim.cost.linear import GemmTables
 from servesim.cost.tables import KernelTables
 from servesim.errors import UserError
@@ -151,7 +152,7 @@ def test_tensor_parallelism_shrinks_the_step_and_pays_for_all_reduce() -> None:
 
 def test_shares_sum_to_one_and_say_formula_without_tables() -> None:
     assert sum(cost().price(decode(16, 1000)).shares) == pytest.approx(1.0)
-    assert cost(gpu="l40s").price(decode(16, 1000)).shares == (0.0, 0.0, 0.0, 1.0)
+    assert cost(tables="roofline").price(decode(16, 1000)).shares == (0.0, 0.0, 0.0, 1.0)
     assert cost().price(Batch(0)).shares == (0.0, 0.0, 0.0, 1.0)
 
 
@@ -178,7 +179,7 @@ def test_host_time_is_not_part_of_the_kernel_sum() -> None:
 
 
 def test_roofline_attention_counts_pairs_and_kv_bytes() -> None:
-    attention = RooflineAttention(Gpu.load("l40s"), HeadShape(32, 8, 128), 2.0)
+    attention = roofline_attention(Gpu.load("l40s"), HeadShape(32, 8, 128), 2.0)
     kv_bytes = 2 * 8 * 128 * 2 * 16 * 1000
     assert attention.decode(16).at(1000) == pytest.approx(3000 + kv_bytes / (0.8 * 864e9) * 1e9)
     flops = 4 * 32 * 128 * 500_000

@@ -10,18 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from servesim.calibrate.importers.aiconfigurator import import_aiconfigurator
 
+from servesim.calibrate.importers.aiconfigurator import import_aiconfigurator
 from servesim.cost import KernelTables
 from servesim.errors import UserError
 
-SHIPPED = ("a100", "h100", "h200")
+SHIPPED = ("a100", "h100", "h200", "l40s", "rtx-pro-6000")
 
 
 @pytest.mark.parametrize("gpu", SHIPPED)
 def test_shipped_tables_say_where_they_come_from(gpu: str) -> None:
     provenance = KernelTables.load(gpu).provenance
-    assert set(provenance) == {"attention.parquet", "comm.parquet", "gemm.parquet"}
+    assert set(provenance) >= {"attention.parquet", "comm.parquet", "gemm.parquet", "moe.parquet"}
     for entry in provenance.values():
         assert (entry["project"], entry["licence"]) == ("aiconfigurator-core", "Apache-2.0")
         assert entry["not_measured"]
@@ -35,7 +35,22 @@ def test_shipped_tables_hold_what_a_dense_decoder_needs(gpu: str) -> None:
         rows = tables.rows(op, "bf16")
         assert rows["time_us"].min() > 0
     assert set(tables.rows("all_reduce", "bf16")["gpus"].tolist()) == {2, 4, 8}
-    assert tables.dtypes("gemm") == (["bf16"] if gpu == "a100" else ["bf16", "fp8"])
+    assert {"fp8", "fp8_block"} <= set(tables.dtypes("gemm")) or gpu == "a100"
+
+
+def test_integer_gemms_name_the_framework_they_were_measured_with() -> None:
+    assert {"int4", "int8", "int8_wo"} <= set(KernelTables.load("a100").dtypes("gemm"))
+    sources = KernelTables.load("a100").provenance["gemm_integer.parquet"]["sources"]
+    assert {source["framework"] for source in sources} == {"trtllm"}
+    assert "int4" not in KernelTables.load("h100").dtypes("gemm")
+
+
+def test_shipped_tables_hold_what_mixtures_windows_and_latent_attention_need() -> None:
+    for gpu in ("h100", "h200"):
+        tables = KernelTables.load(gpu)
+        assert {"bf16", "fp8", "fp8_block", "mxfp4"} <= set(tables.dtypes("moe"))
+        assert set(tables.rows("window_decode", "bf16")["window"].tolist()) == {128, 1024, 8192}
+        assert tables.rows("mla_decode", "bf16")["heads"].max() == 128
 
 
 def test_shipped_tables_are_small_and_carry_their_licence() -> None:
@@ -71,6 +86,29 @@ def package(tmp_path: Path) -> Path:
         **gemm,
         gemm_dtype=["bfloat16"] * 4,
         latency=[1.0] * 4,
+    )
+    _write(
+        data / "gemm" / "trtllm" / "1.0.0" / "gemm_perf.parquet",
+        m=[1],
+        n=[64],
+        k=[32],
+        kernel_source=["c"],
+        gemm_dtype=["int4_wo"],
+        latency=[0.003],
+    )
+    _write(
+        data / "moe" / "vllm" / "0.10.0" / "moe_perf.parquet",
+        kernel_source=["d"] * 3,
+        moe_dtype=["w4a16_mxfp4"] * 3,
+        num_tokens=[1] * 3,
+        hidden_size=[96] * 3,
+        inter_size=[128] * 3,
+        topk=[2] * 3,
+        num_experts=[8] * 3,
+        moe_tp_size=[2] * 3,
+        moe_ep_size=[1, 2, 1],
+        distribution=["power_law_1.2", "power_law_1.2", "balanced"],
+        latency=[0.006, 0.007, 0.008],
     )
     attention: dict[str, list[Any]] = {
         "batch_size": [2, 2],
@@ -108,13 +146,24 @@ def package(tmp_path: Path) -> Path:
 
 def test_the_importer_takes_the_newest_version_and_the_median_of_repeats(package: Path, tmp_path: Path) -> None:
     written = import_aiconfigurator(package, "x1", "vllm", tmp_path / "out")
-    assert written == {"gemm.parquet": 1, "attention.parquet": 2, "comm.parquet": 2}
+    assert written == {
+        "gemm.parquet": 2,
+        "gemm_integer.parquet": 1,
+        "moe.parquet": 1,
+        "attention.parquet": 2,
+        "window.parquet": 2,
+        "comm.parquet": 2,
+    }
     tables = KernelTables.load(folder=tmp_path / "out")
     assert tables.rows("gemm", "bf16")["time_us"].tolist() == [2.0]
     decode = tables.rows("attention_decode", "bf16")
     assert (decode["past_tokens"].tolist(), decode["time_us"].tolist()) == ([7], [10.0])
     assert tables.rows("all_reduce", "bf16")["time_us"].tolist() == [4.0]
     assert tables.rows("gemm", "fp8") == {}
+    assert tables.rows("gemm", "int4")["time_us"].tolist() == [3.0]
+    assert tables.rows("window_prefill", "bf16")["window"].tolist() == [128]
+    experts = tables.rows("moe", "mxfp4")
+    assert (experts["n"].tolist(), experts["experts"].tolist(), experts["topk"].tolist()) == ([64], [8], [2])
 
 
 def test_an_unknown_system_or_package_is_named(package: Path, tmp_path: Path) -> None:

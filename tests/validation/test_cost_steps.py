@@ -11,8 +11,9 @@ import pytest
 
 from servesim.contracts.cost import Batch
 from servesim.cost import KernelTables, TableCostModel, build_cost_model
-from servesim.cost.attention import HeadShape, TableAttention, decode_over_sum, prefill_ns
+from servesim.cost.attention import TableAttention, decode_over_sum, prefill_ns
 from servesim.cost.formula import LAUNCH_NS, Roofline
+from servesim.cost.grid import HeadShape
 from servesim.cost.linear import GemmTables
 from servesim.hardware import Gpu, ModelSpec
 
