@@ -47,13 +47,14 @@ class Paged(KVAllocator):
         self._take(table, self._cdiv(end) - len(table))
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
-        end = min(request.num_computed_tokens + num_tokens + lookahead, self.max_model_len)
+        end = request.num_computed_tokens + num_tokens + lookahead
         table = self.tables[request]
-        short = -(-end // self.block_size) - len(table)
-        if short > 0:
-            if short > self.num_free_blocks():
-                return False
-            self._take(table, short)
+        if end <= len(table) * self.block_size:
+            return True
+        short = self._cdiv(min(end, self.max_model_len)) - len(table)
+        if short > self.num_free_blocks():
+            return False
+        self._take(table, short)
         return True
 
     def free(self, request: Request) -> None:

@@ -76,10 +76,10 @@ class PrefixHash(Paged):
         self.publish(request, min(hit.num_tokens + num_tokens, request.num_tokens))
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
-        grown = super().grow(request, num_tokens, lookahead)
-        if grown:
-            self.publish(request, min(request.num_computed_tokens + num_tokens, request.num_tokens))
-        return grown
+        if not super().grow(request, num_tokens, lookahead):
+            return False
+        self.publish(request, min(request.num_computed_tokens + num_tokens, request.num_tokens))
+        return True
 
     def publish(self, request: Request, upto: int) -> None:
         """Enter the full blocks before `upto` into the cache."""

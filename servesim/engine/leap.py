@@ -82,7 +82,7 @@ class Leap:
     def land(self, core: EngineCore, recorder: Recorder, replica: int) -> int:
         """Commits and plans 1..skip have happened: make it so. The step that ends now is left in flight.
         Returns when the last step in flight will end."""
-        m, ends, in_flight = self.skip, self._ends, core.in_flight
+        m, in_flight = self.skip, core.in_flight
         if m == 0:
             return in_flight[-1].end_ns
         last = in_flight[-1]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from servesim.traces.inspect import dispersion, inspect
-from servesim.traces.synth import synthesize
 
 from servesim.errors import UserError
+from servesim.traces.inspect import dispersion, inspect
+from servesim.traces.synth import synthesize
 
 
 def test_defaults_are_a_thousand_poisson_requests_of_512_and_128() -> None:
