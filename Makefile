@@ -1,6 +1,7 @@
-# make run    replay an embedded workload and print the summary
-# make test   run the whole test suite
-# Both make a virtual environment in the checkout first, with the locked versions, when it is missing or outdated.
+# make run     replay an embedded workload and print the summary
+# make test    run the whole test suite
+# make readme put the present output of make run into the README
+# All make a virtual environment in the checkout first, with the locked versions, when it is missing or outdated.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,13 +10,16 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # Build tools are locked too: pip reads the one variable or the other, by its age.
 LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(CURDIR)/requirements.lock"
 
-.PHONY: run test
+.PHONY: run test readme
 
 run: $(READY)
 	$(VENV)/bin/servesim run --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
 
 test: $(READY)
 	$(VENV)/bin/python -m pytest
+
+readme: $(READY)
+	$(VENV)/bin/python tests/unit/test_cli_readme.py
 
 $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: servesim needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 2; }

@@ -33,11 +33,14 @@ def call(command: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_make_run_prints_what_the_readme_shows(tmp_path: Path) -> None:
+def make_run(folder: Path) -> str:
     recipe = re.search(r"^\t\$\(VENV\)/bin/(servesim run .*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
-    printed = call(recipe[1], tmp_path)
-    assert [line.rstrip() for line in printed.splitlines()] == block("run").splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in call(recipe[1], folder).splitlines())
+
+
+def test_make_run_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    assert block("run") == make_run(tmp_path), "if the change is meant, `make readme` puts it into the README"
 
 
 def test_the_commands_run_one_after_the_other(tmp_path: Path) -> None:
@@ -53,3 +56,6 @@ def test_three_lines_of_python_run(capsys: pytest.CaptureFixture[str]) -> None:
     exec(block("python"), {})
     assert "queue_time_ns" in capsys.readouterr().out
 
+
+if __name__ == "__main__":  # make readme
+    (ROOT / "README.md").write_text(README.replace(block("run"), make_run(ROOT)))
