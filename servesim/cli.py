@@ -59,7 +59,7 @@ def run(
         typer.Option(help="Trace file (format found from its content), preset:NAME, or synth:key=value,...."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Bundled model, or a Hugging Face config.json.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="h100, h200, a100, a100-40g or l40s.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="h100, h200, a100, a100-40g, l40s or rtx-pro-6000.")] = None,
     scheduler: Annotated[
         str | None, typer.Option(help="name, name:key=value,... or file.py:Class. [default: vllm]")
     ] = None,

@@ -152,7 +152,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def _measurements(summary: dict[str, Any]) -> str:
     tables = summary["provenance"]["kernel_tables"]
     if tables is None:
-        return "kernel costs: no measurements of this GPU, roofline formula only"
+        return "kernel measurements: none, all costs by roofline formula"
     return f"kernel measurements: {escape(', '.join(tables['measured_by']))}, tables {escape(str(tables['name']))}"
 
 

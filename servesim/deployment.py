@@ -10,6 +10,7 @@ from typing import Any
 
 from servesim.contracts import KVAllocator, Limits, Router, Scheduler, build_params, kv_allocators, routers, schedulers
 from servesim.cost import KernelTables, TableCostModel, build_cost_model
+from servesim.cost.build import ROOFLINE_ONLY
 from servesim.engine.core import EngineCore
 from servesim.errors import UserError
 from servesim.hardware import Gpu, MemoryBudget, ModelSpec, VllmDefaults, memory_budget, vllm_defaults
@@ -238,6 +239,8 @@ def _provenance(scenario: Scenario, trace: Trace, gpu: Gpu, cost: TableCostModel
 
 def _kernel_tables(scenario: Scenario, gpu: Gpu) -> dict[str, Any] | None:
     """Hashes of the kernel tables by file, and whose measurements they are; None without tables."""
+    if scenario.kernel_tables == ROOFLINE_ONLY:
+        return None
     if scenario.kernel_tables is not None:
         tables = KernelTables.load(folder=scenario.kernel_tables)
     elif gpu.tables is not None:

@@ -58,7 +58,7 @@ class Scenario(BaseModel):
     model: str
     """A bundled model, or a Hugging Face config.json of a dense decoder."""
     gpu: str
-    """h100, h200, a100, a100-40g, l40s."""
+    """h100, h200, a100, a100-40g, l40s, rtx-pro-6000."""
     requests: int | None = Field(default=None, ge=1)
     """The first so many requests; none: all the trace has (presets and synthetic traces: their default)."""
     rate: float | None = Field(default=None, gt=0)
@@ -89,7 +89,7 @@ class Scenario(BaseModel):
     check: bool = False
     """Check the invariants of scheduler and memory after every step."""
     kernel_tables: str | None = None
-    """A folder of kernel tables measured on this GPU, instead of the shipped ones."""
+    """A folder of kernel tables measured on this GPU instead of the shipped ones, or `roofline`: none at all."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0)
     """Price of a GPU; none: the assumption that stands with the GPU's data sheet."""
 

@@ -73,6 +73,13 @@ def test_a_result_says_what_made_it() -> None:
     assert other["trace"]["sha256"] != provenance["trace"]["sha256"]
 
 
+def test_a_run_by_formula_alone_says_so() -> None:
+    summary = servesim.simulate(**SETTINGS, kernel_tables="roofline").summary
+    assert summary["cost_shares"]["roofline"] == 1.0
+    assert summary["provenance"]["kernel_tables"] is None
+    assert "all costs are roofline estimates: no kernel measurement was used" in summary["notes"]
+
+
 def test_timing_tells_start_up_and_loop_apart(tmp_path: Path) -> None:
     servesim.simulate(**SETTINGS, out=tmp_path / "r")
     timing = json.loads((tmp_path / "r" / "timing.json").read_text())
