@@ -60,8 +60,25 @@ class Attention(Protocol):
         ...
 
 
-class TableAttention:
-    """Attention from measured points."""
+class GridAttention:
+    """Attention from measured curves."""
+
+    def __init__(self, decode: Grid, prefill: Grid, floor: float, window: int = 0) -> None:
+        self._decode, self._prefill = decode, prefill
+        self.floor, self.window = floor, window
+
+    def decode(self, count: int) -> Curve:
+        return self._decode.curve(count)
+
+    def prefill(self, count: int) -> Curve:
+        return self._prefill.curve(count)
+
+    def prefill_at(self, count: float, each: float) -> tuple[float, int]:
+        return self._prefill.at(count, each)
+
+
+class TableAttention(GridAttention):
+    """Attention over keys and values of heads."""
 
     def __init__(
         self, tables: KernelTables, shape: HeadShape, kv_dtype: str, slowdown: float = 1.0, window: int = 0
@@ -72,21 +89,11 @@ class TableAttention:
         measured = window_rows(tables, shape, dtype, window)
         if measured is not None:
             decode, prefill = measured
-        self.window = window
-        grid, spread = decode_grid(decode, shape, slowdown)
-        self._decode = Grid(in_window(grid, window, measured is not None) if window else at_best_rate(grid), spread)
+        entries, spread = decode_grid(decode, shape, slowdown)
+        bounded = in_window(entries, window, measured is not None) if window else at_best_rate(entries)
         # where the window is not measured, work inside it takes what as much work does without one
-        self._prefill = Grid(prefill_grid(prefill, shape, window if measured is not None else 0))
-        self.floor = grid[0][1].at(0.0)
-
-    def decode(self, count: int) -> Curve:
-        return self._decode.curve(count)
-
-    def prefill(self, count: int) -> Curve:
-        return self._prefill.curve(count)
-
-    def prefill_at(self, count: float, each: float) -> tuple[float, int]:
-        return self._prefill.at(count, each)
+        whole = prefill_grid(prefill, shape, window if measured is not None else 0)
+        super().__init__(Grid(bounded, spread), Grid(whole), entries[0][1].at(0.0), window)
 
 
 class FormulaAttention:

@@ -65,6 +65,26 @@ class Curve:
         result: NDArray[np.float64] = ys[i] + (x - xs[i]) * slopes[i]
         return result
 
+    def look_up(self, x: float) -> tuple[float, int]:
+        """Time at x >= 0, and where it comes from."""
+        i = bisect_right(self.xs, x) - 1
+        at = self.xs[i]
+        source = self.knot_source[i] if at == x else self.segment_source[i]
+        return self.ys[i] + (x - at) * self.slopes[i], source
+
+    def along(self, first: int, step: int, count: int) -> NDArray[np.float64]:
+        """Times at `count` points from `first` on, `step` > 0 apart."""
+        i = bisect_right(self.xs, first) - 1
+        last = bisect_right(self.xs, first + (count - 1) * step) - 1
+        if i != last:
+            return self.at_many(np.arange(first, first + count * step, step, dtype=np.int64))
+        # one segment, as in most runs: the same operations on all points, in place
+        times = np.arange(first, first + count * step, step, dtype=np.float64)
+        times -= self.xs[i]
+        times *= self.slopes[i]
+        times += self.ys[i]
+        return times
+
     def source(self, x: float) -> int:
         """Where the time at x comes from."""
         i = bisect_right(self.xs, x) - 1
@@ -87,6 +107,18 @@ def blend(a: Curve, b: Curve, weight: float, source: int = INTERPOLATED) -> Curv
     sources = [max(source, a.source(x), b.source(x)) for x in xs]
     slope = a.slopes[-1] * (1.0 - weight) + b.slopes[-1] * weight
     return Curve(xs, ys, sources, last_slope=slope)
+
+
+def total(curves: Sequence[Curve]) -> Curve:
+    """The sum of curves on the knots of all, at every point as uncertain as the least certain of them."""
+    if len(curves) == 1:
+        return curves[0]
+    xs = sorted({x for curve in curves for x in curve.xs})
+    ys = [sum(curve.at(x) for curve in curves) for x in xs]
+    sources = [max(curve.source(x) for curve in curves) for x in xs]
+    slope = sum(curve.slopes[-1] for curve in curves)
+    beyond = max(curve.segment_source[-1] for curve in curves)
+    return Curve(xs, ys, sources, last_slope=slope, beyond=beyond)
 
 
 def upper(a: Curve, b: Curve) -> Curve:

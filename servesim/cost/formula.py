@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from servesim.cost.curve import ROOFLINE, Curve
 from servesim.hardware.gpu import Gpu
+from servesim.hardware.layers import DTYPE_BYTES
 
 BANDWIDTH_EFFICIENCY = 0.8
 """Share of the data-sheet bandwidth a memory-bound kernel reaches (aiconfigurator-core's value)."""
@@ -19,10 +20,19 @@ LINK_LATENCY_NS = 10000.0
 """Constant part of a collective over PCIe or an unmeasured link (aiconfigurator-core's point-to-point
 value)."""
 
-COMPUTE_DTYPE = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "int8": "int8", "int4": "bf16"}
-"""The arithmetic a weight format runs in: int4 is weight-only, computed in bf16."""
-WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
-ACTIVATION_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 2.0}
+COMPUTE_DTYPE = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "int8": "int8",
+    "int8_wo": "bf16",
+    "int4": "bf16",
+    "mxfp4": "bf16",
+}
+"""The arithmetic a weight format runs in: int8_wo, int4 and mxfp4 are weight-only, computed in bf16."""
+WEIGHT_BYTES = {dtype: DTYPE_BYTES[dtype] for dtype in COMPUTE_DTYPE}
+ACTIVATION_BYTES = {dtype: DTYPE_BYTES[arithmetic] for dtype, arithmetic in COMPUTE_DTYPE.items()}
 
 
 @dataclass(frozen=True, slots=True)

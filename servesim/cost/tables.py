@@ -24,7 +24,8 @@ size |
 | time_us | float64 | median time of one call |
 
 Where it comes from stands in the Parquet metadata under the key `servesim` (JSON): device, source and its
-version, licence, framework and its version, date of import, and what is not measured.
+version, licence, framework and its version, date of import, what is not measured, and (`relative_error`) the
+relative standard error of a time where the source repeats its measurements.
 """
 
 from __future__ import annotations
@@ -130,6 +131,14 @@ class KernelTables:
             metadata = pq.read_schema(path).metadata or {}
             found[path.name] = json.loads(metadata.get(METADATA_KEY, b"{}"))
         return found
+
+    @cached_property
+    def relative_error(self) -> float | None:
+        """Relative standard error of one time, the largest any file states (`relative_error` of its provenance,
+        from repeated measurements); None where a file of measurements states none."""
+        stated = [entry.get("relative_error") for entry in self.provenance.values()]
+        known = [float(error) for error in stated if error is not None]
+        return max(known) if known and len(known) == len(stated) else None
 
     @cached_property
     def _by_op(self) -> dict[tuple[str, str], dict[str, NDArray[Any]]]:

@@ -1,0 +1,169 @@
+"""The layer graph: which operators a pipeline stage runs, how often, and at which widths."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from servesim.cost.attention import Attention, TableAttention, roofline_attention
+from servesim.cost.curve import Curve
+from servesim.cost.formula import BANDWIDTH_EFFICIENCY, LINK_LATENCY_NS, Roofline, line
+from servesim.cost.grid import HeadShape
+from servesim.cost.host import HostTerms
+from servesim.cost.latent import latent_attention, token_linears
+from servesim.cost.linear import GemmTables, collective_curve
+from servesim.cost.moe import experts_curve
+from servesim.cost.stage import AttentionLayers, Operator
+from servesim.cost.streamed import StreamedDecode
+from servesim.hardware.gpu import Gpu
+from servesim.hardware.layers import dtype_bytes
+from servesim.hardware.model import ModelSpec, kv_heads_per_gpu
+
+_SAMPLER_BYTES_PER_LOGIT = 14.0
+"""Read in 2 bytes, written and read in float32 by softmax, read once more by the draw."""
+
+
+@dataclass(frozen=True)
+class LayerGraph:
+    """Operators of a model on one of `tp` GPUs. Activations are 2 bytes; the compiled graph fuses the residual
+    addition into the norm, and QK-norm into the rotary embedding."""
+
+    model: ModelSpec
+    gpu: Gpu
+    tp: int
+    dtype: str
+    kv_dtype: str
+    gemms: GemmTables
+    host: HostTerms | None
+
+    @property
+    def roofline(self) -> Roofline:
+        return self.gemms.roofline
+
+    @property
+    def shape(self) -> HeadShape:
+        """Heads on this GPU."""
+        model = self.model
+        return HeadShape(model.num_heads // self.tp, kv_heads_per_gpu(model, self.tp), model.head_dim)
+
+    def per_token(self, stage: range) -> list[Operator]:
+        """Operators over the tokens of a step, for the layers of `stage`."""
+        hidden, layers = self.model.hidden_size, [self.model.layers[i] for i in stage]
+        found: list[Operator] = []
+
+        def add(count: int, operators: list[tuple[str, Curve]]) -> None:
+            found.extend(Operator(name, curve.scaled(float(count))) for name, curve in operators if count)
+
+        kinds = Counter(layer.owns_kv for layer in layers)
+        for owns_kv in (True, False):
+            add(kinds[owns_kv], self._latent_linears() if self.model.latent else self._head_linears(owns_kv))
+        mixtures = sum(layer.experts for layer in layers)
+        add(len(layers) - mixtures, self._mlp("", self.model.intermediate_size))
+        add(mixtures, self._experts() if mixtures else [])
+        add(2 * len(layers), [("norm", self._memory(8.0 * hidden))])
+        add((self.model.norms_per_layer - 2) * len(layers), [("norm", self._memory(4.0 * hidden))])
+        reductions = 2 * len(layers)
+        if stage.start == 0:
+            add(1, [("embedding", self._memory(4.0 * hidden))])
+            reductions += 1  # of the vocabulary-parallel embedding
+        if stage.stop == self.model.num_layers:
+            add(1, [("norm", self._memory(8.0 * hidden))])
+        else:
+            add(1, self._send())
+        if self.tp > 1:
+            add(reductions, [("all_reduce", self._collective("all_reduce", 2 * hidden))])
+        return found
+
+    def per_sample(self) -> list[Operator]:
+        """Operators over the sequences that sample: LM head, gathering its shards, sampler."""
+        vocab = self.model.vocab_size
+        found = [
+            Operator("lm_head", self.gemms.curve(vocab // self.tp, self.model.hidden_size, "bf16")),
+            Operator("sampler", self._memory(_SAMPLER_BYTES_PER_LOGIT * vocab)),
+        ]
+        if self.tp > 1:
+            found.append(Operator("all_gather", self._collective("all_gather", 2 * vocab)))
+        return found
+
+    def attention(self, stage: range) -> list[AttentionLayers]:
+        """Attention of the layers of `stage`, by window."""
+        windows = Counter(self.model.layers[i].window for i in stage)
+        return [AttentionLayers(self._attention(window), windows[window]) for window in sorted(windows)]
+
+    def _attention(self, window: int) -> Attention:
+        gpu, kernels, shape = self.gpu, self.gemms.tables, self.shape
+        attention: Attention
+        latent = self.model.latent
+        kv_bytes = dtype_bytes(self.kv_dtype)
+        if latent is not None:
+            attention = latent_attention(self.gemms, gpu, latent, shape.heads, self.kv_dtype)
+        elif kernels is not None and kernels.rows("attention_decode", _table_dtype(self.kv_dtype)):
+            slowdown = self.gemms.measured_on.gpu.bandwidth / gpu.bandwidth
+            attention = TableAttention(kernels, shape, self.kv_dtype, slowdown, window)
+        else:
+            attention = roofline_attention(gpu, shape, kv_bytes, window)
+        if self.host is not None and self.host.kv_bandwidth_share and latent is None:
+            token = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes
+            attention = StreamedDecode(attention, token * 1e9 / (gpu.bandwidth * self.host.kv_bandwidth_share))
+        return attention
+
+    def _head_linears(self, owns_kv: bool) -> list[tuple[str, Curve]]:
+        """Projections of keys, values and queries by heads; layers that share KV project queries alone."""
+        shape, hidden = self.shape, self.model.hidden_size
+        q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim if owns_kv else 0
+        found = [
+            ("qkv", self.gemms.curve(q + 2 * kv, hidden, self.dtype)),
+            ("attention_out", self.gemms.curve(hidden, q, self.dtype)),
+        ]
+        if owns_kv:
+            found.append(("kv_write", self._memory(8.0 * kv)))
+        if not self.model.learned_positions:
+            found.append(("rotary", self._memory(4.0 * (q + kv))))
+        return found
+
+    def _latent_linears(self) -> list[tuple[str, Curve]]:
+        latent, heads = self.model.latent, self.shape.heads
+        assert latent is not None
+        widths = token_linears(latent, self.model.hidden_size, heads)
+        return [
+            *((f"latent {n} x {k}", self.gemms.curve(n, k, self.dtype)) for n, k in widths),
+            ("norm", self._memory(4.0 * (latent.q_rank + latent.kv_rank))),
+            ("kv_write", self._memory(4.0 * latent.width)),
+            ("rotary", self._memory(4.0 * (heads + 1) * latent.rope_dim)),
+        ]
+
+    def _mlp(self, prefix: str, width: int) -> list[tuple[str, Curve]]:
+        hidden, inter = self.model.hidden_size, width // self.tp
+        up = 2 * inter if self.model.gated_mlp else inter
+        return [
+            (f"{prefix}up", self.gemms.curve(up, hidden, self.dtype)),
+            (f"{prefix}activation", self._memory(2.0 * (up + inter))),
+            (f"{prefix}down", self.gemms.curve(hidden, inter, self.dtype)),
+        ]
+
+    def _experts(self) -> list[tuple[str, Curve]]:
+        """Router, routed experts, and the expert every token passes."""
+        moe, hidden = self.model.experts, self.model.hidden_size
+        assert moe is not None
+        found = [
+            ("router", self.gemms.curve(moe.count, hidden, "bf16")),
+            ("experts", experts_curve(self.gemms, moe, hidden, self.tp, moe.dtype or self.dtype)),
+        ]
+        return found + (self._mlp("shared_", moe.shared_size) if moe.shared_size else [])
+
+    def _send(self) -> list[tuple[str, Curve]]:
+        """Hidden state and residual to the next stage, each GPU its slice; there they are gathered."""
+        size = 4 * self.model.hidden_size
+        rate = self.gpu.link_bandwidth * BANDWIDTH_EFFICIENCY / 1e9
+        found = [("send", line(LINK_LATENCY_NS, size / self.tp / rate))]
+        return found + ([("all_gather", self._collective("all_gather", size))] if self.tp > 1 else [])
+
+    def _memory(self, bytes_per_token: float) -> Curve:
+        return self.roofline.memory_op(bytes_per_token)
+
+    def _collective(self, op: str, bytes_per_token: int) -> Curve:
+        return collective_curve(self.gemms.tables, self.roofline, op, self.tp, bytes_per_token)
+
+
+def _table_dtype(kv_dtype: str) -> str:
+    return "bf16" if kv_dtype == "fp16" else kv_dtype

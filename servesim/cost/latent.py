@@ -1,0 +1,76 @@
+"""Times of multi-head latent attention in one layer, without its projections.
+
+The tables measure DeepSeek-V3's whole attention module, projections included. Tokens of prefill and decode share
+the projections of a step, so those are priced apart (as any linear layer) and taken off here: what remains is the
+kernel, the expansion of the latents to heads, and small operators. Without a table it is a roofline: a token's
+latent vector is read once for all heads, and arithmetic runs over the latent width (decode, weights absorbed) or
+the width of a head (prefill).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.cost.attention import Attention, FormulaAttention, GridAttention
+from servesim.cost.curve import INTERPOLATED, Curve
+from servesim.cost.formula import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, LAUNCH_NS
+from servesim.cost.grid import Entries, Grid, at_best_rate, work
+from servesim.cost.linear import GemmTables
+from servesim.hardware.gpu import Gpu
+from servesim.hardware.layers import Latent, dtype_bytes
+
+_MEASURED = Latent(kv_rank=512, rope_dim=64, nope_dim=128, v_dim=128, q_rank=1536)
+_MEASURED_HIDDEN = 7168
+"""Of DeepSeek-V3, the model measured."""
+
+
+def token_linears(latent: Latent, hidden: int, heads: int) -> list[tuple[int, int]]:
+    """(output width, input width) of the projections every token of a step passes: queries, latents, output.
+    Expanding the latents to heads depends on the phase and belongs to attention."""
+    expansion = (heads * (latent.nope_dim + latent.v_dim), latent.kv_rank)
+    return [shape for shape in latent.linears(hidden, heads) if shape != expansion]
+
+
+def latent_attention(gemms: GemmTables, gpu: Gpu, latent: Latent, heads: int, kv_dtype: str) -> Attention:
+    """Latent attention of `heads` heads on one GPU: measured at the widths of DeepSeek-V3 and its kin, else by
+    formula."""
+    dtype = "bf16" if kv_dtype == "fp16" else kv_dtype
+    rows = [gemms.tables.rows(op, dtype) if gemms.tables else {} for op in ("mla_decode", "mla_prefill")]
+    widths = (latent.kv_rank, latent.rope_dim, latent.nope_dim, latent.v_dim)
+    measured = (_MEASURED.kv_rank, _MEASURED.rope_dim, _MEASURED.nope_dim, _MEASURED.v_dim)
+    known = all(rows) and widths == measured and gemms.roofline == gemms.measured_on
+    if not known or heads not in rows[0]["heads"] or heads not in rows[1]["heads"]:
+        return _formula(gpu, latent, heads, kv_dtype)
+    projections = [gemms.curve(n, k, "bf16") for n, k in token_linears(_MEASURED, _MEASURED_HIDDEN, heads)]
+    decode, prefill = (_entries(r, heads, projections) for r in rows)
+    return GridAttention(Grid(at_best_rate(decode)), Grid(prefill), decode[0][1].at(0.0))
+
+
+def _entries(rows: dict[str, NDArray[Any]], heads: int, projections: list[Curve]) -> Entries:
+    """Curves by sequences, over context (decode) or work (prefill), the projections taken off."""
+    entries: Entries = []
+    mine = rows["heads"] == heads
+    for batch in np.unique(rows["batch"][mine]).tolist():
+        at = mine & (rows["batch"] == batch)
+        points = {}
+        columns = (rows[c][at].tolist() for c in ("new_tokens", "past_tokens", "time_us"))
+        for new, past, us in zip(*columns, strict=True):
+            x = past + 1.0 if new == 1 and past else work(new, past)
+            rest = us * 1e3 - sum(curve.at(batch * new) for curve in projections)
+            points[x] = max(LAUNCH_NS, rest)
+        xs = sorted(points)
+        # what is left of nearly equal times may fall by their noise; more context never costs less
+        ys = np.maximum.accumulate([points[x] for x in xs]).tolist()
+        entries.append((float(batch), Curve(xs, ys, INTERPOLATED)))
+    return entries
+
+
+def _formula(gpu: Gpu, latent: Latent, heads: int, kv_dtype: str) -> FormulaAttention:
+    peak, rate = gpu.flops["bf16"] * COMPUTE_EFFICIENCY / 1e9, gpu.bandwidth * BANDWIDTH_EFFICIENCY / 1e9
+    absorbed = 2.0 * heads * (latent.width + latent.kv_rank) / peak
+    expanded = 2.0 * heads * (latent.nope_dim + latent.rope_dim + latent.v_dim) / peak
+    read = latent.width * dtype_bytes(kv_dtype) / rate
+    return FormulaAttention(2 * LAUNCH_NS, max(read, absorbed), expanded)

@@ -1,0 +1,130 @@
+"""The part of a model that runs on one pipeline stage, and what a step costs there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from servesim.contracts.cost import Batch
+from servesim.cost.attention import Attention, decode_over_sum, prefill_ns
+from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve, total
+from servesim.cost.formula import Roofline
+
+
+class Operator(NamedTuple):
+    """An operator that is not attention."""
+
+    name: str
+    curve: Curve
+    """All its runs in a step together."""
+
+
+class AttentionLayers(NamedTuple):
+    """Layers with attention of one kind."""
+
+    attention: Attention
+    layers: int
+
+
+class Stage:
+    """Operators of one stage: `per_token` over the tokens of a step (padding included), `per_sample` over the rows
+    that sample (last stage only)."""
+
+    def __init__(
+        self,
+        per_token: Sequence[Operator],
+        per_sample: Sequence[Operator],
+        attention: Sequence[AttentionLayers],
+        roofline: Roofline,
+        copied: float = 1.0,
+        heat: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """`copied`: share of swapped bytes that is this stage's. `heat`: compute time of a step in ns until the clock
+        is lowered, and how much slower it is then."""
+        self._per_token, self._per_sample, self._attention = per_token, per_sample, attention
+        self._roofline, self._copied = roofline, copied
+        self._cool_ns, self._slowdown = heat
+        # What repeats from step to step is remembered; the keys fix the values, so prices stay pure.
+        self._token_costs: dict[int, tuple[float, list[float]]] = {}
+        self._sample_costs: dict[int, tuple[float, list[float]]] = {}
+        self._decode_curves: dict[tuple[int, int, str], Curve] = {}
+        self.left: dict[str, str] = {}
+        """What left the tables, by operator: the first time it did."""
+        for name, curve in (*per_token, *per_sample):
+            if min(curve.knot_source) == EXTRAPOLATED:
+                self.left.setdefault(name, f"{name}: a shape the tables do not hold")
+
+    def constant(self, batch: Batch, tokens: int) -> tuple[float, list[float]]:
+        """Everything but decode attention, which does not change along a decode run: nanoseconds, and those by
+        source (slowing down under load is not counted)."""
+        cost = self._token_costs.get(tokens)
+        if cost is None:
+            cost = self._token_costs[tokens] = self._sum_at(self._per_token, tokens)
+        ns, parts = cost[0], cost[1].copy()
+        if batch.prefill:
+            attended, source = self._prefill(batch)
+            ns += attended
+            parts[source] += attended
+        if self._slowdown and ns > self._cool_ns:
+            ns += (ns - self._cool_ns) * self._slowdown
+        if self._per_sample and batch.sampled:
+            cost = self._sample_costs.get(batch.sampled)
+            if cost is None:
+                cost = self._sample_costs[batch.sampled] = self._sum_at(self._per_sample, batch.sampled)
+            ns += cost[0]
+            for source, part in enumerate(cost[1]):
+                parts[source] += part
+        if batch.bytes_moved:
+            copied = self._roofline.copy_ns(batch.bytes_moved) * self._copied
+            ns += copied
+            parts[ROOFLINE] += copied
+        return ns, parts
+
+    def cost(self, batch: Batch, tokens: int) -> tuple[float, list[float]]:
+        """The whole step: nanoseconds, and those by source."""
+        ns, parts = self.constant(batch, tokens)
+        if batch.decode_count:
+            curve, contexts = self.decode_curve(batch), batch.decode_context_sum
+            attended, source = curve.look_up(contexts)
+            ns += attended
+            parts[source] += attended
+            if source == EXTRAPOLATED and "attention_decode" not in self.left and contexts > curve.xs[-1]:
+                each, measured = contexts // batch.decode_count, int(curve.xs[-1] / batch.decode_count)
+                self._leave("attention_decode", f"{batch.decode_count} sequences of context {each} beyond {measured}")
+        return ns, parts
+
+    def decode_curve(self, batch: Batch) -> Curve:
+        """Decode attention of all layers over the sum of the contexts."""
+        key = (batch.decode_count, batch.queries_per_sequence, batch.attention)
+        curve = self._decode_curves.get(key)
+        if curve is None:
+            count, queries, kind = key
+            split = kind == "per_request"
+            kinds = [decode_over_sum(a, count, queries, split, layers) for a, layers in self._attention]
+            curve = self._decode_curves[key] = total(kinds)
+        return curve
+
+    def _prefill(self, batch: Batch) -> tuple[float, int]:
+        split, source, whole = batch.attention == "per_request", 0, 0.0
+        for attention, layers in self._attention:
+            ns, origin = prefill_ns(attention, batch.prefill, split)
+            if batch.decode_count and not split:  # one kernel with the decodes, whose fixed cost they pay
+                ns = max(0.0, ns - attention.floor)
+            whole += ns * layers
+            if origin > source:
+                source = origin
+        return whole, source
+
+    def _sum_at(self, operators: Sequence[Operator], x: int) -> tuple[float, list[float]]:
+        parts = [0.0, 0.0, 0.0, 0.0]
+        if not x:
+            return 0.0, parts
+        for name, curve in operators:
+            ns, source = curve.look_up(x)
+            parts[source] += ns
+            if source == EXTRAPOLATED and x > curve.xs[-1]:
+                self._leave(name, f"{x} rows beyond {int(curve.xs[-1])}")
+        return parts[0] + parts[1] + parts[2] + parts[3], parts
+
+    def _leave(self, name: str, how: str) -> None:
+        self.left.setdefault(name, f"{name}: {how}")
