@@ -14,6 +14,16 @@ MEASURED, INTERPOLATED, EXTRAPOLATED, ROOFLINE = range(4)
 them at the share of the roofline reached at the edge; a formula with no measurement behind it."""
 
 
+_VECTOR_FROM = 10
+"""Points from which numpy beats a Python loop."""
+
+
+def rounded(base: float, y: float, rise: float) -> int:
+    """base + y + rise to the nearest integer. What is constant along a segment is added first, in scalar and vector
+    code alike."""
+    return int((base + y + 0.5) + rise)
+
+
 class Curve:
     """Nanoseconds over one quantity (tokens, contexts, work), linear between knots.
 
@@ -67,23 +77,47 @@ class Curve:
 
     def look_up(self, x: float) -> tuple[float, int]:
         """Time at x >= 0, and where it comes from."""
-        i = bisect_right(self.xs, x) - 1
-        at = self.xs[i]
-        source = self.knot_source[i] if at == x else self.segment_source[i]
-        return self.ys[i] + (x - at) * self.slopes[i], source
+        start, y, slope, source = self.piece(x)
+        return y + (x - start) * slope, source
 
-    def along(self, first: int, step: int, count: int) -> NDArray[np.float64]:
-        """Times at `count` points from `first` on, `step` > 0 apart."""
-        i = bisect_right(self.xs, first) - 1
-        last = bisect_right(self.xs, first + (count - 1) * step) - 1
-        if i != last:
-            return self.at_many(np.arange(first, first + count * step, step, dtype=np.int64))
-        # one segment, as in most runs: the same operations on all points, in place
-        times = np.arange(first, first + count * step, step, dtype=np.float64)
-        times -= self.xs[i]
+    def piece(self, x: float) -> tuple[float, float, float, int]:
+        """The segment of x >= 0: where it starts, time there, slope; and where the time at x comes from."""
+        i = bisect_right(self.xs, x) - 1
+        start = self.xs[i]
+        source = self.knot_source[i] if start == x else self.segment_source[i]
+        return start, self.ys[i], self.slopes[i], source
+
+    def rounded_run(self, base: float, first: int, step: int, count: int) -> NDArray[np.int64]:
+        """base + time, rounded, at `count` points from `first` on, `step` > 0 apart; each the same to the last bit
+        as `rounded` of its segment."""
+        xs, last = self.xs, first + (count - 1) * step
+        parts = []
+        i = bisect_right(xs, first) - 1
+        while i + 1 < len(xs) and xs[i + 1] <= last:
+            within = int((xs[i + 1] - first) // step)  # points before the next knot, up to rounding of the division
+            while first + within * step < xs[i + 1]:
+                within += 1
+            while first + (within - 1) * step >= xs[i + 1]:
+                within -= 1
+            parts.append(self._segment(base, i, first, step, within))
+            first += within * step
+            i = bisect_right(xs, first) - 1
+        parts.append(self._segment(base, i, first, step, (last - first) // step + 1))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _segment(self, base: float, i: int, first: int, step: int, count: int) -> NDArray[np.int64]:
+        start = self.xs[i]
+        if count < _VECTOR_FROM:
+            y, slope = self.ys[i], self.slopes[i]
+            points = range(first, first + count * step, step)
+            return np.array([rounded(base, y, (x - start) * slope) for x in points], dtype=np.int64)
+        if start.is_integer():  # then the difference is exact wherever it is taken
+            times = np.arange(first - start, first - start + count * step, step)
+        else:
+            times = np.arange(first, first + count * step, step) - start
         times *= self.slopes[i]
-        times += self.ys[i]
-        return times
+        times += base + self.ys[i] + 0.5
+        return times.astype(np.int64)
 
     def source(self, x: float) -> int:
         """Where the time at x comes from."""

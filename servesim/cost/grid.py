@@ -61,17 +61,16 @@ class Grid:
         count *= self._spread
         counts, entries = self._counts, self._entries
         i = bisect_right(counts, count) - 1
-        if i < 0:
-            i = 0
-        low, curve = entries[i]
-        ns, source = curve.at(x), curve.source(x)
+        low, curve = entries[max(i, 0)]
+        ns, source = curve.look_up(x)
         if count <= low:
             return ns, source
         if i + 1 == len(entries):
             return ns * (count / low), EXTRAPOLATED
         high, above = entries[i + 1]
         weight = (count - low) / (high - low)
-        return ns * (1.0 - weight) + above.at(x) * weight, max(INTERPOLATED, source, above.source(x))
+        ns_above, source_above = above.look_up(x)
+        return ns * (1.0 - weight) + ns_above * weight, max(INTERPOLATED, source, source_above)
 
     def _between(self, count: float) -> Curve:
         i = bisect_right(self._counts, count) - 1

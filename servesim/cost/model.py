@@ -11,9 +11,6 @@ from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price
 from servesim.cost.host import HostTerms
 from servesim.cost.stage import Stage
 
-_VECTOR_FROM = 24
-"""Steps from which numpy beats a Python loop."""
-
 
 class TableCostModel(CostModel):
     """Prices from kernel tables; build it with `build_cost_model`.
@@ -51,16 +48,14 @@ class TableCostModel(CostModel):
     def stages(self, batch: Batch) -> tuple[int, ...]:
         """GPU ns of a step on each pipeline stage, sending to the next one included; their sum is `gpu_ns`."""
         tokens = self._tokens(batch)
-        return tuple(int(stage.cost(batch, tokens)[0] + 0.5) for stage in self._stages)
+        return tuple(stage.cost(batch, tokens)[0] for stage in self._stages)
 
     def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
-        """See the contract. Scalar and vector paths do the same operations in the same order."""
+        """See the contract."""
         tokens = self._tokens(batch)
-        if len(self._stages) == 1:
-            return _run(self._stages[0], batch, tokens, k)
-        times = _run(self._stages[0], batch, tokens, k)
+        times = self._stages[0].run(batch, tokens, k)
         for stage in self._stages[1:]:
-            times += _run(stage, batch, tokens, k)
+            times += stage.run(batch, tokens, k)
         return times
 
     def host(self, batch: Batch) -> Host:
@@ -70,11 +65,10 @@ class TableCostModel(CostModel):
     def price(self, batch: Batch) -> Price:
         """Price of one step."""
         tokens = self._tokens(batch)
-        ns, parts = self._stages[0].cost(batch, tokens)
-        gpu = int(ns + 0.5)
+        gpu, parts = self._stages[0].cost(batch, tokens)
         for stage in self._stages[1:]:
             ns, more = stage.cost(batch, tokens)
-            gpu += int(ns + 0.5)
+            gpu += ns
             parts = [a + b for a, b in zip(parts, more, strict=True)]
         host = self.host(batch)
         a, b, c, d = parts
@@ -90,19 +84,3 @@ class TableCostModel(CostModel):
         """Tokens through the linear layers."""
         tokens = batch.linear_tokens + batch.padded_tokens
         return self._padded[tokens] if tokens < len(self._padded) else tokens
-
-
-def _run(stage: Stage, batch: Batch, tokens: int, k: int) -> NDArray[np.int64]:
-    """`gpu_run` of one stage."""
-    base = stage.constant(batch, tokens)[0]
-    count, first = batch.decode_count, batch.decode_context_sum
-    if not count:
-        return np.array([int(base + 0.5)], dtype=np.int64)
-    curve = stage.decode_curve(batch)
-    if k < _VECTOR_FROM:
-        sums = range(first, first + k * count, count)
-        return np.array([int(base + curve.at(s) + 0.5) for s in sums], dtype=np.int64)
-    times = curve.along(first, count, k)
-    times += base
-    times += 0.5
-    return times.astype(np.int64)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.contracts.cost import Batch
 from servesim.cost.attention import Attention, decode_over_sum, prefill_ns
-from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve, total
+from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve, rounded, total
 from servesim.cost.formula import Roofline
 
 
@@ -80,18 +83,27 @@ class Stage:
             parts[ROOFLINE] += copied
         return ns, parts
 
-    def cost(self, batch: Batch, tokens: int) -> tuple[float, list[float]]:
-        """The whole step: nanoseconds, and those by source."""
+    def cost(self, batch: Batch, tokens: int) -> tuple[int, list[float]]:
+        """The whole step: nanoseconds, rounded once, and those by source."""
         ns, parts = self.constant(batch, tokens)
-        if batch.decode_count:
-            curve, contexts = self.decode_curve(batch), batch.decode_context_sum
-            attended, source = curve.look_up(contexts)
-            ns += attended
-            parts[source] += attended
-            if source == EXTRAPOLATED and "attention_decode" not in self.left and contexts > curve.xs[-1]:
-                each, measured = contexts // batch.decode_count, int(curve.xs[-1] / batch.decode_count)
-                self._leave("attention_decode", f"{batch.decode_count} sequences of context {each} beyond {measured}")
-        return ns, parts
+        if not batch.decode_count:
+            return int(ns + 0.5), parts
+        curve, contexts = self.decode_curve(batch), batch.decode_context_sum
+        start, y, slope, source = curve.piece(contexts)
+        rise = (contexts - start) * slope
+        parts[source] += y + rise
+        if source == EXTRAPOLATED and "attention_decode" not in self.left and contexts > curve.xs[-1]:
+            each, measured = contexts // batch.decode_count, int(curve.xs[-1] / batch.decode_count)
+            self._leave("attention_decode", f"{batch.decode_count} sequences of context {each} beyond {measured}")
+        return rounded(ns, y, rise), parts
+
+    def run(self, batch: Batch, tokens: int, k: int) -> NDArray[np.int64]:
+        """Nanoseconds of k successive steps: of a pure decode batch if k > 1."""
+        base = self.constant(batch, tokens)[0]
+        if not batch.decode_count:
+            return np.array([int(base + 0.5)], dtype=np.int64)
+        curve = self.decode_curve(batch)
+        return curve.rounded_run(base, batch.decode_context_sum, batch.decode_count, k)
 
     def decode_curve(self, batch: Batch) -> Curve:
         """Decode attention of all layers over the sum of the contexts."""
