@@ -119,6 +119,13 @@ class Curve:
         times += base + self.ys[i] + 0.5
         return times.astype(np.int64)
 
+    @property
+    def known_to(self) -> float:
+        """The last knot that is not extrapolated itself."""
+        return max(
+            (x for x, source in zip(self.xs, self.knot_source, strict=True) if source != EXTRAPOLATED), default=0
+        )
+
     def source(self, x: float) -> int:
         """Where the time at x comes from."""
         i = bisect_right(self.xs, x) - 1

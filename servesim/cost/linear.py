@@ -19,9 +19,13 @@ from servesim.cost.tables import KernelTables
 class GemmTables:
     """GEMM times of one GPU in one dtype.
 
-    Token counts in between are linear: tile quantisation makes steps that a logarithm would smear. Widths in
-    between take the share of the roofline their neighbours reach, bilinear in log n and log k, at every
-    measured token count; widths outside take the share at the edge.
+    Token counts in between are linear: tile quantisation makes steps that a logarithm would smear. Widths that were
+    not measured take a share of the roofline from measured ones, at every measured token count. Between close
+    widths that is bilinear in log n and log k. Where the measured ones lie more than a factor two apart, and
+    outside them, it is the mean of the four nearest in (log n, log k), weighted by the inverse square of the
+    distance, as the package does that most tables come from. (On H100 curves held out, across gaps of a factor
+    three, bilinear is closer: 6.8 % mean error to 10.4 %. On the steps of a recorded H100 server of Qwen3-14B, whose
+    gate projection lies in such a gap, it is not: 3.5 % to 2.4 %.)
     """
 
     tables: KernelTables | None
@@ -38,24 +42,29 @@ class GemmTables:
         rows = self.tables.rows("gemm", "bf16" if dtype == "fp16" else dtype) if self.tables else {}
         if not rows:
             return self.roofline.gemm_curve(n, k, dtype)
-        widths = _neighbours(rows["n"], n), _neighbours(rows["k"], k)
-        corners = [(wn * wk, cn, ck, _points(rows, cn, ck)) for cn, wn in widths[0] for ck, wk in widths[1]]
-        corners = [c for c in corners if c[3]]  # the grid has holes where a GEMM did not fit
-        total = sum(c[0] for c in corners)
-        tokens = sorted(set.intersection(*(set(c[3]) for c in corners)))
+        if self.roofline == self.measured_on and (measured := _points(rows, n, k)):
+            tokens = sorted(measured)
+            return self._extended(tokens, [measured[m] for m in tokens], MEASURED, n, k, dtype)
+        source = EXTRAPOLATED if self.roofline != self.measured_on else _source(rows, n, k)
+        sites = [(weight, cn, ck, _points(rows, cn, ck)) for weight, cn, ck in _neighbours(rows, n, k)]
+        tokens = sorted({m for site in sites for m in site[3]})
         times = []
         for m in tokens:
-            share = sum(
-                w / total * self.measured_on.gemm(m, cn, ck, dtype) / points[m] for w, cn, ck, points in corners
-            )
+            known = [(w, self.measured_on.gemm(m, cn, ck, dtype) / at[m]) for w, cn, ck, at in sites if m in at]
+            share = sum(w * reached for w, reached in known) / sum(w for w, _ in known)
             times.append(self.roofline.gemm(m, n, k, dtype) / share)
-        source = _source(rows, n, k)
-        if source == MEASURED and self.roofline == self.measured_on:
-            return Curve(tokens, [corners[0][3][m] for m in tokens])
         if self.monotone:
             for i in range(len(times) - 2, -1, -1):
                 times[i] = min(times[i], times[i + 1])
-        return Curve(tokens, times, EXTRAPOLATED if self.roofline != self.measured_on else source)
+        return self._extended(tokens, times, source, n, k, dtype)
+
+    def _extended(self, tokens: list[int], times: list[float], source: int, n: int, k: int, dtype: str) -> Curve:
+        """The curve, with a knot at twice its last token count from which on it holds the share of the roofline the
+        last three points reach in the middle: any one of them may be a bad pick of the library."""
+        shares = sorted(self.roofline.gemm(m, n, k, dtype) / t for m, t in zip(tokens[-3:], times[-3:], strict=True))
+        far = 2 * tokens[-1]
+        beyond = self.roofline.gemm(far, n, k, dtype) / shares[len(shares) // 2]
+        return Curve([*tokens, far], [*times, beyond], [source] * len(tokens) + [EXTRAPOLATED])
 
 
 def collective_curve(
@@ -72,17 +81,31 @@ def collective_curve(
     return Curve((size[order] / bytes_per_token).tolist(), (time[order] * 1e3).tolist())
 
 
-def _neighbours(column: NDArray[Any], value: int) -> list[tuple[int, float]]:
-    """The measured widths around `value` with their weights, by log distance; one if it is measured."""
-    grid = np.unique(column).tolist()
+_SITES = 4
+_WIDEST = 2.0
+"""Ratio of the measured widths around one from which they are too far apart to interpolate between."""
+
+
+def _neighbours(rows: dict[str, NDArray[Any]], n: int, k: int) -> list[tuple[float, int, int]]:
+    """Measured widths to take the share of the roofline from, as (weight, n, k); one if (n, k) is measured."""
+    sites = sorted(set(zip(rows["n"].tolist(), rows["k"].tolist(), strict=True)))
+    around = _bracket(sorted({site[0] for site in sites}), n), _bracket(sorted({site[1] for site in sites}), k)
+    if all(around):
+        corners = [(wn * wk, cn, ck) for cn, wn in around[0] for ck, wk in around[1]]
+        return [c for c in corners if (c[1], c[2]) in set(sites)]  # the grid has holes where a GEMM did not fit
+    nearest = sorted((log(n / cn) ** 2 + log(k / ck) ** 2, cn, ck) for cn, ck in sites)[:_SITES]
+    return [(1.0 / squared, cn, ck) for squared, cn, ck in nearest]
+
+
+def _bracket(grid: list[int], value: int) -> list[tuple[int, float]]:
+    """The measured widths around `value` with their weights, by log distance; none outside or too far apart."""
     i = bisect_left(grid, value)
     if i < len(grid) and grid[i] == value:
         return [(value, 1.0)]
-    if i in (0, len(grid)):
-        return [(grid[min(i, len(grid) - 1)], 1.0)]
-    low, high = grid[i - 1], grid[i]
-    weight = (log(value) - log(low)) / (log(high) - log(low))
-    return [(low, 1.0 - weight), (high, weight)]
+    if i in (0, len(grid)) or grid[i] > _WIDEST * grid[i - 1]:
+        return []
+    weight = log(value / grid[i - 1]) / log(grid[i] / grid[i - 1])
+    return [(grid[i - 1], 1.0 - weight), (grid[i], weight)]
 
 
 def _points(rows: dict[str, NDArray[Any]], n: int, k: int) -> dict[int, float]:
@@ -92,7 +115,5 @@ def _points(rows: dict[str, NDArray[Any]], n: int, k: int) -> dict[int, float]:
 
 
 def _source(rows: dict[str, NDArray[Any]], n: int, k: int) -> int:
-    if ((rows["n"] == n) & (rows["k"] == k)).any():
-        return MEASURED
     inside = rows["n"].min() <= n <= rows["n"].max() and rows["k"].min() <= k <= rows["k"].max()
     return INTERPOLATED if inside else EXTRAPOLATED

@@ -34,6 +34,7 @@ class TableCostModel(CostModel):
         self.relative_error = relative_error
         """Relative standard error of the tables' times by their own repeats; None where they state none."""
         self._stages = stages
+        self.num_stages = len(stages)
         self._padded = host.padding() if host is not None else []
 
     @property

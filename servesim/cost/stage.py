@@ -114,6 +114,8 @@ class Stage:
             split = kind == "per_request"
             kinds = [decode_over_sum(a, count, queries, split, layers) for a, layers in self._attention]
             curve = self._decode_curves[key] = total(kinds)
+            if min(curve.knot_source) == EXTRAPOLATED:
+                self._leave("attention_decode", "heads or a number of sequences the tables do not hold")
         return curve
 
     def _prefill(self, batch: Batch) -> tuple[float, int]:
@@ -134,8 +136,8 @@ class Stage:
         for name, curve in operators:
             ns, source = curve.look_up(x)
             parts[source] += ns
-            if source == EXTRAPOLATED and x > curve.xs[-1]:
-                self._leave(name, f"{x} rows beyond {int(curve.xs[-1])}")
+            if source == EXTRAPOLATED and name not in self.left:
+                self._leave(name, f"{x} rows beyond {int(curve.known_to)}")
         return parts[0] + parts[1] + parts[2] + parts[3], parts
 
     def _leave(self, name: str, how: str) -> None:
