@@ -72,6 +72,8 @@ def _title(summary: dict[str, Any]) -> str:
     if scenario["replicas"] > 1:
         policies.append(scenario["router"]["name"])
     gpus = scenario["gpu"] if scenario["tp"] == 1 else f"{scenario['tp']} x {scenario['gpu']}"
+    if scenario["pp"] > 1:
+        gpus = f"{scenario['pp']} stages of {gpus}"
     if scenario["replicas"] > 1:
         gpus = f"{scenario['replicas']} replicas of {gpus}"
     return escape(

@@ -33,7 +33,7 @@ class Setup:
     router: Router
     cost: TableCostModel
     depth: int
-    """Steps in flight: 2 under asynchronous scheduling, 1 otherwise."""
+    """Steps in flight: one a pipeline stage, and one more under asynchronous scheduling."""
     deployment: Deployment
     defaults: VllmDefaults
     notes: list[str]
@@ -62,7 +62,13 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     defaults = vllm_defaults(gpu)
     policies = _policies(scenario, defaults)
     cost = build_cost_model(
-        model, gpu, scenario.tp, scenario.dtype, kv_dtype=scenario.kv_dtype, tables=scenario.kernel_tables
+        model,
+        gpu,
+        scenario.tp,
+        scenario.dtype,
+        pp=scenario.pp,
+        kv_dtype=scenario.kv_dtype,
+        tables=scenario.kernel_tables,
     )
     trace = _open(scenario) if trace is None else _cut(trace, scenario)
     budget, fitting = _memory(scenario, model, gpu, policies, trace)
@@ -78,6 +84,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         gpu=gpu,
         replicas=scenario.replicas,
         tp=scenario.tp,
+        pp=scenario.pp,
         dtype=scenario.dtype,
         kv_dtype=scenario.kv_dtype,
         block_size=scenario.engine.block_size,
@@ -93,7 +100,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         cores=cores,
         router=policies.router(policies.router_params, scenario.replicas),
         cost=cost,
-        depth=2 if asynchronous else 1,
+        depth=scenario.pp + asynchronous,
         deployment=deployment,
         defaults=defaults,
         notes=list(before_run(scenario, trace, cores[0].scheduler, kv, fitting)),
@@ -158,6 +165,7 @@ def _memory(
             model,
             gpu,
             scenario.tp,
+            pp=scenario.pp,
             dtype=scenario.dtype,
             kv_dtype=scenario.kv_dtype,
             block_size=engine.block_size,

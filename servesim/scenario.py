@@ -74,7 +74,9 @@ class Scenario(BaseModel):
     kv_dtype: str = "bf16"
     """Of the KV cache: bf16, fp16, fp8."""
     tp: int = Field(default=1, ge=1)
-    """GPUs of a replica (tensor parallelism)."""
+    """GPUs of a stage (tensor parallelism)."""
+    pp: int = Field(default=1, ge=1)
+    """Stages of a replica (pipeline parallelism); as many steps are in flight, and one more when asynchronous."""
     replicas: int = Field(default=1, ge=1)
     """Copies of the model behind the router."""
     scheduler: Settings = Field(default={"name": "vllm"})

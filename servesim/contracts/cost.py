@@ -103,6 +103,13 @@ class CostModel(ABC):
         """GPU ns of k successive steps: of this batch, then, if k > 1 (pure decode only), of
         `batch.advance(1)` to `batch.advance(k - 1)`."""
 
+    num_stages: int = 1
+    """Pipeline stages a step passes one after the other."""
+
+    def stages(self, batch: Batch) -> tuple[int, ...]:
+        """GPU ns of a step on each of `num_stages` stages; their sum is its `gpu_ns`. Asked only if several."""
+        return (int(self.gpu_run(batch, 1)[0]),)
+
     def host(self, batch: Batch) -> Host:
         """Host time of a step; depends on counts of the batch alone, never on contexts. Default: none."""
         return NO_HOST

@@ -20,7 +20,8 @@ class Replica:
 
     `depth` is the number of planned, uncommitted steps: 1 synchronous; 2 asynchronous, where step i + 1 is
     planned when step i starts, so that an arrival during step i joins step i + 2. A plan that comes out empty
-    is made again when a step ends, or when a request arrives while nothing is in flight.
+    is made again when a step ends, or when a request arrives while nothing is in flight. A cost model of several
+    pipeline stages works on as many steps at once; depth is then one more per further stage.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Replica:
         self.on_leave: Callable[[Request], None] = lambda request: None
         self._awaited: Event | None = None  # the completion event that counts; earlier ones are void
         self._plan_due = False
-        self._free_ns = 0  # when the GPU is done with everything in flight
+        self._free_ns = [0] * cost.num_stages  # when each stage is done with everything in flight
 
     @property
     def num_waiting(self) -> int:
@@ -87,7 +88,7 @@ class Replica:
             self._run(step, now)
         if not in_flight:
             return
-        if self.fast and len(in_flight) == self.depth and in_flight[-1].steady:
+        if self.fast and len(self._free_ns) == 1 and len(in_flight) == self.depth and in_flight[-1].steady:
             self.leap = Leap.prepare(core, self.cost, self.horizon())
         self._await(self.leap.end_ns if self.leap is not None else in_flight[0].end_ns)
 
@@ -96,8 +97,15 @@ class Replica:
         price = self.cost.price(step.batch)
         if price.ns < 1:
             raise PolicyError(f"cost model: a step of {step.batch.linear_tokens} tokens takes {price.ns} ns")
-        step.start_ns = max(now, self._free_ns)
-        step.end_ns = self._free_ns = step.start_ns + price.ns
+        free = self._free_ns
+        step.start_ns = end = max(now, free[0])
+        if len(free) == 1:
+            end = free[0] = end + price.ns
+        else:
+            end += price.ns - price.gpu_ns  # host time that shows holds up the first stage
+            for i, ns in enumerate(self.cost.stages(step.batch)):
+                end = free[i] = max(end, free[i]) + ns
+        step.end_ns = end
         step.gpu_ns, step.host_ns, step.shares = price.gpu_ns, sum(price.host), price.shares
 
     def _complete(self, event: Event) -> None:
@@ -105,7 +113,7 @@ class Replica:
             return  # an arrival cut the run this event was to end
         core = self.core
         if self.leap is not None:
-            self._free_ns = self.leap.land(core, self.recorder, self.index)
+            self._free_ns[0] = self.leap.land(core, self.recorder, self.index)
             self.leap = None
         self.recorder.step(core.in_flight[0], self.index)
         core.commit(self.clock.ns)

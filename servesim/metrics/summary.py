@@ -23,6 +23,7 @@ class Deployment:
     gpu: Gpu
     replicas: int
     tp: int
+    pp: int
     dtype: str
     kv_dtype: str
     block_size: int
@@ -38,7 +39,7 @@ class Deployment:
     @property
     def gpus(self) -> int:
         """GPUs of all replicas."""
-        return self.replicas * self.tp
+        return self.replicas * self.tp * self.pp
 
 
 def summarize(
@@ -76,7 +77,7 @@ def engine(columns: RequestColumns, totals: StepTotals, deployment: Deployment) 
         "batch_size": totals.batch_size(),
         "tokens_per_step": totals.tokens_per_step(),
         "padded_tokens": totals.sums["padded_tokens"],
-        "gpu_busy_share": per(totals.sums["gpu_ns"] / SECOND, seconds * deployment.replicas),
+        "gpu_busy_share": per(totals.sums["gpu_ns"] / SECOND, seconds * deployment.replicas * deployment.pp),
         "mfu": mfu(columns, deployment),
         "mbu": mbu(columns, totals, deployment),
         "preemptions": int(columns.table["num_preemptions"].sum()),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from servesim.contracts import Batch
 from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.engine.workload import FrontEnd
 from tests.support.worlds import ToyCost, World, toy_trace
@@ -128,3 +130,26 @@ def test_a_front_end_delays_requests_on_the_way_in_and_tokens_on_the_way_out() -
     assert rows["scheduled_ns"] == [30, 130]
     assert rows["first_token_ns"] == [137, 237]
     assert rows["finished_ns"] == [237, 237]
+
+
+class TwoStages(ToyCost):
+    """A pipeline whose stages take 60 and 40 ns a step."""
+
+    num_stages = 2
+
+    def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
+        return np.full(k, 100, dtype=np.int64)
+
+    def stages(self, batch: Batch) -> tuple[int, ...]:
+        return (60, 40)
+
+
+def test_pipeline_stages_work_on_different_steps_at_once() -> None:
+    # Budget 8: r0's step is planned first, r1's right after it; the second enters stage one at 60.
+    trace = toy_trace([0, 0], [8, 8], [3, 3])
+    world = World(trace, max_num_batched_tokens=8, cost=TwoStages(), depth=2)
+    first, end = columns(world, "first_token_ns", "finished_ns")
+    assert first.tolist() == [100, 160]
+    # r0: steps start at 0, 120 (stage one is free then), 240; r1 follows 60 behind.
+    assert end.tolist() == [340, 400]
+    assert columns(world, "finished_ns", mode="reference")[0].tolist() == end.tolist()

@@ -76,6 +76,7 @@ def deployment() -> Deployment:
         gpu=Gpu.load("h200"),
         replicas=2,
         tp=1,
+        pp=1,
         dtype="bf16",
         kv_dtype="bf16",
         block_size=16,
