@@ -5,7 +5,9 @@ The package carries its measurements as Parquet at
 of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept, whatever its shapes: GEMMs,
 attention (windows apart from full attention), mixture-of-experts kernels without expert parallelism, latent
 attention with bf16 projections, all-reduce and all-gather. Integer GEMMs are in tables of other frameworks only, so
-they are taken from the newest of those. Repeated measurements of one shape become their median.
+they are taken from the newest of those. So are block-scaled fp8 GEMMs, from TensorRT-LLM: vLLM's were timed with
+their launches (55 us and more for the smallest, while a whole latent-attention module of four takes 90 us).
+Repeated measurements of one shape become their median.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ _DTYPES = {
 }
 _KV_DTYPES = ("bfloat16", "fp8")
 _INTEGER = ("int4_wo", "int8_wo", "sq")
+_BLOCK = "fp8_block"
 _ROUTING = "power_law_1.2"
 """Of the routing distributions measured, the one kept: loads of the experts fall as a power law, the package's own
 assumption for engines under real text, and present for every GPU."""
@@ -56,11 +59,11 @@ def import_aiconfigurator(
     for table in _REQUIRED:
         if table not in tables:
             raise UserError(f"{root_or_wheel}: no {table} of {framework} for {system}")
-    anywhere = _newest(files, system, None, "gemm_perf", _INTEGER)
+    tables |= _newest(files, system, None, "gemm_perf", _INTEGER)
+    tables |= _newest(files, system, ("trtllm",), "gemm_perf", (_BLOCK,))
     written = {}
     for name, parts in _FILES:
-        sources = tables if name != "gemm_integer" else anywhere
-        found = [(convert, *sources[key]) for key, convert in parts if key in sources]
+        found = [(convert, *tables[key]) for key, convert in parts if key in tables]
         rows = _write(files, found, Path(out_dir) / f"{name}.parquet")
         if rows:
             written[f"{name}.parquet"] = rows
@@ -155,7 +158,7 @@ def _read(data: bytes) -> Any:
 
 
 def _gemm(raw: Any) -> Any:
-    raw = raw[raw["gemm_dtype"].isin(["bfloat16", "fp8", "fp8_block"])]
+    raw = raw[raw["gemm_dtype"].isin(["bfloat16", "fp8"])]
     return raw.assign(op="gemm", dtype=raw["gemm_dtype"].map(_DTYPES))
 
 
@@ -232,6 +235,7 @@ _REQUIRED = (
 )
 _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
     ("gemm", [("gemm_perf", _gemm)]),
+    ("gemm_block", [(_BLOCK, _gemm_in(_BLOCK))]),
     ("gemm_integer", [(dtype, _gemm_in(dtype)) for dtype in _INTEGER]),
     ("moe", [("moe_perf", _moe)]),
     ("attention", [("context_attention_perf", _prefill), ("generation_attention_perf", _decode)]),
@@ -245,7 +249,7 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
     ("mla", [("mla_context_module_perf", _latent_prefill), ("mla_generation_module_perf", _latent_decode)]),
     ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _all_gather)]),
 )
-"""What each file written is made of: source table (of integer GEMMs: dtype) and its conversion."""
+"""What each file written is made of: source table (of GEMMs from other frameworks: dtype) and its conversion."""
 
 
 def _merge(frames: list[Any]) -> dict[str, Any]:
