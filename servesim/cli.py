@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -146,7 +147,14 @@ def _progress() -> Any:
 
 def main() -> None:
     """Entry point. 0: done; 2: bad input; 1: a policy's bug; 130: interrupted. Errors are one line on stderr."""
-    sys.exit(_guarded())
+    code = _guarded()
+    if code == 130:
+        # CPython kills itself by the signal, whatever the exit code, if it came while a string was executed
+        # (as dataclasses do when imported), even though the interrupt was handled.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _guarded() -> int:
