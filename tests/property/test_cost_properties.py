@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -12,18 +13,25 @@ from servesim.contracts.cost import Batch
 from servesim.cost import TableCostModel, build_cost_model
 from servesim.hardware import Gpu, ModelSpec
 
-CASES = [
-    ("llama-3.1-8b", "h100", 1),
-    ("opt-13b", "a100-40g", 1),
-    ("llama-3.1-70b", "h200", 4),
-    ("qwen3-8b", "l40s", 1),
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("llama-3.1-8b", "h100", {}),
+    ("opt-13b", "a100-40g", {}),
+    ("llama-3.1-70b", "h200", {"tp": 4}),
+    ("qwen3-8b", "l40s", {"tables": "roofline"}),
+    ("gpt-oss-120b", "h100", {}),
+    ("mixtral-8x7b", "a100", {"tp": 2}),
+    ("mistral-7b", "h100", {"kv_dtype": "fp8"}),
+    ("gemma-3-1b", "l40s", {"tables": "roofline"}),
+    ("deepseek-v3", "h200", {"tp": 8, "dtype": "fp8_block"}),
+    ("llama-3.1-70b", "h100", {"tp": 2, "pp": 3}),
+    ("gpt-oss-20b", "h200", {"pp": 2}),
 ]
 
 
 @cache
 def cost(case: int) -> TableCostModel:
-    model, gpu, tp = CASES[case]
-    return build_cost_model(ModelSpec.load(model), Gpu.load(gpu), tp)
+    model, gpu, options = CASES[case]
+    return build_cost_model(ModelSpec.load(model), Gpu.load(gpu), **options)
 
 
 @st.composite
@@ -69,6 +77,7 @@ def test_price_is_the_first_step_of_a_run_of_one(
     assert price.ns == model.price_run(batch, 1)[0]
     assert abs(sum(price.shares) - 1.0) < 1e-9
     assert price == model.price(batch)
+    assert sum(model.stages(batch)) == price.gpu_ns
 
 
 @settings(deadline=None)
