@@ -89,12 +89,12 @@ def package(tmp_path: Path) -> Path:
     )
     _write(
         data / "gemm" / "trtllm" / "1.0.0" / "gemm_perf.parquet",
-        m=[1],
-        n=[64],
-        k=[32],
-        kernel_source=["c"],
-        gemm_dtype=["int4_wo"],
-        latency=[0.003],
+        m=[1, 1],
+        n=[64, 64],
+        k=[32, 32],
+        kernel_source=["c", "c"],
+        gemm_dtype=["int4_wo", "fp8_block"],
+        latency=[0.003, 0.005],
     )
     _write(
         data / "moe" / "vllm" / "0.10.0" / "moe_perf.parquet",
@@ -147,7 +147,8 @@ def package(tmp_path: Path) -> Path:
 def test_the_importer_takes_the_newest_version_and_the_median_of_repeats(package: Path, tmp_path: Path) -> None:
     written = import_aiconfigurator(package, "x1", "vllm", tmp_path / "out")
     assert written == {
-        "gemm.parquet": 2,
+        "gemm.parquet": 1,
+        "gemm_block.parquet": 1,
         "gemm_integer.parquet": 1,
         "moe.parquet": 1,
         "attention.parquet": 2,
@@ -161,6 +162,7 @@ def test_the_importer_takes_the_newest_version_and_the_median_of_repeats(package
     assert tables.rows("all_reduce", "bf16")["time_us"].tolist() == [4.0]
     assert tables.rows("gemm", "fp8") == {}
     assert tables.rows("gemm", "int4")["time_us"].tolist() == [3.0]
+    assert tables.rows("gemm", "fp8_block")["time_us"].tolist() == [5.0]  # not vLLM's 4.0
     assert tables.rows("window_prefill", "bf16")["window"].tolist() == [128]
     experts = tables.rows("moe", "mxfp4")
     assert (experts["n"].tolist(), experts["experts"].tolist(), experts["topk"].tolist()) == ([64], [8], [2])
