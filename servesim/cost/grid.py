@@ -60,10 +60,12 @@ class Grid:
         """Time and source at x of any number of sequences, without building its curve."""
         count *= self._spread
         counts, entries = self._counts, self._entries
+        if count <= counts[0]:
+            return entries[0][1].look_up(x)
         i = bisect_right(counts, count) - 1
-        low, curve = entries[max(i, 0)]
+        low, curve = entries[i]
         ns, source = curve.look_up(x)
-        if count <= low:
+        if count == low:
             return ns, source
         if i + 1 == len(entries):
             return ns * (count / low), EXTRAPOLATED
@@ -90,12 +92,13 @@ def decode_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, slowdown: float
     """Curves over mean context by sequences, and how many measured sequences one of ours stands for."""
     dim = _nearest_above(rows["head_dim"], shape.head_dim)
     rows = _where(rows, head_dim=dim)
-    kv_grid = [k for k in np.unique(rows["kv_heads"]).tolist() if shape.kv_heads % k == 0]
-    kv_heads = max(kv_grid)
-    spread = shape.kv_heads // kv_heads
-    exact = spread == 1 and dim == shape.head_dim and slowdown == 1.0
+    known = np.unique(rows["kv_heads"]).tolist()
+    dividing = [k for k in known if shape.kv_heads % k == 0]
+    kv_heads = max(dividing) if dividing else min(known, key=lambda k: abs(k - shape.kv_heads))
+    spread = shape.kv_heads / kv_heads
+    exact = spread == 1.0 and dim == shape.head_dim and slowdown == 1.0
     grid = _head_grid(_where(rows, kv_heads=kv_heads), shape.heads / spread, "past_tokens", exact)
-    return _rescaled(grid, shape.head_dim / dim * slowdown), float(spread)
+    return _rescaled(grid, shape.head_dim / dim * slowdown), spread
 
 
 def prefill_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, window: int) -> Entries:

@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from servesim.cost.checks import checked
 from servesim.errors import UserError
 
 KEY_COLUMNS = (
@@ -99,9 +100,11 @@ def write_table(path: Path, columns: dict[str, Any], provenance: dict[str, Any])
 
 @dataclass(frozen=True)
 class KernelTables:
-    """The kernel tables of one device; a file is read when an operator of it is first asked for."""
+    """The kernel tables of one device, read when an operator is first asked for."""
 
     folder: Path
+    trusted: bool = False
+    """True: the shipped ones, whose rows tests have checked."""
 
     @classmethod
     def load(cls, name: str | None = None, folder: str | Path | None = None) -> KernelTables:
@@ -144,22 +147,28 @@ class KernelTables:
     def _by_op(self) -> dict[tuple[str, str], dict[str, NDArray[Any]]]:
         found: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
         for path in sorted(self.folder.glob("*.parquet")):
-            found.update(_split(path))
+            found.update(_split(path, self.trusted))
         return found
 
 
-def _split(path: Path) -> dict[tuple[str, str], dict[str, NDArray[Any]]]:
+def _split(path: Path, trusted: bool) -> dict[tuple[str, str], dict[str, NDArray[Any]]]:
     """One file as numpy columns by (op, dtype), columns of nulls left out."""
+    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     # read_table, to_numpy and the conversion of a Python value to Arrow would all import pandas
-    with pq.ParquetFile(path) as file:
-        table = file.read()
+    try:
+        with pq.ParquetFile(path) as file:
+            table = file.read()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"kernel table {path} is no readable Parquet file: {error}") from None
     present = [name for name in COLUMNS if name in table.column_names]
     missing = [name for name in COLUMNS if name not in present and name not in _OPTIONAL]
     if missing:
         raise UserError(f"kernel table {path}: column {missing[0]!r} is missing")
+    if not trusted:
+        table = checked(path, table, KEY_COLUMNS)
     found = {}
     for op in table["op"].unique():
         of_op = table.filter(pc.equal(table["op"], op))
@@ -174,4 +183,4 @@ def _split(path: Path) -> dict[tuple[str, str], dict[str, NDArray[Any]]]:
 def _shipped(name: str) -> KernelTables:
     """The shipped tables stay in memory once read: every run of a sweep uses the same ones."""
     folder = Path(str(resources.files("servesim.calibrate.tables"))) / name
-    return KernelTables.load(folder=folder)
+    return KernelTables(folder, trusted=True)

@@ -1,0 +1,66 @@
+"""What makes a kernel table unusable: refused with file and row before anything is priced from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.errors import UserError
+
+_LEAST_US = 0.1
+"""No kernel takes less from launch to end."""
+_MOST_FLOPS = 2e16
+_LEAST_FLOPS = 1e8
+"""Arithmetic per second no GPU reaches, and every CPU does in its best GEMM."""
+_AGREE = 0.05
+"""Rows of one shape may differ by this share: they are repeats. Others contradict each other."""
+
+
+def checked(path: Path, table: Any, keys: Sequence[str]) -> Any:
+    """The rows of `table` (a pyarrow table, as in the file at `path`), of repeats the first; UserError if a time is
+    no time, the unit cannot be microseconds, or rows of one shape (equal in `keys`) disagree."""
+    times = np.array(table["time_us"].to_pylist(), dtype=np.float64)
+    bad = np.flatnonzero(~(np.isfinite(times) & (times > 0.0)))
+    if len(bad):
+        raise _refusal(path, bad[0], f"time_us is {times[bad[0]]:g}, must be a number above 0")
+    _check_unit(path, table, times)
+    return _without_repeats(path, table, keys)
+
+
+def _check_unit(path: Path, table: Any, times: NDArray[np.float64]) -> None:
+    least = int(np.argmin(times))
+    if times[least] < _LEAST_US:
+        raise _refusal(path, least, f"time_us is {times[least]:g}: no kernel is so fast (are the times milliseconds?)")
+    rows = np.flatnonzero(np.array(table["op"].to_pylist()) == "gemm")
+    if not len(rows):
+        return
+    m, n, k = (np.array(table[c].to_pylist(), dtype=np.float64)[rows] for c in ("m", "n", "k"))
+    flops = 2.0 * m * n * k / (times[rows] * 1e-6)
+    best = int(np.argmax(flops))
+    if flops[best] > _MOST_FLOPS:
+        raise _refusal(path, rows[best], f"{flops[best]:.1g} FLOP/s is beyond any GPU (are the times milliseconds?)")
+    if flops[best] < _LEAST_FLOPS:
+        raise _refusal(path, rows[best], f"{flops[best]:.1g} FLOP/s at the best (are the times nanoseconds?)")
+
+
+def _without_repeats(path: Path, table: Any, keys: Sequence[str]) -> Any:
+    import pyarrow as pa
+
+    present = [key for key in keys if key in table.column_names and key != "kernel"]
+    numbered = table.append_column("row", pa.array(range(len(table)), type=pa.int64()))
+    groups = numbered.group_by(present).aggregate([("time_us", "min"), ("time_us", "max"), ("row", "min")])
+    low, high, first = (groups[c].to_pylist() for c in ("time_us_min", "time_us_max", "row_min"))
+    if len(first) == len(table):
+        return table
+    for least, most, row in sorted(zip(low, high, first, strict=True), key=lambda group: group[2]):
+        if most > least * (1.0 + _AGREE):
+            raise _refusal(path, row, f"other rows of this shape disagree ({least:g} to {most:g} us)")
+    return table.take(pa.array(sorted(first), type=pa.int64()))
+
+
+def _refusal(path: Path, row: int, what: str) -> UserError:
+    return UserError(f"kernel table {path}: row {int(row) + 1}: {what}")
