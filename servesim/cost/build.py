@@ -58,6 +58,8 @@ def build_cost_model(
     ]
     gpus = f"{tp} x {gpu.name}" if pp == 1 else f"{pp} stages of {tp} x {gpu.name}"
     description = f"{model.name} on {gpus}, {dtype} weights, {kv_dtype} KV"
+    if model.experts is not None:
+        description += "; tokens assumed routed by a power law where experts were measured, uniformly where not"
     return TableCostModel(stages, description, host, kernels.relative_error if kernels is not None else None)
 
 
