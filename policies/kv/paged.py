@@ -60,7 +60,7 @@ class Paged(KVAllocator):
     def free(self, request: Request) -> None:
         table = self.tables.pop(request)
         self._table_blocks -= len(table)
-        self._release(table)
+        self._fresh += table  # the last block foremost
 
     def slots(self, request: Request) -> int:
         table = self.tables.get(request)
@@ -134,10 +134,6 @@ class Paged(KVAllocator):
             table.extend(stack[: -n - 1 : -1])
             del stack[-n:]
             self._table_blocks += n
-
-    def _release(self, table: list[int]) -> None:
-        """Free a table: its blocks go to the front of the queue, the last block foremost."""
-        self._fresh.extend(table)
 
     def _check_sharing(self, held: list[int]) -> None:
         assert len(held) == len(set(held)), "a block is held twice"

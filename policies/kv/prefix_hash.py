@@ -4,13 +4,13 @@ freed, until they are needed for something else (vLLM 0.33: vllm/v1/core/block_p
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from servesim.contracts.kv import Hit, kv_allocators
-from servesim.engine.request import Request
+from servesim.engine.request import Request, State
 
 from .paged import Paged
 
@@ -34,7 +34,8 @@ class PrefixHashParams:
 @kv_allocators.register("prefix-hash")
 class PrefixHash(Paged):
     """The free queue is two parts: fresh blocks without a hash, handed out first and reused last-in
-    first-out, then cached blocks, least recently freed first. Allocating a cached block evicts it."""
+    first-out, then cached blocks, least recently freed first. Allocating a cached block evicts it. Content
+    that the trace does not tell is shared with nobody, and entered only when its request may come back."""
 
     Params = PrefixHashParams
     params: PrefixHashParams
@@ -43,7 +44,7 @@ class PrefixHash(Paged):
     def __init__(self, params: Any, num_blocks: int, block_size: int, max_model_len: int) -> None:
         super().__init__(params, num_blocks, block_size, max_model_len)
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._refs = [0] * num_blocks
+        self._extra: dict[int, int] = {}  # block -> holders beyond the first
         self._key_of: list[Hashable] = [None] * num_blocks  # None: not cached
         # key -> blocks with that content, first inserted first; one block alone is stored bare.
         self._cached: dict[Hashable, int | dict[int, None]] = {}
@@ -89,19 +90,26 @@ class PrefixHash(Paged):
         full = min(upto, request.num_tokens - self.params.hash_lookahead_tokens) // self.block_size
         if full <= done:
             return
-        cached, key_of = self._cached, self._key_of
-        for block, key in zip(self.tables[request][done:full], self._keys(request, done, full), strict=True):
-            key_of[block] = key
-            there = cached.setdefault(key, block)
-            if there != block:  # another block with this content was first
-                if isinstance(there, int):
-                    there = cached[key] = {there: None}
-                there[block] = None
+        if request.content is not None:  # else nobody but itself can look for it: see free
+            self._enter(request, done, full)
         self._published[request] = full
 
     def free(self, request: Request) -> None:
-        super().free(request)
-        del self._published[request]
+        """Last block first. Of those nobody holds any more the cached ones, which come first in a table, go to
+        the back of the queue, the others to the front as a group (or to the back, as in older releases)."""
+        if request.content is None and request.state is State.PREEMPTED:
+            self._enter(request, 0, self._published[request])
+        table = self.tables.pop(request)
+        self._table_blocks -= len(table)
+        cached = self._published.pop(request)
+        if self.params.free_order == "back":
+            cached = len(table)
+        self._fresh += table[cached:]
+        del table[cached:]
+        table.reverse()
+        if self._extra:
+            table = [block for block in table if not self._still_held(block)]
+        self._idle.update(dict.fromkeys(table))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; refused (False) while any block is held."""
@@ -123,7 +131,27 @@ class PrefixHash(Paged):
 
     def refs(self, block: int) -> int:
         """How many requests hold a block."""
-        return self._refs[block]
+        if block in self._idle or block in self._fresh:
+            return 0
+        return 1 + self._extra.get(block, 0)
+
+    def _enter(self, request: Request, start: int, stop: int) -> None:
+        """Make blocks start to stop of a request's table findable by their content."""
+        cached, key_of = self._cached, self._key_of
+        for block, key in zip(self.tables[request][start:stop], self._keys(request, start, stop), strict=True):
+            key_of[block] = key
+            there = cached.setdefault(key, block)
+            if there != block:  # another block with this content was first
+                if isinstance(there, int):
+                    there = cached[key] = {there: None}
+                there[block] = None
+
+    def _still_held(self, block: int) -> bool:
+        """Whether others hold a block that one request gives up."""
+        others = self._extra.pop(block, 0)
+        if others > 1:
+            self._extra[block] = others - 1
+        return others > 0
 
     def _keys(self, request: Request, start: int, stop: int) -> Iterator[Hashable]:
         """For blocks start to stop, the identity of everything up to the block's end: the chained hash."""
@@ -138,58 +166,43 @@ class PrefixHash(Paged):
         return map(content.prefix_key, ends)
 
     def _idle_blocks(self, hit: Hit) -> int:
-        return sum(1 for b in hit.blocks if self._refs[b] == 0)
+        return sum(1 for block in hit.blocks if block in self._idle)
 
     def _adopt(self, table: list[int], hit: Hit) -> None:
         for block in hit.blocks:
-            if self._refs[block] == 0:
+            if block in self._idle:
                 del self._idle[block]
-            self._refs[block] += 1
+            else:
+                self._extra[block] = self._extra.get(block, 0) + 1
         table.extend(hit.blocks)
         self._table_blocks += len(hit.blocks)
 
     def _take(self, table: list[int], n: int) -> None:
-        start = len(table)
         fresh = min(n, len(self._fresh))
         if fresh:
             super()._take(table, fresh)
         if n > fresh:
-            pop, key_of, cached = self._idle.popitem, self._key_of, self._cached
+            pop, key_of = self._idle.popitem, self._key_of
             for _ in range(n - fresh):
                 block = pop(last=False)[0]
                 table.append(block)
-                key = key_of[block]
-                if key is not None:
-                    key_of[block] = None
-                    there = cached.pop(key)
-                    if not isinstance(there, int):
-                        del there[block]
-                        if there:  # the others with this content stay, in their order
-                            cached[key] = there
+                if key_of[block] is not None:
+                    self._evict(block)
             self._table_blocks += n - fresh
-        refs = self._refs
-        for block in table[start:]:
-            refs[block] = 1
 
-    def _release(self, table: list[int]) -> None:
-        """Last block first. Those nobody holds any more: cached ones to the back of the queue, the others
-        to the front as a group (or to the back too, as older releases did)."""
-        front = []
-        for block in reversed(table):
-            self._refs[block] -= 1
-            if self._refs[block]:
-                continue
-            if self._key_of[block] is not None or self.params.free_order == "back":
-                self._idle[block] = None
-            else:
-                front.append(block)
-        self._fresh.extend(reversed(front))
+    def _evict(self, block: int) -> None:
+        key = self._key_of[block]
+        self._key_of[block] = None
+        there = self._cached.pop(key)
+        if not isinstance(there, int):
+            del there[block]
+            if there:  # the others with this content stay, in their order
+                self._cached[key] = there
 
     def _check_sharing(self, held: list[int]) -> None:
-        counts = [0] * self.num_blocks
-        for block in held:
-            counts[block] += 1
-        assert counts == self._refs, "reference counts do not match the block tables"
+        extra = {block: count - 1 for block, count in Counter(held).items() if count > 1}
+        assert extra == self._extra, "holders do not match the block tables"
+        assert not self._idle.keys() & set(held), "a block is idle and held"
         assert not any(self.is_cached(b) for b in self._fresh), "a cached block is among the fresh ones"
         for key, there in self._cached.items():
             for block in [there] if isinstance(there, int) else list(there):

@@ -134,13 +134,13 @@ class Vllm(Scheduler):
 
     def _plan_waiting(self, ctx: PlanContext, budget: _Budget, threshold: int) -> None:
         params = self.params
-        decoding_only = self._only_decodes(ctx.plan)
+        uniform = params.num_speculative_tokens > 0 and self._only_decodes(ctx.plan)
         while self.num_waiting() and budget.left > 0 and len(self.running) < self._max_running:
             request = self._head()
             hit = self.kv.lookup(request)
             known, base = request.num_tokens, hit.num_tokens
             new, drafts = known - base, 0
-            if params.num_speculative_tokens and new == 1 and (base if decoding_only is None else decoding_only):
+            if new == 1 and (base > 0 if uniform is None else uniform):
                 drafts = params.num_speculative_tokens  # dummies: keep the decode batch uniform
                 if base + 2 + drafts > self.limits.max_model_len:
                     drafts = 0

@@ -95,7 +95,8 @@ class KVAllocator(ABC):
 
     @abstractmethod
     def free(self, request: Request) -> None:
-        """Release everything the request holds; cached prefixes stay findable."""
+        """Release everything the request holds; cached prefixes stay findable. A request that was preempted
+        (`request.state`) may come back for its own."""
 
     @abstractmethod
     def slots(self, request: Request) -> int:

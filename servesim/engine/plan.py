@@ -105,9 +105,9 @@ class PlanContext:
         resumed. The caller removes it from its running list and queues it again."""
         if request.state is not State.RUNNING:
             raise PolicyError(f"{self.policy} at {self.now} ns: preempts {request}, which is not running")
+        request.state = State.PREEMPTED
         self.kv.free(request)
         self.kv.held_tokens -= request.num_computed_tokens
-        request.state = State.PREEMPTED
         request.recomputed_tokens += request.num_computed_tokens
         request.num_computed_tokens = 0
         request.num_draft_tokens = 0

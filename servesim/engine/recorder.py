@@ -63,7 +63,7 @@ REQUEST_COLUMNS = (
     "num_preemptions",
     "recomputed_tokens",
 )
-FLUSH_ROWS = 1 << 16
+FLUSH_CELLS = 1 << 20
 
 Rows = NDArray[np.int64]
 
@@ -73,21 +73,21 @@ class Table:
 
     def __init__(self, columns: tuple[str, ...], sink: Callable[[Rows], None] | None = None) -> None:
         self.columns = columns
-        self._rows: list[tuple[int, ...]] = []
+        self._cells = array("q")
         self._chunks: list[Rows] = []
         self._sink = sink or self._chunks.append
 
     def add(self, row: tuple[int, ...]) -> None:
         """One row, in the order of the columns."""
-        self._rows.append(row)
-        if len(self._rows) >= FLUSH_ROWS:
+        self._cells.extend(row)
+        if len(self._cells) >= FLUSH_CELLS:
             self.flush()
 
     def flush(self) -> None:
         """Hand on what is buffered."""
-        if self._rows:
-            self._sink(np.array(self._rows, dtype=np.int64))
-            self._rows = []
+        if self._cells:
+            self._sink(np.frombuffer(self._cells, dtype=np.int64).reshape(-1, len(self.columns)))
+            self._cells = array("q")
 
     def array(self) -> Rows:
         """All rows kept, as an array of shape (rows, columns)."""
