@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+LEFT_OUT = pytest.StashKey[list[str]]()  # components of the cases read that nothing here can replay
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "conformance"
 
 
@@ -28,7 +29,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", [pytest.param(None, marks=pytest.mark.skip(reason=f"{SHARED} is not here"))])
         return
     runners = metafunc.module.RUNNERS
-    cases = [c for path in files for c in read_cases(path) if c["component"] in runners]
+    read = [c for path in files for c in read_cases(path)]
+    cases = [c for c in read if c["component"] in runners]
+    metafunc.config.stash[LEFT_OUT] = sorted({c["component"] for c in read if c["component"] not in runners})
     metafunc.parametrize("case", cases, ids=[c["id"] for c in cases])
 
 
@@ -38,3 +41,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
     if count("passed") or count("failed"):
         terminalreporter.write_line(f"conformance cases: {count('passed')} passed, {count('failed')} failed")
+        left_out = terminalreporter.config.stash.get(LEFT_OUT, [])
+        if left_out:
+            terminalreporter.write_line(f"  no runner yet for: {', '.join(left_out)}")
