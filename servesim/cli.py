@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from servesim import __version__
+from servesim.cli_calibrate import calibrate_app
 from servesim.cli_trace import trace_app
+from servesim.cli_validate import validate
 from servesim.errors import PolicyError, UserError
 
 EXAMPLES = """
@@ -28,6 +30,14 @@ Examples:
   servesim run result/scenario.yaml --scheduler my_policy.py:MyScheduler
 """
 
+VALIDATE_EXAMPLES = """
+Examples:
+
+  servesim validate recorded/ --json errors.json
+
+  servesim validate run.csv --model qwen3-14b --gpu h100 --host my_terms.yaml
+"""
+
 app = typer.Typer(
     name="servesim",
     help="Simulate LLM inference serving: replay a request trace through pluggable policies at measured kernel costs.",
@@ -36,6 +46,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(trace_app, name="trace")
+app.add_typer(calibrate_app, name="calibrate")
+app.command(epilog=VALIDATE_EXAMPLES)(validate)
 
 
 @app.callback(invoke_without_command=True)
@@ -74,6 +86,9 @@ def run(
     rate: Annotated[float | None, typer.Option(help="Scale arrivals to this many requests/s.")] = None,
     requests: Annotated[int | None, typer.Option(help="Replay the first so many requests.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of synthetic traces and presets. [default: 0]")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Host terms: auto, none, a shipped name or a YAML file. [default: auto]")
+    ] = None,
     slo: Annotated[str | None, typer.Option(help="Limits in ms, such as ttft:500,tpot:50,e2el:10000.")] = None,
     mode: Annotated[
         str | None, typer.Option(help="fast, or reference: the same result step by step. [default: fast]")
@@ -113,6 +128,7 @@ def run(
         "rate": rate,
         "requests": requests,
         "seed": seed,
+        "host": host,
         "slo": slo,
         "mode": mode,
         "check": check or None,

@@ -11,6 +11,7 @@ from typing import Any
 from servesim.contracts import KVAllocator, Limits, Router, Scheduler, build_params, kv_allocators, routers, schedulers
 from servesim.cost import KernelTables, TableCostModel, build_cost_model
 from servesim.cost.build import ROOFLINE_ONLY
+from servesim.cost.host import HostTerms, host_terms
 from servesim.engine.core import EngineCore
 from servesim.errors import UserError
 from servesim.hardware import Gpu, MemoryBudget, ModelSpec, VllmDefaults, memory_budget, vllm_defaults
@@ -61,6 +62,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     model, gpu = ModelSpec.load(scenario.model), Gpu.load(scenario.gpu)
     defaults = vllm_defaults(gpu)
     policies = _policies(scenario, defaults)
+    terms = _host_terms(scenario, gpu)
     cost = build_cost_model(
         model,
         gpu,
@@ -69,11 +71,12 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         pp=scenario.pp,
         kv_dtype=scenario.kv_dtype,
         tables=scenario.kernel_tables,
+        host=terms,
     )
     trace = _open(scenario) if trace is None else _cut(trace, scenario)
     budget, fitting = _memory(scenario, model, gpu, policies, trace)
     max_model_len = _max_model_len(scenario, model, budget.num_blocks)
-    scenario = _resolved(scenario, gpu, policies, budget, max_model_len)
+    scenario = _resolved(scenario, gpu, policies, budget, max_model_len, terms)
     asynchronous = scenario.engine.async_scheduling and "async" in policies.scheduler.supports
     limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
     cores = [_core(policies, limits, scenario, budget.num_blocks) for _ in range(scenario.replicas)]
@@ -131,6 +134,18 @@ def _resolve(registry: Any, kind: str, settings: Settings) -> tuple[Any, Any]:
     values = {key: value for key, value in settings.items() if key != "name"}
     cls, _ = registry.resolve(settings["name"])
     return cls, build_params(f"{kind} {settings['name']}", cls.Params, values)
+
+
+def _host_terms(scenario: Scenario, gpu: Gpu) -> HostTerms | None:
+    if scenario.host == "none":
+        return None
+    return host_terms("vllm", gpu.name) if scenario.host == "auto" else HostTerms.load(scenario.host).on(gpu.name)
+
+
+def _host_name(scenario: Scenario, terms: HostTerms | None) -> str:
+    if terms is None:
+        return "none"
+    return terms.name if scenario.host == "auto" else scenario.host
 
 
 def _open(scenario: Scenario) -> Trace:
@@ -206,7 +221,12 @@ def _max_model_len(scenario: Scenario, model: ModelSpec, num_blocks: int) -> int
 
 
 def _resolved(
-    scenario: Scenario, gpu: Gpu, policies: _Policies, budget: MemoryBudget, max_model_len: int
+    scenario: Scenario,
+    gpu: Gpu,
+    policies: _Policies,
+    budget: MemoryBudget,
+    max_model_len: int,
+    terms: HostTerms | None,
 ) -> Scenario:
     def settings(given: Settings, params: Any) -> Settings:
         return {"name": given["name"], **dataclasses.asdict(params)}
@@ -216,6 +236,7 @@ def _resolved(
     return scenario.model_copy(
         update={
             "engine": engine,
+            "host": _host_name(scenario, terms),
             "usd_per_gpu_hour": price,
             "scheduler": settings(scenario.scheduler, policies.scheduler_params),
             "kv": settings(scenario.kv, policies.kv_params),
@@ -240,6 +261,7 @@ def _provenance(scenario: Scenario, trace: Trace, gpu: Gpu, cost: TableCostModel
     return {
         "trace": {"name": trace.name, "requests": len(trace), "sha256": trace_digest(trace)},
         "cost_model": cost.description,
+        "host_terms": cost.terms.to_dict() if cost.terms is not None else None,
         "kernel_tables": _kernel_tables(scenario, gpu),
         "policy_files": files,
     }

@@ -90,6 +90,9 @@ class Scenario(BaseModel):
     """reference: every step by itself; the same result to the nanosecond, slowly."""
     check: bool = False
     """Check the invariants of scheduler and memory after every step."""
+    host: str = "auto"
+    """What the engine adds to its kernels: a shipped set of host terms or a YAML file; auto: the latest of vLLM
+    that is shipped; none: kernel times alone."""
     kernel_tables: str | None = None
     """A folder of kernel tables measured on this GPU instead of the shipped ones, or `roofline`: none at all."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0)

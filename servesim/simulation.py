@@ -12,7 +12,7 @@ from typing import Any
 from servesim.deployment import OBJECT, Setup, set_up
 from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import Recorder, Rows
-from servesim.engine.workload import TraceWorkload
+from servesim.engine.workload import FrontEnd, TraceWorkload
 from servesim.metrics.requests import RequestColumns
 from servesim.metrics.steps import StepTotals
 from servesim.metrics.summary import summarize
@@ -77,9 +77,11 @@ def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: 
         totals.add(rows)
         keep(rows)
 
-    recorder = Recorder(sink)
+    terms = setup.cost.terms
+    in_ns, out_ns = (round(terms.front_in), round(terms.front_out)) if terms is not None else (0, 0)
+    recorder = Recorder(sink, out_ns)
     cluster = Cluster(
-        TraceWorkload(setup.trace),
+        FrontEnd(TraceWorkload(setup.trace), in_ns, out_ns),
         setup.cores,
         setup.router,
         setup.cost,

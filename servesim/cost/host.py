@@ -118,8 +118,10 @@ class HostTerms:
 
 def host_terms(engine: str, gpu: str) -> HostTerms | None:
     """The shipped terms nearest to an engine version ("vllm 0.22.1"): the latest one not after it, else the
-    earliest; among those of one version, fitted on this GPU first. None: nothing is known of the engine."""
+    earliest; without a version the latest. Among those of one version, fitted on this GPU first. None: nothing
+    is known of the engine."""
     name, version = _version(engine)
+    version = version or (1 << 30,)
     found = []
     for path in sorted(_shipped(), key=lambda p: p.name):
         terms = HostTerms.load(path.name.removesuffix(".yaml"))

@@ -51,6 +51,11 @@ class TableCostModel(CostModel):
         tokens = self._tokens(batch)
         return tuple(stage.cost(batch, tokens)[0] for stage in self._stages)
 
+    def computing_ns(self, batch: Batch) -> float:
+        """GPU ns of a step but for decode attention: what the clock is lowered for when it goes on for long."""
+        tokens = self._tokens(batch)
+        return sum(stage.constant(batch, tokens)[0] for stage in self._stages)
+
     def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
         """See the contract."""
         tokens = self._tokens(batch)

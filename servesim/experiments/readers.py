@@ -1,0 +1,292 @@
+"""Readers of recorded runs, one function a format; which one reads a file is told by its content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.errors import UserError
+from servesim.experiments.recorded import (
+    RecordedRun,
+    Server,
+    csv_columns,
+    gpu_of,
+    known_gpu,
+    known_model,
+    numbers,
+    read_json,
+    read_text,
+    settings_beside,
+)
+
+CHUNK_TIMES = {"send_time_us", "first_chunk_time_us", "last_chunk_time_us", "output_tokens"}
+ENGINE_TIMES = {"input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts"}
+SPANS = {"arrival_time_us", "input_tokens", "output_tokens", "ttft_s", "e2e_s"}
+BENCH = {"completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms"}
+SUFFIXES = (".csv", ".csv.gz", ".json", ".json.gz", ".jsonl", ".jsonl.gz")
+
+CHUNK_MAX_NUM_SEQS = 256
+"""max_num_seqs of the recorded servers whose settings do not state it (description of the data set)."""
+SPANS_ENGINE = "vllm 0.15.1"
+SPANS_PROMPTS = 100
+"""Distinct prompts those runs cycle through: the prompt of a row is its index modulo this."""
+
+
+def read_folder(folder: Path) -> list[RecordedRun]:
+    """Every recorded run under a folder (or the one in a file), in order of path."""
+    if folder.is_file():
+        paths, root = [folder], folder.parent
+    elif folder.is_dir():
+        paths, root = sorted(p for p in folder.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES)), folder
+    else:
+        raise UserError(f"{folder}: no such folder")
+    runs = [run for path in paths if (run := read_run(path, root)) is not None]
+    if not runs:
+        raise UserError(
+            f"{folder}: no recorded run found: wanted CSV with {', '.join(sorted(CHUNK_TIMES))}; CSV with "
+            f"{', '.join(sorted(SPANS))}; JSONL with {', '.join(sorted(ENGINE_TIMES))}; or JSON of `vllm bench serve`"
+        )
+    return runs
+
+
+def read_run(path: Path, root: Path) -> RecordedRun | None:
+    """The run in a file; None when it holds something else."""
+    text = read_text(path)
+    first = text[:4096].lstrip()
+    if first.startswith("{"):
+        keys = _json_keys(text)
+        readers: list[tuple[set[str], Callable[[str, Path, Path], RecordedRun]]] = [
+            (ENGINE_TIMES, _engine_times),
+            (BENCH, _bench),
+        ]
+    else:
+        keys = set(first.split("\n", 1)[0].strip().split(","))
+        readers = [(CHUNK_TIMES, _chunk_times), (SPANS, _spans)]
+    for wanted, reader in readers:
+        if wanted <= keys:
+            return _ordered(reader(text, path, root))
+    return None
+
+
+def _json_keys(text: str) -> set[str]:
+    """Keys of the first JSON object of a text."""
+    try:
+        first, _ = json.JSONDecoder().raw_decode(text.lstrip())
+    except ValueError:
+        return set()
+    return set(first)
+
+
+def _ordered(run: RecordedRun) -> RecordedRun:
+    """Rows by time of sending, times checked."""
+    for name in ("prompt_len", "output_len"):
+        bad = np.flatnonzero(getattr(run, name) < 1)
+        if len(bad):
+            raise UserError(f"{run.path}: request {bad[0]}: {name} is {getattr(run, name)[bad[0]]}, must be at least 1")
+    for name in ("ttft_ms", "e2el_ms"):
+        bad = np.flatnonzero(getattr(run, name) < 0)
+        if len(bad):
+            raise UserError(f"{run.path}: request {bad[0]}: {name} is negative")
+    order = np.argsort(run.arrival_ns, kind="stable")
+    columns = ("arrival_ns", "prompt_len", "output_len", "ttft_ms", "e2el_ms", "prompt_id")
+    picked = {name: getattr(run, name)[order] for name in columns if getattr(run, name) is not None}
+    picked["arrival_ns"] = picked["arrival_ns"] - (picked["arrival_ns"][:1].sum() if len(order) else 0)
+    return replace(run, **picked)
+
+
+def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
+    """CSV of a streaming client: when it sent a request, got the first and the last chunk (epoch us)."""
+    columns = csv_columns(text, path)
+    send, first, last = (numbers(columns, f"{name}_time_us", path) for name in ("send", "first_chunk", "last_chunk"))
+    prompt = numbers(columns, "server_input_tokens" if "server_input_tokens" in columns else "input_tokens", path)
+    output = numbers(columns, "output_tokens", path)
+    status = np.array(columns.get("status", ["ok"] * len(send)))
+    ok = (status == "ok") & np.isfinite(send + first + last + prompt) & (output >= 1)
+    settings = settings_beside(path, root)
+    server = Server(
+        model=known_model(settings.get("model")),
+        gpu=gpu_of(path, settings),
+        tp=int(settings.get("tensor_parallel_size", 1)),
+        engine=f"vllm {settings.get('vllm_version', '')}".strip(),
+        num_blocks=settings.get("num_gpu_blocks"),
+        block_size=int(settings.get("block_size", 16)),
+        max_num_seqs=settings.get("max_num_seqs", CHUNK_MAX_NUM_SEQS),
+        max_num_batched_tokens=settings.get("max_num_batched_tokens"),
+        max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),
+        prefix_caching=bool(settings.get("enable_prefix_caching", True)),
+    )
+    return RecordedRun(
+        name=_name(path, root),
+        path=path,
+        format="chunk times",
+        server=server,
+        arrival_ns=np.rint((send[ok] - send[ok].min()) * 1e3).astype(np.int64) if ok.any() else np.zeros(0, np.int64),
+        prompt_len=prompt[ok].astype(np.int64),
+        output_len=output[ok].astype(np.int64),
+        ttft_ms=(first - send)[ok] / 1e3,
+        e2el_ms=(last - send)[ok] / 1e3,
+        notes=() if ok.all() else (f"{int((~ok).sum())} of {len(ok)} requests failed and are left out",),
+    )
+
+
+def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
+    """JSONL of an engine's own clock (seconds): queued, scheduled, first and last token."""
+    rows = []
+    for i, line in enumerate(text.splitlines()):
+        if line.strip():
+            try:
+                row = json.loads(line)
+                rows.append([float(row[key]) for key in sorted(ENGINE_TIMES)])
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path}: line {i + 1}: {error}") from None
+    first, prompt, last, output, queued = np.array(rows).T
+    meta = _beside(path, "meta.json")
+    settings = {**meta, **meta.get("engine_kwargs", {}), **settings_beside(path, root)}
+    instance = _beside(path.parent, "config.json").get("nodes", [{}])[0].get("instances", [{}])[0]
+    hardware = settings.get("gpu") or instance.get("hardware")
+    server = Server(
+        model=known_model(settings.get("model") or instance.get("model_name")),
+        gpu=known_gpu(hardware) or hardware if hardware else gpu_of(path, settings),
+        tp=int(settings.get("tensor_parallel_size") or 1),
+        engine=f"vllm {settings.get('vllm_version', '')}".strip(),
+        num_blocks=settings.get("num_gpu_blocks"),
+        block_size=int(settings.get("block_size") or 16),
+        max_num_seqs=settings.get("max_num_seqs"),
+        max_num_batched_tokens=settings.get("max_num_batched_tokens"),
+        max_model_len=settings.get("max_model_len"),
+    )
+    return RecordedRun(
+        name=_name(path, root),
+        path=path,
+        format="engine times",
+        server=server,
+        arrival_ns=np.rint((queued - queued.min()) * 1e9).astype(np.int64),
+        prompt_len=prompt.astype(np.int64),
+        output_len=output.astype(np.int64),
+        ttft_ms=(first - queued) * 1e3,
+        e2el_ms=(last - queued) * 1e3,
+        at_engine=True,
+    )
+
+
+def _spans(text: str, path: Path, root: Path) -> RecordedRun:
+    """CSV with arrival, TTFT and E2E of each request, beside a `<stem>.meta.json` of the server."""
+    columns = csv_columns(text, path)
+    arrival, prompt, output, ttft, e2e = (
+        numbers(columns, name, path) for name in ("arrival_time_us", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
+    )
+    failed = numbers(columns, "has_error", path) if "has_error" in columns else np.zeros(len(arrival))
+    index = numbers(columns, "index", path) if "index" in columns else np.arange(len(arrival), dtype=np.float64)
+    ok = (failed == 0) & np.isfinite(arrival + prompt + ttft + e2e)
+    stem = path.name.removesuffix(".gz").removesuffix(".csv")
+    meta = _beside(path, f"{stem}.meta.json")
+    config = {**meta.get("config", {}), **settings_beside(path, root)}
+    sheet = next((_beside(path, p.name).get("name") for p in path.parent.glob("*.json") if known_gpu(p.stem)), None)
+    server = Server(
+        model=known_model(meta.get("model_id") or config.get("model")),
+        gpu=known_gpu(str(config.get("gpu") or sheet or "")) or gpu_of(path, config),
+        tp=int(config.get("tensor_parallelism", 1)),
+        engine=f"vllm {config['vllm_version']}" if "vllm_version" in config else SPANS_ENGINE,
+        num_blocks=config.get("kv_blocks_total_gpu"),
+        block_size=int(config.get("block_size", 16)),
+        max_num_seqs=config.get("max_num_seqs"),
+        max_num_batched_tokens=config.get("max_num_batched_tokens"),
+        max_model_len=_yaml_number(str(meta.get("exp_config", "")), "max_model_len"),
+    )
+    return RecordedRun(
+        name=_name(path, root),
+        path=path,
+        format="spans",
+        server=server,
+        arrival_ns=np.rint(arrival[ok] * 1e3).astype(np.int64),
+        prompt_len=prompt[ok].astype(np.int64),
+        output_len=np.maximum(output[ok], 1).astype(np.int64),  # an empty answer still cost its first token
+        ttft_ms=ttft[ok] * 1e3,
+        e2el_ms=e2e[ok] * 1e3,
+        prompt_id=(index[ok] % SPANS_PROMPTS).astype(np.int64),
+    )
+
+
+def _bench(text: str, path: Path, root: Path) -> RecordedRun:
+    """JSON of `vllm bench serve`: aggregates, and lengths and times of requests when it was told to keep them."""
+    record = read_json(path)
+    settings = settings_beside(path, root)
+    count = int(record["completed"])
+    prompt = _lengths(record, "input_lens", "total_input_tokens", count)
+    output = _lengths(record, "output_lens", "total_output_tokens", count)
+    ttft = np.array(record["ttfts"]) * 1e3 if record.get("ttfts") else np.full(count, np.nan)
+    gaps = record.get("itls")
+    e2el = ttft + np.array([1e3 * sum(g) for g in gaps]) if gaps else np.full(count, np.nan)
+    totals = {"output_throughput": float(record["output_throughput"])}
+    for metric in ("ttft", "tpot", "e2el"):
+        for ours, theirs in (("mean", "mean"), ("p50", "median"), ("p99", "p99")):
+            if f"{theirs}_{metric}_ms" in record:
+                totals[f"{metric}_{ours}"] = float(record[f"{theirs}_{metric}_ms"])
+    speculative = "not priced: it ran with speculative decoding" if _speculates(path, settings) else ""
+    server = Server(
+        model=known_model(record.get("model_id")),
+        gpu=gpu_of(path, settings),
+        tp=int(settings.get("tensor_parallel_size", 1)),
+        engine=f"vllm {settings.get('vllm_version', '')}".strip(),
+        num_blocks=settings.get("num_gpu_blocks"),
+        max_num_seqs=settings.get("max_num_seqs"),
+        max_num_batched_tokens=settings.get("max_num_batched_tokens"),
+        max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),
+    )
+    rate = record.get("request_rate")
+    open_loop = rate not in (None, "inf")
+    return RecordedRun(
+        name=_name(path, root),
+        path=path,
+        format="vllm bench",
+        server=server,
+        arrival_ns=np.zeros(count, np.int64),
+        prompt_len=prompt,
+        output_len=output,
+        ttft_ms=ttft,
+        e2el_ms=e2el,
+        concurrency=None if open_loop else int(record.get("max_concurrency") or count),
+        totals=totals,
+        unpriced="its arrival times are not recorded" if open_loop else speculative,
+        notes=() if record.get("input_lens") else ("lengths of requests are not recorded: all take the mean",),
+    )
+
+
+def _speculates(path: Path, settings: dict[str, Any]) -> bool:
+    """Whether the settings or the server's counters beside the run (`<stem>.m1.gz`) speak of drafts."""
+    if any("specul" in key and value for key, value in settings.items()):
+        return True
+    counters = [path.with_name(path.name.removesuffix(".json") + end) for end in (".m1.gz", ".m1")]
+    return any("spec_decode_num_drafts" in read_text(p) for p in counters if p.is_file())
+
+
+def _lengths(record: dict[str, Any], name: str, total: str, count: int) -> Any:
+    if record.get(name):
+        return np.array(record[name], dtype=np.int64)
+    return np.full(count, max(1, round(record[total] / max(count, 1))), dtype=np.int64)
+
+
+def _beside(path: Path, name: str) -> dict[str, Any]:
+    other = path.parent / name
+    return read_json(other) if other.is_file() else {}
+
+
+def _yaml_number(text: str, key: str) -> int | None:
+    import yaml
+
+    loaded = yaml.safe_load(text) if text else None
+    value = loaded.get(key) if isinstance(loaded, dict) else None
+    return value if isinstance(value, int) else None
+
+
+def _name(path: Path, root: Path) -> str:
+    """Path below the folder, without suffixes."""
+    name = path.relative_to(root).as_posix()
+    for suffix in (".gz", ".csv", ".jsonl", ".json"):
+        name = name.removesuffix(suffix)
+    return name

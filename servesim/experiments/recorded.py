@@ -1,0 +1,159 @@
+"""Recorded runs of real servers: one form for all the formats they come in."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.errors import UserError
+from servesim.hardware import bundled_models, gpu_names
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+METRICS = ("ttft", "tpot", "e2el")
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the recorded engine ran on. None: not recorded, the engine's default."""
+
+    model: str | None = None
+    gpu: str | None = None
+    tp: int = 1
+    engine: str = "vllm"
+    """Engine and version, such as "vllm 0.23.0"."""
+    num_blocks: int | None = None
+    block_size: int = 16
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    prefix_caching: bool = True
+    asynchronous: bool = True
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """Requests of one run in the order they were sent, and what each experienced."""
+
+    name: str
+    path: Path
+    format: str
+    server: Server
+    arrival_ns: Ints
+    """When a request was sent, from the first one; ignored in a closed loop."""
+    prompt_len: Ints
+    output_len: Ints
+    ttft_ms: Floats
+    """NaN where not recorded."""
+    e2el_ms: Floats
+    prompt_id: Ints | None = None
+    """Prompts of one id begin with the same tokens; None: all are different."""
+    concurrency: int | None = None
+    """Closed loop: this many clients share the requests; None: open."""
+    at_engine: bool = False
+    """True: times were taken inside the engine, without its front end."""
+    totals: dict[str, float] = field(default_factory=dict)
+    """Aggregates recorded instead of per-request times: `ttft_mean`, ..., `output_throughput`."""
+    unpriced: str = ""
+    """Why the run cannot be replayed; empty when it can."""
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.prompt_len)
+
+    @property
+    def tpot_ms(self) -> Floats:
+        """Time per output token after the first; NaN for requests of one token."""
+        gaps = np.where(self.output_len > 1, self.output_len - 1, np.nan)
+        return np.asarray((self.e2el_ms - self.ttft_ms) / gaps)
+
+
+def read_text(path: Path) -> str:
+    """A text file, gzipped or not."""
+    data = path.read_bytes()
+    try:
+        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable text ({error})") from None
+
+
+def csv_columns(text: str, path: Path) -> dict[str, list[str]]:
+    """Columns of a CSV by name."""
+    reader = csv.reader(io.StringIO(text))
+    header = next(reader, [])
+    rows = [row for row in reader if row]
+    for i, row in enumerate(rows):
+        if len(row) != len(header):
+            raise UserError(f"{path}: line {i + 2}: {len(row)} fields, {len(header)} are needed")
+    return {name: [row[i] for row in rows] for i, name in enumerate(header)}
+
+
+def numbers(columns: dict[str, list[str]], name: str, path: Path) -> Floats:
+    """A numeric column; what is wrong is named with its line."""
+    values = np.empty(len(columns[name]))
+    for i, text in enumerate(columns[name]):
+        try:
+            values[i] = float(text) if text else np.nan
+        except ValueError:
+            raise UserError(f"{path}: line {i + 2}: {name} is {text!r}, a number is needed") from None
+    return values
+
+
+def settings_beside(path: Path, root: Path) -> dict[str, Any]:
+    """`server_config.json` of the file's folder, or of the nearest folder above it up to `root`."""
+    folder = path.parent
+    while True:
+        config = folder / "server_config.json"
+        if config.is_file():
+            return read_json(config)
+        if folder == root or folder == folder.parent:
+            return {}
+        folder = folder.parent
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        loaded = json.loads(read_text(path))
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error})") from None
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path}: a JSON object is needed")
+    return loaded
+
+
+def known_model(name: str | None) -> str | None:
+    """The bundled model of a Hugging Face name; the name itself if none matches."""
+    if name is None:
+        return None
+    bare = name.split("/")[-1].lower().removesuffix("-hf").removesuffix("-instruct")
+    names = {_plain(model): model for model in bundled_models()}
+    return names.get(_plain(bare)) or names.get(_plain(bare).removeprefix("meta")) or name
+
+
+def known_gpu(text: str) -> str | None:
+    """The GPU a text names: "H100 SXM", "RTXPRO6000", or a folder called `..._h200`."""
+    plain = _plain(text)
+    found = [gpu for gpu in gpu_names() if _plain(gpu) in plain]
+    return max(found, key=len, default=None)
+
+
+def gpu_of(path: Path, settings: dict[str, Any]) -> str | None:
+    """The GPU by the settings' own word, else by the nearest folder whose name holds one."""
+    for key in ("gpu", "gpu_name", "hardware", "device"):
+        if settings.get(key):
+            return known_gpu(str(settings[key])) or str(settings[key])
+    return next((gpu for folder in path.resolve().parents if (gpu := known_gpu(folder.name))), None)
+
+
+def _plain(text: str) -> str:
+    return "".join(c for c in text.lower() if c.isalnum())

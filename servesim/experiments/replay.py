@@ -1,0 +1,139 @@
+"""Replays recorded runs: the same requests against a simulated server with the recorded settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from servesim.contracts import Limits, build_params, kv_allocators, routers, schedulers
+from servesim.cost import build_cost_model
+from servesim.cost.host import HostTerms
+from servesim.engine.cluster import Cluster
+from servesim.engine.core import EngineCore
+from servesim.engine.recorder import REQUEST_COLUMNS, Recorder
+from servesim.engine.request import Request, State
+from servesim.engine.workload import FrontEnd, TraceWorkload, Workload
+from servesim.errors import UserError
+from servesim.experiments.recorded import Floats, Ints, RecordedRun
+from servesim.hardware import Gpu, ModelSpec, memory_budget, vllm_defaults
+from servesim.trace import Content, Trace
+
+
+class ClosedLoop:
+    """A fixed number of clients share one queue of requests: each sends its next when it hears of an end."""
+
+    def __init__(self, requests: Sequence[tuple[int, int]], concurrency: int) -> None:
+        """`requests`: (prompt tokens, output tokens) in the order they are sent."""
+        self._requests = requests
+        self._next = 0
+        self._due = [0] * min(concurrency, len(requests))  # when clients send next, ascending
+
+    def next_ns(self) -> int | None:
+        return self._due[0] if self._due else None
+
+    def pop(self) -> tuple[Request, int]:
+        now, row = self._due.pop(0), self._next
+        self._next += 1
+        prompt, output = self._requests[row]
+        return Request(row, str(row), prompt, output, now), output
+
+    def on_finish(self, request: Request, now: int) -> None:
+        """A client is free and sends the next request at once."""
+        if self._next + len(self._due) < len(self._requests):
+            self._due.append(now)  # ends are heard in order of time
+
+    def remaining(self) -> int:
+        return len(self._requests) - self._next
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the simulated server did, by request in recorded order; NaN where one was refused."""
+
+    ttft_ms: Floats
+    tpot_ms: Floats
+    e2el_ms: Floats
+    arrival_ns: Ints
+    output_len: Ints
+    refused: int
+    num_blocks: int
+    asynchronous: bool
+
+
+def replay(run: RecordedRun, host: HostTerms | None = None, tables: str | None = None) -> Replay:
+    """Simulate a recorded run; UserError where its model or GPU is not known."""
+    core, limits = _engine(run)
+    assert run.server.model is not None
+    assert run.server.gpu is not None
+    model, gpu = ModelSpec.load(run.server.model), Gpu.load(run.server.gpu)
+    cost = build_cost_model(model, gpu, run.server.tp, tables=tables, host=host)
+    cost.asynchronous = limits.async_scheduling
+    front = host if host is not None and not run.at_engine else None
+    in_ns, out_ns = (round(front.front_in), round(front.front_out)) if front else (0, 0)
+    router, _ = routers.resolve("round-robin")
+    recorder = Recorder(out_ns=out_ns)
+    cluster = Cluster(
+        FrontEnd(_workload(run), in_ns, out_ns),
+        [core],
+        router(build_params("round-robin", router.Params, {}), 1),
+        cost,
+        depth=2 if limits.async_scheduling else 1,
+        recorder=recorder,
+    )
+    cluster.run()
+    return _outcome(recorder, core.kv.num_blocks, limits.async_scheduling)
+
+
+def _engine(run: RecordedRun) -> tuple[EngineCore, Limits]:
+    server = run.server
+    if server.model is None:
+        raise UserError(f"{run.path}: the model is not recorded beside it; give --model")
+    if server.gpu is None:
+        raise UserError(f"{run.path}: the GPU is not recorded beside it; give --gpu")
+    model, gpu = ModelSpec.load(server.model), Gpu.load(server.gpu)
+    defaults = vllm_defaults(gpu)
+    tokens = server.max_num_batched_tokens or defaults.max_num_batched_tokens
+    seqs = server.max_num_seqs or defaults.max_num_seqs
+    blocks = server.num_blocks
+    if blocks is None:
+        budget = memory_budget(
+            model, gpu, server.tp, block_size=server.block_size, max_num_batched_tokens=tokens, max_num_seqs=seqs
+        )
+        blocks = budget.num_blocks
+    max_len = min(server.max_model_len or model.max_position, (blocks - 1) * server.block_size)
+    limits = Limits(seqs, tokens, max_len, server.asynchronous)
+    name = "prefix-hash" if server.prefix_caching and run.prompt_id is not None else "paged"
+    allocator, _ = kv_allocators.resolve(name)
+    kv = allocator(build_params(name, allocator.Params, {}), blocks, server.block_size, max_len)
+    scheduler, _ = schedulers.resolve("vllm")
+    return EngineCore(scheduler(build_params("vllm", scheduler.Params, {}), limits, kv), kv), limits
+
+
+def _workload(run: RecordedRun) -> Workload:
+    if run.concurrency is not None:
+        return ClosedLoop(list(zip(run.prompt_len.tolist(), run.output_len.tolist(), strict=True)), run.concurrency)
+    content = None
+    if run.prompt_id is not None:
+        content = Content(np.arange(len(run) + 1, dtype=np.int64), run.prompt_id, run.prompt_len)
+    return TraceWorkload(Trace.from_lengths(run.name, run.arrival_ns, run.prompt_len, run.output_len, content=content))
+
+
+def _outcome(recorder: Recorder, num_blocks: int, asynchronous: bool) -> Replay:
+    rows = recorder.requests.array()
+    rows = rows[np.argsort(rows[:, 0])]
+    column = {name: rows[:, i] for i, name in enumerate(REQUEST_COLUMNS)}
+    done = column["state"] == State.FINISHED
+    arrival, first, last = (column[f"{name}_ns"] for name in ("arrival", "first_token", "last_token"))
+    gaps = np.where(column["output_len"] > 1, column["output_len"] - 1, np.nan)
+    return Replay(
+        ttft_ms=np.where(done, (first - arrival) / 1e6, np.nan),
+        tpot_ms=np.where(done, (last - first) / 1e6 / gaps, np.nan),
+        e2el_ms=np.where(done, (last - arrival) / 1e6, np.nan),
+        arrival_ns=arrival,
+        output_len=column["output_len"],
+        refused=int((~done).sum()),
+        num_blocks=num_blocks,
+        asynchronous=asynchronous,
+    )

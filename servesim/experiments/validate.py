@@ -1,0 +1,195 @@
+"""How far simulated servers are from recorded ones: figures of both, errors, and the noise of repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.cost.host import HostTerms, host_terms
+from servesim.errors import UserError
+from servesim.experiments.readers import read_folder
+from servesim.experiments.recorded import METRICS, Floats, RecordedRun
+from servesim.experiments.replay import Replay, replay
+
+STATISTICS = ("mean", "p50", "p99")
+Figures = dict[str, Any]
+"""{"ttft"|"tpot"|"e2el": {"mean", "p50", "p99"} in ms, "output_throughput" in tokens/s}; None: not recorded."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One recorded run and its replays."""
+
+    run: RecordedRun
+    measured: Figures
+    simulated: Figures | None
+    """With host terms; without them where none are known for the engine."""
+    error: Figures | None
+    zero_shot: dict[str, Figures] | None
+    """{"simulated", "error"} of the replay from kernel times alone."""
+    host: str | None
+    """Name of the host terms."""
+    unpriced: str = ""
+    noise: Figures | None = None
+    """Relative spread (largest over smallest, less 1) of the figures over repeats of the run."""
+    notes: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: errors as signed fractions, per_request as the mean of their sizes."""
+        return {
+            "name": self.run.name,
+            "format": self.run.format,
+            "requests": len(self.run),
+            "model": self.run.server.model,
+            "gpu": self.run.server.gpu,
+            "engine": self.run.server.engine,
+            "measured": self.measured,
+            "simulated": self.simulated,
+            "error": self.error,
+            "host_terms": self.host,
+            "zero_shot": self.zero_shot,
+            "repeat_noise": self.noise,
+            "not_priced": self.unpriced or None,
+            "notes": list(self.notes),
+        }
+
+
+def validate(
+    folder: str | Path,
+    *,
+    host: HostTerms | None = None,
+    model: str | None = None,
+    gpu: str | None = None,
+    tables: str | Path | None = None,
+    on_run: Callable[[str], None] | None = None,
+) -> list[Comparison]:
+    """Replay every recorded run under a folder. `host`: instead of the shipped terms of each run's engine;
+    `model` and `gpu`: of runs that do not state theirs; `tables`: kernel tables instead of the shipped ones."""
+    found = []
+    for run in read_folder(Path(folder)):
+        server = replace(run.server, model=run.server.model or model, gpu=run.server.gpu or gpu)
+        if on_run is not None:
+            on_run(run.name)
+        found.append(compare(replace(run, server=server), host, str(tables) if tables is not None else None))
+    noise = dict(_noise(found))
+    return [replace(c, noise=noise.get(c.run.name)) for c in found]
+
+
+def compare(run: RecordedRun, host: HostTerms | None = None, tables: str | None = None) -> Comparison:
+    """Replay one run from kernel times alone, and with host terms."""
+    measured = measured_figures(run)
+    terms = host.on(run.server.gpu or "") if host is not None else host_terms(run.server.engine, run.server.gpu or "")
+    try:
+        if run.unpriced:
+            raise UserError(run.unpriced)
+        plain = replay(run, None, tables)
+        full = replay(run, terms, tables) if terms is not None else plain
+    except UserError as error:
+        return Comparison(run, measured, None, None, None, None, str(error), notes=run.notes)
+    notes = list(run.notes)
+    if full.refused:
+        notes.append(f"{full.refused} requests were refused by the simulated server")
+    if run.server.num_blocks is None:
+        notes.append(f"KV blocks are not recorded: {full.num_blocks} by the memory model")
+    return Comparison(
+        run=run,
+        measured=measured,
+        simulated=simulated_figures(full),
+        error=errors(run, measured, full),
+        zero_shot={"simulated": simulated_figures(plain), "error": errors(run, measured, plain)},
+        host=terms.name if terms is not None else None,
+        notes=tuple(notes),
+    )
+
+
+def measured_figures(run: RecordedRun) -> Figures:
+    """Figures of the recorded run."""
+    columns = {"ttft": run.ttft_ms, "tpot": run.tpot_ms, "e2el": run.e2el_ms}
+    figures: Figures = {metric: _statistics(values) for metric, values in columns.items()}
+    for metric in METRICS:
+        if figures[metric]["mean"] is None:
+            figures[metric] = {s: run.totals.get(f"{metric}_{s}") for s in STATISTICS}
+    recorded = run.totals.get("output_throughput")
+    figures["output_throughput"] = recorded or _throughput(run.arrival_ns, run.e2el_ms, run.output_len)
+    return figures
+
+
+def simulated_figures(outcome: Replay) -> Figures:
+    """Figures of a replay."""
+    columns = {"ttft": outcome.ttft_ms, "tpot": outcome.tpot_ms, "e2el": outcome.e2el_ms}
+    figures: Figures = {metric: _statistics(values) for metric, values in columns.items()}
+    figures["output_throughput"] = _throughput(outcome.arrival_ns, outcome.e2el_ms, outcome.output_len)
+    return figures
+
+
+def errors(run: RecordedRun, measured: Figures, outcome: Replay) -> Figures:
+    """Signed fractions by figure; `per_request`: mean over requests of the size of theirs."""
+    simulated = simulated_figures(outcome)
+    columns = {
+        "ttft": (run.ttft_ms, outcome.ttft_ms),
+        "tpot": (run.tpot_ms, outcome.tpot_ms),
+        "e2el": (run.e2el_ms, outcome.e2el_ms),
+    }
+    found: Figures = {}
+    for metric, (theirs, ours) in columns.items():
+        found[metric] = {s: _relative(simulated[metric][s], measured[metric][s]) for s in STATISTICS}
+        found[metric]["per_request"] = _per_request(theirs, ours)
+    found["output_throughput"] = _relative(simulated["output_throughput"], measured["output_throughput"])
+    return found
+
+
+def _statistics(values: Floats) -> dict[str, float | None]:
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return dict.fromkeys(STATISTICS)
+    return {
+        "mean": float(known.mean()),
+        "p50": float(np.percentile(known, 50)),
+        "p99": float(np.percentile(known, 99)),
+    }
+
+
+def _throughput(arrival_ns: Any, e2el_ms: Floats, output_len: Any) -> float | None:
+    known = np.isfinite(e2el_ms)
+    if not known.any():
+        return None
+    ends = arrival_ns[known] / 1e9 + e2el_ms[known] / 1e3
+    return float(output_len[known].sum() / (ends.max() - arrival_ns[known].min() / 1e9))
+
+
+def _relative(ours: float | None, theirs: float | None) -> float | None:
+    return ours / theirs - 1.0 if ours is not None and theirs else None
+
+
+def _per_request(theirs: Floats, ours: Floats) -> float | None:
+    known = np.isfinite(theirs) & np.isfinite(ours) & (theirs > 0)
+    return float(np.abs(ours[known] / theirs[known] - 1.0).mean()) if known.any() else None
+
+
+def _noise(found: list[Comparison]) -> Iterator[tuple[str, Figures]]:
+    """Spread over runs that sent as many requests, equally long in all, within 1 % of the same time or by as many
+    clients, to the same kind of server."""
+    groups: dict[Any, list[Comparison]] = {}
+    for c in found:
+        run = c.run
+        span = round(float(np.log(max(int(run.arrival_ns[-1]), 1))), 2) if run.concurrency is None and len(run) else 0
+        total = round(float(np.log(max(int(run.prompt_len.sum()), 1))), 2)
+        groups.setdefault((run.server, len(run), total, span, run.concurrency), []).append(c)
+    for group in groups.values():
+        if len(group) < 2 or group[0].measured["e2el"]["mean"] is None:
+            continue
+        spread: Figures = {
+            metric: {s: _spread([c.measured[metric][s] for c in group]) for s in STATISTICS} for metric in METRICS
+        }
+        spread["output_throughput"] = _spread([c.measured["output_throughput"] for c in group])
+        for c in group:
+            yield c.run.name, spread
+
+
+def _spread(values: list[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return max(known) / min(known) - 1.0 if known and min(known) > 0 else None
