@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -50,3 +51,52 @@ def host(
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
     typer.echo(f"written to {out}")
+
+
+import_app = typer.Typer(help="Kernel tables from measurements of other projects.", no_args_is_help=True)
+calibrate_app.add_typer(import_app, name="import")
+
+IMPORT_EXAMPLES = """
+Examples:
+
+  servesim calibrate import llmservingsim RTXPRO6000/Llama-3.1-8B/tp1 --out tables/
+
+  servesim validate recorded/ --kernel-tables tables/
+"""
+_OUT = typer.Option("--out", metavar="DIR", help="Folder to write the tables to.")
+
+
+@import_app.command(epilog=IMPORT_EXAMPLES)
+def llmservingsim(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Profile: a folder <GPU>/<model>/tp<N> of CSV files.")],
+    out: Annotated[Path, _OUT],
+) -> None:
+    """Profiles of LLMServingSim."""
+    from servesim.calibrate.importers.llmservingsim import import_llmservingsim
+
+    _imported(lambda: import_llmservingsim(folder, out), out)
+
+
+@import_app.command()
+def aiconfigurator(
+    package: Annotated[Path, typer.Argument(metavar="PATH", help="The package's wheel or folder.")],
+    out: Annotated[Path, _OUT],
+    system: Annotated[str, typer.Option(help="GPU as the package calls it, such as h200_sxm.")],
+    framework: Annotated[str, typer.Option(help="Engine whose kernels were measured.")] = "vllm",
+) -> None:
+    """Timings of the aiconfigurator-core package."""
+    from servesim.calibrate.importers.aiconfigurator import import_aiconfigurator
+
+    _imported(lambda: import_aiconfigurator(package, system, framework, out), out)
+
+
+def _imported(convert: Callable[[], dict[str, int]], out: Path) -> None:
+    """Run an importer and say what it wrote."""
+    from servesim.errors import UserError
+
+    try:
+        written = convert()
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
+    for name, rows in written.items():
+        typer.echo(f"{out / name}: {rows:,} rows")

@@ -76,6 +76,8 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     trace = _open(scenario) if trace is None else _cut(trace, scenario)
     budget, fitting = _memory(scenario, model, gpu, policies, trace)
     max_model_len = _max_model_len(scenario, model, budget.num_blocks)
+    if not getattr(policies.scheduler_params, "enable_chunked_prefill", True):
+        _check_whole_prompts(policies.max_num_batched_tokens, max_model_len)
     scenario = _resolved(scenario, gpu, policies, budget, max_model_len, terms)
     asynchronous = scenario.engine.async_scheduling and "async" in policies.scheduler.supports
     limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
@@ -114,11 +116,13 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
 def _policies(scenario: Scenario, defaults: VllmDefaults) -> _Policies:
     scheduler, params = _resolve(schedulers, "scheduler", scenario.scheduler)
     limits = {}
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
+    for name in ("max_num_batched_tokens", "max_num_seqs"):
         given = getattr(params, name, None)
         limits[name] = getattr(defaults, name) if given is None else given
         if limits[name] < 1:
             raise UserError(f"scheduler {scenario.scheduler['name']}: {name} is {limits[name]}, must be at least 1")
+    if getattr(params, "max_num_seqs", None) is None:  # vLLM never runs more sequences than it has tokens for
+        limits["max_num_seqs"] = min(limits["max_num_seqs"], limits["max_num_batched_tokens"])
     known = {field.name for field in dataclasses.fields(params)}
     params = dataclasses.replace(params, **{name: value for name, value in limits.items() if name in known})
     return _Policies(
@@ -134,6 +138,15 @@ def _resolve(registry: Any, kind: str, settings: Settings) -> tuple[Any, Any]:
     values = {key: value for key, value in settings.items() if key != "name"}
     cls, _ = registry.resolve(settings["name"])
     return cls, build_params(f"{kind} {settings['name']}", cls.Params, values)
+
+
+def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> None:
+    """As vLLM at start-up: without chunks a prompt must fit one step."""
+    if max_num_batched_tokens < max_model_len:
+        raise UserError(
+            f"scheduler max_num_batched_tokens={max_num_batched_tokens} is less than max_model_len={max_model_len}: "
+            "without chunked prefill the longest prompt would never run (raise it, or set engine.max_model_len)"
+        )
 
 
 def _host_terms(scenario: Scenario, gpu: Gpu) -> HostTerms | None:

@@ -33,10 +33,13 @@ def before_run(
     if scenario.replicas == 1 and scenario.router["name"] != Scenario.model_fields["router"].default["name"]:
         yield f"router {scenario.router['name']} changes nothing with one replica"
     if scenario.scheduler.get("policy") == "priority" and np.all(trace.priority == trace.priority[0]):
-        yield "scheduler policy=priority changes nothing: all requests have the same priority"
+        yield "scheduler policy=priority: all requests have the same priority; only ties of arrival go by request id"
     threshold = scenario.scheduler.get("long_prefill_token_threshold", 0)
     if isinstance(threshold, int) and threshold >= int(trace.prompt_len.max()):
-        yield f"scheduler long_prefill_token_threshold={threshold} changes nothing: no prompt is longer"
+        yield f"scheduler long_prefill_token_threshold={threshold} limits nothing: no prompt is longer"
+    for key in ("num_speculative_tokens", "draft_slots_per_request", "num_lookahead_tokens"):
+        if scenario.scheduler.get(key):
+            yield f"scheduler {key}={scenario.scheduler[key]}: nothing is drafted, only room is kept for it"
     if "tpot" in scenario.slo and int(trace.output_len.max()) == 1:
         yield "slo tpot changes nothing: every request has one output token"
     yield from _memory_settings(scenario, fitting_blocks)
@@ -49,11 +52,11 @@ def after_run(
     batch = summary["engine"]["batch_size"]
     most_seqs = scenario.scheduler.get("max_num_seqs")
     if batch and most_seqs is not None and most_seqs != defaults.max_num_seqs and batch["max"] < most_seqs:
-        yield f"scheduler max_num_seqs={most_seqs} changes nothing: at most {batch['max']:.0f} requests ran at once"
+        yield f"scheduler max_num_seqs={most_seqs} limits nothing: at most {batch['max']:.0f} requests ran at once"
     tokens = summary["engine"]["tokens_per_step"]
     budget = scenario.scheduler.get("max_num_batched_tokens")
     if tokens and budget is not None and budget != defaults.max_num_batched_tokens and tokens["max"] < budget:
-        yield f"scheduler max_num_batched_tokens={budget} changes nothing: the fullest step had {tokens['max']:.0f}"
+        yield f"scheduler max_num_batched_tokens={budget} limits nothing: the fullest step had {tokens['max']:.0f}"
     used = summary["engine"]["replicas_used"]
     if used < scenario.replicas:
         yield f"replicas={scenario.replicas}: only {used} of them served a request"

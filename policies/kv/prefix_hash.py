@@ -5,7 +5,7 @@ freed, until they are needed for something else (vLLM 0.33: vllm/v1/core/block_p
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,12 +82,22 @@ class PrefixHash(Paged):
         self.publish(request, min(request.num_computed_tokens + num_tokens, request.num_tokens))
         return True
 
+    def grow_run(self, requests: Sequence[Request], k: int) -> list[tuple[int, int]]:
+        grown = super().grow_run(requests, k)
+        for request in requests:
+            known = request.num_tokens + k
+            self._offer(request, min(request.num_computed_tokens + k, known), known)
+        return grown
+
     def publish(self, request: Request, upto: int) -> None:
         """Enter the full blocks before `upto` into the cache."""
+        self._offer(request, upto, request.num_tokens)
+
+    def _offer(self, request: Request, upto: int, known: int) -> None:
         done = self._published[request]
         if upto < (done + 1) * self.block_size:
             return
-        full = min(upto, request.num_tokens - self.params.hash_lookahead_tokens) // self.block_size
+        full = min(upto, known - self.params.hash_lookahead_tokens) // self.block_size
         if full <= done:
             return
         if request.content is not None:  # else nobody but itself can look for it: see free

@@ -152,6 +152,7 @@ class Vllm(Scheduler):
             if not params.enable_chunked_prefill and new > budget.left:
                 return
             new = min(new, budget.left)
+            drafts = min(drafts, new - 1)
             admitted = ctx.admit(
                 request,
                 new,
@@ -202,8 +203,11 @@ class Vllm(Scheduler):
     # Fast-forward.
 
     def steady(self, plan: Plan) -> int:
-        if self.params.prefill_schedule_interval > 1:
+        if self.params.prefill_schedule_interval > 1 or self.params.num_lookahead_tokens:
             return 0
+        slots_left = len(self.running) < self._max_running
+        if self.kv.shares and slots_left and self.num_waiting() and self._head().content is not None:
+            return 0  # what is being generated may be a prefix of the head's, which then needs less
         if not self.limits.async_scheduling:
             return 1 << 30
         # In flight already, the token before the cap ends a request's plans one step before its outputs.

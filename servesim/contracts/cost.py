@@ -131,5 +131,5 @@ class CostModel(ABC):
 
     def price_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
         """`ns` of k successive steps of a pure decode batch."""
-        gpu, host = self.gpu_run(batch, k), self.host(batch)
-        return (np.maximum(gpu, host.overlapped) if self.asynchronous else gpu + host.overlapped) + host.exposed
+        host = self.host(batch)
+        return np.array([self.step_ns(gpu, host) for gpu in self.gpu_run(batch, k).tolist()], dtype=np.int64)

@@ -112,10 +112,11 @@ class KVAllocator(ABC):
         return 0
 
     def grow_run(self, requests: Sequence[Request], k: int) -> list[tuple[int, int]]:
-        """`grow(request, 1)` for each request in order, k times over, with `num_computed_tokens` advancing
-        by one each time; the requests' own counters, and publishing, are left to the caller. Returns
-        (round from 1, tokens allocated in it) for the rounds that allocated anything, in order. Called only
-        with k <= steps_until_short(...)."""
+        """`grow(request, 1)` for each request in order, k times over, with `num_computed_tokens`
+        and `num_tokens` advancing by one each time; the requests' own counters are left to the caller.
+        Returns (round from 1, tokens allocated in it) for the rounds that allocated anything, in order: each
+        takes as much from `usage().free`, and `external` stays. Called only with
+        k <= steps_until_short(...)."""
         raise NotImplementedError(f"{self.name}: steps_until_short promises what grow_run does not keep")
 
     def rollback(self, request: Request, num_tokens: int) -> None:

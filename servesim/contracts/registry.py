@@ -10,11 +10,13 @@ import importlib.util
 import pkgutil
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from servesim.errors import UserError, suggest
 
 T = TypeVar("T")
+_FILE_MODULE = "servesim_policy_"
 
 
 class Registry(Generic[T]):
@@ -34,7 +36,7 @@ class Registry(Generic[T]):
         """Class decorator that enters a policy under `name`."""
 
         def enter(cls: type[T]) -> type[T]:
-            if name in self._classes:
+            if name in self._classes and not self._classes[name].__module__.startswith(_FILE_MODULE):
                 raise ValueError(f"two {self.kind} policies are called {name!r}")
             self._classes[name] = cls
             cls.name = name  # type: ignore[attr-defined]
@@ -76,8 +78,19 @@ class Registry(Generic[T]):
             raise UserError(f"{self.kind} file {path} does not exist")
         if not class_name:
             raise UserError(f"name the class of {path}: {path}:ClassName")
-        # A module name from the path keeps two files of one name apart and a class picklable.
-        module_name = f"servesim_policy_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+        # A module name from path and content keeps files and their versions apart, and a class picklable.
+        key = str(path.resolve()).encode() + b"\0" + path.read_bytes()
+        module_name = f"{_FILE_MODULE}{hashlib.sha256(key).hexdigest()[:12]}"
+        module = sys.modules.get(module_name) or self._execute(path, module_name)
+        cls = getattr(module, class_name, None)
+        if not isinstance(cls, type):
+            classes = [k for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module_name]
+            raise UserError(f"{path} has no class {class_name!r}{suggest(class_name, classes)}")
+        cls.name = class_name  # type: ignore[attr-defined]
+        return cls
+
+
+    def _execute(self, path: Path, module_name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec is not None
         assert spec.loader is not None
@@ -86,13 +99,9 @@ class Registry(Generic[T]):
         try:
             spec.loader.exec_module(module)
         except Exception as error:
+            del sys.modules[module_name]
             raise UserError(f"{self.kind} file {path} does not load: {type(error).__name__}: {error}") from error
-        cls = getattr(module, class_name, None)
-        if not isinstance(cls, type):
-            classes = [k for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module_name]
-            raise UserError(f"{path} has no class {class_name!r}{suggest(class_name, classes)}")
-        cls.name = class_name  # type: ignore[attr-defined]
-        return cls
+        return module
 
 
 def parse_params(what: str, text: str) -> dict[str, str]:

@@ -60,7 +60,8 @@ class Scheduler(ABC):
         can be done now; it is asked for again at the next event."""
 
     def on_arrival(self, request: Request) -> None:
-        """A request has arrived. Default: to the end of `waiting`."""
+        """A request has arrived. Default: to the end of `waiting`. In fast mode running requests and memory may
+        look here as they did some steps ago; they are up to date again when `plan` is called."""
         self.waiting.append(request)
 
     def on_finish(self, requests: Sequence[Request]) -> None:
@@ -89,7 +90,8 @@ class Scheduler(ABC):
         return 0
 
     def advance(self, k: int) -> None:
-        """k plans like the last one were skipped; a policy whose state moves with steps catches up."""
+        """k plans like the last one, and k calls of `commit`, were skipped; a policy whose state moves with them
+        catches up."""
         return None
 
     def waiters(self) -> Iterator[Request]:

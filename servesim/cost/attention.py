@@ -7,10 +7,12 @@ grid of head counts. Everything else follows from the structure of the kernels:
   the sum of their contexts; between measured batch sizes it is linear at equal context. Contexts of unequal
   length cost what equal ones of the same sum cost (split-KV balances them; the effect is left out).
 - **Prefill** of c tokens over p cached ones does the work of c * (p + c/2) query-key pairs and a fixed part
-  per token. It takes the time of the whole prompt with that much work, and at least that of one decode step
-  over the same context (the KV must be read). Pieces of one step run in one kernel: n pieces of work W_i are
-  priced as (sum W)^2 / sum W^2 equal pieces of the same total. No table has cached context as an axis, so
-  that part counts as extrapolated.
+  per token. Measured over cached tokens where the table is (a piece alone in its step); else it takes the time of the
+  whole prompt with that much work, and at least that of one decode step over the same context (the KV must be read). Pieces of one step run in one kernel: n pieces of work W_i are
+  priced as (sum W)^2 / sum W^2 equal pieces of the same total. Unless measured over cached tokens, that
+  part counts as extrapolated.
+- **Decodes beside a prompt** share its kernel and its fixed cost; what else that costs is measured (`MixedExcess`)
+  or left out.
 - **Sliding windows** bound what a query attends: measured where the tables have the window, else the times of full
   attention at the window's context (decode) and at the query-key pairs inside it (prefill).
 - **KV heads beyond the table** (multi-head models): decode splits over sequences times KV heads, so 40 KV
@@ -35,6 +37,7 @@ from servesim.cost.grid import (
     window_rows,
     work,
 )
+from servesim.cost.measured import CachedPrefill, MixedExcess
 from servesim.cost.tables import KernelTables
 from servesim.hardware.gpu import Gpu
 
@@ -46,6 +49,10 @@ class Attention(Protocol):
     """Fixed cost of a call: what a mixed batch, one kernel, pays once instead of twice."""
     window: int
     """Tokens a query attends; 0: all."""
+    cached: CachedPrefill | None
+    """Prompt pieces over cached tokens, where measured."""
+    mixed: MixedExcess | None
+    """Decodes beside a prompt, where measured."""
 
     def decode(self, count: int) -> Curve:
         """Decode of `count` sequences over their mean context."""
@@ -62,6 +69,9 @@ class Attention(Protocol):
 
 class GridAttention:
     """Attention from measured curves."""
+
+    cached: CachedPrefill | None = None
+    mixed: MixedExcess | None = None
 
     def __init__(self, decode: Grid, prefill: Grid, floor: float, window: int = 0) -> None:
         self._decode, self._prefill = decode, prefill
@@ -94,10 +104,16 @@ class TableAttention(GridAttention):
         # where the window is not measured, work inside it takes what as much work does without one
         whole = prefill_grid(prefill, shape, window if measured is not None else 0)
         super().__init__(Grid(bounded, spread), Grid(whole), entries[0][1].at(0.0), window)
+        if not window and slowdown == 1.0:
+            self.cached = CachedPrefill.of(prefill, shape)
+            self.mixed = MixedExcess.of(tables.rows("attention_mixed", dtype), decode, prefill, shape)
 
 
 class FormulaAttention:
     """Attention by formula: linear in the KV read and in the pairs computed."""
+
+    cached: CachedPrefill | None = None
+    mixed: MixedExcess | None = None
 
     def __init__(self, floor: float, per_context: float, per_pair: float, window: int = 0) -> None:
         """Nanoseconds of a call, of reading one token of context, and of one query-key pair."""
@@ -157,6 +173,8 @@ def prefill_ns(attention: Attention, pieces: Sequence[tuple[int, int]], per_requ
     """Time of one layer's attention over prefill `pieces` [(new, past)], and its source."""
     if len(pieces) == 1:
         new, past = pieces[0]
+        if past and attention.cached is not None:
+            return attention.cached.at(new, past)
         ns, source = attention.prefill_at(1.0, work(new, past, attention.window))
         return _over_cache(attention, ns, source, 1, new + past) if past else (ns, source)
     if per_request:

@@ -11,7 +11,7 @@ from servesim.cost.formula import BANDWIDTH_EFFICIENCY, LINK_LATENCY_NS, Rooflin
 from servesim.cost.grid import HeadShape
 from servesim.cost.host import HostTerms
 from servesim.cost.latent import latent_attention, token_linears
-from servesim.cost.linear import GemmTables, collective_curve
+from servesim.cost.linear import GemmTables, collective_curve, row_curve
 from servesim.cost.moe import experts_curve
 from servesim.cost.stage import AttentionLayers, Operator
 from servesim.cost.streamed import StreamedDecode
@@ -60,14 +60,14 @@ class LayerGraph:
         mixtures = sum(layer.experts for layer in layers)
         add(len(layers) - mixtures, self._mlp("", self.model.intermediate_size))
         add(mixtures, self._experts() if mixtures else [])
-        add(2 * len(layers), [("norm", self._memory(8.0 * hidden))])
+        add(2 * len(layers), [("norm", self._rows("norm", hidden, 8.0 * hidden))])
         add((self.model.norms_per_layer - 2) * len(layers), [("norm", self._memory(4.0 * hidden))])
         reductions = 2 * len(layers)
         if stage.start == 0:
-            add(1, [("embedding", self._memory(4.0 * hidden))])
+            add(1, [("embedding", self._rows("embedding", hidden, 4.0 * hidden))])
             reductions += 1  # of the vocabulary-parallel embedding
         if stage.stop == self.model.num_layers:
-            add(1, [("norm", self._memory(8.0 * hidden))])
+            add(1, [("norm", self._rows("norm", hidden, 8.0 * hidden))])
         else:
             add(1, self._send())
         if self.tp > 1:
@@ -79,7 +79,7 @@ class LayerGraph:
         vocab = self.model.vocab_size
         found = [
             Operator("lm_head", self.gemms.curve(vocab // self.tp, self.model.hidden_size, "bf16")),
-            Operator("sampler", self._memory(_SAMPLER_BYTES_PER_LOGIT * vocab)),
+            Operator("sampler", self._rows("sampler", vocab, _SAMPLER_BYTES_PER_LOGIT * vocab)),
         ]
         if self.tp > 1:
             found.append(Operator("all_gather", self._collective("all_gather", 2 * vocab)))
@@ -118,7 +118,7 @@ class LayerGraph:
         if owns_kv:
             found.append(("kv_write", self._memory(8.0 * kv)))
         if not self.model.learned_positions:
-            found.append(("rotary", self._memory(4.0 * (q + kv))))
+            found.append(("rotary", self._rows("rotary", q + kv, 4.0 * (q + kv))))
         return found
 
     def _latent_linears(self) -> list[tuple[str, Curve]]:
@@ -137,7 +137,7 @@ class LayerGraph:
         up = 2 * inter if self.model.gated_mlp else inter
         return [
             (f"{prefix}up", self.gemms.curve(up, hidden, self.dtype)),
-            (f"{prefix}activation", self._memory(2.0 * (up + inter))),
+            (f"{prefix}activation", self._rows("activation", inter, 2.0 * (up + inter))),
             (f"{prefix}down", self.gemms.curve(hidden, inter, self.dtype)),
         ]
 
@@ -157,6 +157,9 @@ class LayerGraph:
         rate = self.gpu.link_bandwidth * BANDWIDTH_EFFICIENCY / 1e9
         found = [("send", line(LINK_LATENCY_NS, size / self.tp / rate))]
         return found + ([("all_gather", self._collective("all_gather", size))] if self.tp > 1 else [])
+
+    def _rows(self, op: str, width: int, bytes_per_row: float) -> Curve:
+        return row_curve(self.gemms, op, width, bytes_per_row)
 
     def _memory(self, bytes_per_token: float) -> Curve:
         return self.roofline.memory_op(bytes_per_token)

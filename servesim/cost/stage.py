@@ -124,6 +124,11 @@ class Stage:
             ns, origin = prefill_ns(attention, batch.prefill, split)
             if batch.decode_count and not split:  # one kernel with the decodes, whose fixed cost they pay
                 ns = max(0.0, ns - attention.floor)
+                if attention.mixed is not None:
+                    context = batch.decode_context_sum / batch.decode_count
+                    new = sum(piece[0] for piece in batch.prefill)
+                    excess, its = attention.mixed.at(batch.decode_count, context, new)
+                    ns, origin = max(0.0, ns + excess), max(origin, its)
             whole += ns * layers
             if origin > source:
                 source = origin

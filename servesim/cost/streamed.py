@@ -18,6 +18,8 @@ class StreamedDecode:
         self._ns_per_token = ns_per_token
         self.floor = inner.floor
         self.window: int = getattr(inner, "window", 0)
+        self.cached = inner.cached
+        self.mixed = inner.mixed
 
     def decode(self, count: int) -> Curve:
         fixed = self._inner.decode(count).at(0.0)

@@ -5,18 +5,19 @@ below; columns an operator does not use are null. Times are microseconds of one 
 
 | column | type | meaning |
 |---|---|---|
-| op | string | `gemm`, `moe`, `attention_prefill`, `attention_decode`, `window_prefill`, `window_decode`
-(attention limited to a window), `mla_prefill`, `mla_decode` (latent attention with its projections), `all_reduce`,
-`all_gather` |
+| op | string | `gemm`, `moe`, `attention_prefill`, `attention_decode`, `attention_mixed` (decodes and one prompt in
+one call), `window_prefill`, `window_decode` (attention limited to a window), `mla_prefill`, `mla_decode` (latent
+attention with its projections), `all_reduce`, `all_gather`, `norm` (with the residual addition), `activation`,
+`rotary`, `embedding`, `sampler` |
 | dtype | string | of weights and activations (gemm, moe: `bf16`, `fp8`, `fp8_block`, `int8`, `int8_wo`, `int4`,
 `mxfp4`), of keys and values (attention: `bf16`, `fp8`), of the message |
 | m, n, k | int32 | gemm: tokens, output width, input width; moe: tokens, width of an expert on this GPU, hidden
-size |
+size; norm, activation, rotary, embedding, sampler: rows, output width (no k) |
 | experts, topk | int32 | moe: experts, and how many of them a token uses |
 | window | int32 | window_*: tokens attended |
-| batch | int32 | attention: sequences of the call |
-| new_tokens | int32 | attention: query tokens of each sequence (1 in decode) |
-| past_tokens | int32 | attention: tokens of each sequence already in the KV cache |
+| batch | int32 | attention: sequences of the call (mixed: that decode) |
+| new_tokens | int32 | attention: query tokens of each sequence (1 in decode; mixed: of the prompt, none cached) |
+| past_tokens | int32 | attention: tokens of each sequence already in the KV cache (mixed: of each that decodes) |
 | heads, kv_heads, head_dim | int32 | attention: on this GPU, after tensor parallelism |
 | gpus | int32 | all_reduce, all_gather: GPUs taking part |
 | bytes | int64 | all_reduce: size of the tensor; all_gather: size of the gathered result |

@@ -67,6 +67,7 @@ class EngineCore:
         self.in_flight: deque[Step] = deque()
         self.next_step_id = 0
         self.last_plan: Plan | None = None
+        self._empty = 0  # plans in a row that came out empty
         self.spec_stats = SpecStats()
         self.on_leave: Callable[[Request], None] = lambda request: None
         """Called for each request that has finished or was rejected, its record complete."""
@@ -76,9 +77,10 @@ class EngineCore:
         self._oracle = "output_len" in scheduler.needs
 
     def add(self, request: Request, output_len: int, now: int) -> None:
-        """A request arrives now; it will deliver `output_len` tokens unless `max_model_len` comes first."""
+        """A request arrives now; it will deliver `output_len` tokens. One that may outgrow `max_model_len` is
+        rejected, as vLLM's server does."""
         limit = self.scheduler.limits.max_model_len
-        request._end_tokens = min(request.prompt_len + output_len, limit)
+        request._end_tokens = request.prompt_len + output_len
         if request.prompt_len + request.max_tokens > limit:
             self._reject(request, now, f"prompt + max_tokens exceeds max_model_len {limit}")
         elif not self.kv.fits(request.prompt_len + request.max_tokens):
@@ -103,10 +105,18 @@ class EngineCore:
             return None
         step = self._enter(plan, now)
         self.next_step_id += 1
+        self._empty = 0
         self.in_flight.append(step)
         if self.checks:
             self.check_integrity()
         return step
+
+    def moved(self) -> bool:
+        """Whether the last plan, empty, changed the queues: the next may not be. False once as many plans in a row
+        came out empty as there are requests to move."""
+        self._empty += 1
+        assert self.last_plan is not None
+        return self.last_plan.changes_queues and self._empty <= 2 * self.num_unfinished + 2
 
     def _enter(self, plan: Plan, now: int) -> Step:
         """Verify a plan, advance its requests, and describe the batch it makes."""
@@ -119,7 +129,8 @@ class EngineCore:
             after = past + new
             known = request.num_tokens + request.num_output_placeholders
             extra = drafts.get(request, 0) if drafts else 0
-            if request.state is not running or new < 1 or after > known + extra or slots(request) < after:
+            legal = request.state is running and extra < new and after <= known + extra and slots(request) >= after
+            if not legal:
                 self._refuse(request, new, known + extra, now)
             request.num_computed_tokens = after
             total += new
@@ -160,6 +171,8 @@ class EngineCore:
             raise PolicyError(f"{where}, which is not running")
         if new < 1:
             raise PolicyError(f"{where}: at least one is needed")
+        if self.last_plan is not None and self.last_plan.drafts.get(request, 0) >= new:
+            raise PolicyError(f"{where}, all of them drafts")
         if request.num_computed_tokens + new > known:
             raise PolicyError(f"{where}, of which only {known} tokens are known")
         raise PolicyError(f"{where}, which has memory for {self.kv.slots(request)} tokens only")
@@ -218,7 +231,7 @@ class EngineCore:
         if drafts and sampled:
             self.spec_stats.add(drafts, sampled - 1)
         delivered = min(sampled, request._end_tokens - request.num_tokens)
-        void = 1 + drafts - delivered
+        void = drafts - max(sampled - 1, 0) + sampled - delivered
         if void and not stale:
             request.num_computed_tokens -= void
             self.kv.held_tokens -= void
@@ -227,7 +240,9 @@ class EngineCore:
         return delivered
 
     def abort(self, request: Request, now: int) -> None:
-        """Cancel a request that waits or runs."""
+        """Cancel a request that waits or runs; nothing happens to one that has left."""
+        if request.state >= State.FINISHED:
+            return
         self._finish([request], State.ABORTED, now)
 
     def _finish(self, requests: list[Request], state: State, now: int) -> None:

@@ -16,6 +16,7 @@ from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import Usage
 from servesim.engine.core import EngineCore, Step
 from servesim.engine.recorder import Recorder
+from servesim.engine.request import Request
 
 MOST = 1024  # steps priced at once
 
@@ -56,6 +57,8 @@ class Leap:
         duration = last.end_ns - last.start_ns
         if horizon_ns is not None:
             most = min(most, horizon_ns // duration + 2)
+        held = last.usage.used + last.usage.internal + len(requests) * MOST
+        most = min(most, (1 << 61) // (held * duration))  # integrals of memory over time must fit 64 bits
         assert core.last_plan is not None
         m = min(most - 1, core.scheduler.steady(core.last_plan))
         if m >= 1:
@@ -65,7 +68,7 @@ class Leap:
         batch = last.batch.advance(1)
         host = cost.host(batch)
         gpu: list[int] = cost.gpu_run(batch, m).tolist()
-        ns = [cost.step_ns(g, host) for g in gpu] if any(host) else gpu
+        ns = [cost.step_ns(g, host) for g in gpu]
         ends = [step.end_ns for step in in_flight]
         ends += accumulate(ns, initial=ends.pop())
         return cls(ends, ns, gpu, sum(host))
@@ -90,7 +93,7 @@ class Leap:
         grown = core.kv.grow_run(requests, m)
         core.kv.held_tokens += batch_size * m
         core.next_step_id += m
-        self._stamp(core, recorder, requests[:], m)
+        self._stamp(recorder, requests, m)
         core.scheduler.advance(m)
 
         for _ in range(min(m, depth)):  # steps planned for real, now committed
@@ -104,9 +107,9 @@ class Leap:
             core.check_integrity()
         return in_flight[-1].end_ns
 
-    def _stamp(self, core: EngineCore, recorder: Recorder, requests: list, m: int) -> None:  # type: ignore[type-arg]
+    def _stamp(self, recorder: Recorder, requests: list[Request], m: int) -> None:
         """Deliver m tokens to each request, at E_1..E_m."""
-        ends, shares = self._ends, core.kv.shares
+        ends = self._ends
         first, last = ends[0], ends[m - 1]
         gap = count = 0
         for request in requests:
@@ -121,8 +124,6 @@ class Leap:
                     recorder.gap(gap, count)
                 gap, count = first - request.last_token_ns, 1
             request.last_token_ns = last
-            if shares:
-                core.kv.publish(request, min(request.num_computed_tokens, request.num_tokens))
         if count:
             recorder.gap(gap, count)
         if m > 1:

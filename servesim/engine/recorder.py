@@ -22,6 +22,7 @@ STEP_COLUMNS = (
     "planned_ns",  # of the first step
     "start_ns",  # of the first step
     "end_ns",  # of the last step
+    "elapsed_ns",  # from the start, or the end of the replica's step before if later (pipeline stages), to the end
     "prefill_tokens",  # per step, like all counts below
     "prefill_pieces",
     "prefill_context",  # sum over pieces of the tokens in the KV cache before them
@@ -109,6 +110,7 @@ class Recorder:
         self.requests = Table(REQUEST_COLUMNS)
         self.reasons: dict[int, str] = {}
         """Finish reason or reason of rejection by row."""
+        self._ended: dict[int, int] = {}  # by replica: when its last recorded step ended
         self._gap_ns = array("q")
         self._gap_count = array("q")
 
@@ -121,7 +123,9 @@ class Recorder:
     ) -> None:
         """k steps are done: `first` and those like it. `used_ns` and `internal_ns` are what the memory
         integrals have beyond the usage of the first step held throughout."""
-        batch, usage, ns = first.batch, first.usage, end_ns - first.start_ns
+        batch, usage = first.batch, first.usage
+        ns = end_ns - max(first.start_ns, self._ended.get(replica, 0))
+        self._ended[replica] = end_ns
         self.steps.add(
             (
                 replica,
@@ -130,6 +134,7 @@ class Recorder:
                 first.planned_ns,
                 first.start_ns,
                 end_ns,
+                ns,
                 sum([new for new, _ in batch.prefill]),
                 len(batch.prefill),
                 sum([past for _, past in batch.prefill]),

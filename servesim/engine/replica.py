@@ -83,9 +83,10 @@ class Replica:
         now = self.clock.ns
         while len(in_flight) < self.depth:
             step = core.plan(now)
-            if step is None:
-                break
-            self._run(step, now)
+            if step is not None:
+                self._run(step, now)
+            elif in_flight or not core.moved():
+                break  # else nobody would ask again, although the queues have changed
         if not in_flight:
             return
         if self.fast and len(self._free_ns) == 1 and len(in_flight) == self.depth and in_flight[-1].steady:

@@ -51,7 +51,7 @@ def mean_between(enter: Times, leave: Times, edges: Times) -> NDArray[np.float64
     """Mean number present between successive edges, exactly: the integral of the number over the width."""
     width = np.diff(edges)
     stay = [
-        np.maximum(np.minimum(leave, b) - np.maximum(enter, a), 0).sum()
+        np.maximum(np.minimum(leave, b) - np.maximum(enter, a), 0).sum(dtype=np.float64)
         for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     ]
     return np.array(stay) / width

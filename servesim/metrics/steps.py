@@ -45,7 +45,7 @@ class StepTotals:
         decode = c["decode_count"] + c["drafts"]
         self.decode_tokens += exact_sum(decode * k)
         self.decode_context += exact_sum(c["decode_context"] * k + c["decode_count"] * (k * (k - 1) // 2))
-        span = c["end_ns"] - c["start_ns"]
+        span = c["elapsed_ns"]
         self.kv_external_ns += exact_sum(c["kv_external"] * span)
         self.kv_peak = max(self.kv_peak, int(c["kv_peak"].max(initial=0)))
         self.replicas.update(np.unique(c["replica"]).tolist())

@@ -24,6 +24,11 @@ def worlds(draw: st.DrawFn) -> World:
             head = min(draw(st.sampled_from([16, 40, 64])), prompt)
             family = draw(st.integers(1, 2))
             runs.append([r for r in ((family, head), (100 + i, prompt - head)) if r[1]])
+            if i and draw(st.integers(0, 4)) == 0:  # a later turn: an earlier prompt, its answer, and more
+                j = draw(st.integers(0, i - 1))
+                said = draw(st.integers(1, outputs[j]))
+                runs[i] = [*runs[j], (-j - 1, said), (100 + i, 1 + prompt % 9)]
+                prompts[i] = sum(length for _, length in runs[i])
     trace = toy_trace(
         np.cumsum(gaps).tolist(),
         prompts,
@@ -39,6 +44,7 @@ def worlds(draw: st.DrawFn) -> World:
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.1])),
         "prefill_schedule_interval": draw(st.sampled_from([1, 1, 1, 3])),
+        "num_lookahead_tokens": draw(st.sampled_from([0, 0, 0, 0, 5])),
     }
     return World(
         trace,

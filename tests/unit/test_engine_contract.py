@@ -119,3 +119,38 @@ def test_policy_names_are_checked_with_a_suggestion(spec: str, message: str) -> 
 
     with pytest.raises(UserError, match=message):
         build()
+
+
+def test_a_plan_that_only_preempts_is_followed_by_another() -> None:
+    # A held chunk stands before a decode that gives way to itself: nothing is scheduled, yet work is left.
+    params = {
+        "prefill_schedule_interval": 5,
+        "long_prefill_token_threshold": 10,
+        "scheduler_reserve_full_isl": False,
+    }
+    world = World(toy_trace([0, 0], [60, 14], [4, 60]), num_blocks=7, scheduler_params=params)
+    for mode in ("fast", "reference"):
+        assert sorted(world.run(mode, check=True).recorder.requests.column("output_len").tolist()) == [4, 60]
+
+
+def test_dummy_drafts_give_way_to_the_prefill_threshold() -> None:
+    runs = [[(1, 33)]] * 3
+    trace = toy_trace([0, 100_000, 100_000], [33] * 3, [1, 2, 2], runs=runs)
+    params = {"num_speculative_tokens": 4, "long_prefill_token_threshold": 2}
+    cluster = World(trace, kv="prefix-hash", scheduler_params=params).run(check=True)
+    assert cluster.recorder.requests.column("output_len").tolist() == [1, 2, 2]
+
+
+def test_a_policy_file_that_registers_itself_can_be_named_again(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    text = (
+        "from servesim.contracts import schedulers\n"
+        "from servesim.policies.scheduling.vllm import Vllm\n"
+        "@schedulers.register('mine-again')\n"
+        "class Mine(Vllm):\n"
+        "    pass\n"
+    )
+    for version in (text, text, text + "# edited\n"):
+        file.write_text(version)
+        cls, _ = schedulers.resolve(f"{file}:Mine")
+        assert cls.__name__ == "Mine"

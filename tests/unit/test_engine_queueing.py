@@ -153,3 +153,11 @@ def test_pipeline_stages_work_on_different_steps_at_once() -> None:
     # r0: steps start at 0, 120 (stage one is free then), 240; r1 follows 60 behind.
     assert end.tolist() == [340, 400]
     assert columns(world, "finished_ns", mode="reference")[0].tolist() == end.tolist()
+
+
+def test_memory_is_integrated_over_time_once_although_stages_overlap() -> None:
+    trace = toy_trace([0, 0], [8, 8], [3, 3])
+    cluster = World(trace, max_num_batched_tokens=8, cost=TwoStages(), depth=2).run()
+    assert cluster.recorder.steps.column("elapsed_ns").sum() == cluster.now_ns
+    held = cluster.recorder.steps.column("kv_used_ns") / cluster.recorder.steps.column("elapsed_ns")
+    assert held.max() <= 8 + 8 + 2 * 3

@@ -22,6 +22,7 @@ LAYER_WEIGHTS = 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336 + 2 * 4096) +
 
 
 def steps(*rows: dict[str, int]) -> Rows:
+    rows = tuple({**row, "elapsed_ns": row["end_ns"] - row.get("start_ns", 0)} for row in rows)
     return np.array([[row.get(name, 0) for name in STEP_COLUMNS] for row in rows], dtype=np.int64)
 
 

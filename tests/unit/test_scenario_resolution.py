@@ -78,7 +78,7 @@ def test_requests_and_rate_apply_to_traces_given_as_objects() -> None:
         ({}, "kv prefix-hash: the trace does not say what its prompts contain"),
         ({"router": "least-outstanding"}, "router least-outstanding changes nothing with one replica"),
         ({"scheduler": "vllm:policy=priority"}, "all requests have the same priority"),
-        ({"scheduler": "vllm:long_prefill_token_threshold=300"}, "long_prefill_token_threshold=300 changes nothing"),
+        ({"scheduler": "vllm:long_prefill_token_threshold=300"}, "long_prefill_token_threshold=300 limits nothing"),
         ({"seed": 3}, "seed=3 changes nothing"),
         ({"requests": 9}, "requests=9: the trace has only 3"),
         ({"engine": {"gpu_memory_utilization": 0.5, "num_gpu_blocks": 100}}, "num_gpu_blocks=100 is given"),
@@ -115,12 +115,23 @@ def test_all_at_once_and_one_token_answers_are_noted() -> None:
     assert "slo tpot changes nothing" in said
 
 
+def test_sequences_are_clamped_to_the_token_budget_as_in_vllm() -> None:
+    setup = resolve(scheduler="vllm:max_num_batched_tokens=64")
+    assert setup.scenario.scheduler["max_num_seqs"] == 64
+
+
+def test_without_chunks_the_budget_must_hold_the_longest_prompt() -> None:
+    with pytest.raises(UserError, match="without chunked prefill the longest prompt would never run"):
+        resolve(scheduler="vllm:enable_chunked_prefill=false")
+    resolve(scheduler="vllm:enable_chunked_prefill=false", engine={"max_model_len": 4096})
+
+
 def test_limits_that_the_run_never_reached_are_reported() -> None:
     result = simulate(
         trace=TRACE, model="llama-3.1-8b", gpu="h200", replicas=4, scheduler="vllm:max_num_seqs=64", kv="paged"
     )
     said = "\n".join(result.summary["notes"])
-    assert "max_num_seqs=64 changes nothing: at most 1 requests ran at once" in said
+    assert "max_num_seqs=64 limits nothing: at most 1 requests ran at once" in said
     assert "replicas=4: only 3 of them served a request" in said
 
 
