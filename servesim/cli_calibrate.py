@@ -97,6 +97,6 @@ def _imported(convert: Callable[[], dict[str, int]], out: Path) -> None:
     try:
         written = convert()
     except OSError as error:
-        raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
+        raise UserError(f"{error.filename or out}: {error.strerror}") from error
     for name, rows in written.items():
         typer.echo(f"{out / name}: {rows:,} rows")

@@ -7,10 +7,10 @@ grid of head counts. Everything else follows from the structure of the kernels:
   the sum of their contexts; between measured batch sizes it is linear at equal context. Contexts of unequal
   length cost what equal ones of the same sum cost (split-KV balances them; the effect is left out).
 - **Prefill** of c tokens over p cached ones does the work of c * (p + c/2) query-key pairs and a fixed part
-  per token. Measured over cached tokens where the table is (a piece alone in its step); else it takes the time of the
-  whole prompt with that much work, and at least that of one decode step over the same context (the KV must be read). Pieces of one step run in one kernel: n pieces of work W_i are
-  priced as (sum W)^2 / sum W^2 equal pieces of the same total. Unless measured over cached tokens, that
-  part counts as extrapolated.
+  per token. It takes the time of the whole prompt with that much work, and at least that of one decode step
+  over the same context (the KV must be read); that part counts as extrapolated. Where the table has cached
+  context as an axis, a piece alone in its step takes what was measured. Pieces of one step run in one kernel: n
+  pieces of work W_i are priced as (sum W)^2 / sum W^2 equal pieces of the same total.
 - **Decodes beside a prompt** share its kernel and its fixed cost; what else that costs is measured (`MixedExcess`)
   or left out.
 - **Sliding windows** bound what a query attends: measured where the tables have the window, else the times of full

@@ -104,7 +104,9 @@ def decode_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, slowdown: float
 def prefill_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, window: int) -> Entries:
     """Curves over the work of a sequence by sequences."""
     dim = _nearest_above(rows["head_dim"], shape.head_dim)
-    rows = _where(rows, head_dim=dim, past_tokens=0)
+    rows = _where(rows, head_dim=dim)
+    if "past_tokens" in rows:
+        rows = _where(rows, past_tokens=0)
     measured = np.unique(rows["kv_heads"][rows["heads"] >= shape.heads]).tolist()
     kv_heads = min(measured or np.unique(rows["kv_heads"]).tolist(), key=lambda k: abs(k - shape.kv_heads))
     exact = kv_heads == shape.kv_heads and dim == shape.head_dim
@@ -200,7 +202,7 @@ def _nearest_above(column: NDArray[Any], value: int) -> int:
     return next((g for g in grid if g >= value), grid[-1])
 
 
-def head_rows(rows: dict[str, NDArray[Any]], shape: HeadShape, batch: int | None) -> dict[str, NDArray[Any]]:
+def head_rows(rows: dict[str, NDArray[Any]], shape: HeadShape, batch: int | None = None) -> dict[str, NDArray[Any]]:
     """The rows at exactly these heads, and of calls of `batch` sequences where given."""
     found = _where(rows, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
     return found if batch is None else _where(found, batch=batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, Curve
 from servesim.cost.grid import HeadShape, head_rows, work
 
 _Rows = dict[str, NDArray[Any]]
+_Points = dict[int, dict[int, list[tuple[int, float]]]]
 
 
 class CachedPrefill:
@@ -25,6 +27,8 @@ class CachedPrefill:
     @classmethod
     def of(cls, rows: _Rows, shape: HeadShape) -> CachedPrefill | None:
         """From the rows of a table; None where it has none over cached tokens at these heads."""
+        if "past_tokens" not in rows:
+            return None
         found = head_rows(rows, shape, 1)
         return cls(found) if len(found["time_us"]) and found["past_tokens"].any() else None
 
@@ -48,66 +52,84 @@ class MixedExcess:
     """What one kernel over decodes and a prompt takes beyond the two apart, the fixed cost paid once.
 
     Kernels give up on decodes, beside a prompt, what they do for decodes alone (splitting the context over the GPU,
-    sharing what heads have in common), so this is most of the time of a mixed call where contexts are long. It is
-    linear in sequences and their mean context, and in the tokens of the prompt; those cached before the prompt hardly
-    change it and are no axis. Beyond the last measured number of any of them it grows in proportion, but for the
-    prompt, beyond which it stays.
+    sharing what heads have in common), so this is up to half of a mixed call. It is linear in sequences, in their
+    mean context and in the tokens of the prompt. Beyond the last measured sequences and contexts it grows in
+    proportion; beyond the prompts it stays. Tokens cached before the prompt are no axis.
     """
 
-    def __init__(self, rows: _Rows, decode: _Rows, prefill: _Rows) -> None:
-        """`rows` of calls with both, of decodes and of prompts alone, all of one head shape."""
-        alone = _by(decode, "batch", "past_tokens")
-        prompt = {new: ns for (new, past), ns in _by(prefill, "new_tokens", "past_tokens").items() if not past}
-        floor = alone[min(alone)]
-        found: dict[int, dict[int, list[tuple[int, float]]]] = {}
-        for (new, count, context), ns in sorted(_by(rows, "new_tokens", "batch", "past_tokens").items()):
-            if new in prompt and (count, context) in alone:
-                excess = ns - alone[count, context] - max(0.0, prompt[new] - floor)
-                found.setdefault(new, {}).setdefault(count, []).append((context + 1, excess))
-        # prompts measured beside long contexts alone say nothing about short ones
-        least = min(points[0][0] for sizes in found.values() for points in sizes.values())
-        kept = {new: s for new, s in found.items() if all(points[0][0] == least for points in s.values())}
-        self._new = list(kept)
-        self._counts = [list(sizes) for sizes in kept.values()]
-        self._curves = [[Curve(*zip(*points, strict=True)) for points in sizes.values()] for sizes in kept.values()]
+    def __init__(self, points: _Points) -> None:
+        """`points`: (context, excess in ns) by tokens of the prompt and by sequences, ascending; the same numbers of
+        sequences at each prompt; not empty."""
+        lines = {(new, n): Curve(*_unzip(line)) for new, sizes in points.items() for n, line in sizes.items()}
+        self._new = list(points)
+        self._counts = list(points[self._new[0]])
+        self._contexts = sorted({x for curve in lines.values() for x in curve.xs})
+        self._known = max(min(curve.xs[-1] for curve in lines.values()), 1.0)
+        self._ns = [[[lines[new, n].at(x) for x in self._contexts] for n in self._counts] for new in self._new]
 
     @classmethod
     def of(cls, rows: _Rows, decode: _Rows, prefill: _Rows, shape: HeadShape) -> MixedExcess | None:
         """From the rows of a table; None where it has none at these heads."""
         if not rows:
             return None
-        mine = head_rows(rows, shape, None)
-        if not len(mine["time_us"]):
-            return None
-        return cls(mine, head_rows(decode, shape, None), head_rows(prefill, shape, 1))
+        points = _excess(head_rows(rows, shape), head_rows(decode, shape), head_rows(prefill, shape, 1))
+        return cls(points) if points else None
 
     def at(self, count: int, context: float, new: int) -> tuple[float, int]:
         """Time and source, with `count` decodes of mean `context` beside a prompt of `new` tokens."""
-        i = bisect_right(self._new, new) - 1
-        if i < 0 or i + 1 == len(self._new):
-            ns, source = self._beside(max(i, 0), count, context)
-            return ns, source if self._new[i] == new else EXTRAPOLATED
-        low, source = self._beside(i, count, context)
-        if self._new[i] == new:
-            return low, source
-        above, its = self._beside(i + 1, count, context)
-        weight = (new - self._new[i]) / (self._new[i + 1] - self._new[i])
-        return low * (1.0 - weight) + above * weight, max(INTERPOLATED, source, its)
+        last, scale, source = self._counts[-1], 1.0, INTERPOLATED
+        if count > last:
+            scale, source = count / last, EXTRAPOLATED
+        if context > self._known:
+            scale, context, source = scale * context / self._known, self._known, EXTRAPOLATED
+        if not self._new[0] <= new <= self._new[-1]:
+            source = EXTRAPOLATED
+        i, u = _place(self._new, new)
+        j, v = _place(self._counts, count)
+        k, w = _place(self._contexts, context)
+        ns = 0.0
+        for of_prompt, share in ((i, 1.0 - u), (i + 1, u)):
+            if share:
+                sizes = self._ns[of_prompt]
+                line = sizes[j]
+                at = line[k] + (line[k + 1] - line[k]) * w if w else line[k]
+                if v:
+                    line = sizes[j + 1]
+                    above = line[k] + (line[k + 1] - line[k]) * w if w else line[k]
+                    at += (above - at) * v
+                ns += share * at
+        return ns * scale, source
 
-    def _beside(self, prompt: int, count: int, context: float) -> tuple[float, int]:
-        counts, curves = self._counts[prompt], self._curves[prompt]
-        i = bisect_right(counts, count) - 1
-        if i < 0:
-            return curves[0].at(context), EXTRAPOLATED
-        ns, source = curves[i].look_up(context)
-        low = counts[i]
-        if low == count:
-            return ns, source
-        if i + 1 == len(counts):
-            return ns * (count / low), EXTRAPOLATED
-        above, its = curves[i + 1].look_up(context)
-        weight = (count - low) / (counts[i + 1] - low)
-        return ns * (1.0 - weight) + above * weight, max(INTERPOLATED, source, its)
+
+def _place(knots: Sequence[float], x: float) -> tuple[int, float]:
+    """The knot at or below x, the first and last at least, and the share of the way to the next."""
+    i = bisect_right(knots, x) - 1
+    if i < 0:
+        return 0, 0.0
+    if i + 1 == len(knots):
+        return i, 0.0
+    low = knots[i]
+    return i, (x - low) / (knots[i + 1] - low)
+
+
+def _unzip(line: list[tuple[int, float]]) -> tuple[list[float], list[float]]:
+    return [float(x) for x, _ in line], [y for _, y in line]
+
+
+def _excess(rows: _Rows, decode: _Rows, prefill: _Rows) -> _Points:
+    """By tokens of the prompt and by sequences, from calls with both and from decodes and prompts alone."""
+    alone = _by(decode, "batch", "past_tokens")
+    prompt = {new: ns for (new, past), ns in _by(prefill, "new_tokens", "past_tokens").items() if not past}
+    found: _Points = {}
+    for (new, count, context), ns in sorted(_by(rows, "new_tokens", "batch", "past_tokens").items()):
+        if new in prompt and (count, context) in alone:
+            excess = ns - alone[count, context] - max(0.0, prompt[new] - alone[min(alone)])
+            found.setdefault(new, {}).setdefault(count, []).append((context + 1, excess))
+    # prompts measured beside long contexts alone say nothing about short ones
+    least = min((line[0][0] for sizes in found.values() for line in sizes.values()), default=0)
+    kept = {new: sizes for new, sizes in found.items() if all(line[0][0] == least for line in sizes.values())}
+    common = set.intersection(*(set(sizes) for sizes in kept.values())) if kept else set()
+    return {new: {n: line for n, line in sizes.items() if n in common} for new, sizes in kept.items()} if common else {}
 
 
 def _curve(rows: _Rows, mask: NDArray[np.bool_], axis: str) -> Curve:

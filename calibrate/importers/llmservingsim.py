@@ -1,0 +1,198 @@
+"""LLMServingSim's profiles (CASYS Lab at KAIST, MIT) as kernel tables.
+
+A profile is a folder `<GPU>/<model>/tp<N>` of CSV files with microseconds of one layer on one GPU:
+
+- `dense.csv` (layer, tokens): projections and small operators. Widths are those of the model, sharded over N GPUs.
+- `per_sequence.csv` (layer, sequences): LM head and sampler.
+- `attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode): one call over a prompt piece and decodes. Kept are
+  decodes alone, prompts alone over any cached context, and both together where nothing is cached before the prompt
+  (the schema holds no other; on RTX PRO 6000 the calls left out, priced from these, are off by 3 % in the median and
+  10 % in the mean, mostly too slow).
+
+`skew.csv` (decodes of unequal contexts) is not used: contexts count by their mean.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+from typing import Any
+
+from servesim.cost.tables import write_table
+from servesim.errors import UserError
+from servesim.hardware.model import ModelSpec, check_tp, kv_heads_per_gpu
+
+_COLUMNS = {
+    "dense.csv": ("layer", "tokens", "time_us"),
+    "per_sequence.csv": ("layer", "sequences", "time_us"),
+    "attention.csv": ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"),
+}
+_TEXT = ("layer",)
+_LEFT_OUT = ("final_layernorm",)
+"""The same operator as `layernorm`, of the same width."""
+_NOT_MEASURED = (
+    "writing the KV cache, host time and launch gaps; spread of the timings; several prompts in one call; decodes "
+    "beside a prompt over cached context"
+)
+
+_Columns = dict[str, list[Any]]
+
+
+def import_llmservingsim(folder: str | Path, out_dir: str | Path) -> dict[str, int]:
+    """Write the kernel tables of a profile: its `tp<N>` folder, or one above it that holds no other.
+
+    The model is the bundled one the folder above `tp<N>` is named after. Returns the rows written, by file name.
+    """
+    source = _profile(Path(folder))
+    model, tp = _model(source)
+    dense, rows, attention = (_read(source / name) for name in _COLUMNS)
+    tables = {
+        "gemm.parquet": _gemms(source, model, tp, dense, rows),
+        "small.parquet": _small(model, tp, dense, rows),
+        "attention.parquet": _attention(model, tp, attention),
+    }
+    written = {}
+    for name, columns in tables.items():
+        write_table(Path(out_dir) / name, columns, _provenance(source))
+        written[name] = len(columns["time_us"])
+    return written
+
+
+def _profile(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    found = sorted(path.parent for path in folder.rglob("dense.csv"))
+    if len(found) != 1:
+        which = ", ".join(str(path.relative_to(folder)) for path in found) or "none"
+        raise UserError(f"{folder}: one profile with a dense.csv is needed (found: {which})")
+    return found[0].resolve()
+
+
+def _model(source: Path) -> tuple[ModelSpec, int]:
+    """The model and its tensor parallelism, by the names of the folders."""
+    match = re.fullmatch(r"tp(\d+)", source.name)
+    if match is None or not int(match[1]):
+        raise UserError(f"{source}: the folder must be called tp<number of GPUs>")
+    model, tp = ModelSpec.load(source.parent.name), int(match[1])
+    if model.experts is not None or model.latent is not None:
+        raise UserError(f"{source}: only dense models with attention heads can be imported, not {model.name}")
+    check_tp(model, tp)
+    return model, tp
+
+
+def _read(path: Path) -> _Columns:
+    """The columns of a CSV file, checked: numbers all, times above 0."""
+    import csv
+
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    names = _COLUMNS[path.name]
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        for name in names:
+            if name not in (reader.fieldnames or ()):
+                raise UserError(f"{path}: column {name!r} is missing")
+        columns: _Columns = {name: [] for name in names}
+        for row, values in enumerate(reader, 1):
+            for name in names:
+                columns[name].append(values[name] if name in _TEXT else _number(path, row, name, values[name]))
+    return columns
+
+
+def _number(path: Path, row: int, name: str, text: str | None) -> float | int:
+    try:
+        value = float(text or "")
+    except ValueError:
+        raise UserError(f"{path}: row {row}: {name} is {text!r}, not a number") from None
+    if name == "time_us":
+        if not 0.0 < value < float("inf"):
+            raise UserError(f"{path}: row {row}: time_us is {value:g}, must be a number above 0")
+        return value
+    if not 0.0 <= value < 2**31 or value != int(value):
+        raise UserError(f"{path}: row {row}: {name} is {value:g}, must be a whole number of at least 0")
+    return int(value)
+
+
+def _gemms(source: Path, model: ModelSpec, tp: int, dense: _Columns, rows: _Columns) -> _Columns:
+    hidden, inter = model.hidden_size, model.intermediate_size // tp
+    q, kv = model.num_heads // tp * model.head_dim, kv_heads_per_gpu(model, tp) * model.head_dim
+    widths = {
+        "qkv_proj": (q + 2 * kv, hidden),
+        "o_proj": (hidden, q),
+        "gate_up_proj": (2 * inter, hidden),
+        "down_proj": (hidden, inter),
+        "lm_head": (model.vocab_size // tp, hidden),
+    }
+    missing = sorted(set(widths) - {*dense["layer"], *rows["layer"]})
+    if missing:
+        raise UserError(f"{source}: no times of {missing[0]}")
+    found = _shaped("gemm", widths, dense, "tokens")
+    more = _shaped("gemm", widths, rows, "sequences")
+    return {name: found[name] + more[name] for name in found}
+
+
+def _small(model: ModelSpec, tp: int, dense: _Columns, rows: _Columns) -> _Columns:
+    """Norms, activation, rotary embedding, embedding, sampler: by their own names."""
+    rotary = (model.num_heads // tp + kv_heads_per_gpu(model, tp)) * model.head_dim
+    widths = {
+        "layernorm": ("norm", model.hidden_size),
+        "act_fn": ("activation", model.intermediate_size // tp),
+        "rotary_emb": ("rotary", rotary),
+        "embedding": ("embedding", model.hidden_size),
+        "sampler": ("sampler", model.vocab_size),
+    }
+    whole: _Columns = {name: [] for name in ("op", "dtype", "m", "n", "kernel", "time_us")}
+    for layer, (op, width) in widths.items():
+        for columns, axis in ((dense, "tokens"), (rows, "sequences")):
+            part = _shaped(op, {layer: (width, None)}, columns, axis)
+            for name in whole:
+                whole[name] += part[name]
+    return whole
+
+
+def _shaped(op: str, widths: dict[str, Any], columns: _Columns, axis: str) -> _Columns:
+    """Rows of the layers in `widths`, (n, k) by layer."""
+    taken = [i for i, layer in enumerate(columns["layer"]) if layer in widths and columns[axis][i]]
+    return {
+        "op": [op] * len(taken),
+        "dtype": ["bf16"] * len(taken),
+        "m": [columns[axis][i] for i in taken],
+        "n": [widths[columns["layer"][i]][0] for i in taken],
+        "k": [widths[columns["layer"][i]][1] for i in taken],
+        "kernel": [columns["layer"][i] for i in taken],
+        "time_us": [columns["time_us"][i] for i in taken],
+    }
+
+
+def _attention(model: ModelSpec, tp: int, columns: _Columns) -> _Columns:
+    heads = (model.num_heads // tp, kv_heads_per_gpu(model, tp), model.head_dim)
+    names = ("op", "dtype", "batch", "new_tokens", "past_tokens", "heads", "kv_heads", "head_dim", "kernel", "time_us")
+    rows = []
+    for chunk, cached, count, context, time in zip(*(columns[c] for c in _COLUMNS["attention.csv"]), strict=True):
+        if chunk and count and not cached:
+            call = ("attention_mixed", "bf16", count, chunk, context)
+        elif chunk and not count:
+            call = ("attention_prefill", "bf16", 1, chunk, cached)
+        elif count and not chunk:
+            call = ("attention_decode", "bf16", count, 1, context)
+        else:
+            continue
+        rows.append((*call, *heads, "attention", time))
+    return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def _provenance(source: Path) -> dict[str, Any]:
+    return {
+        "project": "LLMServingSim 2.0",
+        "licence": "MIT",
+        "copyright": "Copyright (c) 2024, CASYS Lab at KAIST",
+        "framework": "vllm",
+        "device": source.parent.parent.name,
+        "sources": [{"profile": "/".join(source.parts[-3:]), "files": sorted(_COLUMNS)}],
+        "imported": datetime.date.today().isoformat(),
+        "changes": "columns renamed to the neutral schema, layers to their widths in the model; left out: "
+        f"{', '.join(_LEFT_OUT)} (as layernorm), decodes beside a prompt over cached context, decodes of unequal "
+        "contexts (skew.csv)",
+        "not_measured": _NOT_MEASURED,
+    }
