@@ -176,6 +176,12 @@ def main() -> None:
 def _guarded() -> int:
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except OSError as error:
+        _silence_stdout()  # or leaving would try, and complain, once more
+        if isinstance(error, BrokenPipeError):
+            return 0  # whoever read the output has had enough
+        return _complain(UserError(f"cannot write the output: {error.strerror}"), 2)
     except (UserError, typer.TyperException) as error:
         return _complain(error, 2)
     except PolicyError as error:
@@ -185,6 +191,10 @@ def _guarded() -> int:
     if code == 130:
         typer.echo("interrupted: nothing was written", err=True)
     return code if isinstance(code, int) else 0
+
+
+def _silence_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(error: Exception, code: int) -> int:

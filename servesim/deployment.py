@@ -79,7 +79,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     if not getattr(policies.scheduler_params, "enable_chunked_prefill", True):
         _check_whole_prompts(policies.max_num_batched_tokens, max_model_len)
     scenario = _resolved(scenario, gpu, policies, budget, max_model_len, terms)
-    asynchronous = scenario.engine.async_scheduling and "async" in policies.scheduler.supports
+    asynchronous = scenario.engine.async_scheduling and "async" in policies.scheduler.supports and scenario.pp == 1
     limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
     cores = [_core(policies, limits, scenario, budget.num_blocks) for _ in range(scenario.replicas)]
     cost.asynchronous = asynchronous

@@ -24,6 +24,8 @@ def before_run(
     yield from _oracles(scheduler, kv)
     if scenario.engine.async_scheduling and "async" not in scheduler.supports:
         yield f"async_scheduling: scheduler {scheduler.name} plans synchronously, so no step is planned ahead"
+    if scenario.engine.async_scheduling and scenario.pp > 1:
+        yield "async_scheduling: pipeline stages are planned synchronously, one batch a stage in flight"
     if kv.shares and trace.content is None:
         yield (
             f"kv {kv.name}: the trace does not say what its prompts contain, so no two share a prefix and "
@@ -60,6 +62,9 @@ def after_run(
     used = summary["engine"]["replicas_used"]
     if used < scenario.replicas:
         yield f"replicas={scenario.replicas}: only {used} of them served a request"
+    beyond = summary["cost_shares"]["extrapolated"]
+    if beyond is not None and beyond > 0.3:
+        yield f"{beyond:.0%} of the cost is extrapolated beyond what was measured: trust latencies accordingly"
     cost = summary["cost_shares"]["roofline"]
     if cost is not None and cost >= 0.999:
         yield "all costs are roofline estimates: no kernel measurement was used"

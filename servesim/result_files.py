@@ -22,6 +22,7 @@ from servesim.metrics.distribution import Numbers
 
 SUMMARY, SCENARIO, TIMING = "summary.json", "scenario.yaml", "timing.json"
 REQUESTS, STEPS = "requests.parquet", "steps.parquet"
+FILES = frozenset((SUMMARY, SCENARIO, TIMING, REQUESTS, STEPS))
 
 
 class ResultWriter:
@@ -30,9 +31,9 @@ class ResultWriter:
     def __init__(self, out: str | Path) -> None:
         """Claims the place; UserError, before any work is done, if a result cannot be written there."""
         self.out = Path(out)
-        self.partial = self.out.with_name(f"{self.out.name}.{os.getpid()}.partial")
         self._steps: Any = None
         _refuse_foreign(self.out)
+        self.partial = self.out.with_name(f"{self.out.name}.{os.getpid()}.partial")
         try:
             with self._writing():
                 self.partial.mkdir(parents=True)
@@ -126,8 +127,13 @@ def to_json(value: Mapping[str, Any]) -> str:
 
 def _refuse_foreign(out: Path) -> None:
     """An earlier result is replaced; anything else that is there is left alone."""
+    if not out.name:
+        raise UserError(f'--out "{out}": names no directory')
+    if out.is_symlink():
+        raise UserError(f"--out {out}: is a symbolic link; name the directory itself")
     if out.is_dir():
-        if any(out.iterdir()) and not (out / SUMMARY).is_file():
-            raise UserError(f"--out {out}: exists and is not a servesim result (no {SUMMARY} in it)")
+        foreign = sorted(p.name for p in out.iterdir() if p.name not in FILES or not p.is_file())
+        if foreign:
+            raise UserError(f"--out {out}: exists and is not a servesim result (it holds {foreign[0]})")
     elif out.exists():
         raise UserError(f"--out {out}: exists and is not a directory")

@@ -59,7 +59,7 @@ class Scenario(BaseModel):
     """A bundled model, or a Hugging Face config.json of a dense decoder."""
     gpu: str
     """h100, h200, a100, a100-40g, l40s, rtx-pro-6000."""
-    requests: int | None = Field(default=None, ge=1)
+    requests: int | None = Field(default=None, ge=1, le=100_000_000)
     """The first so many requests; none: all the trace has (presets and synthetic traces: their default)."""
     rate: float | None = Field(default=None, gt=0)
     """Mean arrivals per second: all gaps are scaled alike; none: as recorded."""
@@ -76,8 +76,8 @@ class Scenario(BaseModel):
     tp: int = Field(default=1, ge=1)
     """GPUs of a stage (tensor parallelism)."""
     pp: int = Field(default=1, ge=1)
-    """Stages of a replica (pipeline parallelism); as many steps are in flight, and one more when asynchronous."""
-    replicas: int = Field(default=1, ge=1)
+    """Stages of a replica (pipeline parallelism); as many steps are in flight, planned synchronously."""
+    replicas: int = Field(default=1, ge=1, le=4096)
     """Copies of the model behind the router."""
     scheduler: Settings = Field(default={"name": "vllm"})
     kv: Settings = Field(default={"name": "prefix-hash"})

@@ -130,6 +130,8 @@ class Trace:
         if len(self) < 2 or span == 0:
             raise UserError(f"trace {self.name}: all requests arrive at once; a rate cannot be scaled")
         scale = (len(self) - 1) / rate * 1e9 / span
+        if not 1 <= span * scale < 1 << 62:
+            raise UserError(f"trace {self.name}: at {rate:g} requests/s arrivals would not fit into 1 ns to 146 years")
         start = self.arrival_ns[0]
         arrival = np.rint((self.arrival_ns - start) * scale).astype(np.int64)
         return replace(self, arrival_ns=arrival, notes=(*self.notes, f"arrivals scaled to {rate:g} requests/s"))

@@ -40,9 +40,11 @@ def save_trace(trace: Trace, path: str | Path, format: str, *, lossy: bool = Fal
         holders = [name for name, m in formats().items() if lost <= getattr(m, "HOLDS", frozenset())]
         raise UserError(
             f"format {format} cannot hold {' and '.join(sorted(lost))} of trace {trace.name}; "
-            f"write {', '.join(holders)}, or pass lossy=True to drop it"
+            f"write {', '.join(holders)}, or drop it (--lossy; from Python lossy=True)"
         )
-    path = Path(path)
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: exists and is not a file")
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         module.write(trace, beside)

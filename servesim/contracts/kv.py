@@ -134,4 +134,4 @@ class KVAllocator(ABC):
         assert sum(usage) == self.capacity_tokens, f"{usage} do not add up to {self.capacity_tokens}"
 
 
-kv_allocators: Registry[KVAllocator] = Registry("kv", "servesim.policies.kv")
+kv_allocators: Registry[KVAllocator] = Registry("kv", KVAllocator, "servesim.policies.kv")

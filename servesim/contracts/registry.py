@@ -26,8 +26,9 @@ class Registry(Generic[T]):
     theirs through the entry-point group `servesim.<kind>`.
     """
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(self, kind: str, base: type[Any], package: str) -> None:
         self.kind = kind
+        self._base = base
         self._package = package
         self._classes: dict[str, type[T]] = {}
         self._loaded = False
@@ -86,6 +87,8 @@ class Registry(Generic[T]):
         if not isinstance(cls, type):
             classes = [k for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module_name]
             raise UserError(f"{path} has no class {class_name!r}{suggest(class_name, classes)}")
+        if not issubclass(cls, self._base):
+            raise UserError(f"{path}: {class_name} is no {self._base.__name__} (servesim.contracts)")
         cls.name = class_name  # type: ignore[attr-defined]
         return cls
 

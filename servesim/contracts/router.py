@@ -38,4 +38,4 @@ class Router(ABC):
         """Index of the replica that gets the request."""
 
 
-routers: Registry[Router] = Registry("router", "servesim.policies.routing")
+routers: Registry[Router] = Registry("router", Router, "servesim.policies.routing")

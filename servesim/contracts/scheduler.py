@@ -111,4 +111,4 @@ class Scheduler(ABC):
         assert all(r.state in (State.WAITING, State.PREEMPTED) for r in self.waiters()), "waits, but has run"
 
 
-schedulers: Registry[Scheduler] = Registry("scheduler", "servesim.policies.scheduling")
+schedulers: Registry[Scheduler] = Registry("scheduler", Scheduler, "servesim.policies.scheduling")

@@ -48,7 +48,7 @@ class Cluster:
         for replica in self.replicas:
             replica.on_leave = self._leave
             replica.horizon = self._horizon
-        self.num_left = 0
+        self.num_sent = self.num_left = 0
         self._on_progress = on_progress
         self._armed: Event | None = None
         self._armed_ns = -1
@@ -62,12 +62,15 @@ class Cluster:
         """Serve everything. PolicyError where a policy breaks its contract or starves a request."""
         self.start()
         self.clock.run()
+        lost = self.num_sent - self.num_left - sum(r.core.num_unfinished for r in self.replicas)
+        if lost:
+            raise PolicyError(f"{self._names()} at {self.now_ns} ns: {lost} requests are in no queue any more")
         stuck = sum(r.core.num_unfinished for r in self.replicas)
         if stuck or self.workload.remaining():
-            names = {r.core.scheduler.name for r in self.replicas}
-            raise PolicyError(
-                f"{', '.join(sorted(names))} at {self.now_ns} ns: plans nothing although {stuck} requests wait"
-            )
+            raise PolicyError(f"{self._names()} at {self.now_ns} ns: plans nothing although {stuck} requests wait")
+
+    def _names(self) -> str:
+        return ", ".join(sorted({r.core.scheduler.name for r in self.replicas}))
 
     def start(self) -> None:
         """Wait for the first arrival; what `run` does before it lets the clock run."""
@@ -95,6 +98,7 @@ class Cluster:
         now = self.clock.ns
         while self.workload.next_ns() == now:
             request, output_len = self.workload.pop()
+            self.num_sent += 1
             index = self.router.route(request, self.replicas)
             if not 0 <= index < len(self.replicas):
                 raise PolicyError(f"{self.router.name} at {now} ns: routes {request} to replica {index}")

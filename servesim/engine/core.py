@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator, Usage
@@ -91,7 +93,18 @@ class EngineCore:
     def plan(self, now: int) -> Step | None:
         """Plan the next step and put it in flight; None if the scheduler has nothing to do."""
         ctx = PlanContext(self.scheduler.name, now, self.next_step_id, self.kv, self._oracle)
-        plan = self.scheduler.plan(ctx)
+        try:
+            plan = self.scheduler.plan(ctx)
+        except PolicyError:
+            raise
+        except (Exception, SystemExit) as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(at.filename).name} line {at.lineno}"
+            raise PolicyError(
+                f"{self.scheduler.name} at {now} ns: plan raises {type(error).__name__}: {error} ({where})"
+            ) from error
+        if plan is not ctx.plan:
+            raise PolicyError(f"{self.scheduler.name} at {now} ns: plan returns {plan!r}, not ctx.plan")
         for request in plan.rejected:
             self._reject(request, now, request.reason)
         for request in plan.preempted:

@@ -73,7 +73,8 @@ class PlanContext:
         request.num_computed_tokens = hit.num_tokens
         self.kv.held_tokens += hit.num_tokens
         if again:
-            request.recomputed_tokens -= hit.num_tokens
+            request.recomputed_tokens += max(request.lost_tokens - hit.num_tokens, 0)
+            request.lost_tokens = 0
             self.plan.resumed.append(request)
         else:
             request.hit_tokens = hit.num_tokens
@@ -108,7 +109,7 @@ class PlanContext:
         request.state = State.PREEMPTED
         self.kv.free(request)
         self.kv.held_tokens -= request.num_computed_tokens
-        request.recomputed_tokens += request.num_computed_tokens
+        request.lost_tokens = request.num_computed_tokens
         request.num_computed_tokens = 0
         request.num_draft_tokens = 0
         request.num_preemptions += 1

@@ -63,7 +63,9 @@ class Request:
     hit_tokens: int = 0
     """Prefix tokens found in the cache when first admitted."""
     recomputed_tokens: int = 0
-    """Tokens whose KV was computed before and thrown away by a preemption."""
+    """Tokens computed again because a preemption threw their KV away."""
+    lost_tokens: int = 0
+    """Tokens computed when it was preempted, until it is resumed."""
     reason: str = ""
     """Finish reason (length, stop) or why it was rejected."""
 

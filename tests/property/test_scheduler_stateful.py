@@ -112,7 +112,8 @@ class Loop(RuleBasedStateMachine):
                 most = 1 if self.asynchronous and request.reason == "stop" else 0
                 assert request.num_computed_tokens - (request.num_tokens - 1) <= most
             # All tokens of a request but the last are computed; hits spare some, preemptions repeat some.
-            due += request.num_computed_tokens + request.recomputed_tokens - request.hit_tokens
+            # One that ends while preempted leaves what it lost.
+            due += request.num_computed_tokens + request.recomputed_tokens - request.hit_tokens + request.lost_tokens
         assert self.computed == due, "tokens are not conserved"
 
 

@@ -136,7 +136,8 @@ def watch(cluster: Cluster) -> dict[tuple[int, int, int], Snapshot]:
                     for r in core.scheduler.running
                 ],
                 [r.row for r in core.scheduler.waiters()],
-                sorted(map(str, getattr(kv, "_cached", {}).values())),  # keys are numbers in order of first use
+                # without the keys, which are numbers in order of first use
+                sorted([b] if isinstance(b, int) else list(b) for b in getattr(kv, "_cached", {}).values()),
                 kv.usage(),
             )
             return step

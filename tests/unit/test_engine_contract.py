@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from servesim.contracts import Plan, PlanContext, Scheduler, State, build_params, schedulers
+from servesim.contracts import Plan, PlanContext, Request, Scheduler, State, build_params, schedulers
 from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.errors import PolicyError, UserError
 from tests.support.worlds import World, toy_trace
@@ -154,3 +154,56 @@ def test_a_policy_file_that_registers_itself_can_be_named_again(tmp_path: Path) 
         file.write_text(version)
         cls, _ = schedulers.resolve(f"{file}:Mine")
         assert cls.__name__ == "Mine"
+
+
+POLICY = (
+    "from servesim.contracts import Scheduler\n"
+    "class Mine(Scheduler):\n"
+    "    def plan(self, ctx):\n"
+    "        {plan}\n"
+    "    def on_arrival(self, request):\n"
+    "        {arrival}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("plan", "arrival", "reason"),
+    [
+        ("return None", "self.waiting.append(request)", "plan returns None, not ctx.plan"),
+        ("return self.nothing", "self.waiting.append(request)", r"AttributeError.*mine\.py line 4"),
+        ("raise SystemExit(0)", "self.waiting.append(request)", "plan raises SystemExit"),
+        ("return ctx.plan", "pass", "3 requests are in no queue any more"),
+    ],
+)
+def test_a_broken_policy_is_named_with_time_and_reason(plan: str, arrival: str, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(POLICY.format(plan=plan, arrival=arrival))
+    with pytest.raises(PolicyError, match=f"Mine at 0 ns: .*{reason}"):
+        World(SMALL, scheduler=f"{file}:Mine").run()
+
+
+def test_a_class_that_is_no_scheduler_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "other.py"
+    file.write_text("class Other:\n    pass\n")
+    with pytest.raises(UserError, match="Other is no Scheduler"):
+        schedulers.resolve(f"{file}:Other")
+
+
+def test_a_request_that_ends_while_preempted_has_recomputed_nothing() -> None:
+    world = World(SMALL, num_blocks=4, depth=2, max_num_batched_tokens=8)
+    core = world.core(check=True)
+    left: list[Request] = []
+    core.on_leave = left.append
+    request = Request(0, "0", 20, 1, 0)
+    core.add(request, 1, 0)
+    while request.num_computed_tokens < 20:
+        core.plan(0)
+    ctx = PlanContext("test", 0, 9, core.kv)
+    ctx.preempt(core.scheduler.running.pop())
+    core.scheduler.waiting.append(request)
+    for step in core.in_flight:
+        step.stale = {request}
+    while core.in_flight:
+        core.commit(5)
+    assert left == [request]
+    assert (request.recomputed_tokens, request.lost_tokens) == (0, 20)

@@ -158,3 +158,20 @@ def test_a_recorded_trace_is_replayed_to_the_token(shared_data: Callable[[str], 
     assert result.requests["prompt_len"].tolist() == recorded["ContextTokens"].tolist()
     assert result.requests["output_len"].tolist() == recorded["GeneratedTokens"].tolist()
     assert result.requests["row"].tolist() == list(range(500))
+
+
+def test_files_of_others_in_a_result_directory_are_never_deleted(tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    servesim.simulate(**SETTINGS, out=out)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"it holds notes\.txt"):
+        servesim.simulate(**SETTINGS, out=out)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(("name", "message"), [("", "names no directory"), ("link", "is a symbolic link")])
+def test_places_that_are_no_directory_of_their_own_are_refused(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    with pytest.raises(UserError, match=message):
+        servesim.simulate(**SETTINGS, out=tmp_path / name if name else "")

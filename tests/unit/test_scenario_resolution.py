@@ -155,3 +155,15 @@ def test_parts_that_do_not_fit_are_refused_on_one_line(settings: dict[str, Any],
         resolve(**settings)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_pipeline_stages_are_planned_synchronously_and_said_so() -> None:
+    setup = resolve(pp=2)
+    assert (setup.depth, setup.cost.num_stages, setup.cost.asynchronous) == (2, 2, False)
+    assert "pipeline stages are planned synchronously" in "\n".join(setup.notes)
+
+
+@pytest.mark.parametrize("rate", [1e-12, 1e300])
+def test_rates_beyond_the_clock_are_refused(rate: float) -> None:
+    with pytest.raises(UserError, match="would not fit into 1 ns to 146 years"):
+        resolve(rate=rate)

@@ -150,7 +150,7 @@ def in_order(path: Path, trace_columns: dict[str, Any], lines: Sequence[int], so
         if not sort:
             raise UserError(
                 f"{path}: line {lines[row]}: arrives before the request above it; "
-                "order the file by time or read it with sort=True"
+                "order the file by time, or let it be sorted (--sort; from Python sort=True)"
             )
         order = np.argsort(arrival, kind="stable")
         trace_columns = {name: reorder(column, order) for name, column in trace_columns.items()}
