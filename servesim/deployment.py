@@ -17,8 +17,9 @@ from servesim.errors import UserError
 from servesim.hardware import Gpu, MemoryBudget, ModelSpec, VllmDefaults, memory_budget, vllm_defaults
 from servesim.metrics.summary import Deployment
 from servesim.notes import before_run
+from servesim.predictor import predict
 from servesim.scenario import Scenario, Settings
-from servesim.trace import Trace
+from servesim.trace import Ints, Trace
 
 OBJECT = "object:"
 """What stands before the name of a trace that was handed over as an object."""
@@ -30,6 +31,8 @@ class Setup:
 
     scenario: Scenario
     trace: Trace
+    predicted: Ints
+    """Output tokens as the predictor sees them."""
     cores: list[EngineCore]
     router: Router
     cost: TableCostModel
@@ -102,6 +105,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     return Setup(
         scenario=scenario,
         trace=trace,
+        predicted=predict(scenario.predictor, trace, scenario.seed),
         cores=cores,
         router=policies.router(policies.router_params, scenario.replicas),
         cost=cost,

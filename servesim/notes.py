@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from servesim.contracts import KVAllocator, Scheduler
+from servesim.contracts.scheduler import PREDICTED
 from servesim.hardware import VllmDefaults
 from servesim.scenario import Scenario
 from servesim.trace import Trace
@@ -32,6 +33,7 @@ def before_run(
             "prefix caching changes nothing (a preempted request may still find its own blocks)"
         )
     yield from _trace_settings(scenario, trace)
+    yield from _predictor(scenario, trace, scheduler)
     if scenario.replicas == 1 and scenario.router["name"] != Scenario.model_fields["router"].default["name"]:
         yield f"router {scenario.router['name']} changes nothing with one replica"
     if scenario.scheduler.get("policy") == "priority" and np.all(trace.priority == trace.priority[0]):
@@ -77,11 +79,21 @@ def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
             yield f"{kind} {policy.name} is an oracle: it is told true output lengths, which no real engine knows"
 
 
+def _predictor(scenario: Scenario, trace: Trace, scheduler: Scheduler) -> Iterator[str]:
+    if PREDICTED not in scheduler.needs:
+        if scenario.predictor != Scenario.model_fields["predictor"].default:
+            yield f"predictor={scenario.predictor} changes nothing: scheduler {scheduler.name} asks for no prediction"
+    elif scenario.predictor == "exact":
+        yield f"predictor exact: scheduler {scheduler.name} is told true output lengths"
+    elif scenario.predictor == "max_tokens" and np.array_equal(trace.max_tokens, trace.output_len):
+        yield "predictor max_tokens: every request ends at its cap, so predictions are exact"
+
+
 def _trace_settings(scenario: Scenario, trace: Trace) -> Iterator[str]:
     if scenario.requests is not None and len(trace) < scenario.requests:
         yield f"requests={scenario.requests}: the trace has only {len(trace)}"
     drawn = scenario.trace.startswith(("preset:", "synth:"))
-    if scenario.seed != 0 and not drawn:
+    if scenario.seed != 0 and not drawn and not scenario.predictor.startswith("random"):
         yield f"seed={scenario.seed} changes nothing: a recorded trace is replayed and nothing is drawn"
     for name in ("sort", "spread_ticks"):
         value = getattr(scenario, name)

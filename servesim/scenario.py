@@ -68,7 +68,10 @@ class Scenario(BaseModel):
     spread_ticks: Literal["none", "uniform"] = "none"
     """Spread requests that share a clock tick over it (Mooncake's published traces tick every 3 s)."""
     seed: int = 0
-    """Of all draws: synthetic traces, presets."""
+    """Of all draws: synthetic traces, presets, predictors."""
+    predictor: str = "max_tokens"
+    """Output lengths as policies that want them are told: max_tokens (the cap), random:error=0.3 (mean relative
+    error) or exact."""
     dtype: str = "bf16"
     """Of the weights of linear layers: bf16, fp16, fp8, int8, int4."""
     kv_dtype: str = "bf16"

@@ -81,7 +81,7 @@ def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: 
     in_ns, out_ns = (round(terms.front_in), round(terms.front_out)) if terms is not None else (0, 0)
     recorder = Recorder(sink, out_ns)
     cluster = Cluster(
-        FrontEnd(TraceWorkload(setup.trace), in_ns, out_ns),
+        FrontEnd(TraceWorkload(setup.trace, setup.predicted), in_ns, out_ns),
         setup.cores,
         setup.router,
         setup.cost,

@@ -13,6 +13,8 @@ from servesim.contracts.registry import Registry
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State
 
+PREDICTED = "predicted_output_len"
+
 
 @dataclass(frozen=True)
 class SchedulerParams:
@@ -43,7 +45,8 @@ class Scheduler(ABC):
     name: ClassVar[str] = "?"
     Params: ClassVar[type[Any]] = SchedulerParams
     needs: ClassVar[frozenset[str]] = frozenset()
-    """{"output_len"} marks an oracle that may ask `ctx.output_len(request)`."""
+    """"output_len" marks an oracle that may ask `ctx.output_len(request)`; PREDICTED one that goes by
+    `request.predicted_output_len`."""
     supports: ClassVar[frozenset[str]] = frozenset()
     """"async": plans correctly with a step in flight (see Request.num_output_placeholders)."""
 

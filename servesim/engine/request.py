@@ -42,6 +42,14 @@ class Request:
     priority: int = 0
     salt: str = ""
     content: PromptContent | None = None
+    session: str = ""
+    """Conversation or agent it belongs to; empty: stands alone."""
+    tenant: str = ""
+    """Whose it is, for fairness."""
+    slo_class: str = ""
+    """Class of service, for goodput."""
+    predicted_output_len: int = 0
+    """Output tokens as a predictor of stated error sees them; filled by the workload (0: nobody predicts)."""
 
     state: State = State.WAITING
     _end_tokens: int = 0  # the engine's: num_tokens at which it ends

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Protocol
 
 from servesim.engine.request import Request
-from servesim.trace import Trace
+from servesim.trace import Ints, Trace
 
 
 class Workload(Protocol):
@@ -28,12 +28,14 @@ class Workload(Protocol):
 class TraceWorkload:
     """Open-loop replay: every request of a trace arrives at its recorded time, whatever the server does."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, predicted: Ints | None = None) -> None:
+        """`predicted`: output tokens as policies are told them; None: their caps."""
         self._next = 0
         self._count = len(trace)
         self._ids = trace.request_id
         columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.max_tokens, trace.priority)
         self._arrival, self._prompt, self._output, self._cap, self._priority = (c.tolist() for c in columns)
+        self._predicted = (trace.max_tokens if predicted is None else predicted).tolist()
         self._prefixes = Prefixes() if trace.content is not None else None
         self._content = trace.content
 
@@ -55,6 +57,7 @@ class TraceWorkload:
             self._priority[row],
             "",
             content,
+            predicted_output_len=self._predicted[row],
         )
         return request, self._output[row]
 
