@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from servesim.contracts import KVAllocator, Limits, Router, Scheduler, build_params, kv_allocators, routers, schedulers
+from servesim.contracts import (
+    KVAllocator,
+    KVMemory,
+    Limits,
+    Router,
+    Scheduler,
+    build_params,
+    kv_allocators,
+    routers,
+    schedulers,
+)
 from servesim.cost import KernelTables, TableCostModel, build_cost_model
 from servesim.cost.build import ROOFLINE_ONLY
 from servesim.cost.host import HostTerms, host_terms
@@ -84,7 +94,15 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     scenario = _resolved(scenario, gpu, policies, budget, max_model_len, terms)
     asynchronous = scenario.engine.async_scheduling and "async" in policies.scheduler.supports and scenario.pp == 1
     limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
-    cores = [_core(policies, limits, scenario, budget.num_blocks) for _ in range(scenario.replicas)]
+    engine = scenario.engine
+    memory = KVMemory(
+        budget.num_blocks,
+        engine.block_size,
+        max_model_len,
+        host_blocks=int(engine.swap_space_gib * 2**30) // budget.block_bytes if budget.block_bytes else 0,
+        bytes_per_token=budget.block_bytes * scenario.pp // engine.block_size,
+    )
+    cores = [_core(policies, limits, scenario, memory) for _ in range(scenario.replicas)]
     cost.asynchronous = asynchronous
     kv = cores[0].kv
     deployment = Deployment(
@@ -262,8 +280,8 @@ def _resolved(
     )
 
 
-def _core(policies: _Policies, limits: Limits, scenario: Scenario, num_blocks: int) -> EngineCore:
-    kv = policies.kv(policies.kv_params, num_blocks, scenario.engine.block_size, limits.max_model_len)
+def _core(policies: _Policies, limits: Limits, scenario: Scenario, memory: KVMemory) -> EngineCore:
+    kv = policies.kv(policies.kv_params, memory)
     return EngineCore(policies.scheduler(policies.scheduler_params, limits, kv), kv, check=scenario.check)
 
 

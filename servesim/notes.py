@@ -46,6 +46,9 @@ def before_run(
             yield f"scheduler {key}={scenario.scheduler[key]}: nothing is drafted, only room is kept for it"
     if "tpot" in scenario.slo and int(trace.output_len.max()) == 1:
         yield "slo tpot changes nothing: every request has one output token"
+    swap_space = type(scenario.engine).model_fields["swap_space_gib"].default
+    if scenario.engine.swap_space_gib != swap_space and "swap" not in scheduler.supports:
+        yield f"swap_space_gib changes nothing: scheduler {scheduler.name} does not swap"
     yield from _memory_settings(scenario, fitting_blocks)
 
 

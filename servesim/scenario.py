@@ -40,6 +40,8 @@ class EngineSettings(BaseModel):
     """Share of the GPU's memory the engine may use."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)
     """KV blocks of a replica; none: as many as fit."""
+    swap_space_gib: float = Field(default=4.0, ge=0)
+    """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
     ignore_memory: bool = False
     """What if memory did not matter: room for everything the trace can ask for, unless num_gpu_blocks says less."""
 

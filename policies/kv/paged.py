@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from servesim.contracts.kv import Hit, KVAllocator, Usage, kv_allocators
+from servesim.contracts.kv import Hit, KVAllocator, KVMemory, Usage, kv_allocators
 from servesim.engine.request import Request
 
 
@@ -17,11 +17,11 @@ class Paged(KVAllocator):
     """Blocks are handed out from a LIFO free list. Block 0 is vLLM's null block, never allocated, so
     `num_blocks - 1` are usable; fresh ones go out in the order 1, 2, 3, ..."""
 
-    def __init__(self, params: Any, num_blocks: int, block_size: int, max_model_len: int) -> None:
-        super().__init__(params, num_blocks, block_size, max_model_len)
-        self.capacity_tokens = (num_blocks - 1) * block_size
+    def __init__(self, params: Any, memory: KVMemory) -> None:
+        super().__init__(params, memory)
+        self.capacity_tokens = (self.num_blocks - 1) * self.block_size
         self.tables: dict[Request, list[int]] = {}
-        self._fresh = list(range(num_blocks - 1, 0, -1))  # top of the stack = front of the free queue
+        self._fresh = list(range(self.num_blocks - 1, 0, -1))  # top of the stack = front of the free queue
         self._table_blocks = 0  # sum of the lengths of all tables
 
     def num_free_blocks(self) -> int:
@@ -33,10 +33,10 @@ class Paged(KVAllocator):
         return self._fresh[::-1]
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        free = self.num_free_blocks() - self._cdiv(reserve)
-        held = len(hit.blocks) - self._idle_blocks(hit)  # adopting an idle block takes it off the free list
+        free = self.num_free_blocks() - self._blocks(reserve)
+        held = len(hit.blocks) - self._blocks(self.idle_tokens(hit))  # adopting an idle one takes it off the free list
         return all(
-            self._cdiv(min(tokens, self.max_model_len)) - held <= free
+            self._blocks(min(tokens, self.max_model_len)) - held <= free
             for tokens in (full_tokens, hit.num_tokens + now_tokens)
         )
 
@@ -44,14 +44,14 @@ class Paged(KVAllocator):
         table = self.tables[request] = []
         self._adopt(table, hit)
         end = min(hit.num_tokens + num_tokens + lookahead, self.max_model_len)
-        self._take(table, self._cdiv(end) - len(table))
+        self._take(table, self._blocks(end) - len(table))
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         end = request.num_computed_tokens + num_tokens + lookahead
         table = self.tables[request]
         if end <= len(table) * self.block_size:
             return True
-        short = self._cdiv(min(end, self.max_model_len)) - len(table)
+        short = self._blocks(min(end, self.max_model_len)) - len(table)
         if short > self.num_free_blocks():
             return False
         self._take(table, short)
@@ -73,7 +73,7 @@ class Paged(KVAllocator):
 
     def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
         free = self.num_free_blocks()
-        if len(requests) * self._cdiv(limit) <= free:  # no request needs more than this
+        if len(requests) * self._blocks(limit) <= free:  # no request needs more than this
             return limit
         bs = self.block_size
         slack = [len(self.tables[r]) * bs - r.num_computed_tokens for r in requests]
@@ -118,10 +118,6 @@ class Paged(KVAllocator):
 
     # What prefix caching does differently.
 
-    def _idle_blocks(self, hit: Hit) -> int:
-        """Blocks of the hit that nobody holds: they are on the free list."""
-        return 0
-
     def _adopt(self, table: list[int], hit: Hit) -> None:
         """Put the blocks of a hit into a table."""
         if hit.blocks:
@@ -137,6 +133,3 @@ class Paged(KVAllocator):
 
     def _check_sharing(self, held: list[int]) -> None:
         assert len(held) == len(set(held)), "a block is held twice"
-
-    def _cdiv(self, tokens: int) -> int:
-        return -(-tokens // self.block_size)

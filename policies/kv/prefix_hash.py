@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.contracts.kv import Hit, kv_allocators
+from servesim.contracts.kv import Hit, KVMemory, kv_allocators
 from servesim.engine.request import Request, State
 
 from .paged import Paged
@@ -41,11 +41,11 @@ class PrefixHash(Paged):
     params: PrefixHashParams
     shares = True
 
-    def __init__(self, params: Any, num_blocks: int, block_size: int, max_model_len: int) -> None:
-        super().__init__(params, num_blocks, block_size, max_model_len)
+    def __init__(self, params: Any, memory: KVMemory) -> None:
+        super().__init__(params, memory)
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._extra: dict[int, int] = {}  # block -> holders beyond the first
-        self._key_of: list[Hashable] = [None] * num_blocks  # None: not cached
+        self._key_of: list[Hashable] = [None] * self.num_blocks  # None: not cached
         # key -> blocks with that content, first inserted first; one block alone is stored bare.
         self._cached: dict[Hashable, int | dict[int, None]] = {}
         self._published: dict[Request, int] = {}  # blocks of its table offered for sharing so far
@@ -121,6 +121,9 @@ class PrefixHash(Paged):
             table = [block for block in table if not self._still_held(block)]
         self._idle.update(dict.fromkeys(table))
 
+    def idle_tokens(self, hit: Hit) -> int:
+        return self.block_size * sum(1 for block in hit.blocks if block in self._idle)
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; refused (False) while any block is held."""
         if self.num_free_blocks() != self.num_blocks - 1:
@@ -174,9 +177,6 @@ class PrefixHash(Paged):
         if request.salt:
             return ((request.salt, content.prefix_key(end)) for end in ends)
         return map(content.prefix_key, ends)
-
-    def _idle_blocks(self, hit: Hit) -> int:
-        return sum(1 for block in hit.blocks if block in self._idle)
 
     def _adopt(self, table: list[int], hit: Hit) -> None:
         for block in hit.blocks:

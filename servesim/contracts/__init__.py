@@ -1,7 +1,7 @@
 """What a policy author needs: the contracts, and the registries that find policies by name."""
 
 from servesim.contracts.cost import Batch, CostModel, Host, Price
-from servesim.contracts.kv import MISS, Hit, KVAllocator, NoParams, Usage, kv_allocators
+from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, NoParams, Usage, kv_allocators
 from servesim.contracts.registry import Registry, build_params
 from servesim.contracts.router import ReplicaView, Router, routers
 from servesim.contracts.scheduler import Limits, Scheduler, SchedulerParams, schedulers
@@ -15,6 +15,7 @@ __all__ = [
     "Hit",
     "Host",
     "KVAllocator",
+    "KVMemory",
     "Limits",
     "NoParams",
     "Plan",

@@ -38,9 +38,11 @@ class Batch:
     padded_tokens: int = 0
     """Padding tokens computed besides (static batching, CUDA-graph sizes)."""
     bytes_moved: int = 0
-    """Bytes over PCIe in this step (swap, copies)."""
+    """Bytes over PCIe in this step (swap)."""
     attention: str = "fused"
     """"fused": one kernel for the whole batch; "per_request": one launch per request (Orca)."""
+    bytes_copied: int = 0
+    """Bytes copied within the GPU's memory (compaction, copy-on-write)."""
 
     def advance(self, k: int) -> Batch:
         """The batch k steps later, when every sequence of this pure decode batch has k more tokens."""
@@ -57,6 +59,7 @@ class Batch:
             self.padded_tokens,
             self.bytes_moved,
             self.attention,
+            self.bytes_copied,
         )
 
 

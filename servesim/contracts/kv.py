@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -37,6 +37,25 @@ class Usage(NamedTuple):
 
 
 @dataclass(frozen=True)
+class KVMemory:
+    """The memory of one replica that an allocator hands out."""
+
+    num_blocks: int
+    """As the engine counts them (vLLM: the null block included)."""
+    block_size: int
+    """Tokens per block."""
+    max_model_len: int
+    """Longest request, prompt and output, in tokens."""
+    host_blocks: int = 0
+    """Blocks of host memory for swapping."""
+    bytes_per_token: int = 0
+    """KV bytes of one token on one GPU of each stage: what a copy of it moves."""
+    windows: tuple[int | None, ...] = (None,)
+    """Sliding window in tokens of each group of layers (None: full attention). Groups hold tables of their own, in
+    blocks of equal bytes from one pool."""
+
+
+@dataclass(frozen=True)
 class NoParams:
     """Parameters of a policy that has none."""
 
@@ -46,12 +65,17 @@ class KVAllocator(ABC):
 
     Lengths are in tokens. Questions (`lookup`, `can_admit`, `fits`, `steps_until_short`, `usage`) change
     nothing; verbs act. A request's `num_computed_tokens` says how far its KV is filled when a verb is called.
+    Swapping to host memory works with every allocator: a swapped request holds no memory here, but as many blocks
+    there.
     """
 
     name: ClassVar[str] = "?"
     Params: ClassVar[type[Any]] = NoParams
-    needs: ClassVar[frozenset[str]] = frozenset()
-    """{"output_len"} marks an oracle."""
+    needs: frozenset[str] = frozenset()
+    """{"output_len"} marks an oracle (of the class, or of one object by its parameters); it may ask
+    `self.output_len(request)`."""
+    output_len: Callable[[Request], int]
+    """True output length; set by the engine for declared oracles only."""
     shares: bool = False
     """Whether `lookup` may ever find anything (a prefix cache that is on)."""
     block_size: int
@@ -61,14 +85,19 @@ class KVAllocator(ABC):
 
     held_tokens: int = 0
     """Sum of `num_computed_tokens` over the requests that hold memory; kept by the engine."""
+    copied_tokens: int = 0
+    """Tokens copied within the GPU's memory (compaction, copy-on-write) since the engine last looked; it charges
+    them to the step being planned."""
 
-    def __init__(self, params: Any, num_blocks: int, block_size: int, max_model_len: int) -> None:
-        """`num_blocks` as the engine counts them (vLLM: the null block included)."""
+    def __init__(self, params: Any, memory: KVMemory) -> None:
         self.params = params
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.max_model_len = max_model_len
-        self.capacity_tokens = num_blocks * block_size
+        self.memory = memory
+        self.num_blocks = memory.num_blocks
+        self.block_size = memory.block_size
+        self.max_model_len = memory.max_model_len
+        self.capacity_tokens = memory.num_blocks * memory.block_size
+        self._host: dict[Request, int] = {}  # blocks in host memory
+        self._host_free = memory.host_blocks
 
     def fits(self, num_tokens: int) -> bool:
         """Whether a request that ends with `num_tokens` tokens can ever be held, alone."""
@@ -106,6 +135,40 @@ class KVAllocator(ABC):
     def usage(self) -> Usage:
         """Memory in use now. O(1)."""
 
+    def idle_tokens(self, hit: Hit) -> int:
+        """Tokens of a hit that nobody holds: `usage().free` counts them, until they are adopted. Default: all that
+        a hit without sharing can be, none."""
+        return 0
+
+    def can_swap_out(self, request: Request) -> bool:
+        """Whether host memory has room for the KV of a running request."""
+        return self._blocks(request.num_computed_tokens) <= self._host_free
+
+    def swap_out(self, request: Request) -> int:
+        """Move its KV to host memory; tokens moved. Only after `can_swap_out`."""
+        blocks = self._host[request] = self._blocks(request.num_computed_tokens)
+        self._host_free -= blocks
+        self.free(request)
+        return blocks * self.block_size
+
+    def can_swap_in(self, request: Request, num_tokens: int, reserve: int) -> bool:
+        """Whether a swapped request can come back and have `num_tokens` more, `reserve` tokens left free."""
+        return self.can_admit(request, MISS, request.num_computed_tokens + num_tokens, 0, reserve)
+
+    def swap_in(self, request: Request, num_tokens: int, lookahead: int) -> int:
+        """Bring its KV back, with memory for `num_tokens` more; tokens moved. Only after `can_swap_in`."""
+        self.admit(request, MISS, request.num_computed_tokens + num_tokens, lookahead)
+        return self.drop_swapped(request) * self.block_size
+
+    def drop_swapped(self, request: Request) -> int:
+        """Forget a request's KV in host memory; blocks it had there."""
+        blocks = self._host.pop(request)
+        self._host_free += blocks
+        return blocks
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
     def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
         """For how many more steps, at most `limit`, each of `requests` can grow by one token per step
         without any of them failing. Default 0: never fast-forwarded, always right."""
@@ -132,6 +195,8 @@ class KVAllocator(ABC):
         usage = self.usage()
         assert min(usage) >= 0, f"negative memory: {usage}"
         assert sum(usage) == self.capacity_tokens, f"{usage} do not add up to {self.capacity_tokens}"
+        assert self._host_free + sum(self._host.values()) == self.memory.host_blocks, "host blocks miscounted"
+        assert self._host_free >= 0, "more in host memory than it holds"
 
 
 kv_allocators: Registry[KVAllocator] = Registry("kv", KVAllocator, "servesim.policies.kv")

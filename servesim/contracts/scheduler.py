@@ -44,7 +44,7 @@ class Scheduler(ABC):
 
     name: ClassVar[str] = "?"
     Params: ClassVar[type[Any]] = SchedulerParams
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: frozenset[str] = frozenset()
     """"output_len" marks an oracle that may ask `ctx.output_len(request)`; PREDICTED one that goes by
     `request.predicted_output_len`."""
     supports: ClassVar[frozenset[str]] = frozenset()
@@ -67,15 +67,19 @@ class Scheduler(ABC):
         look here as they did some steps ago; they are up to date again when `plan` is called."""
         self.waiting.append(request)
 
-    def on_finish(self, requests: Sequence[Request]) -> None:
+    def on_finish(self, requests: Sequence[Request]) -> Sequence[Request] | None:
         """These requests (batch order) have their last token, or were cancelled. Default: drop them, free
-        their memory. One that was preempted while its last token was in flight still waits."""
+        their memory. One that was preempted while its last token was in flight still waits.
+
+        Returns the requests whose answers go out now, among them earlier ones that were held back (static
+        batching returns a batch together); None: these."""
         for request in requests:
             if request.state is State.RUNNING:
                 self.running.remove(request)
                 self.kv.free(request)
             else:
                 self.drop_waiter(request)
+        return None
 
     def drop_waiter(self, request: Request) -> None:
         """Take a request out of the waiting queue."""
@@ -111,7 +115,8 @@ class Scheduler(ABC):
         assert len(rows) == len(set(rows)), "a request is queued twice"
         assert len(rows) == len(self.running) + self.num_waiting(), "num_waiting miscounts"
         assert all(r.state is State.RUNNING for r in self.running), "not running, but in the running list"
-        assert all(r.state in (State.WAITING, State.PREEMPTED) for r in self.waiters()), "waits, but has run"
+        waiting = (State.WAITING, State.PREEMPTED, State.SWAPPED)
+        assert all(r.state in waiting for r in self.waiters()), "waits, but has run"
 
 
 schedulers: Registry[Scheduler] = Registry("scheduler", Scheduler, "servesim.policies.scheduling")

@@ -71,6 +71,10 @@ class Roofline:
         """Pinned host copies of `size` bytes."""
         return size * 1e9 / (self.gpu.pcie_bandwidth * BANDWIDTH_EFFICIENCY)
 
+    def move_ns(self, size: int) -> float:
+        """Copies of `size` bytes within the GPU's memory: read and written."""
+        return 2 * size * 1e9 / (self.gpu.bandwidth * BANDWIDTH_EFFICIENCY)
+
 
 def line(constant: float, slope: float) -> Curve:
     """constant + slope * x, by formula."""

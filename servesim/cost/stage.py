@@ -42,8 +42,8 @@ class Stage:
         copied: float = 1.0,
         heat: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        """`copied`: share of swapped bytes that is this stage's. `heat`: compute time of a step in ns until the clock
-        is lowered, and how much slower it is then."""
+        """`copied`: share of swapped and copied bytes that is this stage's. `heat`: compute time of a step in ns until
+        the clock is lowered, and how much slower it is then."""
         self._per_token, self._per_sample, self._attention = per_token, per_sample, attention
         self._roofline, self._copied = roofline, copied
         self._cool_ns, self._slowdown = heat
@@ -77,8 +77,9 @@ class Stage:
             ns += cost[0]
             for source, part in enumerate(cost[1]):
                 parts[source] += part
-        if batch.bytes_moved:
-            copied = self._roofline.copy_ns(batch.bytes_moved) * self._copied
+        if batch.bytes_moved or batch.bytes_copied:
+            copied = self._roofline.copy_ns(batch.bytes_moved) + self._roofline.move_ns(batch.bytes_copied)
+            copied *= self._copied
             ns += copied
             parts[ROOFLINE] += copied
         return ns, parts

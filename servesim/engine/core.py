@@ -11,6 +11,7 @@ from pathlib import Path
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator, Usage
 from servesim.contracts.scheduler import Scheduler
+from servesim.engine.layout import lay_out
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State
 from servesim.errors import PolicyError
@@ -77,6 +78,8 @@ class EngineCore:
         """Called with (ns, how often): gaps between successive tokens of a request."""
         self.checks = check
         self._oracle = "output_len" in scheduler.needs
+        if "output_len" in kv.needs:
+            kv.output_len = lambda request: request._end_tokens - request.prompt_len
 
     def add(self, request: Request, output_len: int, now: int) -> None:
         """A request arrives now; it will deliver `output_len` tokens. One that may outgrow `max_model_len` is
@@ -109,7 +112,7 @@ class EngineCore:
             self._reject(request, now, request.reason)
         for request in plan.preempted:
             for step in self.in_flight:
-                if request in step.sampled:
+                if request.state is State.PREEMPTED and request in step.sampled:
                     step.stale = (step.stale or set()) | {request}
         self.last_plan = plan
         if not plan.tokens:
@@ -171,10 +174,15 @@ class EngineCore:
             longest,
             -(-queries // count) if count else 1,
             len(sampled),
-            plan.padded_tokens,
             0,
+            plan.bytes_moved,
             plan.attention,
         )
+        if self.kv.copied_tokens:
+            batch.bytes_copied = self.kv.copied_tokens * self.kv.memory.bytes_per_token
+            self.kv.copied_tokens = 0
+        if plan.layout != "mixed":
+            lay_out(batch, plan)
         steady = not prefill and not drafts and not plan.changes_queues
         return Step(plan.step_id, batch, sampled, steady, self.kv.usage(), dict(drafts), len(plan.preempted), None, now)
 
@@ -262,13 +270,17 @@ class EngineCore:
         if not requests:
             return
         for request in requests:
-            self.kv.held_tokens -= request.num_computed_tokens
-        self.scheduler.on_finish(requests)
+            if request.state is State.SWAPPED:
+                self.kv.drop_swapped(request)
+            else:
+                self.kv.held_tokens -= request.num_computed_tokens
+        released = self.scheduler.on_finish(requests)
         for request in requests:
             request.state = state
-            request.finished_ns = now
             capped = request.num_output_tokens >= request.max_tokens
             request.reason = "abort" if state is State.ABORTED else "length" if capped else "stop"
+        for request in requests if released is None else released:
+            request.finished_ns = now
             self.on_leave(request)
 
     def _reject(self, request: Request, now: int, reason: str) -> None:
@@ -292,4 +304,5 @@ class EngineCore:
             assert self.kv.slots(request) >= request.num_computed_tokens, f"{request} has too little memory"
         for request in self.scheduler.waiters():
             assert self.kv.slots(request) == 0, f"{request} waits and holds memory"
-            assert request.num_computed_tokens == 0, f"{request} waits and has computed tokens"
+            swapped = request.state is State.SWAPPED
+            assert swapped or request.num_computed_tokens == 0, f"{request} waits and has computed tokens"

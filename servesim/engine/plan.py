@@ -26,7 +26,16 @@ class Plan:
     preempted: list[Request] = field(default_factory=list)
     rejected: list[Request] = field(default_factory=list)
     attention: str = "fused"
-    padded_tokens: int = 0
+    """"fused": one kernel for the whole batch; "per_request": one launch per request (Orca)."""
+    layout: str = "mixed"
+    """"mixed": what is new of each request, all tokens in one flat row. "padded": a rectangle; every request and
+    `padded_rows` more rows are computed as if they were `padded_len` long. "recompute": every request is computed
+    anew from its first token."""
+    padded_rows: int = 0
+    padded_len: int = 0
+    """Tokens of each row once the step is done."""
+    bytes_moved: int = 0
+    """Over PCIe: KV swapped out or in."""
 
     @property
     def changes_queues(self) -> bool:
@@ -104,16 +113,48 @@ class PlanContext:
     def preempt(self, request: Request) -> None:
         """Free everything a running request holds; it computes again from its first uncached token when
         resumed. The caller removes it from its running list and queues it again."""
-        if request.state is not State.RUNNING:
-            raise PolicyError(f"{self.policy} at {self.now} ns: preempts {request}, which is not running")
+        self._stop(request)
         request.state = State.PREEMPTED
         self.kv.free(request)
-        self.kv.held_tokens -= request.num_computed_tokens
         request.lost_tokens = request.num_computed_tokens
         request.num_computed_tokens = 0
+
+    def swap_out(self, request: Request) -> bool:
+        """Preempt a running request by moving its KV to host memory; False (nothing done) if there is no room. The
+        caller moves it from its running list to a queue of those to swap in."""
+        if not self.kv.can_swap_out(request):
+            return False
+        self._stop(request)
+        request.state = State.SWAPPED
+        self._move(self.kv.swap_out(request))
+        return True
+
+    def swap_in(
+        self, request: Request, num_tokens: int, *, reserve: int = 0, lookahead: int = 0, drafts: int = 0
+    ) -> bool:
+        """Bring a swapped request back and give it `num_tokens` tokens in this step; False (nothing done) if its KV
+        and those do not fit beside `reserve` free tokens. The caller moves it to its running list."""
+        if request.state is not State.SWAPPED:
+            raise PolicyError(f"{self.policy} at {self.now} ns: swaps in {request}, which is not swapped out")
+        if not self.kv.can_swap_in(request, num_tokens + lookahead, reserve):
+            return False
+        self._move(self.kv.swap_in(request, num_tokens, lookahead))
+        request.state = State.RUNNING
+        self.kv.held_tokens += request.num_computed_tokens
+        self.plan.resumed.append(request)
+        self.schedule(request, num_tokens, drafts)
+        return True
+
+    def _stop(self, request: Request) -> None:
+        if request.state is not State.RUNNING:
+            raise PolicyError(f"{self.policy} at {self.now} ns: preempts {request}, which is not running")
+        self.kv.held_tokens -= request.num_computed_tokens
         request.num_draft_tokens = 0
         request.num_preemptions += 1
         self.plan.preempted.append(request)
+
+    def _move(self, num_tokens: int) -> None:
+        self.plan.bytes_moved += num_tokens * self.kv.memory.bytes_per_token
 
     def reject(self, request: Request, reason: str) -> None:
         """Refuse a waiting request for good; the caller drops it from its queue."""

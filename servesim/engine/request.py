@@ -14,9 +14,11 @@ class State(IntEnum):
     WAITING = 0
     RUNNING = 1
     PREEMPTED = 2
-    FINISHED = 3
-    REJECTED = 4
-    ABORTED = 5
+    SWAPPED = 3
+    """Waits, with its KV in host memory."""
+    FINISHED = 4
+    REJECTED = 5
+    ABORTED = 6
 
 
 class PromptContent(Protocol):
@@ -56,7 +58,8 @@ class Request:
     num_tokens: int = field(init=False)
     """Prompt tokens plus output tokens delivered so far: what the scheduler knows of."""
     num_computed_tokens: int = 0
-    """Tokens whose KV exists or is being computed by a step in flight (advanced when scheduled)."""
+    """Tokens whose KV exists (in host memory, if swapped) or is being computed by a step in flight (advanced when
+    scheduled)."""
     num_output_placeholders: int = 0
     """Output tokens, drafts included, that steps in flight may still deliver."""
     num_draft_tokens: int = 0

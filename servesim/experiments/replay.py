@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servesim.contracts import Limits, build_params, kv_allocators, routers, schedulers
+from servesim.contracts import KVMemory, Limits, build_params, kv_allocators, routers, schedulers
 from servesim.cost import build_cost_model
 from servesim.cost.host import HostTerms
 from servesim.engine.cluster import Cluster
@@ -106,7 +106,7 @@ def _engine(run: RecordedRun) -> tuple[EngineCore, Limits]:
     limits = Limits(seqs, tokens, max_len, server.asynchronous)
     name = "prefix-hash" if server.prefix_caching and run.prompt_id is not None else "paged"
     allocator, _ = kv_allocators.resolve(name)
-    kv = allocator(build_params(name, allocator.Params, {}), blocks, server.block_size, max_len)
+    kv = allocator(build_params(name, allocator.Params, {}), KVMemory(blocks, server.block_size, max_len))
     scheduler, _ = schedulers.resolve("vllm")
     return EngineCore(scheduler(build_params("vllm", scheduler.Params, {}), limits, kv), kv), limits
 

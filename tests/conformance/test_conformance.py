@@ -9,6 +9,7 @@ from typing import Any
 from servesim.contracts import (
     MISS,
     KVAllocator,
+    KVMemory,
     Limits,
     Request,
     State,
@@ -62,7 +63,7 @@ def make_kv(config: dict[str, Any]) -> KVAllocator:
     name = "prefix-hash" if config["enable_prefix_caching"] else "paged"
     cls, _ = kv_allocators.resolve(name)
     params = build_params(name, cls.Params, {k: config[k] for k in keys if k in config})
-    return cls(params, config["num_blocks"], config["block_size"], config.get("max_model_len", 2048))
+    return cls(params, KVMemory(config["num_blocks"], config["block_size"], config.get("max_model_len", 2048)))
 
 
 def names(requests: Iterable[Request]) -> list[str]:

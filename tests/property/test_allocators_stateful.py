@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from servesim.contracts import MISS, Request, State, build_params, kv_allocators
+from servesim.contracts import MISS, KVMemory, Request, State, build_params, kv_allocators
 from servesim.engine.workload import Prefixes, RunContent
 
 BLOCK, BLOCKS, MAX_LEN = 4, 17, 40
@@ -25,7 +25,7 @@ class Allocators(RuleBasedStateMachine):
         super().__init__()
         name, _, params = self.spec.partition(":")
         cls, values = kv_allocators.resolve(f"{name}:{params}")
-        self.kv: Any = cls(build_params(name, cls.Params, dict(values)), BLOCKS, BLOCK, MAX_LEN)
+        self.kv: Any = cls(build_params(name, cls.Params, dict(values)), KVMemory(BLOCKS, BLOCK, MAX_LEN))
         self.prefixes = Prefixes()
         self.rows = 0
         self.running: list[Request] = []

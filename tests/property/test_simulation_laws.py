@@ -75,7 +75,7 @@ def test_little_s_law_is_an_identity(world: World) -> None:
         scheduler = replica.core.scheduler
         arrive, finish = scheduler.on_arrival, scheduler.on_finish
         scheduler.on_arrival = lambda r, arrive=arrive: (moved(1), arrive(r))  # type: ignore[method-assign,misc,assignment]
-        scheduler.on_finish = lambda rs, finish=finish: (moved(-len(rs)), finish(rs))  # type: ignore[method-assign,misc,assignment]
+        scheduler.on_finish = lambda rs, finish=finish: (moved(-len(rs)), finish(rs))[1]  # type: ignore[method-assign,misc,assignment]
     cluster.run()
     got = requests(cluster)
     done = got["state"] == State.FINISHED

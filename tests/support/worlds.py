@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts import Batch, CostModel, Host, Limits, build_params, kv_allocators, routers, schedulers
+from servesim.contracts import (
+    Batch,
+    CostModel,
+    Host,
+    KVMemory,
+    Limits,
+    build_params,
+    kv_allocators,
+    routers,
+    schedulers,
+)
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore, Step
 from servesim.engine.workload import TraceWorkload
@@ -31,7 +41,8 @@ class ToyCost(CostModel):
         context = batch.decode_context_sum + steps * batch.decode_count
         attended = sum(new * past + new * new // 2 for new, past in batch.prefill)
         kink = np.maximum(context - 300, 0) // 7
-        linear = self.fixed + self.token * (batch.linear_tokens + batch.sampled)
+        tokens = batch.linear_tokens + batch.padded_tokens + batch.sampled
+        linear = self.fixed + self.token * tokens + batch.bytes_moved + batch.bytes_copied
         return linear + self.context * (context + attended + kink)
 
     def host(self, batch: Batch) -> Host:
@@ -78,6 +89,7 @@ class World:
     kv: str = "paged"
     num_blocks: int = 1000
     block_size: int = 16
+    host_blocks: int = 0
     scheduler: str = "vllm"
     scheduler_params: dict[str, Any] = field(default_factory=dict)
     max_num_seqs: int = 256
@@ -92,9 +104,8 @@ class World:
     def core(self, check: bool = False) -> EngineCore:
         """One replica's state machine."""
         kv_class, _ = kv_allocators.resolve(self.kv)
-        kv = kv_class(
-            build_params(self.kv, kv_class.Params, {}), self.num_blocks, self.block_size, self.max_model_len
-        )
+        memory = KVMemory(self.num_blocks, self.block_size, self.max_model_len, self.host_blocks, bytes_per_token=1)
+        kv = kv_class(build_params(self.kv, kv_class.Params, {}), memory)
         cls, _ = schedulers.resolve(self.scheduler)
         params = build_params(self.scheduler, cls.Params, self.scheduler_params)
         limits = Limits(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.asynchronous)

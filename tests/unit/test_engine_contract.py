@@ -207,3 +207,81 @@ def test_a_request_that_ends_while_preempted_has_recomputed_nothing() -> None:
         core.commit(5)
     assert left == [request]
     assert (request.recomputed_tokens, request.lost_tokens) == (0, 20)
+
+
+SWAPPER = """
+from collections import deque
+from servesim.contracts import Scheduler
+
+class Swapper(Scheduler):
+    '''Two requests take turns, one in memory, one on the host.'''
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.swapped = deque()
+    def waiters(self):
+        yield from self.swapped
+        yield from self.waiting
+    def num_waiting(self):
+        return len(self.swapped) + len(self.waiting)
+    def plan(self, ctx):
+        back = None
+        if self.running and self.num_waiting():
+            assert ctx.swap_out(self.running[0])
+            back = self.running.pop()
+        if self.waiting:
+            self.running.append(self.waiting.popleft())
+            assert ctx.admit(self.running[0], self.running[0].prompt_len)
+        elif self.swapped:
+            self.running.append(self.swapped.popleft())
+            assert ctx.swap_in(self.running[0], 1)
+        elif self.running:
+            assert ctx.extend(self.running[0], 1)
+        if back is not None:
+            self.swapped.append(back)
+        return ctx.plan
+"""
+
+
+def test_swapped_requests_keep_what_they_computed_and_the_bytes_are_charged(tmp_path: Path) -> None:
+    file = tmp_path / "swapper.py"
+    file.write_text(SWAPPER)
+    trace = toy_trace([0, 0], [16, 20], [3, 3])
+    cluster = World(trace, num_blocks=3, host_blocks=4, scheduler=f"{file}:Swapper").run(check=True)
+    # Prompt A; A out (16), prompt B; B out (32 in whole blocks), A in (16) and so on, by turns.
+    moved = cluster.recorder.steps.column("bytes_moved").tolist()
+    assert moved == [0, 16, 32 + 16, 32 + 32, 32 + 32, 32]
+    requests = cluster.recorder.requests
+    assert requests.column("num_preemptions").tolist() == [2, 2]
+    assert requests.column("recomputed_tokens").tolist() == [0, 0]
+
+
+def test_answers_held_back_leave_with_the_batch(tmp_path: Path) -> None:
+    file = tmp_path / "together.py"
+    file.write_text(
+        "from servesim.contracts import Scheduler\n"
+        "class Together(Scheduler):\n"
+        "    held = ()\n"
+        "    def plan(self, ctx):\n"
+        "        while self.waiting and not self.held:\n"
+        "            self.running.append(self.waiting.popleft())\n"
+        "            ctx.admit(self.running[-1], self.running[-1].prompt_len)\n"
+        "        for request in self.running:\n"
+        "            if request not in ctx.plan.tokens:\n"
+        "                ctx.extend(request, 1)\n"
+        "        ctx.plan.layout, ctx.plan.padded_rows = 'padded', len(self.held)\n"
+        "        ends = [r.num_computed_tokens + n for r, n in ctx.plan.tokens.items()]\n"
+        "        ctx.plan.padded_len = max(ends, default=0)\n"
+        "        return ctx.plan\n"
+        "    def on_finish(self, requests):\n"
+        "        super().on_finish(requests)\n"
+        "        self.held = (*self.held, *requests)\n"
+        "        if self.running:\n"
+        "            return ()\n"
+        "        done, self.held = self.held, ()\n"
+        "        return done\n"
+    )
+    cluster = World(toy_trace([0, 0], [8, 5], [1, 3]), scheduler=f"{file}:Together").run(check=True)
+    requests, steps = cluster.recorder.requests, cluster.recorder.steps
+    assert len(set(requests.column("finished_ns").tolist())) == 1
+    assert sorted(requests.column("last_token_ns").tolist())[0] < requests.column("finished_ns")[0]
+    assert steps.column("padded_tokens").tolist() == [3, 1, 1]  # 2 x 8 for 13; then one finished row beside one

@@ -1,0 +1,35 @@
+"""Batches that are not one flat row of new tokens."""
+
+from __future__ import annotations
+
+from servesim.contracts.cost import Batch
+from servesim.engine.plan import Plan
+
+
+def lay_out(batch: Batch, plan: Plan) -> None:
+    """Turn the mixed batch of a plan into the one its layout makes of it.
+
+    Attention is computed over padding too. A step that is a prefill of one padded row is one of all.
+    """
+    if plan.layout == "recompute":
+        batch.prefill = [(request.num_computed_tokens, 0) for request in plan.tokens]
+        _no_decode(batch)
+        computed = sum(new for new, _ in batch.prefill)
+    elif plan.layout == "padded":
+        rows, length = len(plan.tokens) + plan.padded_rows, plan.padded_len
+        if batch.prefill:
+            batch.prefill = [(length, 0)] * rows
+            _no_decode(batch)
+            computed = rows * length
+        else:
+            batch.decode_count, batch.decode_context_sum = rows, rows * length
+            batch.decode_context_sumsq, batch.decode_context_max = rows * length * length, length
+            computed = rows
+    else:
+        raise ValueError(f"unknown layout {plan.layout!r}")
+    batch.padded_tokens = computed - batch.linear_tokens
+
+
+def _no_decode(batch: Batch) -> None:
+    batch.decode_count = batch.decode_context_sum = batch.decode_context_sumsq = batch.decode_context_max = 0
+    batch.queries_per_sequence = 1
