@@ -83,7 +83,13 @@ def run(
     pp: Annotated[int | None, typer.Option(help="Stages a replica (pipeline parallelism). [default: 1]")] = None,
     dtype: Annotated[str | None, typer.Option(help="Weights: bf16, fp16, fp8, int8, int4. [default: bf16]")] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="KV cache: bf16, fp16, fp8. [default: bf16]")] = None,
-    rate: Annotated[float | None, typer.Option(help="Scale arrivals to this many requests/s.")] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", "--request-rate", help="Scale arrivals to this many requests/s; inf: at once."),
+    ] = None,
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="Closed loop: at most so many requests outstanding, the others wait outside.")
+    ] = None,
     requests: Annotated[int | None, typer.Option(help="Replay the first so many requests.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of synthetic traces and presets. [default: 0]")] = None,
     host: Annotated[
@@ -138,6 +144,8 @@ def run(
     flags = {key: value for key, value in values.items() if value is not None}
     settings = load_settings(scenario) if scenario is not None else {}
     settings = override(settings, assignments or ()) | flags
+    if max_concurrency is not None:
+        settings = override(settings, [f"clients.max_concurrency={max_concurrency}"])
     if ignore_memory:
         settings = override(settings, ["engine.ignore_memory=true"])
     with _progress() as bar:

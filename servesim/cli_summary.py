@@ -59,6 +59,10 @@ def print_summary(result: Result, out: Path | None) -> None:
         )
     for reason, count in summary["requests"]["rejection_reasons"].items():
         console.print(f"rejected {count:,}: {escape(reason)}", style="yellow")
+    for reason, count in summary["requests"]["abort_reasons"].items():
+        console.print(f"aborted {count:,}: {escape(reason)}", style="yellow")
+    if summary["requests"]["unsent"]:
+        console.print(f"never sent {summary['requests']['unsent']:,}: they follow a failed request", style="yellow")
     for note in summary["notes"]:
         console.print(f"note: {escape(note)}", style="dim")
     console.print(_measurements(summary), style="dim")
@@ -103,9 +107,9 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     requests, flow, goodput = summary["requests"], summary["throughput"], summary["goodput"]
     engine, kv, cache = summary["engine"], summary["kv"], summary["prefix_cache"]
     price, shares, batch = summary["price"], summary["cost_shares"], summary["engine"]["batch_size"]
-    rejected = f", {requests['rejected']:,} rejected" if requests["rejected"] else ""
+    others = [f", {requests[name]:,} {name}" for name in ("rejected", "aborted", "retries") if requests[name]]
     rows = [
-        ("requests", f"{requests['completed']:,} completed of {requests['arrived']:,}{rejected}"),
+        ("requests", f"{requests['completed']:,} completed of {requests['arrived']:,}{''.join(others)}"),
         ("duration", f"{number(summary['duration_s'])} s, at most {requests['max_concurrency']:,} requests at once"),
         (
             "throughput",

@@ -282,7 +282,9 @@ def _resolved(
 
 def _core(policies: _Policies, limits: Limits, scenario: Scenario, memory: KVMemory) -> EngineCore:
     kv = policies.kv(policies.kv_params, memory)
-    return EngineCore(policies.scheduler(policies.scheduler_params, limits, kv), kv, check=scenario.check)
+    core = EngineCore(policies.scheduler(policies.scheduler_params, limits, kv), kv, check=scenario.check)
+    core.max_queued = scenario.engine.max_queued_requests
+    return core
 
 
 def _provenance(scenario: Scenario, trace: Trace, gpu: Gpu, cost: TableCostModel) -> dict[str, Any]:

@@ -34,6 +34,7 @@ def before_run(
         )
     yield from _trace_settings(scenario, trace)
     yield from _predictor(scenario, trace, scheduler)
+    yield from _clients(scenario, trace)
     if scenario.replicas == 1 and scenario.router["name"] != Scenario.model_fields["router"].default["name"]:
         yield f"router {scenario.router['name']} changes nothing with one replica"
     if scenario.scheduler.get("policy") == "priority" and np.all(trace.priority == trace.priority[0]):
@@ -82,6 +83,21 @@ def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
             yield f"{kind} {policy.name} is an oracle: it is told true output lengths, which no real engine knows"
 
 
+def _clients(scenario: Scenario, trace: Trace) -> Iterator[str]:
+    clients = scenario.clients
+    if clients.max_concurrency is not None:
+        if clients.max_concurrency >= len(trace):
+            yield f"clients.max_concurrency={clients.max_concurrency} limits nothing: there are {len(trace)} requests"
+        elif len(trace) > 1 and trace.arrival_ns[0] != trace.arrival_ns[-1]:
+            yield "closed loop: requests are sent at their times or when a client is free, whichever is later"
+    elif clients.batch:
+        yield "clients.batch changes nothing without clients.max_concurrency"
+    if clients.retries and not (
+        clients.timeout_s or clients.ttft_timeout_s or scenario.engine.max_queued_requests is not None
+    ):
+        yield f"clients.retries={clients.retries}: no timeout and no queue limit, so only requests too long are retried"
+
+
 def _predictor(scenario: Scenario, trace: Trace, scheduler: Scheduler) -> Iterator[str]:
     if PREDICTED not in scheduler.needs:
         if scenario.predictor != Scenario.model_fields["predictor"].default:
@@ -103,7 +119,7 @@ def _trace_settings(scenario: Scenario, trace: Trace) -> Iterator[str]:
         if drawn and value != Scenario.model_fields[name].default:
             yield f"{name}={value} changes nothing: it is for trace files"
     arrivals = np.unique(trace.arrival_ns)
-    if len(trace) > 1 and len(arrivals) == 1:
+    if len(trace) > 1 and len(arrivals) == 1 and scenario.clients.max_concurrency is None:
         yield "all requests arrive at once: latencies are those of a batch job"
 
 

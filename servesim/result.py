@@ -107,7 +107,8 @@ def request_table(columns: RequestColumns, reasons: Mapping[int, str], names: tu
     table = {name: arrow_array(column) for name, column in columns.table.items()}
     table["reason"] = arrow_strings([reasons[row] for row in rows])
     if names is not None:
-        table["name"] = arrow_strings([names[row] for row in rows])
+        attempts = [divmod(row, len(names)) for row in rows]
+        table["name"] = arrow_strings([f"{names[row]}#{again}" if again else names[row] for again, row in attempts])
 
     def spread(values: Any, valid: Any) -> Any:
         full = np.zeros(len(done), dtype=values.dtype)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from servesim.contracts.registry import parse_params
 from servesim.errors import UserError, suggest
@@ -42,8 +42,31 @@ class EngineSettings(BaseModel):
     """KV blocks of a replica; none: as many as fit."""
     swap_space_gib: float = Field(default=4.0, ge=0)
     """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
+    max_queued_requests: int | None = Field(default=None, ge=0)
+    """Requests that may wait on a replica; further ones are rejected. None: any number, as in vLLM."""
     ignore_memory: bool = False
     """What if memory did not matter: room for everything the trace can ask for, unless num_gpu_blocks says less."""
+
+
+class ClientSettings(BaseModel):
+    """Those who send. By default each request goes out at its time, and everyone waits for as long as it takes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_concurrency: int | None = Field(default=None, ge=1)
+    """Closed loop: at most so many requests outstanding, the others queue outside; none: no limit."""
+    batch: bool = False
+    """Send max_concurrency requests at once and the next ones when all have left (latency of a single batch)."""
+    max_sessions: int | None = Field(default=None, ge=1)
+    """At most so many conversations in progress; the next begins when one ends. None: no limit."""
+    timeout_s: float | None = Field(default=None, gt=0)
+    """A client gives up if its last token has not come by then; none: never."""
+    ttft_timeout_s: float | None = Field(default=None, gt=0)
+    """The same for the first token."""
+    retries: int = Field(default=0, ge=0, le=100)
+    """How often a request that was rejected or timed out is sent again."""
+    retry_delay_s: float = Field(default=1.0, ge=0)
+    """Pause before it is."""
 
 
 class Scenario(BaseModel):
@@ -64,7 +87,8 @@ class Scenario(BaseModel):
     requests: int | None = Field(default=None, ge=1, le=100_000_000)
     """The first so many requests; none: all the trace has (presets and synthetic traces: their default)."""
     rate: float | None = Field(default=None, gt=0)
-    """Mean arrivals per second: all gaps are scaled alike; none: as recorded."""
+    """Mean arrivals per second: all gaps are scaled alike; inf: all at once; none: as recorded."""
+    clients: ClientSettings = ClientSettings()
     sort: bool = False
     """Order a file's rows by arrival instead of refusing times that run backwards."""
     spread_ticks: Literal["none", "uniform"] = "none"
@@ -107,6 +131,10 @@ class Scenario(BaseModel):
     @classmethod
     def _policy(cls, value: Any) -> Settings:
         return policy_settings(value)
+
+    @field_serializer("rate", when_used="json")
+    def _finite(self, rate: float | None) -> float | str | None:
+        return "inf" if rate == float("inf") else rate
 
     @field_validator("slo", mode="before")
     @classmethod
@@ -209,12 +237,13 @@ def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
     *outer, last = [str(part) for part in first["loc"] if part not in ("int", "literal['auto']")]
     key = ".".join([*outer, last])
     if first["type"] == "extra_forbidden":
-        known = EngineSettings.model_fields if outer == ["engine"] else model.model_fields
+        parts: dict[str, type[BaseModel]] = {"engine": EngineSettings, "clients": ClientSettings}
+        known = parts.get(".".join(outer), model).model_fields
         return f"unknown key {key!r}{suggest(last, known)}"
     if first["type"] == "missing":
         return f"{key} is missing{_EXAMPLES.get(key, '')}"
-    if key == "engine":
-        return f"engine is {first['input']!r}, must be a mapping of settings"
+    if key in ("engine", "clients"):
+        return f"{key} is {first['input']!r}, must be a mapping of settings"
     if key == "engine.max_model_len":
         return f'{key} is {first["input"]!r}, must be a whole number of tokens or "auto"'
     message = first["msg"][0].lower() + first["msg"][1:]

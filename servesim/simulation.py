@@ -12,14 +12,14 @@ from typing import Any
 from servesim.deployment import OBJECT, Setup, set_up
 from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import Recorder, Rows
-from servesim.engine.workload import FrontEnd, TraceWorkload
-from servesim.metrics.requests import RequestColumns
+from servesim.engine.workload import Clients, FrontEnd, TraceWorkload
+from servesim.metrics.requests import SECOND, RequestColumns
 from servesim.metrics.steps import StepTotals
 from servesim.metrics.summary import summarize
 from servesim.notes import after_run
 from servesim.result import Result, request_table
 from servesim.result_files import STEPS, ResultWriter
-from servesim.scenario import Scenario, load_settings
+from servesim.scenario import ClientSettings, Scenario, load_settings
 from servesim.trace import Trace
 
 Progress = Callable[[int, int], None]
@@ -80,8 +80,9 @@ def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: 
     terms = setup.cost.terms
     in_ns, out_ns = (round(terms.front_in), round(terms.front_out)) if terms is not None else (0, 0)
     recorder = Recorder(sink, out_ns)
+    workload = TraceWorkload(setup.trace, setup.predicted, _clients(setup.scenario.clients))
     cluster = Cluster(
-        FrontEnd(TraceWorkload(setup.trace, setup.predicted), in_ns, out_ns),
+        FrontEnd(workload, in_ns, out_ns),
         setup.cores,
         setup.router,
         setup.cost,
@@ -95,7 +96,7 @@ def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: 
     recorder.steps.flush()
     ended = _Clock()
     columns = RequestColumns.of(recorder.requests.array())
-    summary = _summary(setup, columns, recorder, totals)
+    summary = _summary(setup, columns, recorder, totals, workload.unsent)
     timing = _timing(began, loop, ended, len(columns), totals.steps)
     requests = request_table(columns, recorder.reasons, setup.trace.request_id)
     if writer is not None:
@@ -103,9 +104,27 @@ def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: 
     return Result(summary, setup.scenario, timing, requests, chunks if writer is None else writer.out / STEPS)
 
 
-def _summary(setup: Setup, columns: RequestColumns, recorder: Recorder, totals: StepTotals) -> dict[str, Any]:
+def _clients(settings: ClientSettings) -> Clients:
+    def ns(seconds: float | None) -> int | None:
+        return round(seconds * SECOND) if seconds is not None else None
+
+    return Clients(
+        settings.max_concurrency,
+        settings.batch,
+        settings.max_sessions,
+        ns(settings.timeout_s),
+        ns(settings.ttft_timeout_s),
+        settings.retries,
+        round(settings.retry_delay_s * SECOND),
+    )
+
+
+def _summary(
+    setup: Setup, columns: RequestColumns, recorder: Recorder, totals: StepTotals, unsent: int
+) -> dict[str, Any]:
     scenario = setup.scenario
     figures = summarize(columns, recorder.itl(), totals, recorder.reasons, setup.deployment, scenario.slo)
+    figures["requests"] |= {"retries": int((columns.table["row"] >= len(setup.trace)).sum()), "unsent": unsent}
     return {
         **figures,
         "notes": [*setup.notes, *after_run(scenario, setup.trace, setup.defaults, figures)],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,13 @@ from servesim.errors import UserError
 Ints = NDArray[np.int64]
 
 LENGTH_CAPPED = "finish reason not in the trace: every request ends at its length cap"
+LABELS = ("session", "play", "tenant", "class", "model")
+"""What rows may be labelled with; a session is a conversation, a play all that an agent and its sub-agents do."""
+DISPATCH, COMPLETION = 0, 1
+"""Triggers of a dependency: the earlier request was sent; the client heard of its end."""
+TRIGGERS = ("dispatch", "completion")
+RELATIONS = ("sequence", "spawn", "join", "replay_barrier")
+"""What a dependency means: it tells readers, the engine goes by triggers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +42,64 @@ class Content:
         return list(zip(self.ids[a:b].tolist(), self.lengths[a:b].tolist(), strict=True))
 
     def take(self, rows: Ints) -> Content:
-        """The content of the given rows, in that order."""
-        counts = self.offsets[rows + 1] - self.offsets[rows]
-        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        index = np.repeat(self.offsets[rows] - offsets[:-1], counts) + np.arange(offsets[-1])
-        return Content(offsets, self.ids[index], self.lengths[index])
+        """The content of the given rows, in that order. The output of row r is the content -(r + 1): it follows
+        its row; that of a row left behind becomes a text like others."""
+        offsets, index = _pick(self.offsets, rows)
+        ids = self.ids[index]
+        said = np.flatnonzero(ids < 0)
+        if len(said):
+            new = _renumbered(len(self.offsets) - 1, rows)[-ids[said] - 1]
+            free = int(self.ids.max(initial=0)) + 1
+            ids[said] = np.where(new >= 0, -new - 1, free - ids[said])
+        return Content(offsets, ids, self.lengths[index])
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """What requests wait for. Edge e of row r, e in offsets[r]:offsets[r+1], says: not before the trigger of row
+    `rows[e]` plus `delays_ns[e]`. A row is sent when all its edges and its arrival_ns allow it."""
+
+    offsets: Ints  # n + 1
+    rows: Ints
+    triggers: Ints  # DISPATCH or COMPLETION
+    delays_ns: Ints  # >= 0
+    relations: Ints  # index into RELATIONS
+
+    @classmethod
+    def of(cls, edges: Sequence[Sequence[tuple[int, int, int, int]]]) -> After | None:
+        """From each row's (row, trigger, delay in ns, relation); None if nothing waits."""
+        flat = np.array([edge for row in edges for edge in row], dtype=np.int64).reshape(-1, 4)
+        offsets = np.concatenate(([0], np.cumsum([len(row) for row in edges]))).astype(np.int64)
+        return cls(offsets, *(np.ascontiguousarray(flat[:, i]) for i in range(4))) if len(flat) else None
+
+    def edges(self, row: int) -> list[tuple[int, int, int, int]]:
+        """(row, trigger, delay in ns, relation) of one row."""
+        a, b = int(self.offsets[row]), int(self.offsets[row + 1])
+        columns = (self.rows, self.triggers, self.delays_ns, self.relations)
+        return list(zip(*(column[a:b].tolist() for column in columns), strict=True))
+
+    def take(self, rows: Ints) -> After:
+        """The edges between the given rows, renumbered in that order; those from rows left behind are gone."""
+        offsets, index = _pick(self.offsets, rows)
+        source = _renumbered(len(self.offsets) - 1, rows)[self.rows[index]]
+        kept = source >= 0
+        before = np.concatenate(([0], np.cumsum(kept))).astype(np.int64)
+        columns = (self.triggers, self.delays_ns, self.relations)
+        return After(before[offsets], source[kept], *(column[index][kept] for column in columns))
+
+
+def _pick(offsets: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Offsets of the given rows' elements side by side, and where those stood."""
+    counts = offsets[rows + 1] - offsets[rows]
+    new = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return new, np.repeat(offsets[rows] - new[:-1], counts) + np.arange(new[-1])
+
+
+def _renumbered(count: int, rows: Ints) -> Ints:
+    """The new number of each old row; -1: not among `rows`."""
+    new = np.full(count, -1, dtype=np.int64)
+    new[rows] = np.arange(len(rows))
+    return new
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +119,9 @@ class Trace:
     priority: Ints  # lower is served first
     request_id: tuple[str, ...] | None = None
     content: Content | None = None
+    after: After | None = None  # rows that wait for others: conversations and agents
+    cancel_ns: Ints | None = None  # the client gives up so long after sending; -1: never
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by LABELS, one text a row ("": none)
     notes: tuple[str, ...] = field(default=())  # defaults and transformations applied, for the result
 
     def __post_init__(self) -> None:
@@ -81,6 +145,11 @@ class Trace:
         bad = np.flatnonzero(~self.stop & (self.max_tokens != self.output_len))
         if len(bad):
             raise UserError(f"trace {self.name}: row {bad[0]}: does not stop by itself, yet ends before max_tokens")
+        for name, values in self.labels.items():
+            if name not in LABELS or len(values) != n:
+                raise UserError(f"trace {self.name}: {len(values)} labels {name!r}; {n} of {', '.join(LABELS)} can be")
+        if self.after is not None:
+            check_after(self.name, self.after, n)
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
@@ -114,16 +183,35 @@ class Trace:
         )
 
     def take(self, rows: Ints, name: str | None = None) -> Trace:
-        """The given rows (ascending), renumbered from 0."""
-        picked = {
-            f.name: getattr(self, f.name)[rows] for f in fields(self) if isinstance(getattr(self, f.name), np.ndarray)
-        }
-        ids = tuple(self.request_id[i] for i in rows.tolist()) if self.request_id else None
-        content = self.content.take(rows) if self.content else None
-        return replace(self, name=name or self.name, request_id=ids, content=content, **picked)
+        """The given rows (ascending by arrival), renumbered from 0."""
+        columns = {f.name: take_rows(getattr(self, f.name), rows) for f in fields(self) if f.name not in _WHOLE}
+        return replace(self, name=name or self.name, **columns)
+
+    def plays(self) -> Ints:
+        """The number of each row's play, in order of first rows: all rows that wait for each other or bear one label
+        `play` (without such labels: `session`)."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        n = len(self)
+        ends = [np.empty((2, 0), dtype=np.int64)]
+        if self.after is not None:
+            ends.append(np.stack([self.after.rows, np.repeat(np.arange(n), np.diff(self.after.offsets))]))
+        first: dict[str, int] = {}
+        names = self.labels.get("play") or self.labels.get("session") or ()
+        same = [(first.setdefault(name, row), row) for row, name in enumerate(names) if name]
+        ends.append(np.array(same, dtype=np.int64).reshape(-1, 2).T)
+        source, target = np.concatenate(ends, axis=1)
+        _, number = connected_components(coo_array((np.ones(len(source)), (source, target)), shape=(n, n)), False)
+        _, where, play = np.unique(number, return_index=True, return_inverse=True)
+        return np.argsort(np.argsort(where))[play].astype(np.int64)
 
     def with_rate(self, rate: float) -> Trace:
-        """The same requests with all gaps scaled so that the mean arrival rate is `rate` requests/s."""
+        """The same requests with all gaps scaled so that the mean arrival rate is `rate` requests/s; `inf`: all are
+        there at once."""
+        if rate == float("inf"):
+            note = "rate inf: every request that waits for no other is there from the start"
+            return replace(self, arrival_ns=np.zeros_like(self.arrival_ns), notes=(*self.notes, note))
         span = int(self.arrival_ns[-1] - self.arrival_ns[0])
         if rate <= 0:
             raise UserError(f"rate must be positive, not {rate:g}")
@@ -135,3 +223,42 @@ class Trace:
         start = self.arrival_ns[0]
         arrival = np.rint((self.arrival_ns - start) * scale).astype(np.int64)
         return replace(self, arrival_ns=arrival, notes=(*self.notes, f"arrivals scaled to {rate:g} requests/s"))
+
+
+_WHOLE = ("name", "notes")  # fields of Trace that belong to no row
+
+
+def take_rows(column: Any, rows: Ints) -> Any:
+    """One column of a Trace at the given rows, in that order."""
+    if column is None:
+        return None
+    if isinstance(column, np.ndarray):
+        return column[rows]
+    if isinstance(column, Content | After):
+        return column.take(rows)
+    if isinstance(column, Mapping):
+        return {name: take_rows(values, rows) for name, values in column.items()}
+    return tuple([column[i] for i in rows.tolist()])
+
+
+def check_after(name: str, after: After, n: int) -> None:
+    """UserError where rows wait for rows there are not, for themselves in a ring, or for less than no time."""
+    if len(after.rows) and not (after.rows.min() >= 0 and after.rows.max() < n and after.delays_ns.min() >= 0):
+        raise UserError(f"trace {name}: a request waits for a row that is not there, or for a negative time")
+    waiters = np.repeat(np.arange(n), np.diff(after.offsets))
+    if (after.rows < waiters).all():
+        return
+    blocked = np.diff(after.offsets)
+    followers: dict[int, list[int]] = {}
+    for source, waiter in zip(after.rows.tolist(), waiters.tolist(), strict=True):
+        followers.setdefault(source, []).append(waiter)
+    free = np.flatnonzero(blocked == 0).tolist()
+    count = len(free)
+    while free:
+        for waiter in followers.get(free.pop(), ()):
+            blocked[waiter] -= 1
+            if blocked[waiter] == 0:
+                free.append(waiter)
+                count += 1
+    if count < n:
+        raise UserError(f"trace {name}: row {int(np.flatnonzero(blocked)[0])}: waits for itself in a ring")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +64,16 @@ def trace_digest(trace: Trace) -> str:
     columns = [getattr(trace, name) for name in names]
     if trace.content is not None:
         columns += [trace.content.offsets, trace.content.ids, trace.content.lengths]
+    if trace.after is not None:
+        columns += [getattr(trace.after, f.name) for f in fields(trace.after)]
+    if trace.cancel_ns is not None:
+        columns.append(trace.cancel_ns)
     for column in columns:
         digest.update(len(column).to_bytes(8, "little"))
         digest.update(np.ascontiguousarray(column, dtype=np.dtype("<i8")).tobytes())
-    for name in trace.request_id or ():
-        data = name.encode()
+    texts = [trace.request_id or (), *(part for name in sorted(trace.labels) for part in ((name,), trace.labels[name]))]
+    for text in chain.from_iterable(texts):
+        data = text.encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
 
@@ -75,6 +82,9 @@ def _features(trace: Trace) -> set[str]:
     has = {
         "content": trace.content is not None,
         "priority": bool(np.any(trace.priority != 0)),
+        "sessions": trace.after is not None,
+        "cancel": trace.cancel_ns is not None,
+        "labels": bool(trace.labels),
         "max_tokens": bool(np.any(trace.stop) or np.any(trace.max_tokens != trace.output_len)),
     }
     return {name for name, present in has.items() if present}

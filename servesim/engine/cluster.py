@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from simpy.events import Event
 
 from servesim.contracts.cost import CostModel
 from servesim.contracts.router import Router
-from servesim.engine.clock import ARRIVE, Clock
+from servesim.engine.clock import ABORT, ARRIVE, Clock
 from servesim.engine.core import EngineCore
 from servesim.engine.recorder import Recorder
 from servesim.engine.replica import Replica
@@ -102,6 +103,9 @@ class Cluster:
             index = self.router.route(request, self.replicas)
             if not 0 <= index < len(self.replicas):
                 raise PolicyError(f"{self.router.name} at {now} ns: routes {request} to replica {index}")
+            for deadline in request.deadlines:
+                give_up = partial(self.replicas[index].give_up, request, deadline)
+                self.clock.at(max(deadline.ns, now), ABORT, give_up)
             self.replicas[index].arrive(request, output_len)
         self._arm()
 

@@ -77,6 +77,8 @@ class EngineCore:
         self.on_gap: Callable[[int, int], None] = lambda ns, count: None
         """Called with (ns, how often): gaps between successive tokens of a request."""
         self.checks = check
+        self.max_queued: int | None = None
+        """Requests that may wait; one that arrives beyond is rejected. None: any number."""
         self._oracle = "output_len" in scheduler.needs
         if "output_len" in kv.needs:
             kv.output_len = lambda request: request._end_tokens - request.prompt_len
@@ -90,6 +92,8 @@ class EngineCore:
             self._reject(request, now, f"prompt + max_tokens exceeds max_model_len {limit}")
         elif not self.kv.fits(request.prompt_len + request.max_tokens):
             self._reject(request, now, f"needs more KV memory than the {self.kv.capacity_tokens} tokens there are")
+        elif self.max_queued is not None and self.scheduler.num_waiting() >= self.max_queued:
+            self._reject(request, now, f"queue full: {self.max_queued} requests wait")
         else:
             self.scheduler.on_arrival(request)
 
@@ -260,11 +264,14 @@ class EngineCore:
         request.num_tokens += delivered
         return delivered
 
-    def abort(self, request: Request, now: int) -> None:
+    def abort(self, request: Request, now: int, reason: str = "abort") -> None:
         """Cancel a request that waits or runs; nothing happens to one that has left."""
         if request.state >= State.FINISHED:
             return
+        request.reason = reason
         self._finish([request], State.ABORTED, now)
+        if self.checks:
+            self.check_integrity()
 
     def _finish(self, requests: list[Request], state: State, now: int) -> None:
         if not requests:
@@ -277,8 +284,9 @@ class EngineCore:
         released = self.scheduler.on_finish(requests)
         for request in requests:
             request.state = state
-            capped = request.num_output_tokens >= request.max_tokens
-            request.reason = "abort" if state is State.ABORTED else "length" if capped else "stop"
+            if state is State.FINISHED:
+                capped = request.num_output_tokens >= request.max_tokens and not request._stops
+                request.reason = "length" if capped else "stop"
         for request in requests if released is None else released:
             request.finished_ns = now
             self.on_leave(request)

@@ -11,7 +11,7 @@ from servesim.engine.clock import COMPLETE, PLAN, Clock
 from servesim.engine.core import EngineCore, Step
 from servesim.engine.leap import Leap
 from servesim.engine.recorder import Recorder
-from servesim.engine.request import Request
+from servesim.engine.request import Deadline, Request, State
 from servesim.errors import PolicyError
 
 
@@ -69,6 +69,25 @@ class Replica:
         elif self.leap is not None and self.leap.cut(self.clock.ns):
             self._await(self.leap.end_ns)
 
+    def give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
+        """A client's patience ends at this instant. A run of steps is cut here: what it has done is done, and the
+        request leaves before the next plan."""
+        if request.state >= State.FINISHED:
+            return
+        core, now = self.core, self.clock.ns
+        if self.leap is not None:
+            self.leap.cut(now)
+            self._land()
+            if core.in_flight[0].end_ns == now:
+                self._commit()
+            else:
+                self._await(core.in_flight[0].end_ns)
+        if deadline.first_token and request.first_token_ns >= 0:
+            return
+        core.abort(request, now, deadline.reason)
+        if not core.in_flight:
+            self._want_plan()
+
     def _want_plan(self) -> None:
         if not self._plan_due:
             self._plan_due = True
@@ -111,13 +130,21 @@ class Replica:
 
     def _complete(self, event: Event) -> None:
         if event is not self._awaited:
-            return  # an arrival cut the run this event was to end
-        core = self.core
+            return  # an arrival or a client that gave up cut the run this event was to end
         if self.leap is not None:
-            self._free_ns[0] = self.leap.land(core, self.recorder, self.index)
-            self.leap = None
-        self.recorder.step(core.in_flight[0], self.index)
-        core.commit(self.clock.ns)
+            self._land()
+        self._commit()
+
+    def _land(self) -> None:
+        assert self.leap is not None
+        self._free_ns[0] = self.leap.land(self.core, self.recorder, self.index)
+        self.leap = None
+
+    def _commit(self) -> None:
+        """The oldest step in flight is done."""
+        self._awaited = None
+        self.recorder.step(self.core.in_flight[0], self.index)
+        self.core.commit(self.clock.ns)
         self._want_plan()
 
     def _leave(self, request: Request) -> None:

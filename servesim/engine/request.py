@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class State(IntEnum):
@@ -26,6 +26,15 @@ class PromptContent(Protocol):
 
     def prefix_key(self, stop: int) -> Hashable:
         """A value equal for two requests exactly when their first `stop` tokens are equal."""
+
+
+class Deadline(NamedTuple):
+    """When a client's patience ends, as the engine hears of it."""
+
+    ns: int
+    first_token: bool
+    """Only for the first token: once that has come the deadline is void."""
+    reason: str
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +61,9 @@ class Request:
     """Class of service, for goodput."""
     predicted_output_len: int = 0
     """Output tokens as a predictor of stated error sees them; filled by the workload (0: nobody predicts)."""
+    deadlines: tuple[Deadline, ...] = ()
+    """When its client gives up."""
+    _stops: bool = False  # the engine's: its last token is a stop token, also where that is the last allowed
 
     state: State = State.WAITING
     _end_tokens: int = 0  # the engine's: num_tokens at which it ends
@@ -78,7 +90,7 @@ class Request:
     lost_tokens: int = 0
     """Tokens computed when it was preempted, until it is resumed."""
     reason: str = ""
-    """Finish reason (length, stop) or why it was rejected."""
+    """Finish reason (length, stop), or why it was rejected or aborted."""
 
     def __post_init__(self) -> None:
         self.num_tokens = self.prompt_len

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import deque
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Protocol
 
-from servesim.engine.request import Request
-from servesim.trace import Ints, Trace
+from servesim.engine.content import Prefixes, RunContent
+from servesim.engine.request import Deadline, Request, State
+from servesim.engine.sessions import Sessions
+from servesim.trace import COMPLETION, DISPATCH, Ints, Trace
+
+CANCELLED = "cancelled by the client"
+TIMEOUT = "no answer within the client's timeout"
+TTFT_TIMEOUT = "no first token within the client's timeout"
 
 
 class Workload(Protocol):
@@ -22,51 +30,157 @@ class Workload(Protocol):
         """A client hears at `now` that a request has left (finished, rejected or aborted)."""
 
     def remaining(self) -> int:
-        """Requests that have not arrived yet."""
+        """Requests that have not arrived yet and may still."""
+
+
+@dataclass(frozen=True)
+class Clients:
+    """How those who send behave. Default: at the trace's times, with endless patience."""
+
+    max_concurrency: int | None = None
+    """Requests outstanding at most; the others queue outside, first due first (closed loop)."""
+    batch: bool = False
+    """Send `max_concurrency` requests at once, and the next ones when all of them have left."""
+    max_sessions: int | None = None
+    """Conversations (with all they spawn) in progress at most; the next begins when one has ended."""
+    timeout_ns: int | None = None
+    """Longest wait for the last token."""
+    ttft_timeout_ns: int | None = None
+    """Longest wait for the first token. One on its way when patience ends still counts."""
+    retries: int = 0
+    """How often a request that was rejected or timed out is sent again."""
+    retry_ns: int = 1_000_000_000
+    """How long after it heard so a client sends again."""
 
 
 class TraceWorkload:
-    """Open-loop replay: every request of a trace arrives at its recorded time, whatever the server does."""
+    """Replays a trace. A request is sent at its recorded time, or later: when what it waits for (`Trace.after`) has
+    happened and a client is free. What follows a request that has failed for good is never sent (`unsent`).
 
-    def __init__(self, trace: Trace, predicted: Ints | None = None) -> None:
+    The a-th retry of row r of n is row r + a n: unique, and the same whatever the order of events.
+    """
+
+    def __init__(self, trace: Trace, predicted: Ints | None = None, clients: Clients | None = None) -> None:
         """`predicted`: output tokens as policies are told them; None: their caps."""
-        self._next = 0
+        self.unsent = 0
+        """Requests that follow a failed one."""
+        self._clients = clients = clients or Clients()
         self._count = len(trace)
+        self._left = self._count  # rows neither sent nor given up
+        self._again = 0  # retries not yet sent
         self._ids = trace.request_id
-        columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.max_tokens, trace.priority)
-        self._arrival, self._prompt, self._output, self._cap, self._priority = (c.tolist() for c in columns)
+        columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.max_tokens, trace.priority, trace.stop)
+        self._arrival, self._prompt, self._output, self._cap, self._priority, self._stop = (
+            c.tolist() for c in columns
+        )
         self._predicted = (trace.max_tokens if predicted is None else predicted).tolist()
+        self._cancel = trace.cancel_ns.tolist() if trace.cancel_ns is not None else None
+        patience = (trace.cancel_ns, clients.timeout_ns, clients.ttft_timeout_ns)
+        self._impatient = any(limit is not None for limit in patience)
+        self._labels = [trace.labels.get(name) for name in ("session", "tenant", "class")]
         self._prefixes = Prefixes() if trace.content is not None else None
         self._content = trace.content
+        self._due: list[tuple[int, int]] = []  # rows known to be sent out of the trace's order, by time
+        self._next = 0  # first row that is sent at its recorded time, whatever else happens
+        self._sessions: Sessions | None = None
+        if trace.after is not None or clients.max_sessions is not None:
+            self._sessions = Sessions(trace, clients.max_sessions)
+            self._due, self._next = self._sessions.start(), self._count
+        most = clients.max_concurrency
+        self._free = deque([0] * min(most, self._count)) if most is not None else None  # when clients became free
+        self._outstanding = self._back = 0  # requests sent and not left; permits of a batch, back before its end
 
     def next_ns(self) -> int | None:
-        return self._arrival[self._next] if self._next < self._count else None
+        due = self._due[0][0] if self._due else None
+        if self._next < self._count and (due is None or self._arrival[self._next] <= due):
+            due = self._arrival[self._next]
+        if due is None or self._free is None:
+            return due
+        return max(due, self._free[0]) if self._free else None
 
     def pop(self) -> tuple[Request, int]:
-        row = self._next
-        self._next = row + 1
+        now = self.next_ns()
+        assert now is not None
+        if self._next < self._count and (not self._due or (self._arrival[self._next], self._next) < self._due[0]):
+            number = self._next
+            self._next += 1
+        else:
+            number = heappop(self._due)[1]
+        self._outstanding += 1
+        if self._free is not None:
+            self._free.popleft()
+        attempt, row = divmod(number, self._count)
+        if attempt:
+            self._again -= 1
+        else:
+            self._left -= 1
+            if self._sessions is not None:
+                self._release(row, DISPATCH, now)
+        return self._request(number, row, now), self._output[row]
+
+    def on_finish(self, request: Request, now: int) -> None:
+        """A client is free; what waited for this may follow."""
+        attempt, row = divmod(request.row, self._count)
+        failed = request.state is not State.FINISHED
+        if failed and attempt < self._clients.retries and request.reason != CANCELLED:
+            heappush(self._due, (now + self._clients.retry_ns, request.row + self._count))
+            self._again += 1
+        elif self._sessions is not None:
+            if failed:
+                lost = self._sessions.give_up(row)
+                self.unsent += lost
+                self._left -= lost
+            else:
+                self._release(row, COMPLETION, now)
+            for entry in self._sessions.end(row, now):
+                heappush(self._due, entry)
+        self._outstanding -= 1
+        self._back += 1
+        if self._free is not None and (self._outstanding == 0 or not self._clients.batch):
+            self._free.extend([now] * self._back)
+            self._back = 0
+
+    def remaining(self) -> int:
+        return self._left + self._again
+
+    def _release(self, row: int, trigger: int, now: int) -> None:
+        assert self._sessions is not None
+        for entry in self._sessions.release(row, trigger, now):
+            heappush(self._due, entry)
+
+    def _request(self, number: int, row: int, now: int) -> Request:
+        attempt = number // self._count
+        name = self._ids[row] if self._ids is not None else str(row)
         content = None
         if self._content is not None and self._prefixes is not None:
             content = RunContent(row, self._content.runs(row), self._prefixes)
-        request = Request(
-            row,
-            self._ids[row] if self._ids is not None else str(row),
+        session, tenant, slo_class = (labels[row] if labels is not None else "" for labels in self._labels)
+        return Request(
+            number,
+            f"{name}#{attempt}" if attempt else name,
             self._prompt[row],
             self._cap[row],
-            self._arrival[row],
+            now,
             self._priority[row],
             "",
             content,
-            predicted_output_len=self._predicted[row],
+            session,
+            tenant,
+            slo_class,
+            self._predicted[row],
+            self._deadlines(row, now) if self._impatient else (),
+            self._stop[row],
         )
-        return request, self._output[row]
 
-    def on_finish(self, request: Request, now: int) -> None:
-        """Open loop: the future is fixed."""
-        return None
-
-    def remaining(self) -> int:
-        return self._count - self._next
+    def _deadlines(self, row: int, now: int) -> tuple[Deadline, ...]:
+        clients, deadlines = self._clients, []
+        if self._cancel is not None and self._cancel[row] >= 0:
+            deadlines.append(Deadline(now + self._cancel[row], False, CANCELLED))
+        if clients.timeout_ns is not None:
+            deadlines.append(Deadline(now + clients.timeout_ns, False, TIMEOUT))
+        if clients.ttft_timeout_ns is not None:
+            deadlines.append(Deadline(now + clients.ttft_timeout_ns, True, TTFT_TIMEOUT))
+        return tuple(deadlines)
 
 
 class FrontEnd:
@@ -83,62 +197,13 @@ class FrontEnd:
         return due + self._in_ns if due is not None else None
 
     def pop(self) -> tuple[Request, int]:
-        return self._inner.pop()
+        request, output_len = self._inner.pop()
+        if request.deadlines:
+            request.deadlines = tuple(d._replace(ns=d.ns + self._in_ns) for d in request.deadlines)
+        return request, output_len
 
     def on_finish(self, request: Request, now: int) -> None:
         self._inner.on_finish(request, now + self._out_ns)
 
     def remaining(self) -> int:
         return self._inner.remaining()
-
-
-class Prefixes:
-    """Numbers for distinct sequences of whole content runs, the same number for the same sequence."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, int, int], int] = {}
-
-    def extend(self, prefix: int, run_length: int, content: int) -> int:
-        """The sequence `prefix`, whose last run has `run_length` tokens, followed by a run of `content`."""
-        return self._numbers.setdefault((prefix, run_length, content), len(self._numbers) + 1)
-
-
-class RunContent:
-    """A prompt as (content id, length) runs, followed by the request's own output.
-
-    A prefix is known by the sequence of runs up to the one it ends in, and how far into that it reaches; so one
-    table entry per run serves all block sizes. The output of row r is the content -(r + 1) wherever it
-    appears, also inside a later prompt.
-    """
-
-    __slots__ = ("_ends", "_index", "_prefixes", "_row", "_runs", "_sequence")
-
-    def __init__(self, row: int, runs: list[tuple[int, int]], prefixes: Prefixes) -> None:
-        self._row = row
-        self._runs = runs
-        self._prefixes = prefixes
-        self._ends: list[int] = []  # token at which run i ends
-        self._sequence: list[int] = []  # number of the sequence of runs 0..i
-        self._index = 0  # the run the last question ended in: questions mostly come in order
-
-    def prefix_key(self, stop: int) -> Hashable:
-        """See PromptContent."""
-        i = self._index
-        ends = self._ends
-        if i and stop <= ends[i - 1]:
-            i = 0
-        while i >= len(ends) or ends[i] < stop:
-            if i >= len(ends):
-                self._open(i)
-            else:
-                i += 1
-        self._index = i
-        start = ends[i - 1] if i else 0
-        return (self._sequence[i] << 32) | (stop - start)
-
-    def _open(self, i: int) -> None:
-        """Number the sequence that ends with run i (the one after the prompt is the output, without end)."""
-        content, length = self._runs[i] if i < len(self._runs) else (-self._row - 1, 1 << 31)
-        before, before_length = (self._sequence[i - 1], self._runs[i - 1][1]) if i else (0, 0)
-        self._sequence.append(self._prefixes.extend(before, before_length, content))
-        self._ends.append((self._ends[i - 1] if i else 0) + length)

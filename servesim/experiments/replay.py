@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,39 +12,12 @@ from servesim.cost.host import HostTerms
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.recorder import REQUEST_COLUMNS, Recorder
-from servesim.engine.request import Request, State
-from servesim.engine.workload import FrontEnd, TraceWorkload, Workload
+from servesim.engine.request import State
+from servesim.engine.workload import Clients, FrontEnd, TraceWorkload, Workload
 from servesim.errors import UserError
 from servesim.experiments.recorded import Floats, Ints, RecordedRun
 from servesim.hardware import Gpu, ModelSpec, memory_budget, vllm_defaults
 from servesim.trace import Content, Trace
-
-
-class ClosedLoop:
-    """A fixed number of clients share one queue of requests: each sends its next when it hears of an end."""
-
-    def __init__(self, requests: Sequence[tuple[int, int]], concurrency: int) -> None:
-        """`requests`: (prompt tokens, output tokens) in the order they are sent."""
-        self._requests = requests
-        self._next = 0
-        self._due = [0] * min(concurrency, len(requests))  # when clients send next, ascending
-
-    def next_ns(self) -> int | None:
-        return self._due[0] if self._due else None
-
-    def pop(self) -> tuple[Request, int]:
-        now, row = self._due.pop(0), self._next
-        self._next += 1
-        prompt, output = self._requests[row]
-        return Request(row, str(row), prompt, output, now), output
-
-    def on_finish(self, request: Request, now: int) -> None:
-        """A client is free and sends the next request at once."""
-        if self._next + len(self._due) < len(self._requests):
-            self._due.append(now)  # ends are heard in order of time
-
-    def remaining(self) -> int:
-        return len(self._requests) - self._next
 
 
 @dataclass(frozen=True)
@@ -112,12 +84,12 @@ def _engine(run: RecordedRun) -> tuple[EngineCore, Limits]:
 
 
 def _workload(run: RecordedRun) -> Workload:
-    if run.concurrency is not None:
-        return ClosedLoop(list(zip(run.prompt_len.tolist(), run.output_len.tolist(), strict=True)), run.concurrency)
     content = None
     if run.prompt_id is not None:
         content = Content(np.arange(len(run) + 1, dtype=np.int64), run.prompt_id, run.prompt_len)
-    return TraceWorkload(Trace.from_lengths(run.name, run.arrival_ns, run.prompt_len, run.output_len, content=content))
+    sent = run.arrival_ns if run.concurrency is None else np.zeros_like(run.prompt_len)
+    trace = Trace.from_lengths(run.name, sent, run.prompt_len, run.output_len, content=content)
+    return TraceWorkload(trace, clients=Clients(max_concurrency=run.concurrency))
 
 
 def _outcome(recorder: Recorder, num_blocks: int, asynchronous: bool) -> Replay:

@@ -107,16 +107,18 @@ def throughput(columns: RequestColumns) -> dict[str, float | None]:
 def counts(columns: RequestColumns, reasons: Mapping[int, str]) -> dict[str, Any]:
     """How many requests arrived and what became of them; reasons of rejection with their numbers."""
     state = columns.table["state"]
-    rejected = columns.table["row"][state == State.REJECTED].tolist()
-    finish = Counter(reasons[row] for row in columns.table["row"][columns.done].tolist())
-    why = Counter(reasons[row] for row in rejected)
+
+    def why(ended: State) -> dict[str, int]:
+        return dict(sorted(Counter(reasons[row] for row in columns.table["row"][state == ended].tolist()).items()))
+
     return {
         "arrived": len(columns),
         "completed": int(columns.done.sum()),
-        "rejected": len(rejected),
+        "rejected": int((state == State.REJECTED).sum()),
         "aborted": int((state == State.ABORTED).sum()),
-        "finish_reasons": dict(sorted(finish.items())),
-        "rejection_reasons": dict(sorted(why.items())),
+        "finish_reasons": why(State.FINISHED),
+        "rejection_reasons": why(State.REJECTED),
+        "abort_reasons": why(State.ABORTED),
         "input_tokens": int(columns.completed("prompt_len").sum()),
         "output_tokens": int(columns.completed("output_len").sum()),
         "max_concurrency": max_concurrency(columns),

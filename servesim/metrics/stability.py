@@ -27,11 +27,12 @@ def stability(columns: RequestColumns) -> dict[str, Any]:
     only the second half counts, once it is three times the mean time in service, so that the filling
     of an empty server is not taken for growth.
     """
-    kept = columns.table["state"] != State.REJECTED
-    arrival = columns.table["arrival_ns"][kept]
-    end = int(columns.table["last_token_ns"].max(initial=0))
-    waits = np.where(columns.table["scheduled_ns"] < 0, end, columns.table["scheduled_ns"])[kept]
-    leaves = np.where(columns.table["last_token_ns"] < 0, end, columns.table["last_token_ns"])[kept]
+    table = columns.table
+    kept = np.flatnonzero(table["state"] != State.REJECTED)
+    kept = kept[np.argsort(table["arrival_ns"][kept], kind="stable")]  # closed loops send out of the trace's order
+    arrival = table["arrival_ns"][kept]
+    leaves = np.where(table["state"] == State.ABORTED, table["finished_ns"], table["last_token_ns"])[kept]
+    waits = np.where(table["scheduled_ns"] < 0, table["finished_ns"], table["scheduled_ns"])[kept]
     span = int(arrival[-1] - arrival[0]) if len(arrival) else 0
     if span < TENTHS:
         return {"unstable": False, "waiting_by_tenth": None, "in_system_by_tenth": None}

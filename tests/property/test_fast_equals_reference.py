@@ -7,7 +7,8 @@ from itertools import pairwise
 from hypothesis import HealthCheck, event, given, settings
 
 from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder
-from tests.support.strategies import worlds
+from servesim.engine.request import State
+from tests.support.strategies import social_worlds, worlds
 from tests.support.worlds import World, watch
 
 SUMMED = ("k", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "bytes_moved")
@@ -44,6 +45,16 @@ def assert_steps_agree(fast: Recorder, plain: Recorder) -> None:
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(worlds())
 def test_fast_mode_equals_plain_stepping_in_every_record(world: World) -> None:
+    assert_fast_equals_plain(world)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(social_worlds())
+def test_the_same_where_clients_wait_for_answers_give_up_and_try_again(world: World) -> None:
+    assert_fast_equals_plain(world)
+
+
+def assert_fast_equals_plain(world: World) -> None:
     fast, plain = world.cluster("fast", check=True), world.cluster("reference", check=True)
     fast_seen, plain_seen = watch(fast), watch(plain)
     fast.run()
@@ -59,4 +70,5 @@ def test_fast_mode_equals_plain_stepping_in_every_record(world: World) -> None:
     rows = fast.recorder.requests.array()
     event(f"leapt: {len(fast.recorder.steps.array()) < len(plain.recorder.steps.array())}")
     event(f"preempted: {bool(rows[:, REQUEST_COLUMNS.index('num_preemptions')].any())}")
+    event(f"aborted: {int((rows[:, REQUEST_COLUMNS.index('state')] == State.ABORTED).sum()) > 0}")
     event(f"prefix hits: {bool(rows[:, REQUEST_COLUMNS.index('hit_tokens')].any())}")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
+from servesim.engine.workload import Clients
+from servesim.trace import After
 from tests.support.worlds import ToyCost, World, toy_trace
 
 
@@ -66,4 +70,35 @@ def worlds(draw: st.DrawFn) -> World:
             exposed=draw(st.sampled_from([0, 0, 51])),
             asynchronous=draw(st.booleans()),
         ),
+    )
+
+
+@st.composite
+def social_worlds(draw: st.DrawFn) -> World:
+    """The same, with requests that wait for others, clients that give up and try again, and limits on both sides."""
+    world = draw(worlds())
+    n = len(world.trace)
+    delays = st.sampled_from([0, 0, 1, 900, 40_000])
+    edges: list[list[tuple[int, int, int, int]]] = [[] for _ in range(n)]
+    for row in range(1, n):
+        for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2]))):
+            edges[row].append((draw(st.integers(0, row - 1)), draw(st.integers(0, 1)), draw(delays), 0))
+    patience = st.sampled_from([-1, -1, -1, 1, 700, 5_000, 12_345, 60_000])
+    cancel = np.array(draw(st.lists(patience, min_size=n, max_size=n)), dtype=np.int64)
+    limit = st.sampled_from([None, None, 1, 2, 5])
+    timeout = st.sampled_from([None, None, None, 3_000, 25_000, 100_000])
+    most = draw(limit)
+    return replace(
+        world,
+        trace=replace(world.trace, after=After.of(edges) if draw(st.booleans()) else None, cancel_ns=cancel),
+        clients=Clients(
+            max_concurrency=most,
+            batch=most is not None and draw(st.booleans()),
+            max_sessions=draw(limit),
+            timeout_ns=draw(timeout),
+            ttft_timeout_ns=draw(timeout),
+            retries=draw(st.sampled_from([0, 0, 1, 3])),
+            retry_ns=draw(st.sampled_from([0, 50, 7_000])),
+        ),
+        max_queued=draw(st.sampled_from([None, None, None, 0, 1, 4])),
     )

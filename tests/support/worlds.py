@@ -21,8 +21,8 @@ from servesim.contracts import (
 )
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore, Step
-from servesim.engine.workload import TraceWorkload
-from servesim.trace import Content, Trace
+from servesim.engine.workload import Clients, TraceWorkload
+from servesim.trace import After, Content, Trace
 
 
 @dataclass
@@ -58,8 +58,12 @@ def toy_trace(
     priorities: list[int] | None = None,
     runs: list[list[tuple[int, int]]] | None = None,
     names: tuple[str, ...] | None = None,
+    after: dict[int, list[tuple[int, int, int]]] | None = None,
+    cancel: list[int] | None = None,
+    labels: dict[str, tuple[str, ...]] | None = None,
 ) -> Trace:
-    """A trace of a few rows. `caps`: max_tokens; rows that stay below it end by a stop token."""
+    """A trace of a few rows. `caps`: max_tokens; rows that stay below it end by a stop token. `after`: by row,
+    what it waits for as (row, trigger, delay)."""
     output = np.array(outputs, dtype=np.int64)
     cap = np.array(caps, dtype=np.int64) if caps is not None else output
     content = None
@@ -78,6 +82,9 @@ def toy_trace(
         priority=np.array(priorities or [0] * len(output), dtype=np.int64),
         request_id=names,
         content=content,
+        after=After.of([[(*edge, 0) for edge in (after or {}).get(row, [])] for row in range(len(output))]),
+        cancel_ns=np.array(cancel, dtype=np.int64) if cancel is not None else None,
+        labels=labels or {},
     )
 
 
@@ -100,6 +107,8 @@ class World:
     replicas: int = 1
     router: str = "round-robin"
     cost: CostModel = field(default_factory=ToyCost)
+    clients: Clients = field(default_factory=Clients)
+    max_queued: int | None = None
 
     def core(self, check: bool = False) -> EngineCore:
         """One replica's state machine."""
@@ -109,14 +118,17 @@ class World:
         cls, _ = schedulers.resolve(self.scheduler)
         params = build_params(self.scheduler, cls.Params, self.scheduler_params)
         limits = Limits(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.asynchronous)
-        return EngineCore(cls(params, limits, kv), kv, check)
+        core = EngineCore(cls(params, limits, kv), kv, check)
+        core.max_queued = self.max_queued
+        return core
 
     def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
         """Ready to run."""
         cores = [self.core(check) for _ in range(self.replicas)]
         cls, _ = routers.resolve(self.router)
         router = cls(build_params(self.router, cls.Params, {}), self.replicas)
-        return Cluster(TraceWorkload(self.trace), cores, router, self.cost, depth=self.depth, mode=mode)
+        workload = TraceWorkload(self.trace, clients=self.clients)
+        return Cluster(workload, cores, router, self.cost, depth=self.depth, mode=mode)
 
     def run(self, mode: str = "fast", check: bool = False) -> Cluster:
         """Run to the end."""

@@ -13,7 +13,7 @@ import pytest
 from servesim.errors import UserError
 from servesim.experiments.readers import read_folder
 from servesim.experiments.recorded import RecordedRun, Server
-from servesim.experiments.replay import ClosedLoop, replay
+from servesim.experiments.replay import replay
 from servesim.experiments.validate import compare, validate
 
 CHUNKS = "send_time_us,first_chunk_time_us,last_chunk_time_us,server_input_tokens,output_tokens,extra\n"
@@ -66,16 +66,6 @@ def test_repeats_of_a_run_show_their_noise(tmp_path: Path) -> None:
     assert first.noise is not None
     assert second.noise is not None
     assert first.noise["ttft"]["mean"] == 0.0
-
-
-def test_a_closed_loop_keeps_its_clients_busy_and_no_more() -> None:
-    loop = ClosedLoop([(10, 2)] * 5, 2)
-    sent = [loop.pop()[0], loop.pop()[0]]
-    assert loop.next_ns() is None
-    assert loop.remaining() == 3
-    loop.on_finish(sent[1], 70)
-    assert loop.next_ns() == 70
-    assert loop.pop()[0].arrival_ns == 70
 
 
 def test_a_closed_loop_replay_never_has_more_requests_than_clients() -> None:

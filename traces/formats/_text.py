@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import Content, Ints, Trace
+from servesim.trace import Ints, Trace, take_rows
 
 YEAR_NS = 365 * 86_400 * 1_000_000_000
 MAX_TOKENS = 1 << 40  # far above any real length, far below where sums of int64 overflow
@@ -153,24 +153,15 @@ def in_order(path: Path, trace_columns: dict[str, Any], lines: Sequence[int], so
                 "order the file by time, or let it be sorted (--sort; from Python sort=True)"
             )
         order = np.argsort(arrival, kind="stable")
-        trace_columns = {name: reorder(column, order) for name, column in trace_columns.items()}
+        notes_so_far = trace_columns.pop("notes", ())
+        trace_columns = {name: take_rows(column, order) for name, column in trace_columns.items()}
+        trace_columns["notes"] = notes_so_far
         notes.append("rows sorted by arrival time")
     arrival = trace_columns["arrival_ns"]
     if int(arrival[0]) > YEAR_NS:
         trace_columns["arrival_ns"] = arrival - arrival[0]
         notes.append("clock times counted from the first request")
     return {**trace_columns, "notes": (*trace_columns.get("notes", ()), *notes)}
-
-
-def reorder(column: Any, order: Ints) -> Any:
-    """One column (array, content, names or None) in a new order; notes stay as they are."""
-    if isinstance(column, np.ndarray):
-        return column[order]
-    if isinstance(column, Content):
-        return column.take(order)
-    if isinstance(column, tuple) and len(column) == len(order):
-        return tuple(column[i] for i in order.tolist())
-    return column
 
 
 def need(path: Path, number: int, row: dict[str, Any], key: str) -> Any:

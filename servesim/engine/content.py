@@ -1,0 +1,57 @@
+"""Prompts known by their runs: which prefixes are the same, without a token."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+
+class Prefixes:
+    """Numbers for distinct sequences of whole content runs, the same number for the same sequence."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int, int], int] = {}
+
+    def extend(self, prefix: int, run_length: int, content: int) -> int:
+        """The sequence `prefix`, whose last run has `run_length` tokens, followed by a run of `content`."""
+        return self._numbers.setdefault((prefix, run_length, content), len(self._numbers) + 1)
+
+
+class RunContent:
+    """A prompt as (content id, length) runs, followed by the request's own output.
+
+    A prefix is known by the sequence of runs up to the one it ends in, and how far into that it reaches; so one
+    table entry per run serves all block sizes. The output of row r is the content -(r + 1) wherever it
+    appears, also inside a later prompt.
+    """
+
+    __slots__ = ("_ends", "_index", "_prefixes", "_row", "_runs", "_sequence")
+
+    def __init__(self, row: int, runs: list[tuple[int, int]], prefixes: Prefixes) -> None:
+        self._row = row
+        self._runs = runs
+        self._prefixes = prefixes
+        self._ends: list[int] = []  # token at which run i ends
+        self._sequence: list[int] = []  # number of the sequence of runs 0..i
+        self._index = 0  # the run the last question ended in: questions mostly come in order
+
+    def prefix_key(self, stop: int) -> Hashable:
+        """See PromptContent."""
+        i = self._index
+        ends = self._ends
+        if i and stop <= ends[i - 1]:
+            i = 0
+        while i >= len(ends) or ends[i] < stop:
+            if i >= len(ends):
+                self._open(i)
+            else:
+                i += 1
+        self._index = i
+        start = ends[i - 1] if i else 0
+        return (self._sequence[i] << 32) | (stop - start)
+
+    def _open(self, i: int) -> None:
+        """Number the sequence that ends with run i (the one after the prompt is the output, without end)."""
+        content, length = self._runs[i] if i < len(self._runs) else (-self._row - 1, 1 << 31)
+        before, before_length = (self._sequence[i - 1], self._runs[i - 1][1]) if i else (0, 0)
+        self._sequence.append(self._prefixes.extend(before, before_length, content))
+        self._ends.append((self._ends[i - 1] if i else 0) + length)
