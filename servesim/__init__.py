@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from servesim.errors import PolicyError, UserError
+    from servesim.experiments.compare import compare
     from servesim.result import Result
     from servesim.scenario import Scenario
     from servesim.simulation import simulate
     from servesim.trace import Trace
 
 __version__ = "0.1.0"
-__all__ = ["PolicyError", "Result", "Scenario", "Trace", "UserError", "load_trace", "simulate"]
+__all__ = ["PolicyError", "Result", "Scenario", "Trace", "UserError", "compare", "load_trace", "simulate"]
 
 _HOME = {
     "PolicyError": "servesim.errors",
@@ -25,6 +26,7 @@ _HOME = {
     "Scenario": "servesim.scenario",
     "Trace": "servesim.trace",
     "UserError": "servesim.errors",
+    "compare": "servesim.experiments.compare",
     "load_trace": "servesim.traces",
     "simulate": "servesim.simulation",
 }

@@ -12,6 +12,7 @@ import typer
 
 from servesim import __version__
 from servesim.cli_calibrate import calibrate_app
+from servesim.cli_experiments import register as register_experiments
 from servesim.cli_trace import trace_app
 from servesim.cli_validate import validate
 from servesim.errors import PolicyError, UserError
@@ -48,6 +49,7 @@ app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 app.add_typer(calibrate_app, name="calibrate")
 app.command(epilog=VALIDATE_EXAMPLES)(validate)
+register_experiments(app)
 
 
 @app.callback(invoke_without_command=True)

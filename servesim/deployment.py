@@ -71,7 +71,7 @@ class _Policies:
 
 def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     """Resolve a scenario; UserError where its parts do not fit together. A `trace` given is taken as it is,
-    but for `requests` and `rate`."""
+    but for `skip`, `requests` and `rate`."""
     model, gpu = ModelSpec.load(scenario.model), Gpu.load(scenario.gpu)
     defaults = vllm_defaults(gpu)
     policies = _policies(scenario, defaults)
@@ -192,15 +192,18 @@ def _open(scenario: Scenario) -> Trace:
     if not scenario.trace.startswith(("preset:", "synth:")):
         options |= {"sort": True} if scenario.sort else {}
         options |= {"spread_ticks": scenario.spread_ticks} if scenario.spread_ticks != "none" else {}
-    trace = open_trace(scenario.trace, requests=scenario.requests, seed=scenario.seed, **options)
-    return _cut(trace, scenario)
+    wanted = scenario.requests + scenario.skip if scenario.requests is not None else None
+    return _cut(open_trace(scenario.trace, requests=wanted, seed=scenario.seed, **options), scenario)
 
 
 def _cut(trace: Trace, scenario: Scenario) -> Trace:
     import numpy as np
 
-    if scenario.requests is not None and len(trace) > scenario.requests:
-        trace = trace.take(np.arange(scenario.requests))
+    if scenario.skip >= len(trace):
+        raise UserError(f"skip is {scenario.skip}, but trace {trace.name} has only {len(trace)} requests")
+    end = len(trace) if scenario.requests is None else min(scenario.skip + scenario.requests, len(trace))
+    if end - scenario.skip < len(trace):
+        trace = trace.take(np.arange(scenario.skip, end))
     return trace.with_rate(scenario.rate) if scenario.rate is not None else trace
 
 

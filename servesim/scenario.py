@@ -86,6 +86,8 @@ class Scenario(BaseModel):
     """h100, h200, a100, a100-40g, l40s, rtx-pro-6000."""
     requests: int | None = Field(default=None, ge=1, le=100_000_000)
     """The first so many requests; none: all the trace has (presets and synthetic traces: their default)."""
+    skip: int = Field(default=0, ge=0)
+    """Requests left out before the first: a window of a trace is `skip` and `requests`."""
     rate: float | None = Field(default=None, gt=0)
     """Mean arrivals per second: all gaps are scaled alike; inf: all at once; none: as recorded."""
     clients: ClientSettings = ClientSettings()

@@ -129,11 +129,12 @@ def _summary(
         **figures,
         "notes": [*setup.notes, *after_run(scenario, setup.trace, setup.defaults, figures)],
         "scenario": scenario.model_dump(mode="json"),
-        "provenance": {**setup.provenance, "versions": _versions()},
+        "provenance": {**setup.provenance, "versions": versions()},
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions a result depends on to the byte."""
     from importlib.metadata import version
 
     names = ("servesim", "simpy", "numpy", "pyarrow")

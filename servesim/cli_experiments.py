@@ -1,0 +1,141 @@
+"""`servesim compare`, `sweep` and `capacity`: the command line of experiments."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from servesim.errors import UserError, suggest
+
+SETTINGS = """
+SETTINGS are scenario files, and any setting of a scenario as an option, as for servesim run: --trace, --model, --gpu,
+--scheduler, --kv, --router, --replicas, --tp, --rate, --requests, --seed, --slo, --engine.block-size and so on. An
+option may list several values with commas; every combination is one variant.
+"""
+COMPARE_EXAMPLES = """
+Examples:
+
+  servesim compare --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --kv paged,prefix-hash
+
+  servesim compare a.yaml b.yaml --metrics ttft_p99,tpot_mean --out result
+"""
+FLAGS: dict[str, tuple[str, Any]] = {
+    "check": ("check", True),
+    "sort": ("sort", True),
+    "spread_ticks": ("spread_ticks", "uniform"),
+    "ignore_memory": ("engine.ignore_memory", True),
+}
+"""Options without a value, and what they set."""
+CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="[SETTINGS]...", help="See below.")]
+Out = Annotated[Path | None, typer.Option(help="Directory for results; a rerun computes only what is missing.")]
+Jobs = Annotated[int | None, typer.Option(help="Processes. [default: one a core]")]
+Where = Annotated[str, typer.Option("--executor", help="local, ray, or ray:ADDRESS of a running cluster.")]
+Warmup = Annotated[float, typer.Option(help="Share of the arrivals left out at the start.")]
+Cooldown = Annotated[float, typer.Option(help="Share of the arrivals left out at the end.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the document instead of tables.")]
+
+
+def compare(
+    settings: Arguments = None,
+    replicates: Annotated[int, typer.Option(help="Seeds, or windows of a recorded trace; 1: blocks in one run.")] = 10,
+    baseline: Annotated[str | None, typer.Option(help="Variant to compare with. [default: the first]")] = None,
+    metrics: Annotated[str | None, typer.Option(help="Such as ttft_p99,output_throughput.")] = None,
+    rank_by: Annotated[str, typer.Option(help="Metric of the ranking and the headline.")] = "ttft_p99",
+    margin: Annotated[float, typer.Option(help="Changes within it do not matter.")] = 0.02,
+    interval: Annotated[str, typer.Option(help="auto, t, studentised or bca.")] = "auto",
+    warmup: Warmup = 0.1,
+    cooldown: Cooldown = 0.1,
+    jobs: Jobs = None,
+    executor: Where = "local",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Which policy is better on this workload, by how much, and how sure is that?"""
+    files, axes = scenario_arguments(settings or ())
+    from servesim.cli_tables import Bar, print_comparison
+    from servesim.experiments.compare import compare as run
+
+    with Bar() as bar:
+        frame = run(
+            *files,
+            replicates=replicates,
+            baseline=baseline,
+            metrics=metrics,
+            rank_by=rank_by,
+            margin=margin,
+            interval=interval,
+            warmup=warmup,
+            cooldown=cooldown,
+            jobs=jobs,
+            executor=executor,
+            out=out,
+            on_progress=bar,
+            **axes,
+        )
+    _print(frame.attrs["document"], print_comparison, as_json, out)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(epilog=SETTINGS + COMPARE_EXAMPLES, context_settings=CONTEXT)(compare)
+
+
+def scenario_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Scenario files, and settings by key: from `--key value`, `--key=value`, flags and `--set key=value`."""
+    files: list[str] = []
+    found: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            if word.startswith("-") and word != "-":
+                raise UserError(f"no such option: {word}")
+            files.append(word)
+            continue
+        name, equals, value = word[2:].partition("=")
+        key = name.replace("-", "_")
+        if key in FLAGS and not equals:
+            found[FLAGS[key][0]] = FLAGS[key][1]
+            continue
+        _known(word, key)
+        if not equals:
+            if not rest:
+                raise UserError(f"option {word} needs a value")
+            value = rest.pop(0)
+        if key == "set":
+            key, assigned, value = value.partition("=")
+            if not assigned:
+                raise UserError(f"--set {key}: write key=value, such as engine.block_size=32")
+        found[key.strip()] = value
+    return files, found
+
+
+def _known(option: str, key: str) -> None:
+    from servesim.scenario import Scenario
+
+    if key != "set" and key.partition(".")[0] not in Scenario.model_fields:
+        known = [*Scenario.model_fields, *FLAGS, "set", *_OPTIONS]
+        hint = suggest(key, known) if suggest(key, known).startswith(" (did") else ""
+        raise UserError(f"no such option: {option}{hint.replace('_', '-')}")
+
+
+_OPTIONS = (
+    *("replicates", "baseline", "metrics", "rank_by", "margin", "interval", "warmup", "cooldown"),
+    *("jobs", "executor", "out", "json"),
+)
+
+
+def _print(document: dict[str, Any], table: Any, as_json: bool, out: Path | None) -> None:
+    if as_json:
+        from servesim.experiments.documents import plain
+        from servesim.result_files import to_json
+
+        sys.stdout.write(to_json(plain(document)))
+    else:
+        table(document, out)

@@ -1,0 +1,141 @@
+"""What experiments print: tables a reader in a hurry understands, and a progress bar with the best so far."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+
+from servesim.cli_summary import number, percent
+from servesim.experiments.runner import Progress
+
+COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}
+LABELS = {
+    "slo_attainment": "SLO attainment",
+    "request_goodput": "goodput",
+    "usd_per_million_tokens": "price per million tokens",
+    "usd_per_million_output_tokens": "price per million output tokens",
+}
+
+
+class Bar:
+    """Cells done on stderr, on a terminal only; `best` says what stands beside them."""
+
+    def __init__(self) -> None:
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        console = Console(stderr=True)
+        self._bar = RichProgress(*columns, console=console, transient=True) if sys.stderr.isatty() else None
+        self._task: Any = None
+        self.best = ""
+
+    def __enter__(self) -> Bar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        if self._bar is None:
+            return
+        if self._task is None:
+            self._task = self._bar.add_task("")
+        self._bar.update(self._task, completed=progress.done, total=progress.total, description=escape(self.best))
+
+
+def print_comparison(document: Mapping[str, Any], out: Path | None) -> None:
+    """The headline, a table by metric, and where policies part."""
+    console = Console(highlight=False)
+    workload, repeats, how = document["workload"], document["replicates"], document["settings"]
+    console.print(escape(_workload(workload)), style="bold")
+    count = f"{repeats['count']} {repeats['kind']}" if repeats["kind"] != "blocks" else "moving blocks in one run"
+    console.print(
+        f"paired over {count}, {percent(how['level'])} intervals; baseline: {escape(document['baseline'])}", style="dim"
+    )
+    console.print(_comparison_table(document))
+    for line in document["headline"]:
+        console.print(escape(line))
+    for found in document["drill_down"]:
+        causes = ", ".join(f"{count:,} {cause}" for cause, count in found["causes"].items())
+        console.print(
+            f"{escape(found['variant'])}: {found['worse']:,} of {found['compared']:,} requests slower by over 5 %"
+            f"{f' ({causes})' if causes else ''}, {found['better']:,} faster; first difference {_first(found)}",
+            style="dim",
+        )
+    for note in document["notes"]:
+        console.print(f"note: {escape(note)}", style="dim")
+    if out is not None:
+        console.print(f"written to {escape(str(out))}", style="dim")
+
+
+def _first(found: Mapping[str, Any]) -> str:
+    return escape(found["divergence_text"]) if found["divergence"] is not None else "none"
+
+
+def _workload(workload: Mapping[str, Any]) -> str:
+    parts = [str(workload.get("trace", ""))]
+    parts += [f"{workload['requests']:,} requests"] if workload.get("requests") else []
+    parts += [f"{workload['rate']} requests/s"] if workload.get("rate") else []
+    parts += [f"{workload[key]}" for key in ("model", "gpu") if workload.get(key)]
+    return ", ".join(parts)
+
+
+def _comparison_table(document: Mapping[str, Any]) -> Table:
+    oracle = any(v["oracle"] for v in document["variants"])
+    names = ("metric", "policy", "value", "change", "interval", *(("to oracle",) if oracle else ()), "verdict")
+    table = Table(*names, box=None, header_style="bold")
+    for column in table.columns[2:-1]:
+        column.justify = "right"
+    last = None
+    for row in document["rows"]:
+        if last not in (None, row["metric"]):
+            table.add_section()
+        low, high = row["change_low"], row["change_high"]
+        interval = "" if low is None or high is None else f"{_change(row, low)} to {_change(row, high)}"
+        table.add_row(
+            LABELS.get(row["metric"], row["metric"].replace("_", " ")) if row["metric"] != last else "",
+            escape(row["variant"]),
+            value_text(row["value"], row["unit"]),
+            "" if row["change"] is None else _change(row, row["change"]),
+            interval,
+            *((("" if row["gap_to_oracle"] is None else _change(row, row["gap_to_oracle"])),) if oracle else ()),
+            _verdict(row),
+        )
+        last = row["metric"]
+    return table
+
+
+def _verdict(row: Mapping[str, Any]) -> str:
+    more = f", {row['more_replicates']:,} more would decide" if row["more_replicates"] else ""
+    text = f"{row['verdict']}{more}"
+    colour = COLOURS.get(row["verdict"])
+    return f"[{colour}]{text}[/]" if colour else text
+
+
+def _change(row: Mapping[str, Any], change: float) -> str:
+    if row["scale"] == "ratio":
+        return f"{100 * change:+.1f} %"
+    if row["unit"] == "share":
+        return f"{100 * change:+.1f} points"
+    return f"{change:+.4g}"
+
+
+def value_text(value: float | None, unit: str) -> str:
+    """A value with its unit."""
+    if value is None:
+        return "-"
+    if unit == "share":
+        return percent(value)
+    return f"${number(value)}" if unit == "$" else f"{number(value)} {unit}".strip()

@@ -1,0 +1,126 @@
+"""Axes of an experiment: which settings vary, over which values, and the scenarios their product makes.
+
+A list of values is written with commas. Values hold commas themselves (`vllm:max_num_seqs=64,policy=priority`), so
+commas inside brackets belong to the value, and a part continues the value before it if it is `key=value` with
+no colon before the equals sign; any other part starts a new value:
+
+    static,vllm:max_num_seqs=64,policy=priority,sarathi   ->   static | vllm:max_num_seqs=64,policy=priority | sarathi
+    synth:rate=2,prompt=lognormal(512,2048),synth:rate=4     ->   synth:rate=2,prompt=lognormal(512,2048) | synth:rate=4
+    1,2,4                                                 ->   1 | 2 | 4
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.errors import UserError, suggest
+from servesim.scenario import EngineSettings, Scenario, Settings, override
+
+NAMES = frozenset(("scheduler", "kv", "speculation", "router", "model", "gpu", "trace"))
+"""Settings whose values speak for themselves in a label; others stand there as key=value."""
+SINGLE = frozenset(("slo",))
+"""Settings whose commas are their own."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One point of the product of the axes."""
+
+    label: str
+    axes: dict[str, Any]
+    """Value by axis, as it was written."""
+    settings: Settings
+    """The scenario's settings, not yet validated."""
+
+
+def split_values(text: str) -> list[str]:
+    """The values of a comma list; see the module's docstring for the rule."""
+    values: list[str] = []
+    for part in _outside_brackets(text):
+        head, equals, _ = part.partition("=")
+        if values and equals and ":" not in head:
+            values[-1] += f",{part}"
+        else:
+            values.append(part.strip())
+    return values
+
+
+def axis_values(key: str, given: Any) -> list[Any]:
+    """The values of an axis: a comma list on the command line, a list in YAML or Python, or one value."""
+    if isinstance(given, str) and key not in SINGLE:
+        values: list[Any] = split_values(given)
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        values = list(given)
+    else:
+        values = [given]
+    if not values:
+        raise UserError(f"{key}: no value is given")
+    texts = [label_of(key, value) for value in values]
+    twice = next((text for text in texts if texts.count(text) > 1), None)
+    if twice is not None:
+        raise UserError(f"{key}: {twice} is given twice")
+    return values
+
+
+def product(settings: Mapping[str, Any], axes: Mapping[str, Any]) -> list[Variant]:
+    """Every combination of the axes' values over the settings, the last axis varying fastest.
+
+    Axes with one value are settings and not part of the labels.
+    """
+    for key in axes:
+        check_key(key)
+    lists = {key: axis_values(key, given) for key, given in axes.items()}
+    varied = [key for key, values in lists.items() if len(values) > 1]
+    variants = []
+    for combination in itertools.product(*lists.values()):
+        point = dict(zip(lists, combination, strict=True))
+        label = " / ".join(label_of(key, point[key]) for key in varied)
+        variants.append(Variant(label, {key: point[key] for key in varied}, _with(settings, point)))
+    return variants
+
+
+def check_key(key: str) -> None:
+    """UserError, with a suggestion, if no scenario has such a setting."""
+    outer, dot, inner = key.partition(".")
+    if outer not in Scenario.model_fields:
+        raise UserError(f"unknown setting {outer!r}{suggest(outer, Scenario.model_fields)}")
+    if dot and outer == "engine" and inner not in EngineSettings.model_fields:
+        raise UserError(f"unknown setting {key!r}{suggest(inner, EngineSettings.model_fields)}")
+
+
+def label_of(key: str, value: Any) -> str:
+    """How a value of an axis is named in tables."""
+    if isinstance(value, Mapping):
+        rest = ",".join(f"{k}={v}" for k, v in value.items() if k != "name")
+        value = f"{value.get('name', '')}{':' if rest else ''}{rest}"
+    return str(value) if key in NAMES else f"{key}={value}"
+
+
+def _with(settings: Mapping[str, Any], point: Mapping[str, Any]) -> Settings:
+    changed = dict(settings)
+    for key, value in point.items():
+        if isinstance(value, str) and (key not in NAMES and key not in SINGLE):
+            changed = override(changed, [f"{key}={value}"])  # numbers and booleans are read as YAML
+        elif "." in key:
+            outer, _, inner = key.partition(".")
+            changed[outer] = {**changed.get(outer, {}), inner: value}
+        else:
+            changed[key] = value
+    return changed
+
+
+def _outside_brackets(text: str) -> Iterable[str]:
+    depth, part = 0, ""
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if char == "," and depth <= 0:
+            if part.strip():
+                yield part
+            part = ""
+        else:
+            part += char
+    if part.strip():
+        yield part

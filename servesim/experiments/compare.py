@@ -1,0 +1,300 @@
+"""A/B comparisons: policies on one workload, paired replicate by replicate, with intervals and verdicts.
+
+Written under `out`:
+
+    comparison.json      the document below
+    comparison.parquet   tidy: variant, replicate, metric, value (null: nothing to measure); one row each
+    cells/<address>/     one result directory a run, as `servesim run --out` writes it
+
+comparison.json, keys sorted, NaN and infinity as null:
+
+    schema        "servesim.comparison/1"
+    baseline      label of the variant all others are compared with
+    settings      level, margin, warmup, cooldown, interval, rank_by
+    workload      settings all variants share (trace, model, gpu, slo, ...)
+    replicates    {kind: "seeds" | "windows" | "blocks", count, changes: [what each changes in the scenario]};
+                  blocks: one run of each, requests resampled in moving blocks
+    metrics       [{name, unit, better: "lower" | "higher", scale: "ratio" | "difference", latency}]
+    variants      [{label, axes, oracle, unstable: unstable runs, error: null or text, cells: [address or null by
+                  replicate]}], the baseline first
+    rows          [{variant, metric, unit, better, scale, value, baseline_value, change, change_low, change_high, p,
+                  p_holm, verdict, replicates, more_replicates, gap_to_oracle}]
+    ranking       {metric, order: [labels, best first], unstable: [labels], failed: [labels]}
+    headline      [sentences]
+    drill_down    [{variant, baseline, replicate, compared, worse, better, not_completed, causes: {cause: requests},
+                  worst: [{row, prompt_len, output_len, e2el_ms: [baseline, variant], more_ms: {queue, prefill, decode},
+                  cause}], divergence: null or {replica, step, time_s, baseline, variant}, divergence_text}]
+    notes         [sentences]
+
+`value` is the mean over replicates, the geometric one where scale is "ratio"; there `change` is value /
+baseline_value - 1, else value - baseline_value. verdict: better, worse, equivalent (the interval lies within the
+margin), undecided, identical; baseline; unstable (in at least half of the runs of one of the two a queue grows without
+end: its latencies tell the length of the trace); failed. `more_replicates`: how many more would probably decide; null:
+not undecided, or no reasonable number. `gap_to_oracle`: change from the best oracle compared to this variant; null
+without an oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from servesim.contracts import Registry
+from servesim.errors import UserError
+from servesim.experiments.axes import Variant, product
+from servesim.experiments.documents import write_document
+from servesim.experiments.drill import divergence_text, drill_down
+from servesim.experiments.measures import METRICS, Metric, check_window, measure, metrics_of
+from servesim.experiments.replicates import WORKLOAD, Replicates, replicates_of
+from servesim.experiments.runner import OnProgress, Runner, open_runner
+from servesim.experiments.statistics import check_method
+from servesim.experiments.store import Cell
+from servesim.experiments.verdicts import Settings, is_unstable, judge, sentence
+from servesim.scenario import Scenario, load_settings, policy_settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = "servesim.comparison/1"
+COMPARISON, VALUES = "comparison.json", "comparison.parquet"
+
+
+def compare(
+    *scenarios: str | Path | Mapping[str, Any],
+    replicates: int = 10,
+    baseline: str | None = None,
+    metrics: Sequence[str] | str | None = None,
+    rank_by: str | None = None,
+    margin: float = 0.02,
+    level: float = 0.95,
+    interval: str = "auto",
+    warmup: float = 0.1,
+    cooldown: float = 0.1,
+    jobs: int | None = None,
+    executor: str = "local",
+    out: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    **axes: Any,
+) -> pd.DataFrame:
+    """Compare policies on one workload under common random numbers; the rows of the document as a DataFrame.
+
+    Either one scenario (or none) and `axes`, settings by keyword of which some have several values (a list or a
+    comma list: `scheduler="static,vllm"`), or several scenarios that replay the same workload. The first variant is
+    the baseline unless one is named. `replicates` are seeds of a synthetic workload or preset, windows of a recorded
+    trace; 1: moving blocks within one run. `margin`: changes within it (2 %, for shares 2 percentage points) do not
+    matter. The whole document is in `.attrs["document"]`. UserError where the question makes no sense.
+    """
+    import pandas as pd
+
+    check_window(warmup, cooldown)
+    check_method(interval)
+    variants = variants_of(scenarios, axes)
+    _same_workload(variants)
+    first = _baseline(variants, baseline)
+    variants = [first, *(v for v in variants if v is not first)]
+    known = _first_scenario(variants)
+    settings = Settings(level, margin, warmup, cooldown, interval, _rank_by(rank_by))
+    wanted = metrics_of(metrics, known.slo)
+    if METRICS[settings.rank_by] not in wanted:
+        wanted.insert(0, METRICS[settings.rank_by])
+    repeats = replicates_of(first.settings, replicates)
+    with open_runner(out, executor, jobs, on_progress) as runner:
+        cells = [[runner.cell({**v.settings, **change}) for change in repeats.changes] for v in variants]
+        runner.run([cell for row in zip(*cells, strict=True) for cell in row])
+        document = _document(runner, variants, cells, repeats, wanted, settings)
+        values = document.pop("values")
+        if out is not None:
+            write_document(Path(out), COMPARISON, document, VALUES, values)
+    frame = pd.DataFrame(document["rows"])
+    frame.attrs["document"] = document
+    return frame
+
+
+def variants_of(scenarios: Sequence[str | Path | Mapping[str, Any]], axes: Mapping[str, Any]) -> list[Variant]:
+    """What is compared: every combination of the axes over every scenario."""
+    given = [s if isinstance(s, Mapping) else load_settings(s) for s in scenarios] or [{}]
+    if len(given) == 1:
+        return product(given[0], axes)
+    names = [Path(s).stem if not isinstance(s, Mapping) else f"scenario {i + 1}" for i, s in enumerate(scenarios)]
+    if len(set(names)) < len(names):
+        names = [str(s) if not isinstance(s, Mapping) else name for s, name in zip(scenarios, names, strict=True)]
+    found = []
+    for name, settings in zip(names, given, strict=True):
+        for v in product(settings, axes):
+            label = f"{name} / {v.label}" if v.label else name
+            found.append(Variant(label, {"scenario": name, **v.axes}, v.settings))
+    return found
+
+
+def is_oracle(settings: Mapping[str, Any]) -> bool:
+    """Whether a policy among the settings is told true output lengths."""
+    from servesim import contracts
+
+    registries = [r for r in vars(contracts).values() if isinstance(r, Registry)]
+    for registry in registries:
+        if settings.get(registry.kind) is None:
+            continue
+        try:
+            policy, _ = registry.resolve(policy_settings(settings[registry.kind])["name"])
+        except UserError:
+            continue  # its cells say what is wrong with it
+        if "output_len" in getattr(policy, "needs", ()):
+            return True
+    return False
+
+
+def _same_workload(variants: Sequence[Variant]) -> None:
+    if len(variants) < 2:
+        raise UserError("compare: give an axis with several values, such as --scheduler static,vllm, or two scenarios")
+    for v in variants[1:]:
+        for key in WORKLOAD:
+            one, other = variants[0].settings.get(key), v.settings.get(key)
+            if one != other:
+                raise UserError(
+                    f"compare: {variants[0].label} and {v.label} replay different workloads "
+                    f"({key}: {one} and {other}); pairs need the same one (servesim sweep varies workloads)"
+                )
+
+
+def _baseline(variants: Sequence[Variant], label: str | None) -> Variant:
+    if label is None:
+        return variants[0]
+    found = [v for v in variants if label in (v.label, *v.label.split(" / "))]
+    if len(found) != 1:
+        raise UserError(f"baseline {label!r}: name one of {'; '.join(v.label for v in variants)}")
+    return found[0]
+
+
+def _first_scenario(variants: Sequence[Variant]) -> Scenario:
+    """A valid scenario among them; its error if there is none."""
+    error: UserError | None = None
+    for v in variants:
+        try:
+            return Scenario.of(v.settings)
+        except UserError as wrong:
+            error = error or wrong
+    assert error is not None
+    raise error
+
+
+def _rank_by(name: str | None) -> str:
+    return metrics_of([name or "ttft_p99"], {"ttft": 1.0})[0].name
+
+
+def _document(
+    runner: Runner,
+    variants: Sequence[Variant],
+    cells: Sequence[Sequence[Cell]],
+    repeats: Replicates,
+    metrics: Sequence[Metric],
+    settings: Settings,
+) -> dict[str, Any]:
+    values = np.full((len(variants), len(repeats), len(metrics)), np.nan)
+    unstable = np.zeros(len(variants), dtype=np.int64)
+    for i, row in enumerate(cells):
+        for j, cell in enumerate(row):
+            if cell.address in runner.errors:
+                continue
+            run = runner.load(cell)
+            unstable[i] += run.unstable
+            found = measure(run, metrics, settings.warmup, settings.cooldown)
+            values[i, j] = [found[m.name] for m in metrics]
+    errors = [next((runner.errors[c.address] for c in row if c.address in runner.errors), None) for row in cells]
+    if errors[0] is not None:
+        raise UserError(f"compare: the baseline {variants[0].label} does not run: {errors[0]}")
+    described = [
+        {
+            "label": v.label,
+            "axes": v.axes,
+            "oracle": is_oracle(v.settings),
+            "unstable": int(unstable[i]),
+            "error": errors[i],
+            "cells": [None if c.address in runner.errors else c.address for c in cells[i]],
+        }
+        for i, v in enumerate(variants)
+    ]
+    folders = None
+    if len(repeats) == 1:
+        folders = [runner.folder(row[0]) if error is None else None for row, error in zip(cells, errors, strict=True)]
+    rows = judge(described, values, metrics, settings, folders)
+    ranking = _ranking(described, rows, METRICS[settings.rank_by])
+    return {
+        "schema": SCHEMA,
+        "baseline": variants[0].label,
+        "settings": settings._asdict(),
+        "workload": shared_settings([v.settings for v in variants]),
+        "replicates": {
+            "kind": "blocks" if len(repeats) == 1 else repeats.kind,
+            "count": len(repeats),
+            "changes": list(repeats.changes),
+        },
+        "metrics": [vars(m) for m in metrics],
+        "variants": described,
+        "rows": rows,
+        "ranking": ranking,
+        "headline": [
+            sentence(row, variants[0].label)
+            for row in rows
+            if row["metric"] == settings.rank_by and row["variant"] != variants[0].label
+        ],
+        "drill_down": _drill_downs(runner, variants, cells),
+        "notes": _notes(described, repeats, ranking),
+        "values": {
+            "variant": [v.label for v in variants for _ in range(len(repeats) * len(metrics))],
+            "replicate": [j for _ in variants for j in range(len(repeats)) for _ in metrics],
+            "metric": [m.name for _ in variants for _ in range(len(repeats)) for m in metrics],
+            "value": values.ravel().tolist(),
+        },
+    }
+
+
+def shared_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings that are the same in all."""
+    return {k: v for k, v in sorted(settings[0].items()) if all(k in s and s[k] == v for s in settings)}
+
+
+def _ranking(variants: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], metric: Metric) -> Any:
+    """Best first; unstable and failed ones are named, not ranked."""
+    value = {row["variant"]: row["value"] for row in rows if row["metric"] == metric.name}
+    unstable = [v["label"] for v in variants if is_unstable(v) and v["error"] is None]
+    failed = [v["label"] for v in variants if v["error"] is not None]
+    ranked = [v["label"] for v in variants if v["label"] not in (*unstable, *failed) and value[v["label"]] is not None]
+    sign = 1 if metric.better == "lower" else -1
+    order = sorted(ranked, key=lambda label: sign * value[label])
+    return {"metric": metric.name, "order": order, "unstable": unstable, "failed": failed}
+
+
+def _drill_downs(runner: Runner, variants: Sequence[Variant], cells: Sequence[Sequence[Cell]]) -> list[dict[str, Any]]:
+    found = []
+    for v, row in zip(variants[1:], cells[1:], strict=True):
+        if row[0].address in runner.errors:
+            continue
+        what = drill_down(runner.folder(cells[0][0]), runner.folder(row[0]))
+        text = divergence_text(what["divergence"], variants[0].label, v.label)
+        found.append(
+            {"variant": v.label, "baseline": variants[0].label, "replicate": 0, **what, "divergence_text": text}
+        )
+    return found
+
+
+def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates, ranking: Mapping[str, Any]) -> list[str]:
+    notes = [f"{v['label']} failed: {v['error']}" for v in variants if v["error"] is not None]
+    for v in variants:
+        if v["unstable"]:
+            so = "its latencies tell the length of the trace, they are not compared and it is not ranked"
+            notes.append(
+                f"{v['label']} is unstable in {v['unstable']} of {len(repeats)} runs (the queue still grows when the "
+                f"arrivals end): {so if v['label'] in ranking['unstable'] else 'it is near its limit'}"
+            )
+    if len(repeats) == 1:
+        notes.append("one run of each: intervals come from moving blocks within it and say nothing about other traces")
+    elif len(repeats) < 6:
+        notes.append(f"{len(repeats)} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6")
+    if repeats.kind == "windows" and len(repeats) > 1:
+        notes.append("replicates are successive windows of one recorded trace, each begun with empty servers")
+    if not any(v["oracle"] for v in variants):
+        notes.append("no oracle is among the policies compared, so there is no gap to one")
+    return notes

@@ -1,0 +1,44 @@
+"""Documents of experiments: JSON and tidy Parquet, written beside and renamed; the same inputs give the same bytes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.result_files import to_json
+
+
+def write_document(
+    out: Path, name: str, document: Mapping[str, Any], table_name: str, columns: Mapping[str, list[Any]]
+) -> None:
+    """Write the table, then the document that stands for both."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    cleaned = {key: plain(values) for key, values in columns.items()}
+    try:
+        scratch = out / f".{table_name}.{os.getpid()}"
+        pq.write_table(pa.table(cleaned), scratch, compression="zstd")
+        scratch.replace(out / table_name)
+        scratch = out / f".{name}.{os.getpid()}"
+        scratch.write_text(to_json(plain(document)), encoding="utf-8")
+        scratch.replace(out / name)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: NaN and infinity become null, numpy numbers Python's."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,0 +1,184 @@
+"""Where two policies part, and which requests paid for it: two result directories of one workload, row by row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.experiments.measures import MS, SECOND, Run
+from servesim.result_files import STEPS
+
+Array = NDArray[np.float64]
+
+WORSE = 0.05
+"""A request got worse whose end-to-end latency grew by more than this share."""
+WORST = 10
+DECISION = (
+    *("prefill_tokens", "prefill_pieces", "prefill_context", "decode_count"),
+    *("decode_context", "padded_tokens", "drafts", "preempted"),
+)
+"""Columns of the step table that say what a step computes."""
+
+
+def drill_down(base: Path, other: Path) -> dict[str, Any]:
+    """Requests that got worse under `other`, by cause, the worst of them, and the first decision that differs."""
+    a, b = Run.load(base), Run.load(other)
+    steps_a, steps_b = _steps(base), _steps(other)
+    return {
+        **_worse(a, b, _interference(a, steps_a), _interference(b, steps_b)),
+        "divergence": _divergence(a, b, steps_a, steps_b),
+    }
+
+
+def _steps(folder: Path) -> dict[str, NDArray[np.int64]]:
+    import pyarrow.parquet as pq
+
+    names = ["replica", "step", "k", "planned_ns", "start_ns", "end_ns", "elapsed_ns", *DECISION]
+    table = pq.read_table(folder / STEPS, columns=names)
+    return {name: table[name].to_numpy() for name in names}
+
+
+def _parts(run: Run) -> dict[str, Array]:
+    """The three stretches of a request's life in ns; NaN where it did not complete."""
+    c = {name: np.where(run.done, run.columns[name], np.nan) for name in run.columns}
+    return {
+        "queue": c["scheduled_ns"] - c["arrival_ns"],
+        "prefill": c["first_token_ns"] - c["scheduled_ns"],
+        "decode": c["last_token_ns"] - c["first_token_ns"],
+    }
+
+
+def _interference(run: Run, steps: dict[str, NDArray[np.int64]]) -> Array:
+    """Time in ns, of each request's decoding, of the steps that also computed prompts."""
+    terms = run.summary["provenance"]["host_terms"] or {}
+    out = float(terms.get("front_out", 0.0))  # clients hear of tokens this much later
+    spent = np.zeros(len(run.done))
+    for replica in np.unique(steps["replica"]):
+        mine = steps["replica"] == replica
+        ends = steps["end_ns"][mine]
+        total = np.cumsum(np.where(steps["prefill_tokens"][mine] > 0, steps["elapsed_ns"][mine], 0))
+        here = run.done & (run.columns["replica"] == replica)
+        first, last = (run.columns[f"{name}_token_ns"][here] - out for name in ("first", "last"))
+        spent[here] = np.interp(last, ends, total) - np.interp(first, ends, total)
+    return spent
+
+
+def _worse(a: Run, b: Run, prompts_a: Array, prompts_b: Array) -> dict[str, Any]:
+    before, after = a.latency_ms("e2el"), b.latency_ms("e2el")
+    lost = np.flatnonzero(a.done & ~b.done)
+    both = a.done & b.done
+    growth = np.full(len(both), -np.inf)
+    growth[both] = after[both] / before[both] - 1
+    worse = np.flatnonzero(growth > WORSE)
+    parts_a, parts_b = _parts(a), _parts(b)
+    delta = {name: parts_b[name] - parts_a[name] for name in parts_a}
+    causes = {row: _cause(row, a, b, delta, prompts_b - prompts_a) for row in worse.tolist()}
+    worst = sorted(worse.tolist(), key=lambda row: (before[row] - after[row], row))[:WORST]
+    return {
+        "compared": int(both.sum()),
+        "worse": len(worse),
+        "better": int((growth[both] < -WORSE).sum()),
+        "not_completed": len(lost),
+        "causes": dict(sorted(Counter(causes.values()).items(), key=lambda item: (-item[1], item[0]))),
+        "worst": [
+            {
+                "row": row,
+                "prompt_len": int(a.columns["prompt_len"][row]),
+                "output_len": int(a.columns["output_len"][row]),
+                "e2el_ms": [float(before[row]), float(after[row])],
+                "more_ms": {name: float(change[row] / MS) for name, change in delta.items()},
+                "cause": causes[row],
+            }
+            for row in worst
+        ],
+    }
+
+
+def _cause(row: int, a: Run, b: Run, delta: dict[str, Array], prompts: Array) -> str:
+    """The cause by the stretch that grew most."""
+    if b.columns["num_preemptions"][row] > a.columns["num_preemptions"][row]:
+        return "preemption"
+    most = max(delta, key=lambda name: float(delta[name][row]))
+    if most == "queue":
+        return "queueing"
+    if most == "prefill":
+        lost = b.columns["hit_tokens"][row] < a.columns["hit_tokens"][row]
+        return "lost prefix hits" if lost else "slower prefill"
+    return "prefill interference" if prompts[row] > delta["decode"][row] / 2 else "slower decode steps"
+
+
+def _divergence(
+    a: Run, b: Run, steps_a: dict[str, NDArray[np.int64]], steps_b: dict[str, NDArray[np.int64]]
+) -> dict[str, Any] | None:
+    """The first step, by time, that computes something else; None where all are the same."""
+    found = []
+    for replica in sorted({*steps_a["replica"].tolist(), *steps_b["replica"].tolist()}):
+        first, second = _expanded(steps_a, replica), _expanded(steps_b, replica)
+        n = min(len(first["step"]), len(second["step"]))
+        differs = np.zeros(n, dtype=np.bool_)
+        for name in DECISION:
+            differs |= first[name][:n] != second[name][:n]
+        at = int(np.argmax(differs)) if differs.any() else n
+        if at < max(len(first["step"]), len(second["step"])):
+            sides = [_decision(run, steps, at) for run, steps in ((a, first), (b, second))]
+            when = min(side["time_s"] for side in sides if side is not None)
+            found.append({"replica": replica, "step": at, "time_s": when, "baseline": sides[0], "variant": sides[1]})
+    return min(found, key=lambda d: (d["time_s"], d["replica"]), default=None)
+
+
+def _expanded(steps: dict[str, NDArray[np.int64]], replica: int) -> dict[str, NDArray[np.int64]]:
+    """The decisions of one replica, one entry a step: rows of k equal steps are written out."""
+    mine = steps["replica"] == replica
+    k = steps["k"][mine]
+    offset = np.arange(int(k.sum())) - np.repeat(np.cumsum(k) - k, k)
+    columns = {name: np.repeat(steps[name][mine], k) for name in ("step", *DECISION)}
+    columns["decode_context"] = columns["decode_context"] + offset * columns["decode_count"]
+    start, span = np.repeat(steps["planned_ns"][mine], k), np.repeat((steps["end_ns"] - steps["start_ns"])[mine], k)
+    columns["planned_ns"] = start + span * offset // np.repeat(k, k)
+    return columns
+
+
+def _decision(run: Run, steps: dict[str, NDArray[np.int64]], at: int) -> dict[str, Any] | None:
+    """What a policy's step `at` computes, and the requests it takes in; None if it has none any more."""
+    if at >= len(steps["step"]):
+        return None
+    now = int(steps["planned_ns"][at])
+    return {
+        "time_s": now / SECOND,
+        **{name: int(steps[name][at]) for name in DECISION},
+        "first_scheduled": np.flatnonzero(run.columns["scheduled_ns"] == now).tolist(),
+    }
+
+
+def divergence_text(found: dict[str, Any] | None, baseline: str, variant: str) -> str:
+    """The first decision that differs, in a sentence."""
+    if found is None:
+        return f"{variant} and {baseline} take the same decisions throughout"
+    sides = [f"{name} {_does(found[key])}" for name, key in ((baseline, "baseline"), (variant, "variant"))]
+    return f"at {found['time_s']:.3f} s (step {found['step']} of replica {found['replica']}) {'; '.join(sides)}"
+
+
+def _does(side: dict[str, Any] | None) -> str:
+    if side is None:
+        return "has nothing left to do"
+    does = []
+    if side["prefill_pieces"]:
+        does.append(f"computes {side['prefill_tokens']:,} tokens of {_several(side['prefill_pieces'], 'prompt')}")
+    if side["decode_count"]:
+        context = f"{side['decode_context']:,} tokens of context"
+        does.append(f"decodes {_several(side['decode_count'], 'request')} with {context}")
+    if side["drafts"]:
+        does.append(f"verifies {_several(side['drafts'], 'draft token')}")
+    if side["padded_tokens"]:
+        does.append(f"pads {side['padded_tokens']} tokens")
+    if side["preempted"]:
+        does.append(f"preempts {_several(side['preempted'], 'request')}")
+    return " and ".join(does) or "does nothing"
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

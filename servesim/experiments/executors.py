@@ -1,0 +1,114 @@
+"""Where cells are computed: in this process, in worker processes of this machine, or on a Ray cluster.
+
+Every executor takes cells and a store, and calls `on_done(cell, error)` in the caller's thread as each ends, with
+None or one line that says what went wrong. A worker that dies takes its cell with it once: the cell is tried
+again, and fails for good if that kills a worker too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.experiments.store import Cell, Store, compute
+
+OnDone = Callable[[Cell, str | None], None]
+Executor = Callable[[Sequence[Cell], Store, OnDone], None]
+
+DIED = "the worker process died twice computing this cell (out of memory?)"
+
+
+def executor(name: str = "local", jobs: int | None = None) -> Executor:
+    """`local` (as many processes as `jobs`, or cores) or `ray[:address]`."""
+    kind, _, address = name.partition(":")
+    if kind == "ray":
+        from servesim.experiments.ray_executor import RayExecutor
+
+        return RayExecutor(address or None)
+    if name != "local":
+        raise UserError(f"executor {name!r}: local, ray or ray:ADDRESS is needed")
+    if jobs is not None and jobs < 1:
+        raise UserError(f"jobs is {jobs}, must be at least 1")
+    return Processes(jobs or os.cpu_count() or 1)
+
+
+class Processes:
+    """Worker processes of this machine, each a `python -m servesim.experiments.worker`; none for a single job."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+
+    def __call__(self, cells: Sequence[Cell], store: Store, on_done: OnDone) -> None:
+        """Compute all; see the module's docstring."""
+        jobs = min(self.jobs, len(cells))
+        if jobs <= 1:
+            for cell in cells:
+                on_done(cell, compute(cell, store.folder(cell.address)))
+            return
+        todo: queue.SimpleQueue[Cell | None] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[Cell, str | None]] = queue.SimpleQueue()
+        for item in (*cells, *[None] * jobs):
+            todo.put(item)
+        workers = [_Worker(todo, done, store) for _ in range(jobs)]
+        try:
+            for worker in workers:
+                worker.start()
+            for _ in cells:
+                on_done(*done.get())
+        finally:
+            for worker in workers:
+                worker.stop()
+
+
+class _Worker(threading.Thread):
+    """Feeds one worker process at a time and replaces it when it dies."""
+
+    def __init__(self, todo: Any, done: Any, store: Store) -> None:
+        super().__init__(daemon=True)
+        self._todo, self._done, self._store = todo, done, store
+        self._process: subprocess.Popen[str] | None = None
+        self._stopped = False
+
+    def run(self) -> None:
+        """Until there is nothing left to do."""
+        while (cell := self._todo.get()) is not None and not self._stopped:
+            try:
+                answer = self._ask(cell) or self._ask(cell) or {"error": DIED}
+            except OSError as error:
+                answer = {"error": f"no worker process: {error.strerror}"}
+            self._done.put((cell, answer["error"]))
+        self.stop()
+
+    def stop(self) -> None:
+        """End the process, whatever it does."""
+        self._stopped = True
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, cell: Cell) -> dict[str, Any] | None:
+        """What the process answers; None if it died instead."""
+        if self._process is None or self._process.poll() is not None:
+            command = [sys.executable, "-m", "servesim.experiments.worker"]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        folder = self._store.folder(cell.address).absolute()
+        try:
+            self._process.stdin.write(json.dumps([cell.address, cell.settings, str(folder)]) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            self._process.wait()
+            return None
+        loaded: dict[str, Any] = json.loads(answer)
+        return loaded

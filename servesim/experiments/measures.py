@@ -1,0 +1,223 @@
+"""One number a run and metric, over the steady part of the run.
+
+Requests that arrive in the first `warmup` of the arrival span (the server fills up) and in its last `cooldown`
+(nothing presses from behind any more) are left out, and rates are taken over the time between. The window
+is fixed before anything is seen, and the same for all that is compared. Names are those of servesim.metrics:
+`ttft_p99`, `tpot_mean`, `output_throughput`, `slo_attainment`, ....
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.engine.request import State
+from servesim.errors import UserError, suggest
+from servesim.result_files import REQUESTS, SUMMARY
+
+LATENCIES = ("ttft", "tpot", "e2el", "ntpot", "queue_time")
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+MS, SECOND = 1e6, 1e9
+
+Columns = dict[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a metric is called, in what unit it comes, and which way is better."""
+
+    name: str
+    unit: str
+    better: str
+    """lower or higher."""
+    scale: str
+    """ratio: changes are relative; difference: of shares and counts, which may be 0, changes are absolute."""
+    latency: bool = False
+    """Grows without end in an unstable run."""
+
+
+_OTHERS = (
+    Metric("request_throughput", "requests/s", "higher", "ratio"),
+    Metric("output_throughput", "tokens/s", "higher", "ratio"),
+    Metric("total_token_throughput", "tokens/s", "higher", "ratio"),
+    Metric("request_goodput", "requests/s", "higher", "difference"),
+    Metric("slo_attainment", "share", "higher", "difference"),
+    Metric("hit_rate", "share", "higher", "difference"),
+    Metric("preemptions_per_request", "", "lower", "difference"),
+    Metric("usd_per_million_tokens", "$", "lower", "ratio"),
+    Metric("usd_per_million_output_tokens", "$", "lower", "ratio"),
+)
+METRICS = {
+    metric.name: metric
+    for metric in (
+        *(Metric(f"{name}_{stat}", "ms", "lower", "ratio", True) for name in LATENCIES for stat in STATISTICS),
+        *_OTHERS,
+    )
+}
+DEFAULTS = (
+    "ttft_mean",
+    "ttft_p99",
+    "tpot_mean",
+    "tpot_p99",
+    "e2el_mean",
+    "e2el_p99",
+    "output_throughput",
+    "usd_per_million_tokens",
+)
+SLO_DEFAULTS = ("slo_attainment", "request_goodput")
+
+
+def metrics_of(names: Sequence[str] | str | None, slo: Mapping[str, float]) -> list[Metric]:
+    """The metrics asked for; by default the usual ones, and those of the SLO if there is one."""
+    if names is None:
+        names = (*DEFAULTS, *(SLO_DEFAULTS if slo else ()))
+    names = names.split(",") if isinstance(names, str) else list(names)
+    for name in names:
+        if name not in METRICS:
+            raise UserError(f"unknown metric {name!r}{suggest(name, METRICS)}")
+        if name in SLO_DEFAULTS and not slo:
+            raise UserError(f"metric {name} needs an SLO, such as --slo ttft:500,tpot:50")
+    return [METRICS[name] for name in names]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What experiments need of one result directory."""
+
+    summary: dict[str, Any]
+    columns: Columns
+
+    @classmethod
+    def load(cls, folder: Path) -> Run:
+        """A result directory as `servesim run --out` writes it."""
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(folder / REQUESTS)
+        names = [name for name in table.column_names if name not in ("reason", "name")]
+        columns = {name: table[name].to_numpy().astype(np.float64) for name in names}
+        return cls(json.loads((folder / SUMMARY).read_text(encoding="utf-8")), columns)
+
+    @property
+    def unstable(self) -> bool:
+        """The queue still grew when the arrivals ended."""
+        return bool(self.summary["stability"]["unstable"])
+
+    @property
+    def done(self) -> NDArray[np.bool_]:
+        """Which requests completed."""
+        return np.asarray(self.columns["state"] == State.FINISHED)
+
+    def latency_ms(self, name: str) -> NDArray[np.float64]:
+        """A latency of every request; NaN where it has none."""
+        if name == "ntpot":
+            return np.asarray(self.columns["e2el_ns"] / np.maximum(self.columns["output_len"], 1) / MS)
+        return np.asarray(self.columns[f"{name}_ns"] / MS)
+
+
+def check_window(warmup: float, cooldown: float) -> None:
+    """UserError unless both are shares that leave something between them."""
+    if not (0 <= warmup < 1 and 0 <= cooldown < 1 and warmup + cooldown <= 0.9):
+        raise UserError(f"warmup {warmup:g} and cooldown {cooldown:g}: shares of the arrivals, at most 0.9 together")
+
+
+def measure(
+    run: Run, metrics: Sequence[Metric], warmup: float, cooldown: float, rows: NDArray[np.int64] | None = None
+) -> dict[str, float]:
+    """The value of each metric; NaN where nothing in the window has one.
+
+    `rows`, if given, are the requests to take instead of those of the window, repeats allowed (latencies only).
+    """
+    start, end, steady = _window(run, warmup, cooldown)
+    if rows is None:
+        rows = np.flatnonzero(steady)
+    values = {}
+    for metric in metrics:
+        if metric.latency:
+            name, _, stat = metric.name.rpartition("_")
+            values[metric.name] = _statistic(run.latency_ms(name)[rows], stat)
+        else:
+            values[metric.name] = _OTHER[metric.name](run, rows, start, end)
+    return values
+
+
+def steady_rows(run: Run, warmup: float, cooldown: float) -> NDArray[np.int64]:
+    """Rows of the requests in the window."""
+    return np.flatnonzero(_window(run, warmup, cooldown)[2])
+
+
+def _window(run: Run, warmup: float, cooldown: float) -> tuple[float, float, NDArray[np.bool_]]:
+    """Start and end in ns, and which requests arrive between; the end of the run without a cooldown."""
+    arrival = run.columns["arrival_ns"]
+    first, span = arrival.min(), np.ptp(arrival)
+    start, stop = first + warmup * span, first + (1 - cooldown) * span
+    end = stop if cooldown else run.columns["last_token_ns"].max()
+    return float(start), float(end), np.asarray((arrival >= start) & (arrival <= stop))
+
+
+def _statistic(values: NDArray[np.float64], stat: str) -> float:
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return float("nan")
+    return float(values.mean() if stat == "mean" else np.percentile(values, float(stat[1:])))
+
+
+def _between(times: NDArray[np.float64], start: float, end: float) -> NDArray[np.bool_]:
+    return np.asarray((times >= start) & (times <= end))
+
+
+def _output_tokens(run: Run, start: float, end: float) -> float:
+    """Tokens delivered in the window; those of a request lie evenly between its first and its last."""
+    c, done = run.columns, run.done
+    first, last, count = c["first_token_ns"][done], c["last_token_ns"][done], c["output_len"][done]
+    inside = np.clip(np.minimum(last, end) - np.maximum(first, start), 0, None)
+    gaps = (count - 1) * inside / np.maximum(last - first, 1)
+    return float((gaps + _between(first, start, end)).sum())
+
+
+def _tokens(run: Run, start: float, end: float) -> float:
+    c, done = run.columns, run.done
+    prompts = c["prompt_len"][done & _between(c["first_token_ns"], start, end)].sum()
+    return float(prompts) + _output_tokens(run, start, end)
+
+
+def _good(run: Run) -> NDArray[np.bool_]:
+    """Completed within every limit; a request without a TPOT has one of 0."""
+    good = run.done
+    for name, limit in run.summary["scenario"]["slo"].items():
+        good = good & (np.nan_to_num(run.latency_ms(name)) <= limit)
+    return good
+
+
+def _usd(run: Run, start: float, end: float) -> float:
+    scenario = run.summary["scenario"]
+    gpus = scenario["tp"] * scenario["pp"] * scenario["replicas"]
+    return float(gpus * scenario["usd_per_gpu_hour"] * (end - start) / SECOND / 3600)
+
+
+def _per(amount: float, of: float) -> float:
+    return float(amount / of) if of else float("nan")
+
+
+_OTHER = {
+    "request_throughput": lambda r, i, a, b: _per(
+        float((r.done & _between(r.columns["last_token_ns"], a, b)).sum()), (b - a) / SECOND
+    ),
+    "output_throughput": lambda r, i, a, b: _per(_output_tokens(r, a, b), (b - a) / SECOND),
+    "total_token_throughput": lambda r, i, a, b: _per(_tokens(r, a, b), (b - a) / SECOND),
+    "request_goodput": lambda r, i, a, b: _per(
+        float((_good(r) & _between(r.columns["last_token_ns"], a, b)).sum()), (b - a) / SECOND
+    ),
+    "slo_attainment": lambda r, i, a, b: _per(float(_good(r)[i].sum()), len(i)),
+    "hit_rate": lambda r, i, a, b: _per(
+        float(r.columns["hit_tokens"][i].sum()), float(r.columns["prompt_len"][i].sum())
+    ),
+    "preemptions_per_request": lambda r, i, a, b: _per(float(r.columns["num_preemptions"][i].sum()), len(i)),
+    "usd_per_million_tokens": lambda r, i, a, b: _per(_usd(r, a, b) * 1e6, _tokens(r, a, b)),
+    "usd_per_million_output_tokens": lambda r, i, a, b: _per(_usd(r, a, b) * 1e6, _output_tokens(r, a, b)),
+}

@@ -1,0 +1,64 @@
+"""Cells on a Ray cluster (extra `ray`). Results travel back through Ray: no shared file system is needed, but the
+same version of servesim, and the files a scenario names under the same paths, on every node."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.experiments.store import Cell, Store, compute
+
+RETRIES = 3
+"""Times a cell is tried again whose worker or node died."""
+
+
+class RayExecutor:
+    """One Ray task a cell, each on one CPU."""
+
+    def __init__(self, address: str | None = None) -> None:
+        """`address`: host:port of a running cluster, "auto" for the one on this machine; None: a cluster of one's
+        own, or the one RAY_ADDRESS names."""
+        try:
+            import ray
+        except ImportError:
+            raise UserError("executor ray: the package ray is missing (pip install 'servesim[ray]')") from None
+        self._ray = ray
+        if not ray.is_initialized():
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            except ConnectionError as error:
+                raise UserError(f"executor ray:{address}: no Ray cluster answers there") from error
+
+    def __call__(self, cells: Sequence[Cell], store: Store, on_done: Any) -> None:
+        """See servesim.experiments.executors."""
+        ray = self._ray
+        task = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute)
+        waiting = {task.remote(cell, os.getcwd()): cell for cell in cells}
+        while waiting:
+            ready, _ = ray.wait(list(waiting), num_returns=1)
+            for reference in ready:
+                cell = waiting.pop(reference)
+                try:
+                    outcome = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    outcome = f"{type(error).__name__}: its worker died {RETRIES + 1} times"
+                if isinstance(outcome, str):
+                    on_done(cell, outcome)
+                else:
+                    store.put(cell.address, outcome)
+                    on_done(cell, None)
+
+
+def _compute(cell: Cell, folder: str) -> str | dict[str, bytes]:
+    """On a node: the files of the result, or what went wrong. Relative paths are those of `folder`, if it is there."""
+    if os.path.isdir(folder):
+        os.chdir(folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / cell.address
+        error = compute(cell, out)
+        return error if error is not None else {path.name: path.read_bytes() for path in sorted(out.iterdir())}

@@ -1,0 +1,55 @@
+"""Replicates of a workload, and the random numbers its policies share.
+
+Synthetic workloads and presets are drawn again from other seeds; a recorded trace is cut into successive windows.
+Draws are keyed by (seed, purpose, row), so every policy of a replicate meets the same arrivals, lengths, contents and
+acceptance luck, in whatever order it runs things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.scenario import Scenario, Settings
+
+WORKLOAD = ("trace", "requests", "skip", "rate", "sort", "spread_ticks", "seed")
+"""Settings that say what is replayed: the same for all that is compared."""
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """Repetitions of one workload."""
+
+    kind: str
+    """seeds or windows."""
+    changes: tuple[Settings, ...]
+    """What each one changes in the scenario: {"seed"} or {"skip", "requests"}."""
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+
+def replicates_of(settings: Mapping[str, Any], count: int) -> Replicates:
+    """`count` replicates of a scenario's workload, or fewer windows if a recorded trace is shorter than that.
+
+    With `requests` each window has as many; without, the trace is cut into `count` equal ones.
+    """
+    if count < 1:
+        raise UserError(f"replicates is {count}, must be at least 1")
+    scenario = Scenario.of(settings)
+    if scenario.trace.startswith(("preset:", "synth:")):
+        return Replicates("seeds", tuple({"seed": scenario.seed + i} for i in range(count)))
+    available = _length(scenario) - scenario.skip
+    size = scenario.requests or available // count
+    if not 1 <= size <= available:
+        raise UserError(f"trace {scenario.trace}: {available} requests are too few for {count} windows of {size}")
+    starts = [scenario.skip + i * size for i in range(min(count, available // size))]
+    return Replicates("windows", tuple({"skip": start, "requests": size} for start in starts))
+
+
+def _length(scenario: Scenario) -> int:
+    from servesim.traces import load_trace
+
+    return len(load_trace(scenario.trace, **({"sort": True} if scenario.sort else {})))

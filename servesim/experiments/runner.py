@@ -1,0 +1,92 @@
+"""Computes the cells of an experiment, each once, and keeps what went wrong."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.experiments.executors import Executor, executor
+from servesim.experiments.measures import Run
+from servesim.experiments.store import Cell, Store
+from servesim.scenario import Settings
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One more cell is there."""
+
+    done: int
+    total: int
+    cell: Cell
+    error: str | None
+    computed: bool
+    """False: it was there before."""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass
+class Runner:
+    """An open experiment directory and where its cells are computed."""
+
+    store: Store
+    execute: Executor
+    on_progress: OnProgress = lambda progress: None
+    errors: dict[str, str] = field(default_factory=dict)
+    """What went wrong, by address."""
+
+    def run(self, cells: Sequence[Cell]) -> None:
+        """Have every cell computed that is neither stored nor known to fail."""
+        wanted = {cell.address: cell for cell in cells}
+        missing = [cell for address, cell in wanted.items() if address not in self.store and address not in self.errors]
+        done, total = 0, len(wanted)
+
+        def on_done(cell: Cell, error: str | None, computed: bool = True) -> None:
+            nonlocal done
+            done += 1
+            if error is not None:
+                self.errors[cell.address] = error
+            self.on_progress(Progress(done, total, cell, error, computed))
+
+        for cell in wanted.values():
+            if cell not in missing:
+                on_done(cell, self.errors.get(cell.address), False)
+        if missing:
+            self.execute(missing, self.store, on_done)
+
+    def cell(self, settings: Mapping[str, Any]) -> Cell:
+        """The cell of these settings; one that no scenario can be made of has failed already."""
+        try:
+            return Cell.of(settings)
+        except UserError as error:
+            address = f"invalid {len(self.errors)}"
+            self.errors[address] = str(error)
+            return Cell(address, dict(settings))
+
+    def load(self, cell: Cell) -> Run:
+        """What a computed cell found."""
+        return Run.load(self.store.folder(cell.address))
+
+    def folder(self, cell: Cell) -> Path:
+        """The result directory of a cell."""
+        return self.store.folder(cell.address)
+
+
+@contextmanager
+def open_runner(
+    out: str | Path | None, where: str, jobs: int | None, on_progress: OnProgress | None
+) -> Iterator[Runner]:
+    """A runner over `out`, or over a temporary directory that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="servesim-") as scratch, Store(out or scratch).open() as store:
+        yield Runner(store, executor(where, jobs), on_progress or (lambda progress: None))
+
+
+def label_settings(settings: Settings) -> dict[str, Any]:
+    """The part of settings that stands in experiment documents."""
+    return {key: value for key, value in settings.items() if value is not None}

@@ -1,0 +1,216 @@
+"""From values by replicate to rows with intervals and verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.experiments.measures import Metric, Run, measure, steady_rows
+from servesim.experiments.statistics import (
+    Interval,
+    block_interval,
+    block_length,
+    holm,
+    interval,
+    replicates_needed,
+    sign_flip_p,
+    verdict,
+)
+
+Array = NDArray[np.float64]
+Row = dict[str, Any]
+
+
+class Settings(NamedTuple):
+    """How a comparison is made."""
+
+    level: float
+    margin: float
+    warmup: float
+    cooldown: float
+    interval: str
+    rank_by: str
+
+
+class Judged(NamedTuple):
+    """One variant's differences from the baseline, before the family of tests is known."""
+
+    d: Array
+    found: Interval
+    p: float
+
+
+def judge(
+    variants: Sequence[Mapping[str, Any]],
+    values: Array,
+    metrics: Sequence[Metric],
+    settings: Settings,
+    folders: Sequence[Path | None] | None,
+) -> list[Row]:
+    """A row for each metric and variant. `values`: (variants, replicates, metrics), the baseline first; `folders`:
+    result directories by variant, where there is one replicate and blocks within it are resampled."""
+    runs = [Run.load(f) if f is not None else None for f in folders] if folders is not None else None
+    rows = []
+    for m, metric in enumerate(metrics):
+        rows += _metric_rows(variants, values[:, :, m], metric, settings, runs)
+    return rows
+
+
+def is_unstable(variant: Mapping[str, Any]) -> bool:
+    """Whether a queue grows without end in at least half of a variant's runs. Leaving out the unstable ones of
+    the others would compare survivors."""
+    ran = sum(address is not None for address in variant["cells"])
+    return bool(2 * variant["unstable"] >= max(ran, 1))
+
+
+def _metric_rows(
+    variants: Sequence[Mapping[str, Any]],
+    values: Array,
+    metric: Metric,
+    settings: Settings,
+    runs: Sequence[Run | None] | None,
+) -> list[Row]:
+    ratio = metric.scale == "ratio" and bool((values[~np.isnan(values)] > 0).all())
+    scaled = np.log(values) if ratio else values
+    # A metric that may be 0, or is here, changes by differences; the margin is then a share of what is usual.
+    margin = np.log1p(settings.margin) if ratio else settings.margin * _usual(values[0], metric)
+    unstable = [metric.latency and is_unstable(v) for v in variants]
+    judged: dict[int, Judged] = {}
+    for i in range(1, len(variants)):
+        d = scaled[i] - scaled[0]
+        d = d[~np.isnan(d)]
+        if variants[i]["error"] is None and not unstable[i] and not unstable[0] and len(d):
+            judged[i] = _judged(d, metric, settings, runs, i, ratio)
+    adjusted = dict(zip(judged, holm([j.p for j in judged.values()]), strict=True))
+    centres = [float(np.mean(row[~np.isnan(row)])) if (~np.isnan(row)).any() else np.nan for row in scaled]
+    oracle = _oracle(variants, centres, metric, unstable)
+    rows = []
+    for i, v in enumerate(variants):
+        row: Row = {
+            "variant": v["label"],
+            "metric": metric.name,
+            "unit": metric.unit,
+            "better": metric.better,
+            "scale": "ratio" if ratio else "difference",
+            "value": _value(centres[i], ratio),
+            "baseline_value": _value(centres[0], ratio),
+            **dict.fromkeys(("change", "change_low", "change_high", "p", "p_holm")),
+            "verdict": "baseline" if i == 0 else "failed" if v["error"] else "undecided",
+            "replicates": int((~np.isnan(values[i])).sum()),
+            "more_replicates": None,
+            "gap_to_oracle": None if oracle is None or unstable[i] else _change(centres[i] - oracle, ratio),
+        }
+        if unstable[i] or (unstable[0] and not v["error"]):
+            row["verdict"] = "unstable"
+        if i in judged:
+            row |= _figures(judged[i], adjusted[i], metric, margin, settings, ratio, len(judged), runs is not None)
+        rows.append(row)
+    return rows
+
+
+def _judged(
+    d: Array, metric: Metric, settings: Settings, runs: Sequence[Run | None] | None, i: int, ratio: bool
+) -> Judged:
+    if runs is None:
+        return Judged(d, interval(d, settings.interval, settings.level), sign_flip_p(d) if len(d) > 1 else 1.0)
+    base, other = runs[0], runs[i]
+    if base is None or other is None or not metric.latency or not d.any():
+        return Judged(d, Interval(-np.inf, np.inf), 1.0)
+    return Judged(d, *_blocks(base, other, metric, settings, ratio))
+
+
+def _blocks(base: Run, other: Run, metric: Metric, settings: Settings, ratio: bool) -> tuple[Interval, float]:
+    """Within one run: successive requests are resampled together, in both runs alike."""
+    rows = steady_rows(base, settings.warmup, settings.cooldown)
+    name = metric.name.rpartition("_")[0]
+    gaps = other.latency_ms(name)[rows] - base.latency_ms(name)[rows]
+    length = block_length(np.nan_to_num(gaps, nan=float(np.nanmean(gaps))))
+
+    def statistic(picked: NDArray[np.int64]) -> float:
+        a, b = (measure(run, [metric], 0, 0, rows[picked])[metric.name] for run in (base, other))
+        return float(np.log(b / a)) if ratio else b - a
+
+    return block_interval(statistic, len(rows), length, settings.level)
+
+
+def _figures(
+    found: Judged,
+    p_holm: float,
+    metric: Metric,
+    margin: float,
+    settings: Settings,
+    ratio: bool,
+    family: int,
+    blocks: bool,
+) -> Row:
+    word = verdict(found.d, found.found, p_holm, metric.better, margin, settings.level)
+    more = None
+    if word == "undecided" and not blocks and len(found.d) > 1:
+        needed = replicates_needed(found.d, margin, family, settings.level)
+        more = None if needed is None else max(1, needed - len(found.d))
+    return {
+        "change": _change(float(found.d.mean()), ratio),
+        "change_low": _change(found.found.low, ratio),
+        "change_high": _change(found.found.high, ratio),
+        "p": found.p,
+        "p_holm": p_holm,
+        "verdict": word,
+        "more_replicates": more,
+    }
+
+
+def _usual(baseline: Array, metric: Metric) -> float:
+    """What a margin is a share of: 1 for shares and counts a request, else the baseline's mean."""
+    if metric.unit in ("share", "") or np.isnan(baseline).all():
+        return 1.0
+    return float(np.abs(np.nanmean(baseline))) or 1.0
+
+
+def _oracle(
+    variants: Sequence[Mapping[str, Any]], centres: Sequence[float], metric: Metric, unstable: Sequence[bool]
+) -> float | None:
+    """The best oracle's value; None without one."""
+    known = [c for v, c, u in zip(variants, centres, unstable, strict=True) if v["oracle"] and not u and c == c]
+    if not known:
+        return None
+    return min(known) if metric.better == "lower" else max(known)
+
+
+def _value(centre: float, ratio: bool) -> float | None:
+    if centre != centre:
+        return None
+    return float(np.exp(centre)) if ratio else centre
+
+
+def _change(difference: float, ratio: bool) -> float | None:
+    """On the scale people read; None where nothing is known."""
+    changed = float(np.expm1(difference)) if ratio else difference
+    return changed if np.isfinite(changed) else None
+
+
+def sentence(row: Row, baseline: str) -> str:
+    """A row in words."""
+    name, who = row["metric"], row["variant"]
+    if row["verdict"] == "failed":
+        return f"{who} does not run"
+    if row["verdict"] == "unstable":
+        return f"{who}: {name} is not compared, a queue grows without end"
+    if row["verdict"] == "identical":
+        return f"{who} and {baseline} are identical in {name}"
+    low, high = row["change_low"], row["change_high"]
+    ratio = row["scale"] == "ratio"
+    change = abs(row["change"])
+    much = f"{100 * change:.1f} %" if ratio else f"{change:.4g} {row['unit']}".strip()
+    way = "lower" if row["change"] < 0 else "higher"
+    said = f"{who} has {much} {way} {name} than {baseline}"
+    if low is not None and high is not None:
+        ends = [f"{100 * x:+.1f}" if ratio else f"{x:+.4g}" for x in (low, high)]
+        said += f" (interval {ends[0]} to {ends[1]}{' %' if ratio else ''})"
+    if row["verdict"] == "undecided":
+        more = row["more_replicates"]
+        return f"{said}: undecided" + (f", about {more} more replicates would decide" if more else "")
+    return f"{said}: {row['verdict']}"

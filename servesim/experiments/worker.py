@@ -1,0 +1,38 @@
+"""A worker process: cells come in as lines of JSON, what came of each goes out as one.
+
+It ends at once, in the middle of a cell, when whoever feeds it is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from servesim.experiments.store import Cell, compute
+
+
+def main() -> None:
+    """Serve standard input until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the one who feeds us
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a policy prints is no answer
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    while True:
+        address, settings, folder = json.loads(lines.get())
+        answers.write(json.dumps({"error": compute(Cell(address, settings), Path(folder))}) + "\n")
+
+
+def _read(lines: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
