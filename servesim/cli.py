@@ -13,6 +13,7 @@ import typer
 from servesim import __version__
 from servesim.cli_calibrate import calibrate_app
 from servesim.cli_experiments import register as register_experiments
+from servesim.cli_report import REPORT_EXAMPLES, report
 from servesim.cli_trace import trace_app
 from servesim.cli_validate import validate
 from servesim.errors import PolicyError, UserError
@@ -50,6 +51,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(calibrate_app, name="calibrate")
 app.command(epilog=VALIDATE_EXAMPLES)(validate)
 register_experiments(app)
+app.command(epilog=REPORT_EXAMPLES)(report)
 
 
 @app.callback(invoke_without_command=True)
@@ -113,8 +115,9 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the scenario; repeatable.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Result directory: summary.json, requests.parquet, steps.parquet, ....")
+        Path | None, typer.Option(help="Result directory: report.html, summary.json, requests.parquet, ....")
     ] = None,
+    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into --out.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
 ) -> None:
     """Replay a trace and report latency, throughput, memory and price."""
@@ -152,6 +155,10 @@ def run(
         settings = override(settings, ["engine.ignore_memory=true"])
     with _progress() as bar:
         result = simulate(settings, out=out, on_ready=bar)
+    if out is not None and with_report:
+        from servesim.cli_report import write_report
+
+        write_report(out)
     if as_json:
         from servesim.result_files import to_json
 

@@ -76,16 +76,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     defaults = vllm_defaults(gpu)
     policies = _policies(scenario, defaults)
     terms = _host_terms(scenario, gpu)
-    cost = build_cost_model(
-        model,
-        gpu,
-        scenario.tp,
-        scenario.dtype,
-        pp=scenario.pp,
-        kv_dtype=scenario.kv_dtype,
-        tables=scenario.kernel_tables,
-        host=terms,
-    )
+    cost = _cost_model(scenario, model, gpu, terms)
     trace = _open(scenario) if trace is None else _cut(trace, scenario)
     budget, fitting = _memory(scenario, model, gpu, policies, trace)
     max_model_len = _max_model_len(scenario, model, budget.num_blocks)
@@ -169,6 +160,25 @@ def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> Non
             f"scheduler max_num_batched_tokens={max_num_batched_tokens} is less than max_model_len={max_model_len}: "
             "without chunked prefill the longest prompt would never run (raise it, or set engine.max_model_len)"
         )
+
+
+def cost_model_of(scenario: Scenario) -> TableCostModel:
+    """The cost model a scenario is priced with."""
+    gpu = Gpu.load(scenario.gpu)
+    return _cost_model(scenario, ModelSpec.load(scenario.model), gpu, _host_terms(scenario, gpu))
+
+
+def _cost_model(scenario: Scenario, model: ModelSpec, gpu: Gpu, terms: HostTerms | None) -> TableCostModel:
+    return build_cost_model(
+        model,
+        gpu,
+        scenario.tp,
+        scenario.dtype,
+        pp=scenario.pp,
+        kv_dtype=scenario.kv_dtype,
+        tables=scenario.kernel_tables,
+        host=terms,
+    )
 
 
 def _host_terms(scenario: Scenario, gpu: Gpu) -> HostTerms | None:

@@ -22,7 +22,9 @@ from servesim.metrics.distribution import Numbers
 
 SUMMARY, SCENARIO, TIMING = "summary.json", "scenario.yaml", "timing.json"
 REQUESTS, STEPS = "requests.parquet", "steps.parquet"
-FILES = frozenset((SUMMARY, SCENARIO, TIMING, REQUESTS, STEPS))
+REPORT = "report.html"
+"""Made from the others, by the command line."""
+FILES = frozenset((SUMMARY, SCENARIO, TIMING, REQUESTS, STEPS, REPORT))
 
 
 class ResultWriter:

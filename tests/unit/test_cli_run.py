@@ -54,6 +54,7 @@ def test_a_run_prints_its_summary(servesim: Cli, tmp_path: Path) -> None:
     for word in ("40 completed of 40", "extrapolated", "stable", "per million tokens", "aiconfigurator-core", "note: "):
         assert word in out
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [
+        "report.html",
         "requests.parquet",
         "scenario.yaml",
         "steps.parquet",
@@ -197,7 +198,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_a_run_does_not_load_what_it_does_not_need(tmp_path: Path) -> None:
-    out = ["--out", str(tmp_path / "r")]
+    out = ["--out", str(tmp_path / "r"), "--no-report"]
     script = f"import sys; sys.argv = {['servesim', *RUN, *out]}; from servesim import cli; cli._guarded()"
     script += "; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()

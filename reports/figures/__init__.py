@@ -1,0 +1,1 @@
+"""Figures of the reports: each module draws one kind from plain data."""

@@ -1,0 +1,45 @@
+"""What axes share: units on ticks, clocks, percentiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def clock(span_s: float) -> tuple[float, str]:
+    """(seconds of a unit, its name) for an axis of so many seconds."""
+    return (3600.0, "hours") if span_s > 3 * 3600 else (60.0, "minutes") if span_s > 900 else (1.0, "seconds")
+
+
+def time_ticks(axis: Any, decades: bool = True) -> None:
+    """Ticks of an axis in milliseconds, written with a unit."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    if decades:
+        axis.set_major_locator(LogLocator(10, numticks=6))
+        axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda ms, _: short_time(ms)))
+
+
+def short_time(ms: float) -> str:
+    """`10 ms`, `2 s`, `1 min`: for ticks."""
+    if ms < 1:
+        return f"{ms * 1e3:g} µs"
+    if ms < 1000:
+        return f"{ms:g} ms"
+    return f"{ms / 1e3:g} s"
+
+
+def thousands(axis: Any) -> None:
+    """Whole numbers with separators, in thousands from 10,000 on."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(4, integer=True))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v / 1e3:g}k" if abs(v) >= 10_000 else f"{v:,.0f}"))
+
+
+def percents(axis: Any) -> None:
+    """Shares as percentages."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))

@@ -1,0 +1,104 @@
+"""Distributions of latency, with the limits that were asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from servesim.reports.figures.axes import time_ticks
+from servesim.reports.run import Run
+from servesim.reports.svg import INK, Drawing, wide
+from servesim.reports.words import percent, time_ms
+
+PANELS = (
+    ("ttft", "ttft_ns", "Time to first token", "blue"),
+    ("tpot", "tpot_ns", "Time per output token", "teal"),
+    ("e2el", "e2el_ns", "End to end", "violet"),
+    ("queue_time", "queue_time_ns", "Queue time", "amber"),
+)
+POINTS = 160
+
+
+def cdf(run: Run) -> Drawing | None:
+    """Cumulative distributions of the four latencies of requests."""
+    every = [(key, title, colour, _ms(run, column)) for key, column, title, colour in PANELS]
+    panels = [panel for panel in every if len(panel[-1])]
+    if not panels:
+        return None
+    slo = run.scenario.slo
+
+    def paint(figure: Any, narrow: bool) -> None:
+        rows = (len(panels) + 1) // 2 if narrow else 1
+        grid = figure.subplots(rows, 2 if narrow else len(panels), sharey=True, squeeze=False).ravel()
+        for axes, (key, title, colour, values) in zip(grid, panels, strict=False):
+            _panel(axes, values, INK[colour], slo.get(key), 3 if narrow else 4)
+            axes.set_title(title)
+        for axes in grid[len(panels) :]:
+            axes.remove()
+        figure.subplots_adjust(
+            left=0.1 if narrow else 0.045, right=0.985, top=0.93 if narrow else 0.89, bottom=0.09 if narrow else 0.13,
+            wspace=0.14, hspace=0.42,
+        )  # fmt: skip
+
+    stats = run.summary["latency_ms"]
+    said = [
+        f"{title}: median {time_ms(stats[key]['p50'])}, 99th percentile {time_ms(stats[key]['p99'])}"
+        for key, title, _, _ in panels
+        if stats[key]
+    ]
+    caption = "Share of completed requests at or below a latency. Dots mark the median, p90 and p99."
+    if slo:
+        caption += " Dashed lines are the limits; beside them the share of requests within."
+    alt = "Cumulative distributions of latency. " + "; ".join(said) + "."
+    return wide("cdf", "Latency distributions", alt, paint, (280, 470), caption)
+
+
+def _ms(run: Run, column: str) -> Any:
+    values = run.finished(column)
+    return np.sort(values[np.isfinite(values)]) / 1e6
+
+
+def _panel(axes: Any, values: Any, colour: str, limit: float | None, ticks: int) -> None:
+    shares = np.unique(np.concatenate([np.linspace(0, 1, POINTS), 1 - np.geomspace(0.1, 1e-3, 20)]))
+    x = np.maximum(np.quantile(values, shares, method="inverted_cdf"), 1e-3)
+    axes.fill_between(x, shares, color=colour, alpha=0.1, linewidth=0)
+    axes.plot(x, shares, color=colour)
+    for q in (50, 90, 99):
+        at = max(float(np.percentile(values, q)), 1e-3)
+        axes.plot([at], [q / 100], "o", color=colour, markersize=4.5, markeredgecolor=INK["surface"])
+    low, high = float(x[0]), float(x[-1])
+    if limit is not None:
+        low, high = min(low, limit), max(high, limit)
+    _scale(axes, low, high, ticks)
+    if limit is not None:
+        _mark_limit(axes, limit, float((values <= limit).mean()))
+    axes.set_ylim(0, 1.02)
+    axes.set_yticks([0, 0.5, 0.9, 1.0], ["0", "50 %", "90 %", "100 %"])
+
+
+def _scale(axes: Any, low: float, high: float, ticks: int) -> None:
+    """Logarithmic where latencies span more than a decade and a half."""
+    from matplotlib.ticker import MaxNLocator
+
+    if high > 30 * low:
+        axes.set_xscale("log")
+        room = (high / low) ** 0.06
+        axes.set_xlim(low / room, high * room)
+        time_ticks(axes.xaxis)
+    else:
+        room = max((high - low) * 0.06, high * 0.01)
+        axes.set_xlim(max(low - room, 0), high + room)
+        axes.xaxis.set_major_locator(MaxNLocator(ticks))
+        time_ticks(axes.xaxis, decades=False)
+
+
+def _mark_limit(axes: Any, limit: float, within: float) -> None:
+    """The limit as a dashed line, and beside it the share of requests within, where the curve is not."""
+    axes.axvline(limit, color=INK["rose"], linestyle=(0, (4, 3)), linewidth=1.3)
+    right = axes.transLimits.transform(axes.transScale.transform((limit, 0)))[0] > 0.6
+    axes.annotate(
+        percent(within), (limit, 0.93 if within < 0.5 else 0.07), xytext=(-5 if right else 5, 0),
+        textcoords="offset points", ha="right" if right else "left", va="center", color=INK["rose"], fontsize=10.5,
+        weight="bold", bbox={"facecolor": INK["surface"], "alpha": 0.8, "pad": 1.5, "linewidth": 0},
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""What happened when: queue, batch, KV memory and preemptions over the run, and the map of KV memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from servesim.reports.figures.axes import clock, percents, thousands
+from servesim.reports.run import Run
+from servesim.reports.svg import INK, Drawing, wide
+from servesim.reports.words import percent, seconds
+
+
+def timeline(run: Run) -> Drawing | None:
+    """Requests waiting, sequences in a step, KV memory in use, preemptions."""
+    if not len(run.steps["k"]):
+        return None
+    unit, name = clock(float(run.clock_s[-1]))
+    x = run.clock_s / unit
+    memory = sum(run.memory.values())
+    series = [
+        ("Waiting requests", run.waiting, "amber", thousands),
+        ("Sequences in a step", run.batch, "blue", thousands),
+        ("KV memory", memory, "teal", percents),
+    ]
+    if run.preempted.any():
+        series.append(("Preemptions", run.preempted, "rose", thousands))
+
+    def paint(figure: Any, narrow: bool) -> None:
+        heights = {"height_ratios": [3, 3, 3, 1.5][: len(series)]}
+        grid = figure.subplots(len(series), 1, sharex=True, gridspec_kw=heights)
+        for axes, (title, values, colour, ticks) in zip(grid, series, strict=True):
+            if title == "Preemptions":
+                axes.bar(x, values, width=x[1] - x[0], color=INK[colour], linewidth=0)
+            else:
+                axes.fill_between(x, values, color=INK[colour], alpha=0.16, linewidth=0)
+                axes.plot(x, values, color=INK[colour], linewidth=1.5)
+            axes.set_title(title, pad=5)
+            axes.set_xlim(0, (run.end_ns - run.begin_ns) / 1e9 / unit)
+            axes.set_ylim(0, max(float(values.max()) * 1.12, 0.01 if title == "KV memory" else 1))
+            ticks(axes.yaxis)
+        arrivals = (int(run.requests["arrival_ns"].max()) - run.begin_ns) / 1e9 / unit
+        for axes in grid:
+            axes.axvline(arrivals, color=INK["muted"], linewidth=1, linestyle=(0, (1, 2.5)))
+        grid[-1].set_xlabel(f"{name} since the first arrival")
+        figure.subplots_adjust(
+            left=0.135 if narrow else 0.05, right=0.985, top=0.955, bottom=0.085 if narrow else 0.09, hspace=0.42
+        )
+
+    preemptions = int(run.preempted.sum())
+    span = seconds((run.end_ns - run.begin_ns) / 1e9)
+    alt = (
+        f"Over {span}: at most {run.waiting.max():,.0f} requests waiting, "
+        f"{run.batch.max():,.0f} sequences in a step and {percent(float(memory.max()))} of the KV memory allocated, "
+        f"each the mean of a three-hundredth of the run; {preemptions:,} preemptions."
+    )
+    caption = "Means over a three-hundredth of the run each. The dotted line is the last arrival."
+    height = 150 + 130 * (len(series) - 1)
+    return wide("timeline", "The run over time", alt, paint, (height, height), caption)
+
+
+MEMORY = (
+    ("used", "blue", "used"),
+    ("internal", "amber", "reserved or wasted inside blocks"),
+    ("external", "rose", "wasted between blocks"),
+    ("free", "slate", "free"),
+)
+
+
+def memory_map(run: Run) -> Drawing | None:
+    """Used, reserved and wasted KV memory, stacked over time."""
+    if not len(run.steps["k"]):
+        return None
+    unit, name = clock(float(run.clock_s[-1]))
+    parts = [(run.memory[key], colour) for key, colour, _ in MEMORY[:3]]
+    top = float(sum(values for values, _ in parts).max())
+    limit = 1.0 if top > 0.4 else max(top * 1.25, 1e-3)
+
+    def paint(figure: Any, narrow: bool) -> None:
+        axes = figure.subplots()
+        axes.stackplot(
+            run.clock_s / unit, *[values for values, _ in parts], colors=[INK[c] for _, c in parts], alpha=0.75,
+            linewidth=0,
+        )  # fmt: skip
+        if limit == 1.0:
+            axes.axhline(1.0, color=INK["muted"], linewidth=1)
+        axes.set_xlim(0, (run.end_ns - run.begin_ns) / 1e9 / unit)
+        axes.set_ylim(0, limit * 1.02)
+        percents(axes.yaxis)
+        axes.set_xlabel(f"{name} since the first arrival")
+        figure.subplots_adjust(left=0.135 if narrow else 0.05, right=0.985, top=0.96, bottom=0.2 if narrow else 0.19)
+
+    kv = run.summary["kv"]
+    alt = (
+        f"KV memory over time as a share of {kv['capacity_tokens']:,} tokens a replica: in the mean "
+        f"{percent(kv['used_share'])} used, {percent(kv['internal_share'])} reserved or wasted inside blocks, "
+        f"{percent(kv['external_share'])} wasted between them, {percent(kv['free_share'])} free."
+    )
+    caption = "Shares of the KV memory of all replicas: filled by requests, theirs but not filled, and lost."
+    if limit < 1.0:
+        caption += f" The axis ends at {percent(limit)}."
+    legend = tuple((colour, text) for _, colour, text in MEMORY[:3])
+    return wide("memory", "KV memory map", alt, paint, (250, 250), caption, legend=legend)

@@ -1,0 +1,109 @@
+"""One self-contained HTML page from a result directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from servesim import __version__
+from servesim.errors import UserError
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the page; cells are text already."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    numeric: tuple[bool, ...] = ()
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.numeric:
+            object.__setattr__(self, "numeric", (False, *[True] * (len(self.columns) - 1)))
+
+
+@dataclass(frozen=True)
+class Alert:
+    """What a reader must not miss."""
+
+    head: str
+    text: str
+    level: str = "bad"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a whole, as a bar."""
+
+    words: str
+    share: float
+    text: str
+    colour: str
+
+
+@dataclass
+class Page:
+    """What a template fills in."""
+
+    template: str
+    kind: str
+    title: str
+    subtitle: str = ""
+    chips: list[tuple[str, str]] = field(default_factory=list)
+    alerts: list[Alert] = field(default_factory=list)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def html(self) -> str:
+        """The page as text."""
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+        environment = Environment(
+            loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        )
+        template = environment.get_template(f"{self.template}.html.j2")
+        html: str = template.render(
+            version=__version__,
+            style=_style(),
+            kind=self.kind,
+            title=self.title,
+            subtitle=self.subtitle,
+            chips=self.chips,
+            alerts=self.alerts,
+            **self.values,
+        )
+        return html
+
+
+def _style() -> Any:
+    from markupsafe import Markup
+
+    return Markup((HERE / "style.css").read_text(encoding="utf-8").strip())
+
+
+def build(folder: str | Path, window_s: tuple[float, float] | None = None) -> str:
+    """The report of a result directory, as HTML. `window_s`: the seconds the request chart shows."""
+    from servesim.reports.run_page import run_page
+    from servesim.result import Result
+
+    html: str = run_page(Result.load(folder), window_s).html()
+    return html
+
+
+def write(path: str | Path, text: str) -> Path:
+    """Write a file whole or not at all."""
+    path = Path(path)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return path

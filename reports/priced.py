@@ -1,0 +1,128 @@
+"""A run's recorded steps, priced again operator by operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from servesim.contracts.cost import Batch
+from servesim.cost.breakdown import breakdown
+from servesim.cost.work import step_work
+from servesim.deployment import cost_model_of
+from servesim.hardware import ModelSpec
+from servesim.reports.run import Column, Run
+
+SAMPLE = 300
+"""Rows of steps priced for each kind of step."""
+
+FAMILIES = (
+    ("attention", "blue", "attention", ("attention_prefill", "attention_decode")),
+    ("projections", "sky", "attention projections", ("qkv", "attention_out", "latent", "rotary", "kv_write")),
+    ("mlp", "violet", "MLP and experts", ("up", "down", "activation", "shared_", "router", "experts")),
+    ("head", "teal", "LM head and sampler", ("lm_head", "sampler", "embedding")),
+    ("network", "amber", "communication", ("all_reduce", "all_gather", "send", "all_to_all", "copy")),
+    ("clock", "lime", "lowered clock", ("lower_clock",)),
+    ("other", "slate", "norms and the rest", ()),
+    ("host", "rose", "host time the GPU waits for", ("host",)),
+)
+"""Operators by what they belong to: key, colour, words, beginnings of operator names."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Sampled steps priced again."""
+
+    ns: dict[str, dict[str, float]]
+    """Estimated nanoseconds of all steps by kind of step and operator; host time that shows counts as `host`."""
+    recorded: float
+    """Share of the sample's recorded GPU time that its operators add up to."""
+    points: list[tuple[str, float, float]]
+    """(kind, FLOP/byte, FLOP/s of a GPU) of sampled steps."""
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of steps the run had."""
+        return [kind for kind, parts in self.ns.items() if parts]
+
+    def families(self, kind: str) -> dict[str, float]:
+        """Nanoseconds by family."""
+        found = dict.fromkeys((key for key, *_ in FAMILIES), 0.0)
+        for name, ns in self.ns[kind].items():
+            found[family(name)] += ns
+        return found
+
+    def operators(self) -> dict[str, float]:
+        """Nanoseconds of each operator over all steps, longest first."""
+        total: dict[str, float] = {}
+        for parts in self.ns.values():
+            for name, ns in parts.items():
+                total[name] = total.get(name, 0.0) + ns
+        return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
+
+
+def family(name: str) -> str:
+    """The family of an operator."""
+    for key, _, _, beginnings in FAMILIES:
+        if name.startswith(beginnings):
+            return key
+    return "other"
+
+
+def price_steps(run: Run) -> Priced:
+    """Price a sample of the recorded steps. Pieces of prompts are taken as equally long within a step, of which the
+    records keep the sums; UserError where the model's file is not there any more."""
+    scenario = run.scenario
+    model, cost = ModelSpec.load(scenario.model), cost_model_of(scenario)
+    ns: dict[str, dict[str, float]] = {}
+    points: list[tuple[str, float, float]] = []
+    priced_ns = recorded_ns = 0.0
+    for kind, mask in run.kinds.items():
+        rows = np.flatnonzero(mask)
+        parts = ns[kind] = {}
+        if not len(rows):
+            continue
+        chosen = run.sample(rows, SAMPLE)
+        for row in chosen.tolist():
+            batch, k = batch_of(run.steps, row)
+            for name, value in breakdown(cost, batch).items():
+                parts[name] = parts.get(name, 0.0) + value * k
+            gpu_ns = int(run.steps["gpu_ns"][row])
+            recorded_ns += gpu_ns
+            flops, data = step_work(model, batch, scenario.dtype, scenario.kv_dtype, scenario.tp)
+            points.append((kind, flops / data, flops * k / gpu_ns * 1e9 / scenario.tp))
+        priced_ns += sum(parts.values())
+        scale = float(run.steps["gpu_ns"][rows].sum()) / float(run.steps["gpu_ns"][chosen].sum())
+        for name in parts:
+            parts[name] *= scale
+        shown = run.steps["elapsed_ns"][rows].sum(dtype=np.float64) - run.steps["gpu_ns"][rows].sum(dtype=np.float64)
+        if shown > 0 and scenario.pp == 1:
+            parts["host"] = float(shown)
+    return Priced(ns, priced_ns / recorded_ns if recorded_ns else 1.0, points)
+
+
+def batch_of(steps: dict[str, Column], row: int) -> tuple[Batch, int]:
+    """The step in the middle of a recorded row, and how many the row stands for."""
+    c = {name: int(column[row]) for name, column in steps.items()}
+    pieces, count = c["prefill_pieces"], c["decode_count"]
+    prefill = [(_part(c["prefill_tokens"], pieces, i), _part(c["prefill_context"], pieces, i)) for i in range(pieces)]
+    queries = count + c["drafts"]
+    context = c["decode_context"]
+    batch = Batch(
+        linear_tokens=c["prefill_tokens"] + queries,
+        prefill=prefill,
+        decode_count=count,
+        decode_context_sum=context,
+        decode_context_sumsq=context * context // count if count else 0,
+        decode_context_max=-(-context // count) if count else 0,
+        queries_per_sequence=-(-queries // count) if count else 1,
+        sampled=c["sampled"],
+        padded_tokens=c["padded_tokens"],
+        bytes_moved=c["bytes_moved"],
+    )
+    return (batch.advance((c["k"] - 1) // 2) if c["k"] > 1 else batch), c["k"]
+
+
+def _part(total: int, parts: int, i: int) -> int:
+    """The i-th of `parts` nearly equal whole parts."""
+    return total * (i + 1) // parts - total * i // parts

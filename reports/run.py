@@ -1,0 +1,125 @@
+"""A saved run as the figures need it: columns, time series, a sample of its steps."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.engine.request import State
+from servesim.metrics.requests import SECOND
+from servesim.result import Result
+
+Column = NDArray[np.int64]
+Series = NDArray[np.float64]
+BINS = 300
+
+
+class Run:
+    """Columns of a result and what figures derive from them. Times in ns, series over `edges`."""
+
+    def __init__(self, result: Result) -> None:
+        self.summary: dict[str, Any] = result.summary
+        self.scenario = result.scenario
+        requests, steps = result.requests, result.steps
+        self.names: list[str] | None = requests["name"].tolist() if "name" in requests else None
+        self.requests = {str(c): requests[c].to_numpy() for c in requests if requests[c].dtype.kind in "if"}
+        self.steps: dict[str, Column] = {str(c): steps[c].to_numpy() for c in steps}
+        self.done = self.requests["state"] == State.FINISHED
+
+    @property
+    def begin_ns(self) -> int:
+        """First arrival: where the report's clock starts."""
+        return int(self.requests["arrival_ns"].min(initial=0)) if len(self.done) else 0
+
+    @property
+    def end_ns(self) -> int:
+        """Last token or last step, whichever is later."""
+        return max(int(self.requests["last_token_ns"].max(initial=1)), int(self.steps["end_ns"].max(initial=1)))
+
+    def finished(self, column: str) -> Any:
+        """One column of the completed requests."""
+        return self.requests[column][self.done]
+
+    @cached_property
+    def edges(self) -> Series:
+        """Bounds of the bins of all time series, ns."""
+        return np.linspace(self.begin_ns, max(self.end_ns, self.begin_ns + BINS), BINS + 1)
+
+    @cached_property
+    def clock_s(self) -> Series:
+        """Middles of the bins in seconds from the first arrival."""
+        middles: Series = ((self.edges[1:] + self.edges[:-1]) / 2 - self.begin_ns) / SECOND
+        return middles
+
+    def present(self, enter: Column, leave: Column) -> Series:
+        """Mean number present in each bin."""
+
+        def area(times: Column) -> Series:
+            """Integral over time of how many of `times` have passed, at every edge."""
+            times = np.sort(times)
+            passed = np.searchsorted(times, self.edges)
+            sums = np.concatenate([[0.0], np.cumsum(times - self.edges[0])])
+            inside: Series = passed * (self.edges - self.edges[0]) - sums[passed]
+            return inside
+
+        mean: Series = np.diff(area(enter) - area(leave)) / np.diff(self.edges)
+        return np.maximum(mean, 0.0)
+
+    @cached_property
+    def waiting(self) -> Series:
+        """Mean number of requests that had not been scheduled yet."""
+        kept = self.requests["state"] != State.REJECTED
+        arrival, scheduled = self.requests["arrival_ns"][kept], self.requests["scheduled_ns"][kept]
+        return self.present(arrival, np.where(scheduled < 0, self.end_ns, scheduled))
+
+    def mean_of(self, integrals: Column | Series) -> Series:
+        """Mean over each bin of a quantity whose integral over each row of steps is given, summed over replicas;
+        0 while nothing runs."""
+        steps, total = self.steps, np.zeros(BINS)
+        for replica in np.unique(steps["replica"]):
+            rows = np.flatnonzero(steps["replica"] == replica)
+            rows = rows[np.argsort(steps["step"][rows], kind="stable")]
+            ends = steps["end_ns"][rows]
+            begins = ends - steps["elapsed_ns"][rows]
+            whole = np.concatenate([[0.0], np.cumsum(integrals[rows], dtype=np.float64)])
+            knots = np.stack([begins, ends], axis=1).ravel()
+            sums = np.stack([whole[:-1], whole[1:]], axis=1).ravel()
+            total += np.diff(np.interp(self.edges, knots, sums)) / np.diff(self.edges)
+        return total
+
+    @cached_property
+    def batch(self) -> Series:
+        """Mean number of sequences in a step, over time, all replicas together."""
+        return self.mean_of((self.steps["decode_count"] + self.steps["prefill_pieces"]) * self.steps["elapsed_ns"])
+
+    @cached_property
+    def memory(self) -> dict[str, Series]:
+        """KV memory as shares of the capacity of all replicas: used, internal, external."""
+        capacity = self.summary["kv"]["capacity_tokens"] * self.scenario.replicas
+        external = self.steps["kv_external"] * self.steps["elapsed_ns"].astype(np.float64)
+        parts = {"used": self.steps["kv_used_ns"], "internal": self.steps["kv_internal_ns"], "external": external}
+        return {name: self.mean_of(integral) / capacity for name, integral in parts.items()}
+
+    @cached_property
+    def preempted(self) -> Series:
+        """Preemptions in each bin."""
+        steps = self.steps
+        return np.histogram(steps["planned_ns"], self.edges, weights=steps["preempted"])[0].astype(np.float64)
+
+    @cached_property
+    def kinds(self) -> dict[str, NDArray[np.bool_]]:
+        """Which rows are prefill, decode or mixed steps."""
+        prefill, decode = self.steps["prefill_pieces"] > 0, self.steps["decode_count"] > 0
+        return {"prefill": prefill & ~decode, "mixed": prefill & decode, "decode": decode & ~prefill}
+
+    def sample(self, rows: Column, size: int) -> Column:
+        """At most `size` of these rows of steps, evenly spaced in GPU time: each stands for as much of it."""
+        if len(rows) <= size:
+            return rows
+        spent = np.cumsum(self.steps["gpu_ns"][rows], dtype=np.float64)
+        at = np.searchsorted(spent, (np.arange(size) + 0.5) * spent[-1] / size)
+        chosen: Column = rows[np.unique(at)]
+        return chosen

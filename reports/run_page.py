@@ -1,0 +1,218 @@
+"""The page of one run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from servesim.cli_summary import LATENCIES
+from servesim.errors import UserError
+from servesim.reports.figures.gantt import gantt
+from servesim.reports.figures.latency import cdf
+from servesim.reports.figures.operators import operators, roofline
+from servesim.reports.figures.timeline import memory_map, timeline
+from servesim.reports.page import Alert, Page, Share, Table
+from servesim.reports.priced import Priced, price_steps
+from servesim.reports.run import Run
+from servesim.reports.slowest import slowest
+from servesim.reports.words import count, number, percent, seconds, time_ms
+from servesim.result import Result
+
+GLOSSARY = (
+    ("TTFT", "time to first token: from the arrival at the server to the first output token"),
+    ("TPOT", "time per output token: (end to end - TTFT) / (output tokens - 1), by request"),
+    ("ITL", "gaps between successive tokens, pooled over requests"),
+    ("E2E", "from the arrival to the last token"),
+    ("queue time", "from the arrival until the request is first scheduled"),
+    ("goodput", "requests a second that meet every limit"),
+    ("MFU, MBU", "useful arithmetic, and necessary memory traffic, over what the GPUs could do in the same time"),
+    ("preemption", "a running request loses its KV memory and computes it again later"),
+    ("prefill, decode, mixed", "steps that compute prompts, output tokens, or both"),
+    ("measured, interpolated, extrapolated, roofline", "kernel times from measured points, between them, beyond them, "
+     "or by formula from the data sheet"),
+)  # fmt: skip
+ORIGINS = (("measured", "teal"), ("interpolated", "blue"), ("extrapolated", "amber"), ("roofline", "slate"))
+
+
+def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Page:
+    """Everything there is to say about one run."""
+    run = Run(result)
+    summary = run.summary
+    priced: Priced | None = None
+    unpriced = ""
+    try:
+        priced = price_steps(run) if len(run.steps["k"]) else None
+    except UserError as error:
+        unpriced = f"Steps are not broken down by operator: {error}."
+    figures = {
+        "latency": _present(cdf(run)),
+        "time": _present(timeline(run), memory_map(run), gantt(run, window_s)),
+        "cost": _present(operators(run, priced), roofline(run, priced)) if priced else [],
+        "speculation": [],
+    }
+    return Page(
+        "run",
+        "run report",
+        _title(run),
+        _subtitle(run),
+        _chips(run),
+        _alerts(run),
+        {
+            "tiles": _tiles(run),
+            "latency": _latency(run),
+            "figures": figures,
+            "operators": _operators(priced) if priced else None,
+            "origins": _origins(run),
+            "origin_notes": [unpriced] if unpriced else [],
+            "slowest": slowest(run),
+            "facts": _facts(run),
+            "provenance": _provenance(run),
+            "notes": summary["notes"],
+            "scenario_yaml": run.scenario.to_yaml(),
+            "glossary": GLOSSARY,
+        },
+    )
+
+
+def _present(*drawings: Any) -> list[Any]:
+    return [d for d in drawings if d is not None]
+
+
+def _gpus(run: Run) -> str:
+    s = run.scenario
+    each = s.gpu.upper() if s.tp * s.pp == 1 else f"{s.tp * s.pp} × {s.gpu.upper()}"
+    return each if s.replicas == 1 else f"{s.replicas} replicas of {each}"
+
+
+def _title(run: Run) -> str:
+    return f"{run.scenario.model} on {_gpus(run)}"
+
+
+def _subtitle(run: Run) -> str:
+    trace = run.summary["provenance"]["trace"]
+    rate = f" at {run.scenario.rate:g} requests/s" if run.scenario.rate else ""
+    return f"{trace['requests']:,} requests of {trace['name']}{rate}"
+
+
+def _chips(run: Run) -> list[tuple[str, str]]:
+    s = run.scenario
+    chips = [("scheduler", s.scheduler["name"]), ("KV cache", s.kv["name"])]
+    if s.replicas > 1:
+        chips.append(("router", s.router["name"]))
+    chips.append(("weights", s.dtype))
+    if s.tp > 1:
+        chips.append(("tensor parallel", str(s.tp)))
+    if s.pp > 1:
+        chips.append(("pipeline stages", str(s.pp)))
+    chips += [("limit", f"{name.upper()} ≤ {limit:g} ms") for name, limit in s.slo.items()]
+    return chips
+
+
+def _alerts(run: Run) -> list[Alert]:
+    summary, alerts = run.summary, []
+    if summary["stability"]["unstable"]:
+        alerts.append(
+            Alert("Unstable.", "The queue still grows when the arrivals end: latencies tell how long the trace is, "
+                  "not how good the server is.")
+        )  # fmt: skip
+    for reason, n in summary["requests"]["rejection_reasons"].items():
+        alerts.append(Alert(f"{n:,} rejected:", reason, "warn"))
+    beyond = summary["cost_shares"]["extrapolated"] or 0.0
+    if beyond > 0.1:
+        text = f"{percent(beyond)} of the GPU time is priced beyond what was measured."
+        alerts.append(Alert("Extrapolated.", text, "warn"))
+    return alerts
+
+
+def _tiles(run: Run) -> list[dict[str, Any]]:
+    s = run.summary
+    requests, flow, engine, kv = s["requests"], s["throughput"], s["engine"], s["kv"]
+
+    def tile(name: str, value: str, note: str, bad: bool = False) -> dict[str, Any]:
+        figure, _, unit = value.partition(" ")
+        return {"name": name, "value": figure, "unit": unit, "note": note, "bad": bad}
+
+    def latency(key: str, name: str) -> dict[str, Any]:
+        stats, limit = s["latency_ms"][key], run.scenario.slo.get(key)
+        if stats is None:
+            return tile(name, "–", "nothing completed")
+        missed = limit is not None and stats["p99"] > limit
+        return tile(name, time_ms(stats["p99"]), f"median {time_ms(stats['p50'])}", missed)
+
+    goodput, price = s["goodput"], s["price"]
+    return [
+        tile("Requests completed", count(requests["completed"]),
+             f"of {requests['arrived']:,} in {seconds(s['duration_s'])}", requests["completed"] < requests["arrived"]),
+        tile("Throughput", f"{number(flow['request_throughput'])} req/s",
+             f"{number(flow['output_throughput'])} output tokens/s"),
+        latency("ttft", "First token, p99"),
+        latency("tpot", "Per output token, p99"),
+        tile("Within all limits", percent(goodput["slo_attainment"]),
+             f"{number(goodput['request_goodput'])} req/s of goodput", (goodput["slo_attainment"] or 0) < 0.9)
+        if goodput else latency("e2el", "End to end, p99"),
+        tile("KV memory, peak", percent(kv["peak_share"]), f"of {kv['capacity_tokens']:,} tokens; "
+             f"{engine['preemptions']:,} preemptions", engine["preemptions"] > 0),
+        tile("GPU busy", percent(engine["gpu_busy_share"]), _utilization(engine)),
+        tile("Price", f"${number(price['usd_per_million_output_tokens'])} per M",
+             f"output tokens, at ${price['usd_per_gpu_hour']:g} a GPU-hour"),
+    ]  # fmt: skip
+
+
+def _utilization(engine: dict[str, Any]) -> str:
+    known = [f"{name.upper()} {percent(engine[name])}" for name in ("mfu", "mbu") if engine[name] is not None]
+    return ", ".join(known) or f"{engine['steps']:,} steps"
+
+
+def _latency(run: Run) -> Table:
+    columns = ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")
+    rows = []
+    for key, label in LATENCIES:
+        stats = run.summary["latency_ms"][key]
+        cells = [time_ms(stats[c]) for c in columns] if stats else ["–"] * len(columns)
+        rows.append((label, *cells))
+    return Table("Latency", ("", *columns), rows)
+
+
+def _operators(priced: Priced) -> Table:
+    found = priced.operators()
+    total = sum(found.values())
+    rows = [(name.replace("_", " "), percent(ns / total), seconds(ns / 1e9)) for name, ns in list(found.items())[:9]]
+    return Table("Costliest operators", ("operator", "share", "time"), rows)
+
+
+def _origins(run: Run) -> list[Share]:
+    shares = run.summary["cost_shares"]
+    return [Share(name, shares[name] or 0.0, percent(shares[name]), colour) for name, colour in ORIGINS]
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    s, summary = run.scenario, run.summary
+    requests, kv, engine, cache = summary["requests"], summary["kv"], summary["engine"], summary["prefix_cache"]
+    batch = engine["batch_size"]
+    kinds = [f"{n:,} {kind}" for kind, n in engine["steps_by_kind"].items() if n]
+    return [
+        ("workload", f"{requests['input_tokens']:,} input and {requests['output_tokens']:,} output tokens, "
+         f"at most {requests['max_concurrency']:,} requests at once"),
+        ("model", f"{s.model}, {s.dtype} weights, {s.kv_dtype} KV"),
+        ("GPUs", f"{_gpus(run)}: tensor parallel {s.tp}, pipeline stages {s.pp}, replicas {s.replicas}"),
+        ("KV memory", f"{kv['num_blocks']:,} blocks of {kv['block_size']} tokens"),
+        ("steps", f"{engine['steps']:,}: {', '.join(kinds)}"),
+        ("batch", f"{number(batch['mean'])} requests a step, at most {batch['max']:.0f}" if batch else "–"),
+        ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
+        ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens computed again"),
+    ]  # fmt: skip
+
+
+def _provenance(run: Run) -> list[tuple[str, str]]:
+    p = run.summary["provenance"]
+    tables, host = p["kernel_tables"], p["host_terms"]
+    rows = [("trace", f"{p['trace']['name']}, sha256 {p['trace']['sha256'][:16]}…"), ("cost model", p["cost_model"])]
+    if tables is None:
+        rows.append(("kernel tables", "none: all costs by roofline formula"))
+    else:
+        digest = ", ".join(f"{file.partition('.')[0]} {sha[:8]}" for file, sha in sorted(tables["sha256"].items()))
+        rows.append(("kernel tables", f"{tables['name']}, measured by {', '.join(tables['measured_by'])}"))
+        rows.append(("table hashes", digest))
+    rows.append(("host terms", f"{run.scenario.host}, fitted on {host['engine']}" if host else "none"))
+    rows += [(f"{kind} file", f"sha256 {sha[:16]}…") for kind, sha in sorted(p["policy_files"].items())]
+    rows.append(("versions", ", ".join(f"{name} {v}" for name, v in sorted(p["versions"].items()))))
+    return rows

@@ -1,0 +1,136 @@
+"""Figures as inline SVG: matplotlib draws, the page's stylesheet colours.
+
+A painter draws with the colours of `INK`. They are stand-ins: in the SVG each becomes a CSS variable, so that one
+drawing serves light, dark and print. Text stays text in the page's own font. The bytes depend on what is drawn alone.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup, escape
+
+COLOURS = (
+    "ink", "muted", "rule", "surface", "blue", "teal", "amber", "rose", "violet", "slate", "sky", "lime",
+)  # fmt: skip
+INK = {name: f"#0101{i + 1:02x}" for i, name in enumerate(COLOURS)}
+"""Stand-in colours by the names of the CSS variables that replace them."""
+
+WIDE, NARROW, HALF = 1040, 350, 500
+"""Widths in CSS pixels: across the page, on a phone, one of two columns."""
+
+STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "path.simplify_threshold": 0.3,
+    "font.size": 11.5,
+    "axes.edgecolor": INK["rule"],
+    "axes.labelcolor": INK["muted"],
+    "axes.titlecolor": INK["ink"],
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9,
+    "axes.labelsize": 11,
+    "axes.linewidth": 1.0,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "grid.color": INK["rule"],
+    "grid.linewidth": 0.8,
+    "text.color": INK["ink"],
+    "xtick.color": INK["rule"],
+    "xtick.labelcolor": INK["muted"],
+    "xtick.labelsize": 10.5,
+    "xtick.major.size": 3,
+    "xtick.minor.size": 0,
+    "ytick.color": INK["rule"],
+    "ytick.labelcolor": INK["muted"],
+    "ytick.labelsize": 10.5,
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "legend.fontsize": 10.5,
+}
+
+Painter = Callable[[Any, bool], None]
+"""Draws into a matplotlib Figure; the flag: for a narrow page."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of the page: what it shows, in words too."""
+
+    name: str
+    """Unique on the page: the ids in the SVG begin with it."""
+    title: str
+    alt: str
+    """What a reader who does not see it should know."""
+    svg: Markup
+    caption: str = ""
+    legend: tuple[tuple[str, str], ...] = ()
+    """(colour, meaning) of what is not labelled in the drawing itself."""
+    wide: bool = False
+
+
+def wide(
+    name: str, title: str, alt: str, paint: Painter, heights: tuple[int, int], caption: str = "", **more: Any
+) -> Drawing:
+    """A figure across the page, drawn anew for phones; `heights` of the two in CSS pixels."""
+    versions = Markup("").join(
+        Markup('<div class="on-{0}">{1}</div>').format(kind, _svg(f"{name}-{kind}", title, alt, paint, width, height))
+        for kind, width, height in (("wide", WIDE, heights[0]), ("narrow", NARROW, heights[1]))
+    )
+    return Drawing(name, title, alt, versions, caption, wide=True, **more)
+
+
+def half(name: str, title: str, alt: str, paint: Painter, height: int = 290, caption: str = "", **more: Any) -> Drawing:
+    """A figure half as wide as the page, and as wide as a phone."""
+    return Drawing(name, title, alt, _svg(name, title, alt, paint, HALF, height), caption, **more)
+
+
+def _svg(name: str, title: str, alt: str, paint: Painter, width: int, height: int) -> Markup:
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    out = io.StringIO()
+    style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **STYLE, "svg.hashsalt": name}
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(width / 72, height / 72))
+        FigureCanvasSVG(figure)
+        paint(figure, width < HALF)
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return Markup(_inline(out.getvalue(), name, title, alt, width, height))
+
+
+def _inline(text: str, name: str, title: str, alt: str, width: int, height: int) -> str:
+    """The SVG element alone, without what only a file needs, its text alternative added."""
+    body = text[text.index("<svg") :]
+    body = body[body.index(">") + 1 :].strip()
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.S)
+    body = re.sub(r'<g id="[^"]*"', "<g", body)  # layer names: unused, and not unique on a page
+    body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.S)
+    body = re.sub(r'(id="|href="#|url\(#)([0-9a-z]+)', rf"\g<1>{name}-\g<2>", body)
+    body = re.sub(r"(\d\.\d)\d+", r"\1", body)
+    body = re.sub(r"font-family: [^;\"]*;? ?", "", body).replace("font-weight: 700", "font-weight: 600")
+    for colour, stand_in in INK.items():
+        body = body.replace(stand_in, f"var(--{colour})")
+    body = re.sub(r"\s*\n\s*", "\n", body)
+    head = (
+        f'<svg role="img" aria-labelledby="{name}-t {name}-d" viewBox="0 0 {width} {height}" '
+        f'xmlns:xlink="http://www.w3.org/1999/xlink" style="max-width: {int(width * 1.15)}px">'
+        f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(alt)}</desc>'
+    )
+    return head + body

@@ -1,0 +1,30 @@
+"""Numbers as a reader wants them."""
+
+from __future__ import annotations
+
+from servesim.cli_summary import number, percent
+
+__all__ = ["count", "number", "percent", "seconds", "time_ms"]
+
+
+def time_ms(ms: float | None) -> str:
+    """Milliseconds below a second, seconds above it."""
+    if ms is None:
+        return "–"
+    if ms < 1000:
+        return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2f} ms"
+    return seconds(ms / 1e3)
+
+
+def seconds(s: float) -> str:
+    """Seconds, from ten minutes on minutes, from two hours on hours."""
+    if s >= 7200:
+        return f"{s / 3600:,.1f} h"
+    if s >= 600:
+        return f"{s / 60:,.1f} min"
+    return f"{s:.0f} s" if s >= 100 else f"{s:.1f} s" if s >= 10 else f"{s:.2f} s"
+
+
+def count(value: float) -> str:
+    """A count with separators, from ten million on in millions."""
+    return f"{value / 1e6:,.1f} M" if abs(value) >= 1e7 else f"{value:,.0f}"

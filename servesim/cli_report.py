@@ -1,0 +1,53 @@
+"""`servesim report`: what a result directory holds, as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from servesim.errors import UserError
+
+REPORT_EXAMPLES = """
+Examples:
+
+  servesim report result
+
+  servesim report result -o report.html --window 30:45
+"""
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What a command wrote with --out.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The page. [default: report.html in DIR]")
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option(metavar="FROM:TO", help="Seconds the chart of requests shows, such as 30:45.")
+    ] = None,
+) -> None:
+    """Make one self-contained HTML page of a result: figures, tables, provenance."""
+    typer.echo(f"written to {write_report(folder, out, _window(window))}", err=True)
+
+
+def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, float] | None = None) -> Path:
+    """Write the page of a result directory, into it unless told otherwise."""
+    from servesim.reports.page import build, write
+    from servesim.result_files import REPORT
+
+    path: Path = write(out or folder / REPORT, build(folder, window_s))
+    return path
+
+
+def _window(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    begin, _, end = text.partition(":")
+    try:
+        window = float(begin), float(end)
+    except ValueError:
+        raise UserError(f"--window {text}: two numbers of seconds are needed, such as 30:45") from None
+    if not 0 <= window[0] < window[1] < float("inf"):
+        raise UserError(f"--window {text}: must begin at 0 or later and end after that")
+    return window

@@ -1,0 +1,62 @@
+"""Arithmetic and memory traffic of a step: where it lies under the roofline."""
+
+from __future__ import annotations
+
+from servesim.contracts.cost import Batch
+from servesim.hardware.layers import dtype_bytes
+from servesim.hardware.model import ModelSpec
+
+
+def step_work(
+    model: ModelSpec, batch: Batch, dtype: str = "bf16", kv_dtype: str = "bf16", tp: int = 1
+) -> tuple[float, float]:
+    """(FLOPs, bytes) that the GPUs of a step need together, padding not included.
+
+    FLOPs: 2 per weight a token passes through, 2 per LM-head weight and sampled row, and attention's two matrix
+    products over every query-key pair (latent attention: over the compressed vectors). Bytes: weights once (of
+    the experts those that are expected to be used, tokens being routed uniformly), keys and values of every context
+    read and of every token written, on each of `tp` GPUs that hold a copy. Windows bound contexts by their mean.
+    """
+    tokens = batch.linear_tokens
+    flops = 2.0 * model.layer_params * model.num_layers * tokens
+    flops += 2.0 * model.hidden_size * model.vocab_size * batch.sampled
+    kv_tokens = 0.0
+    for layer in model.layers:
+        pairs, read = _attended(batch, layer.window)
+        flops += _flops_per_pair(model) * pairs
+        kv_tokens += read + (tokens if layer.owns_kv else 0)
+    data = _weight_bytes(model, dtype, tokens)
+    data += kv_tokens * model.kv_bytes_per_token_per_layer(kv_dtype, tp) * tp
+    return flops, data
+
+
+def _attended(batch: Batch, window: int) -> tuple[float, float]:
+    """Query-key pairs and tokens read in one layer."""
+    pairs = read = 0.0
+    if batch.decode_count:
+        mean = batch.decode_context_sum / batch.decode_count
+        mean = min(mean, window) if window else mean
+        read = batch.decode_count * mean
+        pairs = read * batch.queries_per_sequence
+    for new, past in batch.prefill:
+        past = min(past, window) if window else past
+        own = min(new, window) if window else new
+        pairs += new * past + own * (own + 1) / 2 + (new - own) * own
+        read += past
+    return pairs, read
+
+
+def _flops_per_pair(model: ModelSpec) -> float:
+    if model.latent is None:
+        return 4.0 * model.q_size
+    return 2.0 * model.num_heads * (model.latent.width + model.latent.kv_rank)
+
+
+def _weight_bytes(model: ModelSpec, dtype: str, tokens: int) -> float:
+    looked_up = model.learned_positions + (0 if model.tie_embeddings else model.vocab_size)
+    whole = model.weight_bytes(dtype) - 2.0 * model.hidden_size * looked_up
+    if model.experts is None:
+        return whole
+    unused = 1.0 - model.experts.touched(tokens) / model.experts.count
+    experts = sum(layer.experts for layer in model.layers) * model.experts.params(model.hidden_size)
+    return whole - unused * experts * dtype_bytes(model.experts_dtype or dtype)

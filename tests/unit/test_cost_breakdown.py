@@ -1,0 +1,61 @@
+"""Operators of a step add up to its price; arithmetic and bytes are those counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from servesim.contracts.cost import Batch
+from servesim.cost import build_cost_model
+from servesim.cost.breakdown import ATTENTION_DECODE, ATTENTION_PREFILL, breakdown
+from servesim.cost.host import HostTerms
+from servesim.cost.work import step_work
+from servesim.hardware import Gpu, ModelSpec
+
+BATCHES = (
+    Batch(8, decode_count=8, decode_context_sum=9000, decode_context_max=2000, sampled=8),
+    Batch(2000, prefill=[(1500, 0), (500, 700)], sampled=1),
+    Batch(1034, [(1024, 512)], 10, 12_345, sampled=11, padded_tokens=6, bytes_moved=1 << 20),
+    Batch(32, decode_count=8, decode_context_sum=9000, queries_per_sequence=4, sampled=8),
+)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(
+    ("model", "gpu", "tp", "pp"),
+    [("llama-3.1-8b", "h200", 1, 1), ("llama-3.1-70b", "h100", 4, 2), ("gpt-oss-20b", "h100", 1, 1)],
+)
+def test_operators_add_up_to_the_price(model: str, gpu: str, tp: int, pp: int, batch: Batch) -> None:
+    host = HostTerms(pads_to_graphs=True, sustained_after=1e6, sustained_slowdown=0.2)
+    cost = build_cost_model(ModelSpec.load(model), Gpu.load(gpu), tp, pp=pp, host=host)
+    parts = breakdown(cost, batch)
+    assert sum(parts.values()) == pytest.approx(cost.price(batch).gpu_ns, abs=pp)
+    assert (ATTENTION_PREFILL in parts) == bool(batch.prefill)
+    assert (ATTENTION_DECODE in parts) == bool(batch.decode_count)
+    assert min(parts.values()) > 0
+
+
+TINY = ModelSpec(
+    name="tiny", num_layers=2, hidden_size=4, num_heads=2, num_kv_heads=1, head_dim=2, intermediate_size=8,
+    vocab_size=10, max_position=64,
+)  # fmt: skip
+LAYER = 4 * (4 + 2 * 2) + 4 * 4 + 3 * 4 * 8 + 2 * 4  # qkv, attention out, MLP, norms
+
+
+def test_work_of_decode_steps_is_counted_by_hand() -> None:
+    flops, data = step_work(TINY, Batch(3, decode_count=3, decode_context_sum=30, sampled=3))
+    assert flops == 2 * 2 * LAYER * 3 + 2 * 4 * 10 * 3 + 2 * (4 * 4 * 30)
+    weights = 2 * (2 * LAYER + 10 * 4 + 4)  # layers, LM head, final norm
+    assert data == weights + 2 * (30 + 3) * 2 * 2 * 2
+
+
+def test_work_of_prompts_counts_pairs_within_and_before_them() -> None:
+    flops, data = step_work(TINY, Batch(5, prefill=[(5, 7)], sampled=0))
+    assert flops == 2 * 2 * LAYER * 5 + 2 * (4 * 4 * (5 * 7 + 15))
+    assert data == 2 * (2 * LAYER + 10 * 4 + 4) + 2 * (7 + 5) * 2 * 2 * 2
+
+
+def test_experts_are_read_as_far_as_tokens_use_them() -> None:
+    model = ModelSpec.load("gpt-oss-20b")
+    few = step_work(model, Batch(1, decode_count=1, decode_context_sum=1, sampled=1))[1]
+    many = step_work(model, Batch(4096, prefill=[(4096, 0)], sampled=1))[1]
+    assert few < 0.45 * many
