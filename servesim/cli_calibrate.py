@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from servesim.calibrate.accuracy import HeldOut
 
 calibrate_app = typer.Typer(
     help="Fit and import what prices steps: host terms from recorded servers, kernel tables from other projects.",
@@ -37,6 +41,7 @@ def host(
 
     from servesim.calibrate.host import fit_host
     from servesim.errors import UserError
+    from servesim.result_files import write_text
 
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
@@ -44,12 +49,7 @@ def host(
     if out is None:
         typer.echo(text, nl=False)
         return
-    try:
-        scratch = out.with_name(out.name + ".partial")
-        scratch.write_text(text)
-        scratch.replace(out)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
+    write_text(out, text, "--out")
     typer.echo(f"written to {out}")
 
 
@@ -62,6 +62,8 @@ Examples:
   servesim calibrate import llmservingsim RTXPRO6000/Llama-3.1-8B/tp1 --out tables/
 
   servesim validate recorded/ --kernel-tables tables/
+
+  servesim calibrate import vidur data/profiling --gpu a100 --out tables/
 """
 _OUT = typer.Option("--out", metavar="DIR", help="Folder to write the tables to.")
 
@@ -75,6 +77,19 @@ def llmservingsim(
     from servesim.calibrate.importers.llmservingsim import import_llmservingsim
 
     _imported(lambda: import_llmservingsim(folder, out), out)
+
+
+@import_app.command()
+def vidur(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of profiles: compute/ and network/.")],
+    out: Annotated[Path, _OUT],
+    gpu: Annotated[str | None, typer.Option(help="GPU as the profiles call it, such as a100.")] = None,
+    network: Annotated[str | None, typer.Option(help="Server of the all-reduce times, such as a100_dgx.")] = None,
+) -> None:
+    """Profiles of Vidur."""
+    from servesim.calibrate.importers.vidur import import_vidur
+
+    _imported(lambda: import_vidur(folder, out, gpu, network), out)
 
 
 @import_app.command()
@@ -100,3 +115,53 @@ def _imported(convert: Callable[[], dict[str, int]], out: Path) -> None:
         raise UserError(f"{error.filename or out}: {error.strerror}") from error
     for name, rows in written.items():
         typer.echo(f"{out / name}: {rows:,} rows")
+
+
+ACCURACY_EXAMPLES = """
+Examples:
+
+  servesim calibrate accuracy h200
+
+  servesim calibrate accuracy data/profiling/compute/a100 --json errors.json
+"""
+
+
+@calibrate_app.command(epilog=ACCURACY_EXAMPLES)
+def accuracy(
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="Shipped tables (h200), a folder of tables, or of Vidur's CSVs.")
+    ],
+    gpu: Annotated[str | None, typer.Option(help="GPU measured; found from the tables when not given.")] = None,
+    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON too.")] = None,
+) -> None:
+    """Leave out rows of kernel tables and see how far off the prices of a run would be.
+
+    Left out are: a fifth of the rows at random, a fifth of the curves (all rows of a shape), all points of a curve but
+    every second or fourth, and its largest.
+    """
+    from servesim.calibrate.accuracy import accuracy as errors_of
+    from servesim.calibrate.accuracy import open_tables
+    from servesim.result_files import to_json, write_text
+
+    tables, measured_on = open_tables(table, gpu)
+    errors = list(errors_of(tables, measured_on))
+    if out is not None:
+        figures = {"table": table, "gpu": measured_on.name, "errors": [asdict(e) for e in errors]}
+        write_text(out, to_json(figures), "--json")
+    print_errors(errors)
+
+
+def print_errors(errors: list[HeldOut]) -> None:
+    """A line for each operator and split."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("operator", "left out", box=None, header_style="bold")
+    for name in ("rows", "median", "mean", "p95", "bias"):
+        table.add_column(name, justify="right")
+    for e, before in zip(errors, [None, *errors], strict=False):
+        name = f"{e.operator} {e.dtype}"
+        first = before is None or name != f"{before.operator} {before.dtype}"
+        figures = [f"{100 * value:.2f} %" for value in (e.median, e.mean, e.p95)]
+        table.add_row(name if first else "", e.split, f"{e.held_out:,}", *figures, f"{100 * e.bias:+.2f} %")
+    Console().print(table)

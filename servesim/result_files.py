@@ -127,6 +127,16 @@ def to_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
+def write_text(path: Path, text: str, option: str) -> None:
+    """Write the file an option of the command line names, whole or not at all."""
+    scratch = path.with_name(path.name + ".partial") if path.name else path
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    except OSError as error:
+        raise UserError(f"{option} {path}: cannot be written: {error.strerror}") from error
+
+
 def _refuse_foreign(out: Path) -> None:
     """An earlier result is replaced; anything else that is there is left alone."""
     if not out.name:

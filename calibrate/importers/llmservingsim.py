@@ -19,6 +19,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from servesim.calibrate.importers.columns import Columns, read_columns
 from servesim.cost.tables import write_table
 from servesim.errors import UserError
 from servesim.hardware.model import ModelSpec, check_tp, kv_heads_per_gpu
@@ -28,15 +29,12 @@ _COLUMNS = {
     "per_sequence.csv": ("layer", "sequences", "time_us"),
     "attention.csv": ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"),
 }
-_TEXT = ("layer",)
 _LEFT_OUT = ("final_layernorm",)
 """The same operator as `layernorm`, of the same width."""
 _NOT_MEASURED = (
     "writing the KV cache, host time and launch gaps; spread of the timings; several prompts in one call; decodes "
     "beside a prompt over cached context"
 )
-
-_Columns = dict[str, list[Any]]
 
 
 def import_llmservingsim(folder: str | Path, out_dir: str | Path) -> dict[str, int]:
@@ -81,40 +79,12 @@ def _model(source: Path) -> tuple[ModelSpec, int]:
     return model, tp
 
 
-def _read(path: Path) -> _Columns:
-    """The columns of a CSV file, checked: numbers all, times above 0."""
-    import csv
-
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    names = _COLUMNS[path.name]
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        for name in names:
-            if name not in (reader.fieldnames or ()):
-                raise UserError(f"{path}: column {name!r} is missing")
-        columns: _Columns = {name: [] for name in names}
-        for row, values in enumerate(reader, 1):
-            for name in names:
-                columns[name].append(values[name] if name in _TEXT else _number(path, row, name, values[name]))
-    return columns
+def _read(path: Path) -> Columns:
+    times, text = ("time_us",), tuple(name for name in _COLUMNS[path.name] if name == "layer")
+    return read_columns(path, times, [name for name in _COLUMNS[path.name] if name not in (*times, *text)], text)
 
 
-def _number(path: Path, row: int, name: str, text: str | None) -> float | int:
-    try:
-        value = float(text or "")
-    except ValueError:
-        raise UserError(f"{path}: row {row}: {name} is {text!r}, not a number") from None
-    if name == "time_us":
-        if not 0.0 < value < float("inf"):
-            raise UserError(f"{path}: row {row}: time_us is {value:g}, must be a number above 0")
-        return value
-    if not 0.0 <= value < 2**31 or value != int(value):
-        raise UserError(f"{path}: row {row}: {name} is {value:g}, must be a whole number of at least 0")
-    return int(value)
-
-
-def _gemms(source: Path, model: ModelSpec, tp: int, dense: _Columns, rows: _Columns) -> _Columns:
+def _gemms(source: Path, model: ModelSpec, tp: int, dense: Columns, rows: Columns) -> Columns:
     hidden, inter = model.hidden_size, model.intermediate_size // tp
     q, kv = model.num_heads // tp * model.head_dim, kv_heads_per_gpu(model, tp) * model.head_dim
     widths = {
@@ -132,7 +102,7 @@ def _gemms(source: Path, model: ModelSpec, tp: int, dense: _Columns, rows: _Colu
     return {name: found[name] + more[name] for name in found}
 
 
-def _small(model: ModelSpec, tp: int, dense: _Columns, rows: _Columns) -> _Columns:
+def _small(model: ModelSpec, tp: int, dense: Columns, rows: Columns) -> Columns:
     """Norms, activation, rotary embedding, embedding, sampler: by their own names."""
     rotary = (model.num_heads // tp + kv_heads_per_gpu(model, tp)) * model.head_dim
     widths = {
@@ -142,7 +112,7 @@ def _small(model: ModelSpec, tp: int, dense: _Columns, rows: _Columns) -> _Colum
         "embedding": ("embedding", model.hidden_size),
         "sampler": ("sampler", model.vocab_size),
     }
-    whole: _Columns = {name: [] for name in ("op", "dtype", "m", "n", "kernel", "time_us")}
+    whole: Columns = {name: [] for name in ("op", "dtype", "m", "n", "kernel", "time_us")}
     for layer, (op, width) in widths.items():
         for columns, axis in ((dense, "tokens"), (rows, "sequences")):
             part = _shaped(op, {layer: (width, None)}, columns, axis)
@@ -151,7 +121,7 @@ def _small(model: ModelSpec, tp: int, dense: _Columns, rows: _Columns) -> _Colum
     return whole
 
 
-def _shaped(op: str, widths: dict[str, Any], columns: _Columns, axis: str) -> _Columns:
+def _shaped(op: str, widths: dict[str, Any], columns: Columns, axis: str) -> Columns:
     """Rows of the layers in `widths`, (n, k) by layer."""
     taken = [i for i, layer in enumerate(columns["layer"]) if layer in widths and columns[axis][i]]
     return {
@@ -165,7 +135,7 @@ def _shaped(op: str, widths: dict[str, Any], columns: _Columns, axis: str) -> _C
     }
 
 
-def _attention(model: ModelSpec, tp: int, columns: _Columns) -> _Columns:
+def _attention(model: ModelSpec, tp: int, columns: Columns) -> Columns:
     heads = (model.num_heads // tp, kv_heads_per_gpu(model, tp), model.head_dim)
     names = ("op", "dtype", "batch", "new_tokens", "past_tokens", "heads", "kv_heads", "head_dim", "kernel", "time_us")
     rows = []

@@ -131,6 +131,10 @@ class Curve:
         i = bisect_right(self.xs, x) - 1
         return self.knot_source[i] if self.xs[i] == x else self.segment_source[i]
 
+    def over(self, xs: Sequence[float]) -> Curve:
+        """The same knots at other places `xs`, linear between them there."""
+        return Curve(xs, self.ys, self.knot_source)
+
     def scaled(self, factor: float, x_factor: float = 1.0) -> Curve:
         """The curve of `factor` such operators, over a quantity in units `x_factor` times as fine."""
         copy = Curve.__new__(Curve)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve, blend
+from servesim.cost.gaps import Lines, missing
 from servesim.cost.tables import KernelTables
 
 TOKEN_WORK = 256.0
@@ -132,15 +133,25 @@ def _head_grid(rows: dict[str, NDArray[Any]], heads: float, axis: str, exact: bo
 
 
 def _curves(rows: dict[str, NDArray[Any]], axis: str, source: int, window: int) -> Entries:
-    grid: Entries = []
-    for batch in np.unique(rows["batch"]).tolist():
-        mask = rows["batch"] == batch
-        x, y = rows[axis][mask].astype(np.float64), rows["time_us"][mask] * 1e3
+    lines: Lines = {}
+    columns = (rows[name].tolist() for name in ("batch", axis, "time_us"))
+    for batch, size, us in zip(*columns, strict=True):
         # a decode step attends the cached tokens and its own
-        x = x + 1.0 if axis == "past_tokens" else np.array([work(new, 0.0, window) for new in x.tolist()])
-        order = np.argsort(x)
-        grid.append((float(batch), Curve(x[order].tolist(), y[order].tolist(), source)))
-    return grid
+        x = size + 1.0 if axis == "past_tokens" else work(size, 0.0, window)
+        lines.setdefault(float(batch), {})[x] = us * 1e3
+    return completed(lines, source)
+
+
+def completed(lines: Lines, source: int = MEASURED) -> Entries:
+    """Curves by line, ascending, with the points that are missing inside the grid."""
+    gaps = missing(lines)
+    entries: Entries = []
+    for y in sorted(lines):
+        points = lines[y] | gaps.get(y, {})
+        xs = sorted(points)
+        sources = [source if x in lines[y] else max(source, INTERPOLATED) for x in xs]
+        entries.append((y, Curve(xs, [points[x] for x in xs], sources)))
+    return entries
 
 
 def _marked(grid: Entries) -> Entries:

@@ -22,8 +22,8 @@ from servesim.cost.linear import GemmTables
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import Latent, dtype_bytes
 
-_MEASURED = Latent(kv_rank=512, rope_dim=64, nope_dim=128, v_dim=128, q_rank=1536)
-_MEASURED_HIDDEN = 7168
+DEEPSEEK = Latent(kv_rank=512, rope_dim=64, nope_dim=128, v_dim=128, q_rank=1536)
+DEEPSEEK_HIDDEN = 7168
 """Of DeepSeek-V3, the model measured."""
 
 
@@ -40,11 +40,11 @@ def latent_attention(gemms: GemmTables, gpu: Gpu, latent: Latent, heads: int, kv
     dtype = "bf16" if kv_dtype == "fp16" else kv_dtype
     rows = [gemms.tables.rows(op, dtype) if gemms.tables else {} for op in ("mla_decode", "mla_prefill")]
     widths = (latent.kv_rank, latent.rope_dim, latent.nope_dim, latent.v_dim)
-    measured = (_MEASURED.kv_rank, _MEASURED.rope_dim, _MEASURED.nope_dim, _MEASURED.v_dim)
+    measured = (DEEPSEEK.kv_rank, DEEPSEEK.rope_dim, DEEPSEEK.nope_dim, DEEPSEEK.v_dim)
     known = all(rows) and widths == measured and gemms.roofline == gemms.measured_on
     if not known or heads not in rows[0]["heads"] or heads not in rows[1]["heads"]:
         return _formula(gpu, latent, heads, kv_dtype)
-    projections = [gemms.curve(n, k, "bf16") for n, k in token_linears(_MEASURED, _MEASURED_HIDDEN, heads)]
+    projections = [gemms.curve(n, k, "bf16") for n, k in token_linears(DEEPSEEK, DEEPSEEK_HIDDEN, heads)]
     decode, prefill = (_entries(r, heads, projections) for r in rows)
     return GridAttention(Grid(at_best_rate(decode)), Grid(prefill), decode[0][1].at(0.0))
 

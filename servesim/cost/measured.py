@@ -6,23 +6,26 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, Curve
-from servesim.cost.grid import HeadShape, head_rows, work
+from servesim.cost.gaps import Lines
+from servesim.cost.grid import HeadShape, completed, head_rows, work
 
 _Rows = dict[str, NDArray[Any]]
 _Points = dict[int, dict[int, list[tuple[int, float]]]]
 
 
 class CachedPrefill:
-    """Time of one prompt piece over its new tokens, by tokens cached before it; linear between those."""
+    """Time of one prompt piece over its work, by tokens cached before it; linear between those."""
 
     def __init__(self, rows: _Rows) -> None:
         """`rows` of one head shape and one sequence each."""
-        self._past = np.unique(rows["past_tokens"]).tolist()
-        self._curves = [_curve(rows, rows["past_tokens"] == past, "new_tokens") for past in self._past]
+        lines: Lines = {}
+        for (past, new), ns in _by(rows, "past_tokens", "new_tokens").items():
+            lines.setdefault(float(past), {})[float(new)] = ns
+        entries = [(past, curve.over([work(new, past) for new in curve.xs])) for past, curve in completed(lines)]
+        self._past, self._curves = [past for past, _ in entries], [curve for _, curve in entries]
 
     @classmethod
     def of(cls, rows: _Rows, shape: HeadShape) -> CachedPrefill | None:
@@ -36,15 +39,16 @@ class CachedPrefill:
         """Time and source of `new` tokens over `past`."""
         i = bisect_right(self._past, past) - 1
         if i < 0:
-            return self._curves[0].at(new), EXTRAPOLATED
-        ns, source = self._curves[i].look_up(new)
+            return self._curves[0].at(work(new, past)), EXTRAPOLATED
         low = self._past[i]
+        ns, source = self._curves[i].look_up(work(new, low))
         if low == past:
             return ns, source
         if i + 1 == len(self._past):
             return ns * (work(new, past) / work(new, low)), EXTRAPOLATED
-        above, its = self._curves[i + 1].look_up(new)
-        weight = (past - low) / (self._past[i + 1] - low)
+        high = self._past[i + 1]
+        above, its = self._curves[i + 1].look_up(work(new, high))
+        weight = (past - low) / (high - low)
         return ns * (1.0 - weight) + above * weight, max(INTERPOLATED, source, its)
 
 
@@ -130,12 +134,6 @@ def _excess(rows: _Rows, decode: _Rows, prefill: _Rows) -> _Points:
     kept = {new: sizes for new, sizes in found.items() if all(line[0][0] == least for line in sizes.values())}
     common = set.intersection(*(set(sizes) for sizes in kept.values())) if kept else set()
     return {new: {n: line for n, line in sizes.items() if n in common} for new, sizes in kept.items()} if common else {}
-
-
-def _curve(rows: _Rows, mask: NDArray[np.bool_], axis: str) -> Curve:
-    x, y = rows[axis][mask], rows["time_us"][mask] * 1e3
-    order = np.argsort(x)
-    return Curve(x[order].tolist(), y[order].tolist())
 
 
 def _by(rows: _Rows, *keys: str) -> dict[tuple[int, ...], float]:

@@ -69,6 +69,9 @@ _OPTIONAL = ("experts", "topk", "window")
 """Columns a table of a dense decoder may lack."""
 METADATA_KEY = b"servesim"
 
+Rows = dict[str, NDArray[Any]]
+"""Columns by name."""
+
 
 def schema() -> Any:
     """The pyarrow schema of every kernel table."""
@@ -117,9 +120,25 @@ class KernelTables:
             raise UserError(f"{path} holds no kernel tables (*.parquet)")
         return cls(path)
 
-    def rows(self, op: str, dtype: str) -> dict[str, NDArray[Any]]:
+    def loaded(self) -> KernelTables:
+        """The same, read: its files are no longer needed."""
+        _ = self._by_op, self.provenance
+        return self
+
+    def with_rows(self, op: str, dtype: str, rows: Rows) -> KernelTables:
+        """The same tables with these rows of one operator in one dtype."""
+        copy = KernelTables(self.folder, self.trusted)
+        copy.__dict__["_by_op"] = {**self._by_op, (op, dtype): rows}
+        return copy
+
+    def rows(self, op: str, dtype: str) -> Rows:
         """The rows of one operator in one dtype as numpy columns without nulls; empty when not measured."""
         return self._by_op.get((op, dtype), {})
+
+    @property
+    def measured(self) -> list[tuple[str, str]]:
+        """What was measured: (operator, dtype)."""
+        return sorted(self._by_op)
 
     def dtypes(self, op: str) -> list[str]:
         """The dtypes `op` was measured in."""
@@ -145,14 +164,14 @@ class KernelTables:
         return max(known) if known and len(known) == len(stated) else None
 
     @cached_property
-    def _by_op(self) -> dict[tuple[str, str], dict[str, NDArray[Any]]]:
-        found: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
+    def _by_op(self) -> dict[tuple[str, str], Rows]:
+        found: dict[tuple[str, str], Rows] = {}
         for path in sorted(self.folder.glob("*.parquet")):
             found.update(_split(path, self.trusted))
         return found
 
 
-def _split(path: Path, trusted: bool) -> dict[tuple[str, str], dict[str, NDArray[Any]]]:
+def _split(path: Path, trusted: bool) -> dict[tuple[str, str], Rows]:
     """One file as numpy columns by (op, dtype), columns of nulls left out."""
     import pyarrow as pa
     import pyarrow.compute as pc

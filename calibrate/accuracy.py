@@ -1,0 +1,163 @@
+"""How well the times a table holds are found again when they are left out of it.
+
+Rows are held out in five ways, the prices of the held-out ones are looked up as a run looks them up, in tables of
+the rows kept, and compared with what was measured:
+
+- `random`: a fifth of the rows, by a hash of their key, so the same ones each time and in any order of the rows;
+- `curves`: a fifth of the curves, by a hash of theirs (a curve: all rows alike but for tokens, context or bytes);
+- `every 2nd`, `every 4th`: all points of each curve but every second or fourth and its last;
+- `largest`: the points of each curve beyond half of its largest one, at most a quarter of it.
+
+Errors are (looked up - measured) / measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.calibrate.importers.vidur import import_vidur
+from servesim.calibrate.lookup import lookup
+from servesim.cost.tables import KernelTables, Rows
+from servesim.errors import UserError, suggest
+from servesim.hardware.gpu import Gpu, gpu_names
+
+AXES = {
+    "attention_decode": "past_tokens",
+    "attention_prefill": "new_tokens",
+    "attention_mixed": "past_tokens",
+    "window_decode": "past_tokens",
+    "window_prefill": "new_tokens",
+    "mla_decode": "past_tokens",
+    "mla_prefill": "new_tokens",
+    "all_reduce": "bytes",
+    "all_gather": "bytes",
+}
+"""What the curves of an operator run over; of all others tokens or rows (m)."""
+_ALONE = ("all_reduce", "all_gather", "norm", "activation", "rotary", "embedding", "sampler")
+"""Operators whose curves are not interpolated between: leaving one out leaves the formula."""
+_SHARE = 5
+"""One row, or curve, of so many is held out."""
+SPLITS = ("random", "curves", "every 2nd", "every 4th", "largest")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Errors of the rows of one operator held out in one way; fractions, signed in `bias`, their mean."""
+
+    operator: str
+    dtype: str
+    split: str
+    rows: int
+    held_out: int
+    median: float
+    mean: float
+    p95: float
+    bias: float
+
+
+def accuracy(tables: KernelTables, gpu: Gpu) -> Iterator[HeldOut]:
+    """Held-out errors of every operator of tables measured on `gpu`, operator by operator."""
+    for op, dtype in tables.measured:
+        rows = tables.rows(op, dtype)
+        for split in SPLITS:
+            held = held_out(op, rows, split)
+            if not held.any() or held.all():
+                continue
+            kept = tables.with_rows(op, dtype, {name: column[~held] for name, column in rows.items()})
+            asked = {name: column[held] for name, column in rows.items()}
+            errors = lookup(kept, gpu, op, dtype, asked) / (asked["time_us"] * 1e3) - 1.0
+            yield _described(op, dtype, split, len(held), errors)
+
+
+def held_out(op: str, rows: Rows, split: str) -> NDArray[np.bool_]:
+    """Which rows of an operator a split holds out."""
+    count, axis = len(rows["time_us"]), AXES.get(op, "m")
+    if split == "random":
+        return _hashed(rows, [name for name in rows if name != "time_us"])
+    names = [name for name in rows if name not in ("time_us", axis)]
+    if split == "curves":
+        return np.zeros(count, bool) if op in _ALONE else _hashed(rows, names)
+    held = np.zeros(count, bool)
+    for curve in _curves(rows, names):
+        points = curve[np.argsort(rows[axis][curve], kind="stable")]
+        held[points[_left_out(rows[axis][points], split)]] = True
+    return held
+
+
+def _left_out(sizes: NDArray[Any], split: str) -> NDArray[np.bool_]:
+    """Which points of a curve, of ascending `sizes`, are held out."""
+    place, last = np.arange(len(sizes)), len(sizes) - 1
+    if split == "largest":
+        return np.asarray((sizes > sizes[-1] / 2) & (place > last - len(sizes) // 4))
+    step = int(split.split()[1][0])
+    return np.asarray((place % step != 0) & (place != last))
+
+
+def _curves(rows: Rows, names: Sequence[str]) -> list[NDArray[np.int64]]:
+    """Numbers of the rows, curve by curve."""
+    keys = np.stack([rows[name].astype(np.int64) for name in names], axis=1)
+    _, which = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(which.ravel(), kind="stable")
+    return list(np.split(order, np.flatnonzero(np.diff(which.ravel()[order])) + 1))
+
+
+def _hashed(rows: Rows, names: Sequence[str]) -> NDArray[np.bool_]:
+    """One in `_SHARE` of the distinct keys."""
+    keys = zip(*(rows[name].tolist() for name in names), strict=True)
+    found: dict[tuple[int, ...], bool] = {}
+    held = []
+    for key in keys:
+        if key not in found:
+            digest = hashlib.blake2b(repr((*zip(names, key, strict=True),)).encode(), digest_size=8).digest()
+            found[key] = int.from_bytes(digest, "little") % _SHARE == 0
+        held.append(found[key])
+    return np.array(held, dtype=bool)
+
+
+def open_tables(name: str, gpu: str | None = None) -> tuple[KernelTables, Gpu]:
+    """The tables called `name` or in the folder of that name, tables or Vidur's CSVs, and the GPU measured: the one
+    named, or the one the tables say."""
+    path = Path(name)
+    if path.is_file():
+        raise UserError(f"{name} is a file: name the folder it lies in")
+    if not path.is_dir():
+        shipped = [known for known in gpu_names() if Gpu.load(known).tables == known]
+        if name not in shipped:
+            raise UserError(f"{name} is neither a folder nor shipped tables{suggest(name, shipped)}")
+        return KernelTables.load(name), Gpu.load(gpu or name)
+    if any(path.glob("*.parquet")):
+        tables = KernelTables.load(folder=path)
+        return tables, _measured_on(tables, gpu)
+    with TemporaryDirectory() as scratch:
+        import_vidur(path, scratch, gpu)
+        tables = KernelTables.load(folder=scratch).loaded()
+        return tables, _measured_on(tables, gpu)
+
+
+def _measured_on(tables: KernelTables, gpu: str | None) -> Gpu:
+    if gpu is not None:
+        return Gpu.load(gpu)
+    for entry in tables.provenance.values():
+        stated = str(entry.get("device", ""))
+        for known in gpu_names():
+            if _letters(known) == _letters(stated):
+                return Gpu.load(known)
+    raise UserError("the tables do not say which GPU was measured: name it with --gpu")
+
+
+def _letters(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+def _described(op: str, dtype: str, split: str, rows: int, errors: NDArray[np.float64]) -> HeldOut:
+    size = np.abs(errors)
+    figures = (np.median(size), size.mean(), np.quantile(size, 0.95), errors.mean())
+    return HeldOut(op, dtype, split, rows, len(errors), *(float(f) for f in figures))

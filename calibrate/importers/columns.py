@@ -1,0 +1,58 @@
+"""CSV files of measurements as checked columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from servesim.errors import UserError
+
+Columns = dict[str, list[Any]]
+
+
+def read_columns(
+    path: Path, times: Sequence[str], counts: Sequence[str], text: Sequence[str] = (), skip_empty: bool = False
+) -> Columns:
+    """The columns named: `times` are numbers above 0, `counts` whole numbers of at least 0. UserError with file, row
+    and column where they are not. With `skip_empty` a time that is left empty is None."""
+    import csv
+
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        for name in (*times, *counts, *text):
+            if name not in (reader.fieldnames or ()):
+                raise UserError(f"{path}: column {name!r} is missing")
+        columns: Columns = {name: [] for name in (*times, *counts, *text)}
+        for row, values in enumerate(reader, 1):
+            for name in text:
+                columns[name].append(values[name])
+            for name in counts:
+                columns[name].append(_count(path, row, name, values[name]))
+            for name in times:
+                empty = skip_empty and not values[name]
+                columns[name].append(None if empty else _time(path, row, name, values[name]))
+    return columns
+
+
+def _number(path: Path, row: int, name: str, text: str | None) -> float:
+    try:
+        return float(text or "")
+    except ValueError:
+        raise UserError(f"{path}: row {row}: {name} is {text!r}, not a number") from None
+
+
+def _time(path: Path, row: int, name: str, text: str | None) -> float:
+    value = _number(path, row, name, text)
+    if not 0.0 < value < float("inf"):
+        raise UserError(f"{path}: row {row}: {name} is {value:g}, must be a number above 0")
+    return value
+
+
+def _count(path: Path, row: int, name: str, text: str | None) -> int:
+    value = _number(path, row, name, text)
+    if not 0.0 <= value < 2**31 or value != int(value):
+        raise UserError(f"{path}: row {row}: {name} is {value:g}, must be a whole number of at least 0")
+    return int(value)

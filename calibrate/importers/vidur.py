@@ -1,0 +1,212 @@
+"""Vidur's profiles (Microsoft Research, MIT) as kernel tables.
+
+A profile is a folder of CSV files with milliseconds of one call, medians in columns `time_stats.<operator>.median`:
+
+- `compute/<gpu>/<organisation>/<model>/mlp.csv` by num_tokens and tensor-parallel degree: projections of a layer and
+  small operators. The widths of the model stand in its columns. The residual addition (`add`) is timed apart from the
+  norms it belongs to here.
+- `compute/<gpu>/<organisation>/<model>/attention*.csv`: decodes by batch_size and kv_cache_size; one prompt piece by
+  prefill_chunk_size and kv_cache_size. Times of the other phase are empty.
+- `network/<gpu>_<server>/all_reduce.csv` by GPUs and bytes. Rows over several servers are left out.
+
+What several models, degrees or sessions measured alike becomes the median; how far those lie apart is the repeat
+error stated. `send_recv.csv` and the CPU overheads are not used.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from servesim.calibrate.importers.columns import read_columns
+from servesim.cost.tables import write_table
+from servesim.errors import UserError, suggest
+
+_LINEAR = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_SMALL = (*_NORMS, "add", "mlp_act", "attn_rope", "emb")
+_MODEL = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd")
+_TP = "num_tensor_parallel_workers"
+_ATTENTION = ("batch_size", "prefill_chunk_size", "kv_cache_size", "n_embd", "n_q_head", "n_kv_head", _TP)
+_NETWORK = ("num_workers", "devices_per_node", "size")
+_KEYS = {
+    "gemm": ("op", "m", "n", "k"),
+    "small": ("op", "m", "n"),
+    "attention": ("op", "batch", "new_tokens", "past_tokens", "heads", "kv_heads", "head_dim"),
+    "comm": ("op", "gpus", "bytes"),
+}
+"""Columns of the tables written."""
+_FEW = 20
+"""Repeats below which their spread says nothing."""
+_NOT_MEASURED = (
+    "LM head, sampling, writing the KV cache, all-gather, host time and launch gaps; several prompts in one call; "
+    "decodes of unequal contexts or beside a prompt; times are rounded to 1 us or half of it"
+)
+
+_Row = tuple[tuple[Any, ...], str, float]
+"""Key, kernel and microseconds."""
+
+
+def import_vidur(
+    folder: str | Path, out_dir: str | Path, gpu: str | None = None, network: str | None = None
+) -> dict[str, int]:
+    """Write the kernel tables of all profiles under `folder` of one GPU. Returns the rows written, by file name.
+
+    `gpu` ("a100") and `network` ("a100_dgx") are names of Vidur's folders, needed where there are several; of several
+    networks of a GPU its `<gpu>_dgx` is taken unless another is named.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder")
+    known = _below(root, "compute", "mlp.csv", "attention*.csv")
+    kind = _chosen("GPU", known, gpu, root)
+    found = {
+        "gemm": _gathered(root, kind, "mlp.csv", _gemms),
+        "small": _gathered(root, kind, "mlp.csv", _small),
+        "attention": _gathered(root, kind, "attention*.csv", _attention),
+        "comm": _all_reduces(root, kind or gpu or "", network),
+    }
+    if not any(found.values()):
+        raise UserError(f"{root}: no profile of Vidur (mlp.csv, attention*.csv, all_reduce.csv) in it")
+    device, paths = gpu or kind or root.resolve().name, {name: Path(out_dir) / f"{name}.parquet" for name in found}
+    return {paths[name].name: _write(paths[name], _KEYS[name], rows, device) for name, rows in found.items() if rows}
+
+
+def _below(root: Path, kind: str, *patterns: str) -> dict[str, list[Path]]:
+    """Files under `root` by the folder below `compute` or `network` they lie in; "" where there is none such."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted({path for pattern in patterns for path in root.resolve().rglob(pattern)}):
+        parts = path.parts
+        name = parts[parts.index(kind) + 1] if kind in parts else ""
+        found.setdefault(name, []).append(path)
+    return found
+
+
+def _chosen(what: str, found: dict[str, list[Path]], asked: str | None, root: Path) -> str:
+    """The one of `found` asked for, or the only one there is."""
+    if asked is not None and set(found) - {""}:
+        if asked not in found:
+            raise UserError(f"{root}: no profile of {what} {asked!r}{suggest(asked, found)}")
+        return asked
+    if len(found) > 1:
+        raise UserError(f"{root} holds profiles of several {what}s, name one: {', '.join(sorted(found))}")
+    return next(iter(found), "")
+
+
+def _gathered(root: Path, gpu: str, pattern: str, rows: Any) -> list[_Row]:
+    paths = _below(root, "compute", pattern).get(gpu, [])
+    return [row for path in paths for row in rows(path)]
+
+
+def _mlp(path: Path, operators: tuple[str, ...]) -> Iterator[tuple[dict[str, float], dict[str, int]]]:
+    """Microseconds by operator and counts, row by row; widths of this GPU's shard."""
+    times = [f"time_stats.{name}.median" for name in operators]
+    columns = read_columns(path, times, ("num_tokens", _TP, *_MODEL), ("use_gated_mlp",))
+    for i in range(len(columns["num_tokens"])):
+        count = {name: columns[name][i] for name in ("num_tokens", _TP, *_MODEL)}
+        count |= {"gates": 2 if columns["use_gated_mlp"][i] == "True" else 1}
+        tp = count[_TP]
+        if not tp or not count["num_tokens"] or count["n_head"] % tp or count["n_expanded_embd"] % tp:
+            raise UserError(f"{path}: row {i + 1}: {count['n_head']} heads cannot be split over {tp} GPUs")
+        yield {name: columns[time][i] * 1e3 for name, time in zip(operators, times, strict=True)}, count
+
+
+def _gemms(path: Path) -> Iterator[_Row]:
+    for us, row in _mlp(path, _LINEAR):
+        hidden, inter = row["n_embd"], row["n_expanded_embd"] // row[_TP]
+        q, kv = _heads(row)
+        shapes = ((q + 2 * kv, hidden), (hidden, q), (row["gates"] * inter, hidden), (hidden, inter))
+        for name, (n, k) in zip(_LINEAR, shapes, strict=True):
+            yield ("gemm", row["num_tokens"], n, k), name, us[name]
+
+
+def _small(path: Path) -> Iterator[_Row]:
+    for us, row in _mlp(path, _SMALL):
+        m, hidden, inter = row["num_tokens"], row["n_embd"], row["n_expanded_embd"] // row[_TP]
+        for name in _NORMS:
+            yield ("norm", m, hidden), "layernorm, add", us[name] + us["add"]
+        yield ("activation", m, inter), "mlp_act", us["mlp_act"]
+        yield ("rotary", m, sum(_heads(row))), "attn_rope", us["attn_rope"]
+        yield ("embedding", m, hidden), "emb", us["emb"]
+
+
+def _heads(row: dict[str, int]) -> tuple[int, int]:
+    """Widths of queries and of keys on one GPU."""
+    dim = row["n_embd"] // row["n_head"]
+    return row["n_head"] // row[_TP] * dim, max(row["n_kv_head"] // row[_TP], 1) * dim
+
+
+def _attention(path: Path) -> Iterator[_Row]:
+    phases = ("time_stats.attn_prefill.median", "time_stats.attn_decode.median")
+    text = ("is_prefill", "attention_backend")
+    columns = read_columns(path, phases, _ATTENTION, text, skip_empty=True)
+    backends = sorted(set(columns["attention_backend"]))
+    if len(backends) > 1:
+        raise UserError(f"{path}: several attention backends ({', '.join(backends)}): a table holds one")
+    for i, prefill in enumerate(columns["is_prefill"]):
+        time = columns[phases[0 if prefill == "True" else 1]][i]
+        if time is None:
+            raise UserError(f"{path}: row {i + 1}: the time of its phase is missing (is_prefill is {prefill})")
+        batch, chunk, cached, hidden, heads, kv_heads, tp = (columns[name][i] for name in _ATTENTION)
+        op, new = ("attention_prefill", chunk) if prefill == "True" else ("attention_decode", 1)
+        shape = (heads // tp, max(kv_heads // tp, 1), hidden // heads)
+        yield (op, batch, new, cached, *shape), backends[0].rpartition(".")[2].lower(), time * 1e3
+
+
+def _all_reduces(root: Path, gpu: str, network: str | None) -> list[_Row]:
+    found = _below(root, "network", "all_reduce.csv")
+    mine = {name: paths for name, paths in found.items() if name.partition("_")[0] == gpu or not gpu}
+    if network is None and f"{gpu}_dgx" in mine:
+        network = f"{gpu}_dgx"
+    rows: list[_Row] = []
+    for path in mine.get(_chosen("network", mine, network, root), []):
+        columns = read_columns(path, ("time_stats.all_reduce.median",), _NETWORK)
+        for time, gpus, per_node, size in zip(*columns.values(), strict=True):
+            if gpus == per_node:
+                rows.append((("all_reduce", gpus, size), "all_reduce", time * 1e3))
+    return rows
+
+
+def _write(path: Path, names: tuple[str, ...], rows: list[_Row], device: str) -> int:
+    repeats: dict[tuple[Any, ...], list[float]] = {}
+    kernels: dict[tuple[Any, ...], str] = {}
+    for key, kernel, us in rows:
+        repeats.setdefault(key, []).append(us)
+        kernels.setdefault(key, kernel)
+    keys = sorted(repeats)
+    columns = {name: list(column) for name, column in zip(names, zip(*keys, strict=True), strict=True)}
+    columns |= {"dtype": ["bf16"] * len(keys), "kernel": [kernels[key] for key in keys]}
+    columns["time_us"] = [statistics.median(repeats[key]) for key in keys]
+    write_table(path, columns, _provenance(device, _relative_error(list(repeats.values()))))
+    return len(keys)
+
+
+def _relative_error(repeats: list[list[float]]) -> float | None:
+    """Pooled relative standard deviation of times measured repeatedly; None for too few."""
+    freedom = sum(len(times) - 1 for times in repeats)
+    if freedom < _FEW:
+        return None
+    squares = 0.0
+    for times in repeats:
+        mean = statistics.fmean(map(math.log, times))
+        squares += sum((math.log(us) - mean) ** 2 for us in times)
+    return round(math.sqrt(squares / freedom), 6)
+
+
+def _provenance(device: str, relative_error: float | None) -> dict[str, Any]:
+    entry = {
+        "project": "Vidur",
+        "licence": "MIT",
+        "copyright": "Copyright (c) Microsoft Corporation",
+        "framework": "sarathi-serve",
+        "device": device,
+        "imported": datetime.date.today().isoformat(),
+        "changes": "columns renamed to the neutral schema, milliseconds to microseconds, operators to their widths in "
+        "the model, norms and residual addition joined, repeats to their median; left out: rows over several servers",
+        "not_measured": _NOT_MEASURED,
+    }
+    return entry if relative_error is None else {**entry, "relative_error": relative_error}

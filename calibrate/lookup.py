@@ -1,0 +1,93 @@
+"""Times of single calls, looked up in kernel tables the way the cost model does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.contracts.cost import Batch
+from servesim.cost.attention import TableAttention
+from servesim.cost.curve import Curve
+from servesim.cost.formula import Roofline
+from servesim.cost.grid import HeadShape
+from servesim.cost.latent import DEEPSEEK, DEEPSEEK_HIDDEN, latent_attention, token_linears
+from servesim.cost.linear import GemmTables, collective_curve, row_curve
+from servesim.cost.moe import experts_curve
+from servesim.cost.stage import AttentionLayers, Stage
+from servesim.cost.tables import KernelTables, Rows
+from servesim.hardware.gpu import Gpu
+from servesim.hardware.layers import Experts
+
+_Call = dict[str, int]
+_COLLECTIVES = ("all_reduce", "all_gather")
+
+
+def lookup(tables: KernelTables, gpu: Gpu, op: str, dtype: str, rows: Rows) -> NDArray[np.float64]:
+    """Nanoseconds of the calls in `rows` (those of `op`, whatever their `time_us`) on the GPU of the tables."""
+    if op == "moe":  # one kernel's times: of several the cost model takes the fastest
+        for other in tables.dtypes("moe"):
+            tables = tables if other == dtype else tables.with_rows("moe", other, {})
+    gemms = GemmTables(tables, Roofline(gpu), Roofline(gpu))
+    names = [name for name in rows if name != "time_us"]
+    calls = [dict(zip(names, key, strict=True)) for key in zip(*(rows[name].tolist() for name in names), strict=True)]
+    time = _attention(gemms, op, dtype) if "batch" in names else _curve(gemms, op, dtype)
+    return np.array([time(call) for call in calls])
+
+
+def _curve(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], float]:
+    roofline = gemms.roofline
+
+    @cache
+    def curve(**shape: int) -> Curve:
+        if op == "gemm":
+            return gemms.curve(shape["n"], shape["k"], dtype)
+        if op == "moe":
+            experts = Experts(shape["experts"], shape["topk"], shape["n"])
+            return experts_curve(gemms, experts, shape["k"], 1, dtype)
+        if op in _COLLECTIVES:
+            return collective_curve(gemms.tables, roofline, op, shape["gpus"], 1)
+        return row_curve(gemms, op, shape["n"], 4.0 * shape["n"])
+
+    def time(call: _Call) -> float:
+        size = call.pop("bytes" if op in _COLLECTIVES else "m")
+        return curve(**call).at(size)
+
+    return time
+
+
+def _attention(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], float]:
+    """One layer of attention alone, priced as a step of it."""
+
+    @cache
+    def layer(heads: int, kv_heads: int, head_dim: int, window: int) -> tuple[Stage, list[Curve]]:
+        tables, roofline = gemms.tables, gemms.roofline
+        assert tables is not None
+        if op.startswith("mla"):
+            attention = latent_attention(gemms, roofline.gpu, DEEPSEEK, heads, dtype)
+            widths = token_linears(DEEPSEEK, DEEPSEEK_HIDDEN, heads)
+            projections = [gemms.curve(n, k, "bf16") for n, k in widths]
+            return Stage([], [], [AttentionLayers(attention, 1)], roofline), projections
+        shape = HeadShape(heads, kv_heads, head_dim)
+        attention = TableAttention(tables, shape, dtype, window=window)
+        return Stage([], [], [AttentionLayers(attention, 1)], roofline), []
+
+    def time(call: _Call) -> float:
+        stage, projections = layer(
+            call["heads"], call.get("kv_heads", 0), call.get("head_dim", 0), call.get("window", 0)
+        )
+        batch = _batch(op, call["batch"], call["new_tokens"], call["past_tokens"])
+        return stage.cost(batch, 0)[0] + sum(curve.at(batch.linear_tokens) for curve in projections)
+
+    return time
+
+
+def _batch(op: str, count: int, new: int, past: int) -> Batch:
+    """The step of a call; a decode attends the cached tokens and its own."""
+    if op.endswith("prefill"):
+        return Batch(count * new, [(new, past)] * count)
+    prompt = [(new, 0)] if op.endswith("mixed") else []
+    context = past + 1
+    return Batch(count + sum(n for n, _ in prompt), prompt, count, count * context, count * context**2, context)
