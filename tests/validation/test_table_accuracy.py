@@ -10,13 +10,13 @@ import pytest
 from servesim.calibrate.accuracy import HeldOut, accuracy, open_tables
 
 # (GPU, operator): mean error of a random forest on points held out at random; of GEMMs and all-reduce, published for
-# several profiles (1.2 to 3.0 % and 1.6 to 7.2 %), the worst. GEMMs on H100: of our own forests, fitted as Vidur does.
+# several profiles (1.2 to 3.0 % and 1.6 to 7.2 %), the worst. GEMMs on H100: of our own forests, fitted the way Vidur does to the same rows.
 FOREST = {
     ("a100", "attention_decode"): 0.0115,
     ("a100", "attention_prefill"): 0.023,
     ("a100", "gemm"): 0.030,
     ("a100", "all_reduce"): 0.072,
-    ("h100", "gemm"): 0.033,
+    ("h100", "gemm"): 0.0335,
     ("h100", "all_reduce"): 0.072,
 }
 
