@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, event, given, settings
 
 from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder
 from servesim.engine.request import State
-from tests.support.strategies import social_worlds, worlds
+from tests.support.strategies import social_worlds, transformers_worlds, worlds
 from tests.support.worlds import World, watch
 
 SUMMED = ("k", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "bytes_moved")
@@ -51,6 +51,12 @@ def test_fast_mode_equals_plain_stepping_in_every_record(world: World) -> None:
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(social_worlds())
 def test_the_same_where_clients_wait_for_answers_give_up_and_try_again(world: World) -> None:
+    assert_fast_equals_plain(world)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(transformers_worlds())
+def test_fast_mode_equals_plain_stepping_under_the_rules_of_transformers(world: World) -> None:
     assert_fast_equals_plain(world)
 
 

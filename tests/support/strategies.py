@@ -102,3 +102,13 @@ def social_worlds(draw: st.DrawFn) -> World:
         ),
         max_queued=draw(st.sampled_from([None, None, None, 0, 1, 4])),
     )
+
+
+@st.composite
+def transformers_worlds(draw: st.DrawFn) -> World:
+    """Those worlds under the rules of transformers' continuous batching."""
+    params = {
+        "scheduler_type": draw(st.sampled_from(["fifo", "fifo", "prefill_first"])),
+        "safety_margin": draw(st.sampled_from([None, 0.0, 0.4])),
+    }
+    return replace(draw(worlds()), scheduler="transformers", scheduler_params=params, asynchronous=False)

@@ -1,0 +1,169 @@
+"""Continuous batching of Hugging Face transformers (5.17: generation/continuous_batching/scheduler.py).
+
+Each step takes requests in order, decoding ones first, until the token budget is spent; prompts are cut to what is
+left of it. Short of blocks, a request sits the step out, and the newest of those that sat out are evicted and computed
+again from the start. Synchronous batching without a CPU swap pool, which is what the engine does on a CPU and with
+attention that needs a mask. Prefixes are shared as the allocator shares them (`paged`: not at all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from servesim.contracts.kv import MISS, KVAllocator
+from servesim.contracts.scheduler import Limits, Scheduler, SchedulerParams, schedulers
+from servesim.engine.plan import Plan, PlanContext
+from servesim.engine.request import Request
+
+_SPARE = 2
+"""Tokens beyond those needed that new blocks are counted for (`_allocate_blocks_if_needed`)."""
+_MARGINS = {"fifo": 0.15, "prefill_first": 0.0}
+
+
+@dataclass(frozen=True)
+class TransformersParams(SchedulerParams):
+    """The engine's `max_requests_per_batch`, `max_batch_tokens`, `scheduler_type` and `safety_margin`, with its
+    defaults (it lowers `max_batch_tokens` where memory is short)."""
+
+    max_num_seqs: int | None = 1024
+    max_num_batched_tokens: int | None = 8192
+    scheduler_type: str = "fifo"
+    """"fifo": decodes, then prompts under way, then waiting ones; "prefill_first": prompts under way first."""
+    safety_margin: float | None = None
+    """Share of the blocks that must be free for a prompt to join others; None: 0.15 (fifo) or 0 (prefill_first)."""
+
+    def __post_init__(self) -> None:
+        if self.scheduler_type not in _MARGINS:
+            raise ValueError(f'scheduler_type is "fifo" or "prefill_first", not "{self.scheduler_type}"')
+        if self.safety_margin is not None and not 0.0 <= self.safety_margin <= 1.0:
+            raise ValueError(f"safety_margin is {self.safety_margin}, must be from 0 to 1")
+
+
+@schedulers.register("transformers")
+class Transformers(Scheduler):
+    """Decodes, prompts under way, then waiting requests, within one token budget."""
+
+    Params = TransformersParams
+    params: TransformersParams
+
+    def __init__(self, params: TransformersParams, limits: Limits, kv: KVAllocator) -> None:
+        super().__init__(params, limits, kv)
+        given = params.safety_margin
+        margin = _MARGINS[params.scheduler_type] if given is None else given
+        self._margin = margin * (kv.capacity_tokens // kv.block_size)
+        self._prefilling: set[Request] = set()
+        self._starved: list[tuple[Request, int]] = []  # running, without the blocks for their next tokens
+        self._closed = False  # after an eviction nobody enters until somebody has finished
+
+    def plan(self, ctx: PlanContext) -> Plan:
+        failed = self._schedule(ctx)
+        while failed and not ctx.plan.tokens:
+            if not self._evict(ctx):
+                self._give_up(ctx)
+                return ctx.plan
+            failed = self._schedule(ctx)
+        if self._starved:
+            self._evict(ctx)
+        return ctx.plan
+
+    def _schedule(self, ctx: PlanContext) -> bool:
+        """Fill one batch; whether anyone lacked blocks."""
+        self._starved, failed = [], False
+        budget, most = self.limits.max_num_batched_tokens, self.limits.max_num_seqs
+        reads = self.kv.capacity_tokens  # tokens of KV one batch can index
+        for request in self._candidates():
+            free = self._free_blocks()
+            waits = request in self._fresh
+            decodes = not waits and request not in self._prefilling
+            if free < self._margin and ctx.plan.tokens and not decodes:
+                break
+            hit = self.kv.lookup(request) if waits else MISS
+            past = hit.num_tokens if waits else request.num_computed_tokens
+            remaining = request.num_tokens - past
+            if reads < past or remaining < 1:  # its last token is still being computed (pipeline stages)
+                continue
+            new = min(remaining, budget)
+            if waits:
+                taken = ctx.admit(request, new, hit, lookahead=_SPARE)
+            else:
+                taken = self._grow(ctx, request, new)
+            if not taken:
+                failed = True
+                if waits and free == 0:
+                    break
+                continue
+            if waits:
+                self.waiting.remove(request)
+                self.running.append(request)
+            if new < remaining:
+                self._prefilling.add(request)
+            else:
+                self._prefilling.discard(request)
+            budget -= new
+            reads -= past
+            if budget == 0 or reads <= 0 or len(ctx.plan.tokens) >= most:
+                break
+        return failed
+
+    def _candidates(self) -> list[Request]:
+        decoding = [r for r in self.running if r not in self._prefilling]
+        under_way = [r for r in self.running if r in self._prefilling]
+        active = decoding + under_way if self.params.scheduler_type == "fifo" else under_way + decoding
+        fresh = [] if self._closed else list(self.waiting)
+        self._fresh = set(fresh)
+        return active + fresh
+
+    def _grow(self, ctx: PlanContext, request: Request, new: int) -> bool:
+        """More blocks only where those there are too few, and then with room to spare."""
+        short = request.num_computed_tokens + new - self.kv.slots(request)
+        if ctx.extend(request, new, lookahead=_SPARE if short > 0 else 0):
+            return True
+        self._starved.append((request, (short + 1) // self.kv.block_size + 1))
+        return False
+
+    def _evict(self, ctx: PlanContext) -> bool:
+        """Free the newest of the starved requests until the others fit; never the last one running."""
+        demand = sum(blocks for _, blocks in self._starved)
+        free, victims = self._free_blocks(), 0
+        evicted = []
+        while demand > free and self._starved and len(self.running) - victims > 1:
+            request, blocks = self._starved.pop()
+            victims += 1
+            evicted.append(request)
+            demand -= blocks
+            free += self.kv.slots(request) // self.kv.block_size
+        for request in reversed(evicted):
+            self.running.remove(request)
+            self._prefilling.discard(request)
+            ctx.preempt(request)
+            self.waiting.append(request)
+        self._closed = self._closed or bool(evicted)
+        return bool(evicted)
+
+    def _give_up(self, ctx: PlanContext) -> None:
+        """Nothing can run and nothing can be evicted: there the engine stops with an error, here the requests that
+        cannot be held are refused."""
+        for request, _ in self._starved:
+            self.running.remove(request)
+            self._prefilling.discard(request)
+            ctx.preempt(request)
+            ctx.reject(request, "needs more KV blocks than there are")
+        if not self._starved and not self.running:
+            ctx.reject(self.waiting.popleft(), "needs more KV blocks than there are")
+        self._starved = []
+
+    def _free_blocks(self) -> int:
+        return self.kv.usage().free // self.kv.block_size
+
+    def on_finish(self, requests: Sequence[Request]) -> None:
+        super().on_finish(requests)
+        self._prefilling.difference_update(requests)
+        self._closed = False
+
+    def steady(self, plan: Plan) -> int:
+        if len(plan.tokens) < len(self.running) or self.kv.block_size <= _SPARE:
+            return 0  # some sit out, or blocks are taken two at a time
+        if self.kv.shares and any(r.content is not None for r in self.waiting):
+            return 0  # what is being generated may be a prefix of theirs
+        return 1 << 30  # those who wait lack memory, of which there will be less, or a slot
