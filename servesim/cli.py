@@ -16,7 +16,7 @@ from servesim.cli_experiments import register as register_experiments
 from servesim.cli_report import REPORT_EXAMPLES, report
 from servesim.cli_trace import trace_app
 from servesim.cli_validate import validate
-from servesim.errors import PolicyError, UserError
+from servesim.errors import Interrupted, PolicyError, UserError
 
 EXAMPLES = """
 Examples:
@@ -76,7 +76,9 @@ def run(
         typer.Option(help="Trace file (format found from its content), preset:NAME, or synth:key=value,...."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Bundled model, or a Hugging Face config.json.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="h100, h200, a100, a100-40g, l40s or rtx-pro-6000.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="h100, h200, a100, a100-40g, l40s, rtx-pro-6000, or a YAML data sheet.")
+    ] = None,
     scheduler: Annotated[
         str | None, typer.Option(help="name, name:key=value,... or file.py:Class. [default: vllm]")
     ] = None,
@@ -85,8 +87,10 @@ def run(
     replicas: Annotated[int | None, typer.Option(help="Copies of the model behind the router. [default: 1]")] = None,
     tp: Annotated[int | None, typer.Option(help="GPUs a stage (tensor parallelism). [default: 1]")] = None,
     pp: Annotated[int | None, typer.Option(help="Stages a replica (pipeline parallelism). [default: 1]")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Weights: bf16, fp16, fp8, int8, int4. [default: bf16]")] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="KV cache: bf16, fp16, fp8. [default: bf16]")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Weights: bf16, fp16, fp32, fp8, int8, int4. [default: bf16]")
+    ] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="KV cache: bf16, fp16, fp32, fp8. [default: bf16]")] = None,
     rate: Annotated[
         float | None,
         typer.Option("--rate", "--request-rate", help="Scale arrivals to this many requests/s; inf: at once."),
@@ -98,6 +102,9 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of synthetic traces and presets. [default: 0]")] = None,
     host: Annotated[
         str | None, typer.Option(help="Host terms: auto, none, a shipped name or a YAML file. [default: auto]")
+    ] = None,
+    kernel_tables: Annotated[
+        str | None, typer.Option(help="Folder of kernel tables instead of the shipped ones, or roofline: none.")
     ] = None,
     slo: Annotated[str | None, typer.Option(help="Limits in ms, such as ttft:500,tpot:50,e2el:10000.")] = None,
     mode: Annotated[
@@ -140,6 +147,7 @@ def run(
         "requests": requests,
         "seed": seed,
         "host": host,
+        "kernel_tables": kernel_tables,
         "slo": slo,
         "mode": mode,
         "check": check or None,
@@ -203,6 +211,9 @@ def _guarded() -> int:
         return _complain(error, 2)
     except PolicyError as error:
         return _complain(error, 1)
+    except Interrupted as error:
+        typer.echo(f"interrupted: {error}", err=True)
+        return 130
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     if code == 130:

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from servesim.cli_profile import PROFILE_EXAMPLES, profile
+
 if TYPE_CHECKING:
     from servesim.calibrate.accuracy import HeldOut
 
 calibrate_app = typer.Typer(
-    help="Fit and import what prices steps: host terms from recorded servers, kernel tables from other projects.",
+    help="Measure, fit and import what prices steps: kernel tables, host terms, recorded engines.",
     no_args_is_help=True,
 )
+
+calibrate_app.command(epilog=PROFILE_EXAMPLES)(profile)
 
 HOST_EXAMPLES = """
 Examples:

@@ -10,6 +10,10 @@ class UserError(Exception):
     """Bad input: names the file, line or key, what is wrong and what would be right."""
 
 
+class Interrupted(Exception):
+    """The user interrupted a command that keeps what it has done so far: says what is kept."""
+
+
 class PolicyError(Exception):
     """A policy broke its contract: names the policy, the simulated time and the reason."""
 

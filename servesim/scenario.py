@@ -83,7 +83,7 @@ class Scenario(BaseModel):
     model: str
     """A bundled model, or a Hugging Face config.json of a dense decoder."""
     gpu: str
-    """h100, h200, a100, a100-40g, l40s, rtx-pro-6000."""
+    """h100, h200, a100, a100-40g, l40s, rtx-pro-6000, or the YAML data sheet of another one."""
     requests: int | None = Field(default=None, ge=1, le=100_000_000)
     """The first so many requests; none: all the trace has (presets and synthetic traces: their default)."""
     skip: int = Field(default=0, ge=0)
@@ -101,9 +101,9 @@ class Scenario(BaseModel):
     """Output lengths as policies that want them are told: max_tokens (the cap), random:error=0.3 (mean relative
     error) or exact."""
     dtype: str = "bf16"
-    """Of the weights of linear layers: bf16, fp16, fp8, int8, int4."""
+    """Of the weights of linear layers: bf16, fp16, fp8, int8, int4, fp32."""
     kv_dtype: str = "bf16"
-    """Of the KV cache: bf16, fp16, fp8."""
+    """Of the KV cache: bf16, fp16, fp8, fp32."""
     tp: int = Field(default=1, ge=1)
     """GPUs of a stage (tensor parallelism)."""
     pp: int = Field(default=1, ge=1)

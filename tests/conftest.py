@@ -15,7 +15,7 @@ from servesim.metrics.requests import RequestColumns
 
 TESTS = Path(__file__).resolve().parent
 SHARED = TESTS.parents[1] / "shared"
-SUITES = ("unit", "property", "conformance", "validation", "golden")
+SUITES = ("unit", "property", "torch", "conformance", "validation", "golden")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -84,10 +84,7 @@ class Transformers(Scheduler):
             if reads < past or remaining < 1:  # its last token is still being computed (pipeline stages)
                 continue
             new = min(remaining, budget)
-            if waits:
-                taken = ctx.admit(request, new, hit, lookahead=_SPARE)
-            else:
-                taken = self._grow(ctx, request, new)
+            taken = ctx.admit(request, new, hit, lookahead=_SPARE) if waits else self._grow(ctx, request, new)
             if not taken:
                 failed = True
                 if waits and free == 0:

@@ -16,6 +16,7 @@ from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import pipeline_layers
 from servesim.hardware.model import ModelSpec, check_tp
 
+KV_DTYPES = ("bf16", "fp16", "fp8", "fp32")
 ROOFLINE_ONLY = "roofline"
 """In place of tables: none."""
 
@@ -80,5 +81,5 @@ def _check(model: ModelSpec, gpu: Gpu, tp: int, dtype: str, kv_dtype: str) -> No
         raise UserError(f"unknown dtype {dtype!r}{suggest(dtype, COMPUTE_DTYPE)}")
     if COMPUTE_DTYPE[dtype] not in gpu.flops:
         raise UserError(f"{gpu.name} has no {dtype} arithmetic (choose from: {', '.join(sorted(gpu.flops))})")
-    if kv_dtype not in ("bf16", "fp16", "fp8"):
-        raise UserError(f"unknown kv_dtype {kv_dtype!r}{suggest(kv_dtype, ['bf16', 'fp16', 'fp8'])}")
+    if kv_dtype not in KV_DTYPES:
+        raise UserError(f"unknown kv_dtype {kv_dtype!r}{suggest(kv_dtype, KV_DTYPES)}")

@@ -23,6 +23,7 @@ value)."""
 COMPUTE_DTYPE = {
     "bf16": "bf16",
     "fp16": "fp16",
+    "fp32": "fp32",
     "fp8": "fp8",
     "fp8_block": "fp8",
     "int8": "int8",

@@ -25,8 +25,8 @@ _SAMPLER_BYTES_PER_LOGIT = 14.0
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """Operators of a model on one of `tp` GPUs. Activations are 2 bytes; the compiled graph fuses the residual
-    addition into the norm, and QK-norm into the rotary embedding."""
+    """Operators of a model on one of `tp` GPUs. Activations are 2 bytes (4 in fp32); the compiled graph fuses the
+    residual addition into the norm, and QK-norm into the rotary embedding."""
 
     model: ModelSpec
     gpu: Gpu
@@ -78,7 +78,7 @@ class LayerGraph:
         """Operators over the sequences that sample: LM head, gathering its shards, sampler."""
         vocab = self.model.vocab_size
         found = [
-            Operator("lm_head", self.gemms.curve(vocab // self.tp, self.model.hidden_size, "bf16")),
+            Operator("lm_head", self.gemms.curve(vocab // self.tp, self.model.hidden_size, self._wide)),
             Operator("sampler", self._rows("sampler", vocab, _SAMPLER_BYTES_PER_LOGIT * vocab)),
         ]
         if self.tp > 1:
@@ -116,7 +116,7 @@ class LayerGraph:
             ("attention_out", self.gemms.curve(hidden, q, self.dtype)),
         ]
         if owns_kv:
-            found.append(("kv_write", self._memory(8.0 * kv)))
+            found.append(("kv_write", self._rows("kv_write", kv, 8.0 * kv)))
         if not self.model.learned_positions:
             found.append(("rotary", self._rows("rotary", q + kv, 4.0 * (q + kv))))
         return found
@@ -158,11 +158,16 @@ class LayerGraph:
         found = [("send", line(LINK_LATENCY_NS, size / self.tp / rate))]
         return found + ([("all_gather", self._collective("all_gather", size))] if self.tp > 1 else [])
 
+    @property
+    def _wide(self) -> str:
+        """Format of activations and LM head."""
+        return "fp32" if self.dtype == "fp32" else "bf16"
+
     def _rows(self, op: str, width: int, bytes_per_row: float) -> Curve:
-        return row_curve(self.gemms, op, width, bytes_per_row)
+        return row_curve(self.gemms, op, width, bytes_per_row * dtype_bytes(self._wide) / 2, self._wide)
 
     def _memory(self, bytes_per_token: float) -> Curve:
-        return self.roofline.memory_op(bytes_per_token)
+        return self.roofline.memory_op(bytes_per_token * dtype_bytes(self._wide) / 2)
 
     def _collective(self, op: str, bytes_per_token: int) -> Curve:
         return collective_curve(self.gemms.tables, self.roofline, op, self.tp, bytes_per_token)

@@ -79,10 +79,10 @@ def collective_curve(
     return Curve((size[order] / bytes_per_token).tolist(), (time[order] * 1e3).tolist())
 
 
-def row_curve(gemms: GemmTables, op: str, width: int, bytes_per_row: float) -> Curve:
-    """Time of a small operator (`norm`, `activation`, `rotary`, `embedding`, `sampler`) over rows of `width` outputs:
-    measured at that width on this GPU, else by formula from the bytes a row moves."""
-    rows = gemms.tables.rows(op, "bf16") if gemms.tables and gemms.roofline == gemms.measured_on else {}
+def row_curve(gemms: GemmTables, op: str, width: int, bytes_per_row: float, dtype: str = "bf16") -> Curve:
+    """Time of a small operator (`norm`, `activation`, `rotary`, `kv_write`, `embedding`, `sampler`) over rows of
+    `width` outputs: measured at that width on this GPU, else by formula from the bytes a row moves."""
+    rows = gemms.tables.rows(op, dtype) if gemms.tables and gemms.roofline == gemms.measured_on else {}
     mask = rows["n"] == width if rows else np.zeros(0, bool)
     if not mask.any():
         return gemms.roofline.memory_op(bytes_per_row)

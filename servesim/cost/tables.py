@@ -8,11 +8,12 @@ below; columns an operator does not use are null. Times are microseconds of one 
 | op | string | `gemm`, `moe`, `attention_prefill`, `attention_decode`, `attention_mixed` (decodes and one prompt in
 one call), `window_prefill`, `window_decode` (attention limited to a window), `mla_prefill`, `mla_decode` (latent
 attention with its projections), `all_reduce`, `all_gather`, `norm` (with the residual addition), `activation`,
-`rotary`, `embedding`, `sampler` |
+`rotary`, `kv_write`, `embedding`, `sampler` |
 | dtype | string | of weights and activations (gemm, moe: `bf16`, `fp8`, `fp8_block`, `int8`, `int8_wo`, `int4`,
-`mxfp4`), of keys and values (attention: `bf16`, `fp8`), of the message |
+`mxfp4`, `fp32`), of keys and values (attention: `bf16`, `fp8`, `fp32`), of activations (small operators), of the
+message |
 | m, n, k | int32 | gemm: tokens, output width, input width; moe: tokens, width of an expert on this GPU, hidden
-size; norm, activation, rotary, embedding, sampler: rows, output width (no k) |
+size; norm, activation, rotary, kv_write, embedding, sampler: rows, output width (no k) |
 | experts, topk | int32 | moe: experts, and how many of them a token uses |
 | window | int32 | window_*: tokens attended |
 | batch | int32 | attention: sequences of the call (mixed: that decode) |
@@ -23,6 +24,8 @@ size; norm, activation, rotary, embedding, sampler: rows, output width (no k) |
 | bytes | int64 | all_reduce: size of the tensor; all_gather: size of the gathered result |
 | kernel | string | the kernel measured |
 | time_us | float64 | median time of one call |
+| p10_us, p90_us | float64 | spread of the timings behind it; only in tables of `servesim calibrate profile` |
+| samples | int32 | how many those are |
 
 Where it comes from stands in the Parquet metadata under the key `servesim` (JSON): device, source and its
 version, licence, framework and its version, date of import, what is not measured, and (`relative_error`) the
@@ -67,22 +70,26 @@ COLUMNS = (*KEY_COLUMNS, "time_us")
 _TEXT = ("op", "dtype", "kernel")
 _OPTIONAL = ("experts", "topk", "window")
 """Columns a table of a dense decoder may lack."""
+SPREAD = ("p10_us", "p90_us", "samples")
+"""Columns a table has where its source states the spread."""
 METADATA_KEY = b"servesim"
 
 Rows = dict[str, NDArray[Any]]
 """Columns by name."""
 
 
-def schema() -> Any:
-    """The pyarrow schema of every kernel table."""
+def schema(spread: bool = False) -> Any:
+    """The pyarrow schema of every kernel table; with the columns of the spread where there are such."""
     import pyarrow as pa
 
     def kind(name: str) -> Any:
         if name in _TEXT:
             return pa.string()
-        return {"bytes": pa.int64(), "time_us": pa.float64()}.get(name, pa.int32())
+        if name.endswith("_us"):
+            return pa.float64()
+        return pa.int64() if name == "bytes" else pa.int32()
 
-    return pa.schema([(name, kind(name)) for name in COLUMNS])
+    return pa.schema([(name, kind(name)) for name in (*COLUMNS, *(SPREAD if spread else ()))])
 
 
 def write_table(path: Path, columns: dict[str, Any], provenance: dict[str, Any]) -> None:
@@ -91,11 +98,12 @@ def write_table(path: Path, columns: dict[str, Any], provenance: dict[str, Any])
     import pyarrow.parquet as pq
 
     length = len(columns["time_us"])
+    fields = schema(spread=SPREAD[0] in columns)
     arrays = [
-        pa.array(columns[f.name], type=f.type) if f.name in columns else pa.nulls(length, f.type) for f in schema()
+        pa.array(columns[f.name], type=f.type) if f.name in columns else pa.nulls(length, f.type) for f in fields
     ]
     metadata = {METADATA_KEY: json.dumps(provenance, sort_keys=True).encode()}
-    table = pa.Table.from_arrays(arrays, schema=schema().with_metadata(metadata))
+    table = pa.Table.from_arrays(arrays, schema=fields.with_metadata(metadata))
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".partial")
     pq.write_table(table, scratch, compression="zstd", compression_level=19, write_statistics=False)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
@@ -31,7 +32,9 @@ class Gpu:
 
     @classmethod
     def load(cls, name: str) -> Gpu:
-        """The GPU called `name`."""
+        """The GPU called `name`, or the data sheet in a YAML file with one GPU's fields."""
+        if name.endswith((".yaml", ".yml")):
+            return _from_file(Path(name))
         known = _gpus()
         key = name.lower()
         if key not in known:
@@ -56,3 +59,21 @@ def _gpus() -> dict[str, dict[str, Any]]:
     text = resources.files("servesim.hardware").joinpath("gpus.yaml").read_text()
     loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)
     return loaded
+
+
+def _from_file(path: Path) -> Gpu:
+    import yaml
+
+    try:
+        sheet = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"GPU data sheet {path}: {' '.join(str(error).split())}") from None
+    wanted = {field.name for field in fields(Gpu)} - {"name"}
+    given = set(sheet) if isinstance(sheet, dict) else set()
+    if given != wanted:
+        raise UserError(
+            f"GPU data sheet {path}: its keys must be {', '.join(sorted(wanted))}"
+            + "".join(f"; {key!r} is unknown" for key in sorted(given - wanted)[:1])
+            + "".join(f"; {key!r} is missing" for key in sorted(wanted - given)[:1])
+        )
+    return Gpu(name=path.stem, **sheet)

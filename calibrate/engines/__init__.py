@@ -1,0 +1,1 @@
+"""Real engines, driven and logged."""

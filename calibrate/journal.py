@@ -1,0 +1,211 @@
+"""The record of a profile on disk: every measurement as it is made, and the kernel tables made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.calibrate.points import HELD_OUT, Point, table_row
+from servesim.calibrate.timing import Timing
+from servesim.cost.tables import write_table
+from servesim.errors import UserError
+
+SETTINGS, POINTS, SHEET = "profile.json", "points.jsonl", "device.yaml"
+FILES = {
+    "gemm": "measured-gemm.parquet",
+    "attention_decode": "measured-attention.parquet",
+    "attention_prefill": "measured-attention.parquet",
+    "attention_mixed": "measured-attention.parquet",
+    "small": "measured-small.parquet",
+}
+"""Table by set; other sets stay in the journal."""
+_SAME = ("device", "kernels", "torch")
+"""What all measurements of a folder have in common."""
+
+
+@dataclass
+class Measured:
+    """One measurement of a point."""
+
+    point: Point
+    kernel: str
+    timing: Timing
+    seconds: float
+    """Since the profile began."""
+    repeat: bool = False
+    suspect: bool = False
+    """Made while the clock drifted."""
+
+
+@dataclass
+class Journal:
+    """A profile's folder."""
+
+    folder: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    grid: dict[str, Measured] = field(default_factory=dict)
+    """By key, the latest that is not a repeat."""
+    repeats: list[Measured] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, folder: Path, settings: Mapping[str, Any]) -> Journal:
+        """Go on with the profile in a folder, or begin one; refused where it is of another device or kernels."""
+        journal = cls(folder, dict(settings))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / SETTINGS).is_file():
+                before = json.loads((folder / SETTINGS).read_text())
+                for name in _SAME:
+                    if before.get(name) != settings.get(name):
+                        raise UserError(
+                            f"{folder} holds a profile of {name} {before.get(name)}, not {settings.get(name)}: "
+                            "give another --out"
+                        )
+                journal.settings = {**before, **settings, "runs": [*before["runs"], *settings["runs"]]}
+            elif any(folder.iterdir()):
+                raise UserError(f"{folder} holds files but no profile: give another --out")
+            journal.save_settings()
+        except OSError as error:
+            raise UserError(f"--out {folder}: {error.strerror}") from error
+        journal._read()
+        return journal
+
+    @classmethod
+    def load(cls, folder: Path) -> Journal:
+        """The profile in a folder."""
+        path = folder / SETTINGS
+        if not path.is_file():
+            raise UserError(f"{folder} holds no profile ({SETTINGS})")
+        journal = cls(folder, json.loads(path.read_text()))
+        journal._read()
+        return journal
+
+    def _read(self) -> None:
+        path = self.folder / POINTS
+        if not path.is_file():
+            return
+        for line in path.read_text().splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue  # cut off while it was written
+            pieces = tuple(tuple(piece) for piece in row["point"].pop("pieces"))
+            measured = Measured(Point(**row["point"], pieces=pieces), row["kernel"], Timing(**row["timing"]), row["at"])
+            measured.repeat, measured.suspect = row["repeat"], row["suspect"]
+            self._take(measured)
+
+    def _take(self, measured: Measured) -> None:
+        if measured.repeat:
+            self.repeats.append(measured)
+        else:
+            self.grid[measured.point.key] = measured
+
+    def add(self, measured: Measured) -> None:
+        """Keep a measurement, on disk at once."""
+        row = {
+            "point": asdict(measured.point),
+            "kernel": measured.kernel,
+            "timing": asdict(measured.timing),
+            "at": round(measured.seconds, 2),
+            "repeat": measured.repeat,
+            "suspect": measured.suspect,
+        }
+        with (self.folder / POINTS).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        self._take(measured)
+
+    def save_settings(self) -> None:
+        """Write the settings."""
+        _replace(self.folder / SETTINGS, json.dumps(self.settings, indent=1, sort_keys=True) + "\n")
+
+    def save_tables(self) -> dict[str, int]:
+        """Write the kernel tables of what there is; rows by file."""
+        written = {}
+        for name in dict.fromkeys(FILES.values()):
+            rows = [m for m in self.grid.values() if FILES.get(m.point.set) == name and m.point.stage != HELD_OUT]
+            if rows:
+                write_table(self.folder / name, _columns(rows), self._provenance())
+                written[name] = len(rows)
+        if (sheet := self._sheet()) is not None:
+            import yaml
+
+            _replace(self.folder / SHEET, yaml.safe_dump(sheet, sort_keys=False))
+        self.save_settings()
+        return written
+
+    def spread(self) -> list[float]:
+        """Repeats over the first measurements of the same points, less 1."""
+        first = self.grid
+        return [
+            m.timing.median_us / first[m.point.key].timing.median_us - 1.0
+            for m in self.repeats
+            if m.point.key in first
+        ]
+
+    def _provenance(self) -> dict[str, Any]:
+        spread = self.spread()
+        known = {k: v for k, v in self.settings.items() if v is not None}
+        # of one time; the difference of two has twice the variance
+        error = float(np.sqrt(np.mean(np.square(spread)) / 2)) if len(spread) >= 5 else None
+        return {
+            "project": "servesim calibrate profile",
+            "project_version": _version(),
+            **known,
+            **({"relative_error": round(error, 5)} if error is not None else {}),
+            "repeats": len(spread),
+            "not_measured": "collectives (one GPU), QK-norm, copies over PCIe, host time",
+        }
+
+    def _sheet(self) -> dict[str, Any] | None:
+        """A data sheet of a device servesim does not know, from its own measurements."""
+        if self.settings.get("gpu"):
+            return None
+        gemms = [m for m in self.grid.values() if m.point.op == "gemm"]
+        if not gemms or not self.settings.get("bandwidth"):
+            return None
+        best: dict[str, float] = {}
+        for m in gemms:
+            p = m.point
+            kind = {"int4": "bf16"}.get(p.dtype, p.dtype)
+            rate = 2.0 * (p.m or 0) * (p.n or 0) * (p.k or 0) / (m.timing.median_us * 1e-6)
+            best[kind] = max(best.get(kind, 0.0), float(f"{rate:.3g}"))
+        best.setdefault("bf16", max(best.values()))
+        return {
+            "description": f"{self.settings['device']}, rates measured by servesim calibrate profile",
+            "memory_bytes": self.settings["memory_bytes"],
+            "bandwidth": self.settings["bandwidth"],
+            "flops": best,
+            "nvlink_bandwidth": 0.0,
+            "pcie_bandwidth": self.settings["bandwidth"] if self.settings["device_kind"] == "cpu" else 32e9,
+            "usd_per_hour": 0.0,
+            "tables": None,
+        }
+
+
+def _columns(rows: Iterable[Measured]) -> dict[str, list[Any]]:
+    keys = [table_row(m.point) for m in rows]
+    names = dict.fromkeys(name for key in keys for name in key)
+    columns: dict[str, list[Any]] = {name: [key.get(name) for key in keys] for name in names}
+    columns["kernel"] = [m.kernel for m in rows]
+    columns["time_us"] = [m.timing.median_us for m in rows]
+    columns["p10_us"] = [m.timing.p10_us for m in rows]
+    columns["p90_us"] = [m.timing.p90_us for m in rows]
+    columns["samples"] = [m.timing.samples for m in rows]
+    return columns
+
+
+def _replace(path: Path, text: str) -> None:
+    scratch = path.with_name(path.name + ".partial")
+    scratch.write_text(text)
+    scratch.replace(path)
+
+
+def _version() -> str:
+    import servesim
+
+    return servesim.__version__
