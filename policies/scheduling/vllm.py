@@ -8,7 +8,7 @@ verification of drafts are all this rule.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from servesim.contracts.kv import KVAllocator
@@ -216,12 +216,6 @@ class Vllm(Scheduler):
             min(r.prompt_len + r.max_tokens - r.num_tokens - 2, max_len - r.num_computed_tokens - 1)
             for r in plan.tokens
         )
-
-    def commit(self, step_id: int, sampled: Sequence[Request]) -> None:
-        if self.kv.shares:  # accepted drafts may have filled a block
-            publish = self.kv.publish
-            for request in sampled:
-                publish(request, request.num_computed_tokens - request.num_output_placeholders)
 
     # Queues.
 

@@ -16,8 +16,8 @@ class Hit(NamedTuple):
 
     num_tokens: int
     """Tokens from the start of the request whose KV is there (less than its num_tokens)."""
-    blocks: tuple[int, ...] = ()
-    """The blocks that hold them; meaningful to their allocator alone."""
+    blocks: tuple[Any, ...] = ()
+    """The blocks (or tree node) that hold them; meaningful to their allocator alone."""
 
 
 MISS = Hit(0)
@@ -78,6 +78,8 @@ class KVAllocator(ABC):
     """True output length; set by the engine for declared oracles only."""
     shares: bool = False
     """Whether `lookup` may ever find anything (a prefix cache that is on)."""
+    num_blocks: int
+    """Allocation units there are, unusable ones included."""
     block_size: int
     """Tokens per allocation unit (1: token by token)."""
     capacity_tokens: int
@@ -99,9 +101,9 @@ class KVAllocator(ABC):
         self._host: dict[Request, int] = {}  # blocks in host memory
         self._host_free = memory.host_blocks
 
-    def fits(self, num_tokens: int) -> bool:
-        """Whether a request that ends with `num_tokens` tokens can ever be held, alone."""
-        return num_tokens <= self.capacity_tokens
+    def fits(self, request: Request) -> bool:
+        """Whether a request can ever be held up to its length cap, alone."""
+        return request.prompt_len + request.max_tokens <= self.capacity_tokens
 
     def lookup(self, request: Request) -> Hit:
         """Longest cached prefix of a waiting request (prompt and generated tokens). Default: nothing."""
@@ -142,14 +144,14 @@ class KVAllocator(ABC):
 
     def can_swap_out(self, request: Request) -> bool:
         """Whether host memory has room for the KV of a running request."""
-        return self._blocks(request.num_computed_tokens) <= self._host_free
+        return self._host_blocks(request) <= self._host_free
 
     def swap_out(self, request: Request) -> int:
         """Move its KV to host memory; tokens moved. Only after `can_swap_out`."""
-        blocks = self._host[request] = self._blocks(request.num_computed_tokens)
+        blocks = self._host[request] = self._host_blocks(request)
         self._host_free -= blocks
         self.free(request)
-        return blocks * self.block_size
+        return blocks * self.memory.block_size
 
     def can_swap_in(self, request: Request, num_tokens: int, reserve: int) -> bool:
         """Whether a swapped request can come back and have `num_tokens` more, `reserve` tokens left free."""
@@ -158,7 +160,7 @@ class KVAllocator(ABC):
     def swap_in(self, request: Request, num_tokens: int, lookahead: int) -> int:
         """Bring its KV back, with memory for `num_tokens` more; tokens moved. Only after `can_swap_in`."""
         self.admit(request, MISS, request.num_computed_tokens + num_tokens, lookahead)
-        return self.drop_swapped(request) * self.block_size
+        return self.drop_swapped(request) * self.memory.block_size
 
     def drop_swapped(self, request: Request) -> int:
         """Forget a request's KV in host memory; blocks it had there."""
@@ -168,6 +170,9 @@ class KVAllocator(ABC):
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
+
+    def _host_blocks(self, request: Request) -> int:
+        return -(-request.num_computed_tokens // self.memory.block_size)
 
     def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
         """For how many more steps, at most `limit`, each of `requests` can grow by one token per step
@@ -187,7 +192,13 @@ class KVAllocator(ABC):
         return None
 
     def publish(self, request: Request, upto: int) -> None:
-        """Tokens before `upto` are final; full blocks of them may be shared. Default: nothing is shared."""
+        """Tokens before `upto` are final and may be shared. The engine says so of every request that got tokens in
+        a step, once it is done (in fast mode not for steps that were skipped). Default: nothing is shared."""
+        return None
+
+    def evict(self, num_tokens: int) -> None:
+        """Drop at least `num_tokens` tokens of cached prefixes that nobody holds, or all there are. They count as
+        free before and after. Default: none are kept."""
         return None
 
     def check_integrity(self) -> None:

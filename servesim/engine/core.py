@@ -90,7 +90,7 @@ class EngineCore:
         request._end_tokens = request.prompt_len + output_len
         if request.prompt_len + request.max_tokens > limit:
             self._reject(request, now, f"prompt + max_tokens exceeds max_model_len {limit}")
-        elif not self.kv.fits(request.prompt_len + request.max_tokens):
+        elif not self.kv.fits(request):
             self._reject(request, now, f"needs more KV memory than the {self.kv.capacity_tokens} tokens there are")
         elif self.max_queued is not None and self.scheduler.num_waiting() >= self.max_queued:
             self._reject(request, now, f"queue full: {self.max_queued} requests wait")
@@ -244,6 +244,10 @@ class EngineCore:
                 finished.append(request)
         if count:
             self.on_gap(gap, count)
+        if self.kv.shares:
+            publish = self.kv.publish
+            for request in kept:
+                publish(request, request.num_computed_tokens - request.num_output_placeholders)
         self.scheduler.commit(step.id, kept)
         self._finish(finished, State.FINISHED, now)
         if self.checks:

@@ -18,6 +18,7 @@ from servesim.contracts import (
     schedulers,
 )
 from servesim.engine.core import EngineCore
+from tests.conformance import runners_memory
 
 Case = dict[str, Any]
 
@@ -97,8 +98,8 @@ class SchedulerRun:
         self.core.on_leave = lambda request: self.finished.append(request.name)
         self.draft_ids: dict[Request, list[int]] = {}
 
-    def run(self, script: list[dict[str, Any]]) -> None:
-        for number, op in enumerate(script):
+    def run(self, case: Case) -> None:
+        for number, op in enumerate(case["script"]):
             seen = getattr(self, "op_" + op["op"])(op)
             for key, expected in op.get("expect", {}).items():
                 got = self.look(key, op, seen, expected)
@@ -212,8 +213,8 @@ class KVRun:
         self.requests = make_requests(case["requests"])
         self.hits: dict[str, Any] = {}
 
-    def run(self, script: list[dict[str, Any]]) -> None:
-        for number, op in enumerate(script):
+    def run(self, case: Case) -> None:
+        for number, op in enumerate(case["script"]):
             seen = getattr(self, "op_" + op["op"])(op)
             for key, expected in op.get("expect", {}).items():
                 got = seen[key]
@@ -268,8 +269,9 @@ class KVRun:
         }
 
 
-RUNNERS = {"scheduler": SchedulerRun, "kv_manager": KVRun}
+RUNNERS: dict[str, Any] = {"scheduler": SchedulerRun, "kv_manager": KVRun}
+RUNNERS |= runners_memory.RUNNERS
 
 
 def test_the_case_holds(case: Case) -> None:
-    RUNNERS[case["component"]](case).run(case["script"])
+    RUNNERS[case["component"]](case).run(case)

@@ -1,7 +1,9 @@
-"""Allocators under random use: blocks are neither lost nor wrongly shared, promises are kept."""
+"""Allocators under random use: memory is neither lost nor wrongly shared, questions change nothing, promises are
+kept, and a run promised ahead is what growing one by one gives."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,124 +11,207 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from servesim.contracts import MISS, KVMemory, Request, State, build_params, kv_allocators
+from servesim.contracts import MISS, Hit, KVMemory, Request, State, build_params, kv_allocators
 from servesim.engine.workload import Prefixes, RunContent
+from tests.support.worlds import memory_state
 
 BLOCK, BLOCKS, MAX_LEN = 4, 17, 40
 PICK = st.integers(0, 1023)
+LOOKAHEAD = st.sampled_from([0, 0, 3])
+
+
+def output_len(request: Request) -> int:
+    return request._end_tokens - request.prompt_len
 
 
 class Allocators(RuleBasedStateMachine):
-    """Admits, grows and frees requests, beside a plain account of what each block must hold."""
+    """Admits, grows, preempts, swaps and frees requests, beside an account of which prefixes were ever computed and,
+    where there are block tables, of what each block must hold."""
 
     spec = "paged"
 
     def __init__(self) -> None:
         super().__init__()
-        name, _, params = self.spec.partition(":")
-        cls, values = kv_allocators.resolve(f"{name}:{params}")
-        self.kv: Any = cls(build_params(name, cls.Params, dict(values)), KVMemory(BLOCKS, BLOCK, MAX_LEN))
+        cls, values = kv_allocators.resolve(self.spec)
+        memory = KVMemory(BLOCKS, BLOCK, MAX_LEN, host_blocks=8, windows=(None,))
+        self.kv: Any = cls(build_params(self.spec, cls.Params, dict(values)), memory)
+        self.kv.output_len = output_len
+        self.tables: dict[Request, list[int]] = getattr(self.kv, "tables", {})
         self.prefixes = Prefixes()
         self.rows = 0
         self.running: list[Request] = []
+        self.waiting: list[Request] = []
+        self.computed: set[object] = set()
         self.filled: dict[int, object] = {}  # block -> key of the prefix whose last block it is
 
-    def _note(self, request: Request) -> None:
-        """The full blocks of a request now hold its tokens."""
+    def _advance(self, request: Request, tokens: int) -> None:
+        """Tokens of a request have been computed."""
+        request.num_computed_tokens += tokens
+        request.num_tokens = max(request.num_tokens, request.num_computed_tokens)  # sampled meanwhile
+        self.kv.held_tokens += tokens
         assert request.content is not None
-        for i in range(request.num_computed_tokens // BLOCK):
-            self.filled[self.kv.tables[request][i]] = request.content.prefix_key((i + 1) * BLOCK)
+        for stop in range(1, request.num_computed_tokens + 1):
+            self.computed.add(request.content.prefix_key(stop))
+        for i in range(request.num_computed_tokens // BLOCK if self.tables else 0):
+            self.filled[self.tables[request][i]] = request.content.prefix_key((i + 1) * BLOCK)
+
+    def _check_hit(self, request: Request, hit: Hit) -> None:
+        assert hit.num_tokens < request.num_tokens, "the last token is always computed"
+        assert request.content is not None
+        if hit.num_tokens:
+            assert request.content.prefix_key(hit.num_tokens) in self.computed, "a hit on what nobody computed"
+        for i, block in enumerate(hit.blocks if self.tables else ()):
+            assert self.filled[block] == request.content.prefix_key((i + 1) * BLOCK), "a hit on other content"
+
+    def _try(self, request: Request, chunk: int, lookahead: int, reserve: int) -> bool:
+        """Admit a waiting request as far as it can be."""
+        kv, before = self.kv, memory_state(self.kv)
+        hit = kv.lookup(request)
+        self._check_hit(request, hit)
+        new = min(chunk, request.num_tokens - hit.num_tokens)
+        can = kv.can_admit(request, hit, new + lookahead, request.num_tokens, reserve)
+        idle = kv.idle_tokens(hit)
+        assert memory_state(kv) == before, "a question changed something"
+        if not can:
+            return False
+        free = kv.usage().free
+        kv.admit(request, hit, new, lookahead)
+        assert kv.usage().free + kv.usage().external >= reserve, "an admission took what was reserved"
+        assert kv.usage().free <= free - idle, "an idle prefix was adopted and still counts as free"
+        request.state = State.RUNNING
+        request.num_computed_tokens = hit.num_tokens
+        kv.held_tokens += hit.num_tokens
+        self._advance(request, new)
+        self.running.append(request)
+        return True
 
     @rule(
         family=st.integers(1, 2),
         head=st.integers(0, 12),
         tail=st.integers(1, 14),
+        output=st.integers(1, 14),
         chunk=st.integers(1, 26),
-        lookahead=st.sampled_from([0, 0, 3]),
+        lookahead=LOOKAHEAD,
         reserve=st.sampled_from([0, 0, 8]),
+        salt=st.sampled_from(["", "", "x"]),
     )
-    def admit(self, family: int, head: int, tail: int, chunk: int, lookahead: int, reserve: int) -> None:
+    def arrive(
+        self, family: int, head: int, tail: int, output: int, chunk: int, lookahead: int, reserve: int, salt: str
+    ) -> None:
         row = self.rows
         self.rows += 1
-        runs = [r for r in ((family, head), (100 + row % 3, tail)) if r[1]]
-        request = Request(row, str(row), head + tail, 10, row, content=RunContent(row, runs, self.prefixes))
-        kv, before = self.kv, self.kv.free_order()
-        hit = kv.lookup(request)
-        assert kv.free_order() == before, "a question changed something"
-        assert hit.num_tokens < request.prompt_len, "the last token is always computed"
-        for i, block in enumerate(hit.blocks):
-            assert request.content is not None
-            assert self.filled[block] == request.content.prefix_key((i + 1) * BLOCK), "a hit on other content"
-        new = min(chunk, request.prompt_len - hit.num_tokens)
-        if not kv.can_admit(request, hit, new + lookahead, request.prompt_len, reserve):
-            assert kv.free_order() == before
-            return
-        kv.admit(request, hit, new, lookahead)
-        assert len(kv.free_order()) * BLOCK >= reserve, "an admission took what was reserved"
-        request.state = State.RUNNING
-        request.num_computed_tokens = hit.num_tokens + new
-        kv.held_tokens += request.num_computed_tokens
-        self._note(request)
-        self.running.append(request)
+        runs = [r for r in ((family if not salt else 9, head), (100 + row % 3, tail)) if r[1]]
+        content = RunContent(row, runs, self.prefixes)
+        request = Request(row, str(row), head + tail, output, row, salt=salt, content=content)
+        request._end_tokens = head + tail + output
+        if self.kv.fits(request):
+            self._try(request, chunk, lookahead, reserve)
 
-    @rule(pick=PICK, new=st.integers(1, 6), lookahead=st.sampled_from([0, 0, 3]))
+    @rule(pick=PICK)
+    def resume(self, pick: int) -> None:
+        if self.waiting:
+            request = self.waiting[pick % len(self.waiting)]
+            if request.state is State.PREEMPTED and self._try(request, MAX_LEN, 0, 0):
+                self.waiting.remove(request)
+
+    @rule(pick=PICK, new=st.integers(1, 6), lookahead=LOOKAHEAD)
     def grow(self, pick: int, new: int, lookahead: int) -> None:
         if not self.running:
             return
         request = self.running[pick % len(self.running)]
-        if request.num_computed_tokens + new > MAX_LEN:
+        new = min(new, request._end_tokens - request.num_computed_tokens)
+        if new < 1:
             return
-        if request.num_computed_tokens + new > request.num_tokens:
-            request.num_tokens = request.num_computed_tokens + new  # sampled meanwhile
-        before = self.kv.free_order()
-        held = list(self.kv.tables[request])
+        before, held = memory_state(self.kv), list(self.tables.get(request, ()))
         if self.kv.grow(request, new, lookahead):
-            assert self.kv.tables[request][: len(held)] == held, "tables are append-only"
-            request.num_computed_tokens += new
-            self.kv.held_tokens += new
-            self._note(request)
+            assert self.tables.get(request, [])[: len(held)] == held, "tables are append-only"
+            self._advance(request, new)
+            assert self.kv.slots(request) >= request.num_computed_tokens
         else:
-            assert self.kv.free_order() == before, "a refused growth changed something"
+            assert self.kv.name != "contiguous", "a reservation was not kept"
+            if self.kv.name != "prefix-radix":  # which has entered the chunk before, and nothing else
+                assert memory_state(self.kv) == before, "a refused growth changed something"
 
     @rule(mask=PICK, k=st.integers(1, 9))
     def run(self, mask: int, k: int) -> None:
-        """A promised run is what growing one by one gives."""
-        batch = [r for i, r in enumerate(self.running) if mask >> i & 1 and r.num_computed_tokens + k <= MAX_LEN]
+        batch = [r for i, r in enumerate(self.running) if mask >> i & 1 and r.num_computed_tokens < r.num_tokens]
+        batch = [r for r in batch if r.num_computed_tokens + k <= r._end_tokens]
         k = self.kv.steps_until_short(batch, k) if batch else 0
         if not k:
             return
-        before = self.kv.usage()
-        start = {r: r.num_computed_tokens for r in batch}
-        slots = {r: self.kv.slots(r) for r in batch}
-        expected = []
+        single, requests = copy.deepcopy((self.kv, batch))
+        taken = []
         for step in range(1, k + 1):
-            for request in batch:
-                if start[request] + step > slots[request]:
-                    slots[request] += BLOCK
-                    expected.append((step, request))
-        front = self.kv.free_order()[: len(expected)]
-        grown = self.kv.grow_run(batch, k)
-        assert [(s, n) for s, n in grown] == [
-            (s, BLOCK * sum(x == s for x, _ in expected)) for s in sorted({x for x, _ in expected})
-        ]
+            free = single.usage().free
+            for request in requests:
+                assert single.grow(request, 1), "less than was promised"
+                request.num_computed_tokens += 1
+                request.num_tokens += 1
+                single.held_tokens += 1
+            if single.usage().free != free:
+                taken.append((step, free - single.usage().free))
+        assert self.kv.grow_run(batch, k) == taken
         for request in batch:
-            mine = [b for b, (_, r) in zip(front, expected, strict=True) if r is request]
-            assert not mine or self.kv.tables[request][-len(mine) :] == mine
-            request.num_computed_tokens += k
-            request.num_tokens = max(request.num_tokens, request.num_computed_tokens)
-            self.kv.publish(request, request.num_computed_tokens)
-        self.kv.held_tokens += k * len(batch)
-        for request in batch:
-            self._note(request)
-        assert self.kv.usage().used == before.used + k * len(batch)
+            request.num_tokens += k
+            self._advance(request, k)
+        assert memory_state(self.kv) == memory_state(single)
 
     @rule(pick=PICK)
-    def free(self, pick: int) -> None:
+    def publish(self, pick: int) -> None:
+        if self.running:
+            request = self.running[pick % len(self.running)]
+            used = self.kv.usage().used
+            self.kv.publish(request, request.num_computed_tokens)
+            assert self.kv.usage().used <= used, "what is shared is not more than what was held"
+
+    @rule(pick=PICK)
+    def finish(self, pick: int) -> None:
+        if self.running:
+            self._stop(self.running.pop(pick % len(self.running)), State.RUNNING)
+
+    @rule(pick=PICK)
+    def preempt(self, pick: int) -> None:
         if self.running:
             request = self.running.pop(pick % len(self.running))
-            self.kv.held_tokens -= request.num_computed_tokens
-            self.kv.free(request)
-            assert self.kv.slots(request) == 0
+            self._stop(request, State.PREEMPTED)
+            request.num_computed_tokens = 0
+            self.waiting.append(request)
+
+    def _stop(self, request: Request, state: State) -> None:
+        self.kv.held_tokens -= request.num_computed_tokens
+        request.state = state
+        self.kv.free(request)
+        assert self.kv.slots(request) == 0
+
+    @rule(pick=PICK)
+    def swap_out(self, pick: int) -> None:
+        if self.running:
+            request = self.running[pick % len(self.running)]
+            if self.kv.can_swap_out(request):
+                self.running.remove(request)
+                self.kv.held_tokens -= request.num_computed_tokens
+                request.state = State.SWAPPED
+                assert self.kv.swap_out(request) >= request.num_computed_tokens
+                self.waiting.append(request)
+
+    @rule(pick=PICK)
+    def swap_in(self, pick: int) -> None:
+        swapped = [r for r in self.waiting if r.state is State.SWAPPED and r.num_computed_tokens < r._end_tokens]
+        if swapped:
+            request = swapped[pick % len(swapped)]
+            if self.kv.can_swap_in(request, 1, 0):
+                self.kv.swap_in(request, 1, 0)
+                self.waiting.remove(request)
+                request.state = State.RUNNING
+                self.kv.held_tokens += request.num_computed_tokens
+                self._advance(request, 1)
+                self.running.append(request)
+
+    @rule(tokens=st.integers(1, 20))
+    def evict(self, tokens: int) -> None:
+        free = self.kv.usage().free
+        self.kv.evict(tokens)
+        assert self.kv.usage().free == free, "cached prefixes are free before and after"
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -134,16 +219,37 @@ class Allocators(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         while self.running:
-            self.free(0)
-        assert self.kv.num_free_blocks() == BLOCKS - 1
-        assert self.kv.lookup(Request(0, "x", 5, 1, 0)) == MISS
+            self.finish(0)
+        usage = self.kv.usage()
+        assert usage.free + usage.external == self.kv.capacity_tokens
+        assert self.kv.lookup(Request(10_000, "x", 5, 1, 0)) == MISS
 
 
 @pytest.mark.parametrize(
-    "spec", ["paged", "prefix-hash", "prefix-hash:free_order=back", "prefix-hash:eagle_block_drop=1"]
+    "spec",
+    [
+        "paged",
+        "prefix-hash",
+        "prefix-hash:free_order=back",
+        "prefix-hash:eagle_block_drop=1",
+        "prefix-radix",
+        "prefix-radix:page_size=4",
+        "prefix-radix:eviction_policy=lfu",
+        "prefix-radix:eviction_policy=slru",
+        "prefix-radix:eviction_policy=fifo",
+        "prefix-radix:eviction_policy=mru,page_size=2",
+        "prefix-radix:eviction_policy=filo",
+        "contiguous",
+        "contiguous:fit=first",
+        "contiguous:reservation=pow2",
+        "contiguous:reservation=pow2,compaction=1",
+        "contiguous:reservation=oracle",
+        "contiguous:reservation=oracle,fit=first,compaction=1",
+        "contiguous:reservation=oracle,fit=best",
+    ],
 )
 def test_allocator_keeps_its_account(spec: str) -> None:
     machine = type("Machine", (Allocators,), {"spec": spec})
     case = machine.TestCase  # type: ignore[attr-defined]
-    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
     case("runTest").runTest()

@@ -11,6 +11,23 @@ from servesim.engine.workload import Clients
 from servesim.trace import After
 from tests.support.worlds import ToyCost, World, toy_trace
 
+ALLOCATORS = [
+    "paged",
+    "contiguous:reservation=pow2",
+    "contiguous:reservation=oracle,compaction=1",
+    "contiguous:reservation=oracle,fit=first",
+    "contiguous:reservation=oracle,fit=best,compaction=1",
+]
+SHARING = [
+    "prefix-hash",
+    "prefix-radix",
+    "prefix-radix:page_size=16",
+    "prefix-radix:page_size=4,eviction_policy=lfu",
+    "prefix-radix:eviction_policy=mru",
+]
+ALL_AT_ONCE = ["contiguous", "contiguous:fit=first"]
+"""These reserve max_model_len, which must fit."""
+
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
@@ -42,6 +59,7 @@ def worlds(draw: st.DrawFn) -> World:
         runs=runs,
     )
     depth = draw(st.sampled_from([1, 2, 2, 3]))
+    max_model_len = draw(st.sampled_from([1 << 20, 120]))
     params = {
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 20])),
@@ -52,12 +70,12 @@ def worlds(draw: st.DrawFn) -> World:
     }
     return World(
         trace,
-        kv="prefix-hash" if shared else draw(st.sampled_from(["paged", "prefix-hash"])),
+        kv=draw(st.sampled_from(ALLOCATORS + SHARING * (1 + 3 * shared) + ALL_AT_ONCE * (max_model_len == 120))),
         num_blocks=draw(st.sampled_from([13, 18, 30, 400])),
         scheduler_params=params,
         max_num_seqs=draw(st.sampled_from([1, 3, 16])),
         max_num_batched_tokens=draw(st.sampled_from([16, 64, 512])),
-        max_model_len=draw(st.sampled_from([1 << 20, 120])),
+        max_model_len=max_model_len,
         depth=depth,
         asynchronous=depth > 1 and draw(st.booleans()),
         replicas=draw(st.sampled_from([1, 1, 2, 3])),

@@ -94,6 +94,7 @@ class World:
 
     trace: Trace
     kv: str = "paged"
+    """Name, or name:key=value,..."""
     num_blocks: int = 1000
     block_size: int = 16
     host_blocks: int = 0
@@ -112,9 +113,9 @@ class World:
 
     def core(self, check: bool = False) -> EngineCore:
         """One replica's state machine."""
-        kv_class, _ = kv_allocators.resolve(self.kv)
+        kv_class, kv_params = kv_allocators.resolve(self.kv)
         memory = KVMemory(self.num_blocks, self.block_size, self.max_model_len, self.host_blocks, bytes_per_token=1)
-        kv = kv_class(build_params(self.kv, kv_class.Params, {}), memory)
+        kv = kv_class(build_params(self.kv, kv_class.Params, dict(kv_params)), memory)
         cls, _ = schedulers.resolve(self.scheduler)
         params = build_params(self.scheduler, cls.Params, self.scheduler_params)
         limits = Limits(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.asynchronous)
@@ -140,6 +141,29 @@ class World:
 Snapshot = tuple[Any, ...]
 
 
+def memory_state(kv: Any) -> Snapshot:
+    """Everything an allocator holds, in a form that two runs (and the time before and after) can be compared by."""
+    state: list[Any] = [kv.usage(), kv.copied_tokens]
+    if hasattr(kv, "tables"):
+        # cached blocks without their keys, which are numbers in order of first use
+        cached = getattr(kv, "_cached", {}).values()
+        state += [
+            [(r.row, [list(t) if isinstance(t, list) else t for t in table]) for r, table in kv.tables.items()],
+            kv.free_order(),
+            sorted([b] if isinstance(b, int) else list(b) for b in cached),
+        ]
+    if hasattr(kv, "space"):
+        state += [[(r.row, chunk) for r, chunk in kv.chunks.items()], sorted(kv.space.holes())]
+    if hasattr(kv, "tree"):
+        nodes = sorted(kv.tree.nodes(), key=lambda n: (n.last_access, n.created))
+        state += [
+            [(r.row, held.node.end, held.own) for r, held in kv._held.items()],
+            sorted((r.row, end) for r, end in kv._prefilling.items()),
+            [(n.start, n.end, n.locks, n.hits, n.priority) for n in nodes],
+        ]
+    return tuple(state)
+
+
 def watch(cluster: Cluster) -> dict[tuple[int, int, int], Snapshot]:
     """Snapshots of everything a replica holds after each plan, by (replica, time, next step id)."""
     seen: dict[tuple[int, int, int], Snapshot] = {}
@@ -149,19 +173,13 @@ def watch(cluster: Cluster) -> dict[tuple[int, int, int], Snapshot]:
 
         def planned(now: int) -> Step | None:
             step = plan(now)
-            kv: Any = core.kv
-            requests = list(kv.tables)
             seen[index, now, core.next_step_id] = (
-                [(r.row, list(kv.tables[r])) for r in requests],
-                kv.free_order(),
+                memory_state(core.kv),
                 [
                     (r.row, r.num_tokens, r.num_computed_tokens, r.num_output_placeholders)
                     for r in core.scheduler.running
                 ],
                 [r.row for r in core.scheduler.waiters()],
-                # without the keys, which are numbers in order of first use
-                sorted([b] if isinstance(b, int) else list(b) for b in getattr(kv, "_cached", {}).values()),
-                kv.usage(),
             )
             return step
 

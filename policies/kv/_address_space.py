@@ -1,0 +1,155 @@
+"""Contiguous memory: which stretches of an address space are free, and where a new one goes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterator, Mapping
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class AddressSpace(ABC):
+    """Addresses 0 to size, handed out in chunks."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def chunk(self, n: int) -> int:
+        """Size of the chunk that holds n."""
+        return n
+
+    @property
+    def largest(self) -> int:
+        """The largest chunk there can ever be."""
+        return self.size
+
+    @abstractmethod
+    def holes(self) -> Iterator[tuple[int, int]]:
+        """(start, size) of the free stretches."""
+
+    @abstractmethod
+    def find(self, chunk: int) -> int | None:
+        """Where a chunk would go; None: nowhere."""
+
+    @abstractmethod
+    def take(self, chunk: int) -> int:
+        """Hand out a chunk; its start. Only after `find`."""
+
+    @abstractmethod
+    def give(self, start: int, chunk: int) -> None:
+        """Take a chunk back and join it with what is free beside it."""
+
+    @abstractmethod
+    def compacted(self, chunks: Mapping[K, tuple[int, int]]) -> tuple[AddressSpace, dict[K, int]]:
+        """A space in which chunks (start, size) lie as densely as they can, and their starts there."""
+
+    def unusable(self, chunk: int) -> int:
+        """Free addresses in holes too small for a chunk."""
+        return sum(size for _, size in self.holes() if size < chunk)
+
+
+class Stretches(AddressSpace):
+    """Chunks of any size, in the first hole that is large enough or in the smallest one (the first of equals)."""
+
+    def __init__(self, size: int, best: bool = False) -> None:
+        super().__init__(size)
+        self._best = best
+        self._holes = [(0, size)]
+
+    def holes(self) -> Iterator[tuple[int, int]]:
+        return iter(self._holes)
+
+    def find(self, chunk: int) -> int | None:
+        fitting = ((size if self._best else 0, start) for start, size in self._holes if size >= chunk)
+        return min(fitting, default=(0, None))[1]
+
+    def take(self, chunk: int) -> int:
+        start = self.find(chunk)
+        assert start is not None
+        i = bisect_left(self._holes, (start, 0))
+        size = self._holes[i][1]
+        self._holes[i : i + 1] = [(start + chunk, size - chunk)] if size > chunk else []
+        return start
+
+    def give(self, start: int, chunk: int) -> None:
+        i = bisect_left(self._holes, (start, 0))
+        first, last, end = i, i, start + chunk
+        if i < len(self._holes) and self._holes[i][0] == end:
+            end += self._holes[i][1]
+            last += 1
+        if i and sum(self._holes[i - 1]) == start:
+            start = self._holes[i - 1][0]
+            first -= 1
+        self._holes[first:last] = [(start, end - start)]
+
+    def compacted(self, chunks: Mapping[K, tuple[int, int]]) -> tuple[AddressSpace, dict[K, int]]:
+        """All chunks slide down, in their order."""
+        space = Stretches(self.size, self._best)
+        space._holes, starts, end = [], {}, 0
+        for key in sorted(chunks, key=lambda k: chunks[k]):
+            starts[key] = end
+            end += chunks[key][1]
+        if end < self.size:
+            space._holes = [(end, self.size - end)]
+        return space, starts
+
+
+class Buddies(AddressSpace):
+    """Chunks of powers of two, halved until one fits and joined again with their other half. A space that is not a
+    power of two begins as one chunk for each binary digit of its size, the largest first."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._free: list[list[int]] = [[] for _ in range(size.bit_length())]  # starts by order, ascending
+        start = 0
+        for order in reversed(range(size.bit_length())):
+            if size >> order & 1:
+                self._free[order].append(start)
+                start += 1 << order
+
+    def chunk(self, n: int) -> int:
+        return 1 << (n - 1).bit_length()
+
+    @property
+    def largest(self) -> int:
+        return 1 << (self.size.bit_length() - 1)
+
+    def holes(self) -> Iterator[tuple[int, int]]:
+        return ((start, 1 << order) for order, starts in enumerate(self._free) for start in starts)
+
+    def find(self, chunk: int) -> int | None:
+        order = self._order(chunk)
+        return self._free[order][0] if order is not None else None
+
+    def take(self, chunk: int) -> int:
+        order = self._order(chunk)
+        assert order is not None
+        start = self._free[order].pop(0)
+        while 1 << order > chunk:
+            order -= 1
+            self._free[order].insert(0, start + (1 << order))  # all smaller chunks were too small: none is free here
+        return start
+
+    def give(self, start: int, chunk: int) -> None:
+        order = chunk.bit_length() - 1
+        while True:
+            starts, buddy = self._free[order], start ^ 1 << order
+            i = bisect_left(starts, buddy)
+            if i == len(starts) or starts[i] != buddy:
+                insort(starts, start)
+                return
+            del starts[i]
+            start &= buddy
+            order += 1
+
+    def compacted(self, chunks: Mapping[K, tuple[int, int]]) -> tuple[AddressSpace, dict[K, int]]:
+        """The largest first, then as they lay; that wastes nothing, since each size divides those before it."""
+        space = Buddies(self.size)
+        order = sorted(chunks, key=lambda k: (-chunks[k][1], chunks[k][0]))
+        return space, {key: space.take(chunks[key][1]) for key in order}
+
+    def _order(self, chunk: int) -> int | None:
+        """The smallest order with a free chunk of at least that size."""
+        return next((o for o in range(chunk.bit_length() - 1, len(self._free)) if self._free[o]), None)

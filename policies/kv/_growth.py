@@ -1,0 +1,34 @@
+"""How block tables grow while requests decode one token a step each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+
+def rounds_until_short(slack: Sequence[int], size: int, free_blocks: int, limit: int) -> int:
+    """For how many rounds, at most `limit`, requests with `slack` unused slots each can take a token per round out
+    of `free_blocks` blocks of `size` slots."""
+    if len(slack) * -(-limit // size) <= free_blocks:  # no request needs more than this
+        return limit
+
+    def needed(k: int) -> int:
+        return sum(-(-(k - s) // size) for s in slack if k > s)
+
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if needed(middle) <= free_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def blocks_by_round(slack: Sequence[int], size: int, k: int) -> list[tuple[int, int]]:
+    """(round from 1 to k, blocks taken in it) for the rounds that take any, in order."""
+    due = [0] * (k + 1)
+    for unused, count in Counter(slack).items():
+        for step in range(unused + 1, k + 1, size):
+            due[step] += count
+    return [(step, blocks) for step, blocks in enumerate(due) if blocks]

@@ -1,0 +1,262 @@
+"""The radix tree of SGLang 0.5.23 (srt/mem_cache/radix_cache.py, evict_policy.py): cached prefixes as runs of tokens.
+
+Where SGLang compares token by token, nodes here know the identity of every prefix by its content
+(`PromptContent.prefix_key`): a step down the tree is one comparison, and the place where two runs part is found by
+bisection.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+from servesim.engine.request import PromptContent
+
+
+class Node:
+    """A run of tokens behind those of its parent: positions start to end of `content`."""
+
+    __slots__ = (
+        "children", "content", "created", "end", "end_key", "hits", "key", "last_access", "locks", "parent",
+        "priority", "start",
+    )  # fmt: skip
+
+    def __init__(self, parent: Node | None, content: PromptContent, start: int, end: int, now: int) -> None:
+        self.parent = parent
+        self.children: dict[Hashable, Node] = {}
+        self.content = content
+        self.start = start
+        self.end = end
+        self.key: Hashable = None
+        """Under which its parent has it: the prefix up to the end of its first page."""
+        self.end_key: Hashable = None
+        """The prefix up to its end."""
+        self.locks = 0
+        """Requests that hold it or something below it."""
+        self.created = self.last_access = now
+        self.hits = 0
+        self.priority = 0
+        """The highest of those who entered it."""
+
+    def path(self) -> Iterator[Node]:
+        """This node and those above it, without the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+
+STRATEGIES: dict[str, Callable[[Node], tuple[int, int]]] = {
+    "lru": lambda node: (0, node.last_access),
+    "lfu": lambda node: (node.hits, node.last_access),
+    "fifo": lambda node: (0, node.created),
+    "mru": lambda node: (0, -node.last_access),
+    "filo": lambda node: (0, -node.created),
+    "slru": lambda node: (node.hits >= 2, node.last_access),  # found once more than entered: protected
+    "priority": lambda node: (node.priority, node.last_access),
+}
+"""Which leaf goes first: the one with the least."""
+
+
+class _Nothing:
+    """Content of the root."""
+
+    def prefix_key(self, stop: int) -> Hashable:
+        return ()
+
+
+class RadixTree:
+    """Prefixes of whole pages. Only leaves nobody holds are evicted, whole; sizes are in tokens.
+
+    Time is a counter: SGLang's clock never shows the same time twice either.
+    """
+
+    def __init__(self, page_size: int = 1, eviction_policy: str = "lru") -> None:
+        self.page_size = page_size
+        self._rank = STRATEGIES[eviction_policy]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._now = 0
+        self.root = Node(None, _Nothing(), 0, 0, 0)
+        self.evictable = 0
+        """Tokens nobody holds."""
+        self.protected = 0
+        """Tokens below which somebody holds a node, or that are held."""
+        self._leaves: dict[Node, None] = {}  # those that may be evicted
+        self._heap: list[tuple[tuple[int, int], int, Node]] = []  # with entries of before their last access
+
+    @property
+    def total(self) -> int:
+        """Tokens in the tree."""
+        return self.evictable + self.protected
+
+    def find(self, content: PromptContent, limit: int, salt: str = "") -> tuple[int, Node]:
+        """How many of the first `limit` tokens are here, in whole pages, and the node they end in (its end may lie
+        further). Changes nothing."""
+        limit -= limit % self.page_size
+        node, length = self.root, 0
+        while length < limit:
+            child = node.children.get(self._key(content, length, salt))
+            if child is None:
+                break
+            node = child
+            if child.end > limit or content.prefix_key(child.end) != child.end_key:
+                return self._common(child, content, min(child.end, limit)), child
+            length = child.end
+        return length, node
+
+    def match(self, content: PromptContent, limit: int, salt: str = "") -> Node:
+        """The node with which the longest match of the first `limit` tokens ends, split off if need be. A use of
+        the prefix."""
+        length, node = self.find(content, limit, salt)
+        self.touch(node)
+        return node if node.end == length else self._split(node, length)
+
+    def insert(
+        self, content: PromptContent, length: int, salt: str = "", priority: int = 0, chunked: bool = False
+    ) -> tuple[int, Node]:
+        """Enter the first `length` tokens, as far as pages go: how many of them were there, and the node with which
+        they end. Parts of an unfinished prompt (`chunked`) do not count as hits."""
+        length -= length % self.page_size
+        found, node = self.find(content, length, salt)
+        self.touch(node)
+        if node.end > found:
+            node = self._split(node, found)
+        if length > found:
+            leaf = Node(node, content, found, length, self._tick())
+            leaf.key, leaf.end_key = self._key(content, found, salt), content.prefix_key(length)
+            leaf.priority = priority
+            node.children[leaf.key] = leaf
+            self.evictable += length - found
+            self._note(node)
+            node = leaf
+        for each in node.path():
+            each.priority = max(each.priority, priority)
+            each.hits += not chunked
+        self._note(node)
+        return found, node
+
+    def touch(self, node: Node) -> None:
+        """A use of the prefix that ends with a node."""
+        now = self._tick()
+        for each in node.path():
+            each.last_access = now
+        self._note(node)
+
+    def lock(self, node: Node) -> None:
+        """Keep a node and all above it from being evicted."""
+        for each in node.path():
+            if each.locks == 0:
+                self.evictable -= each.end - each.start
+                self.protected += each.end - each.start
+            each.locks += 1
+        self._note(node)
+
+    def unlock(self, node: Node) -> None:
+        """Undo one `lock`."""
+        for each in node.path():
+            each.locks -= 1
+            if each.locks == 0:
+                self.evictable += each.end - each.start
+                self.protected -= each.end - each.start
+        self._note(node)
+
+    def idle_tokens(self, length: int, node: Node) -> int:
+        """How many of the first `length` tokens, which end in `node`, nobody holds."""
+        idle = 0
+        for each in node.path():
+            if each.locks:
+                break
+            idle += max(min(each.end, length) - each.start, 0)
+        return idle
+
+    def evict(self, num_tokens: int) -> list[Node]:
+        """Drop leaves until `num_tokens` tokens are gone or none is left that may be; which."""
+        evicted: list[Node] = []
+        while num_tokens > 0 and self._leaves:
+            rank, _, leaf = heapq.heappop(self._heap)
+            if leaf not in self._leaves or rank != self._rank(leaf):
+                continue  # an entry of before it was used again, locked, extended or dropped
+            parent = leaf.parent
+            assert parent is not None
+            del self._leaves[leaf]
+            del parent.children[leaf.key]
+            self.evictable -= leaf.end - leaf.start
+            num_tokens -= leaf.end - leaf.start
+            evicted.append(leaf)
+            self._note(parent)
+        return evicted
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the root, parents first."""
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            yield from node.children.values()
+            stack.extend(node.children.values())
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where an invariant is broken."""
+        sizes = {True: 0, False: 0}
+        for node in self.nodes():
+            parent: Any = node.parent
+            assert node.start == parent.end, "a node does not continue its parent"
+            assert node.end > node.start, "an empty node"
+            assert node.end % self.page_size == 0, "part of a page"
+            assert node.end_key == node.content.prefix_key(node.end), "a node does not end where it says"
+            assert parent.children[node.key] is node, "a node cannot be found"
+            assert node.locks >= sum(child.locks for child in node.children.values()), "held, but not from above"
+            assert (node in self._leaves) == (not node.locks and not node.children), "leaves miscounted"
+            sizes[node.locks > 0] += node.end - node.start
+        assert (sizes[False], sizes[True]) == (self.evictable, self.protected), "tokens miscounted"
+        entries = {(rank, leaf) for rank, _, leaf in self._heap}
+        assert all((self._rank(leaf), leaf) in entries for leaf in self._leaves), "a leaf cannot be evicted"
+
+    def _key(self, content: PromptContent, start: int, salt: str) -> Hashable:
+        """The first page behind `start`; prompts of different salts part at the root."""
+        key = content.prefix_key(start + self.page_size)
+        return (salt, key) if salt and not start else key
+
+    def _common(self, node: Node, content: PromptContent, most: int) -> int:
+        """Up to where a content agrees with that of a node, whose first page it shares."""
+        page = self.page_size
+        low, high = node.start // page + 1, most // page
+        while low < high:
+            middle = (low + high + 1) // 2
+            if content.prefix_key(middle * page) == node.content.prefix_key(middle * page):
+                low = middle
+            else:
+                high = middle - 1
+        return low * page
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut a node in two; the upper half, which takes on its locks and hits."""
+        parent = node.parent
+        assert parent is not None
+        upper = Node(parent, node.content, node.start, at, self._tick())
+        upper.key, upper.end_key = node.key, node.content.prefix_key(at)
+        upper.locks, upper.hits, upper.priority = node.locks, node.hits, node.priority
+        parent.children[upper.key] = upper
+        node.parent, node.start = upper, at
+        node.key = node.content.prefix_key(at + self.page_size)
+        upper.children[node.key] = node
+        return upper
+
+    def _note(self, node: Node) -> None:
+        """Something about a node has changed that decides whether and when it is evicted."""
+        if node.locks or node.children or node.parent is None:
+            self._leaves.pop(node, None)
+            return
+        self._leaves[node] = None
+        if len(self._heap) > 4 * len(self._leaves) + 64:
+            self._heap = [(self._rank(leaf), leaf.created, leaf) for leaf in self._leaves]
+            heapq.heapify(self._heap)
+        else:
+            heapq.heappush(self._heap, (self._rank(node), node.created, node))
+
+    def _tick(self) -> int:
+        self._now += 1
+        return self._now

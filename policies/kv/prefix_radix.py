@@ -1,0 +1,211 @@
+"""Prefix caching in a radix tree: what a request has computed stays there as runs of tokens, shared by all whose
+prompts begin with it (RadixAttention, arXiv 2312.07104; SGLang 0.5.23: srt/mem_cache).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_allocators
+from servesim.engine.request import PromptContent, Request, State
+
+from ._growth import blocks_by_round, rounds_until_short
+from ._radix import STRATEGIES, Node, RadixTree
+
+
+@dataclass(frozen=True)
+class PrefixRadixParams:
+    """SGLang's knobs."""
+
+    page_size: int = 1
+    """Tokens a page; some attention kernels want 32 or 64."""
+    eviction_policy: str = "lru"
+    """Which leaf goes first: lru, lfu, slru, fifo, mru, filo, priority."""
+
+    def __post_init__(self) -> None:
+        if self.page_size < 1:
+            raise ValueError("page_size must be at least 1")
+        if self.eviction_policy not in STRATEGIES:
+            raise ValueError(f"eviction_policy is one of {', '.join(STRATEGIES)}, not {self.eviction_policy!r}")
+
+
+class _Own:
+    """Content nobody else has."""
+
+    def __init__(self, row: int) -> None:
+        self._base = (row + 1) << 32
+
+    def prefix_key(self, stop: int) -> Hashable:
+        return -self._base - stop
+
+
+@dataclass(slots=True)
+class _Holding:
+    """What one request holds."""
+
+    node: Node
+    """Locked: its prefix in the tree ends here."""
+    own: int
+    """Tokens allocated beyond that, in whole pages."""
+
+
+@kv_allocators.register("prefix-radix")
+class PrefixRadix(KVAllocator):
+    """Prompts enter the tree chunk by chunk and when their prefill is done, outputs when the request has finished;
+    one that is preempted leaves there only what had been entered. Memory is taken from the pool, and from
+    the least useful leaves of the tree when that is empty."""
+
+    Params = PrefixRadixParams
+    params: PrefixRadixParams
+    shares = True
+
+    def __init__(self, params: PrefixRadixParams, memory: KVMemory) -> None:
+        super().__init__(params, memory)
+        page = self.block_size = params.page_size
+        self.num_blocks = self.capacity_tokens // page
+        self.capacity_tokens = self.num_blocks * page
+        self.tree = RadixTree(page, params.eviction_policy)
+        self._pool = self.capacity_tokens  # tokens that hold nothing
+        self._held: dict[Request, _Holding] = {}
+        self._own = self._shared = 0  # sums over the holdings: own, and node.end
+        self._prefilling: dict[Request, int] = {}  # whose prompt is not all in the tree, and its length
+
+    def lookup(self, request: Request) -> Hit:
+        """Longest prefix in the tree, short of the last token: it is always recomputed."""
+        length, node = self.tree.find(_content(request), request.num_tokens - 1, request.salt)
+        return Hit(length, (node,)) if length else MISS
+
+    def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
+        end = min(max(full_tokens, hit.num_tokens + now_tokens), self.max_model_len)
+        free = self._free() - self.idle_tokens(hit) - reserve
+        return self._pages(end) - hit.num_tokens <= free
+
+    def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
+        node = self.tree.match(_content(request), hit.num_tokens, request.salt)
+        if node.end != hit.num_tokens:
+            raise ValueError(f"{request}: the hit of {hit.num_tokens} tokens is gone")
+        self.tree.lock(node)
+        self._held[request] = _Holding(node, 0)
+        self._shared += node.end
+        self._prefilling[request] = request.num_tokens
+        self._take(request, min(hit.num_tokens + num_tokens + lookahead, self.max_model_len))
+
+    def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
+        if request in self._prefilling and request.num_computed_tokens < self._prefilling[request]:
+            self.publish(request, request.num_computed_tokens)  # the chunk before
+        end = min(request.num_computed_tokens + num_tokens + lookahead, self.max_model_len)
+        if self._pages(end) - self.slots(request) > self._free():
+            return False
+        self._take(request, end)
+        return True
+
+    def free(self, request: Request) -> None:
+        """A finished request enters its output, too; one that comes back does not."""
+        held = self._held[request]
+        self._prefilling.pop(request, None)
+        if request.state is State.RUNNING and request.content is not None:
+            known = min(request.num_computed_tokens, request.num_tokens - 1)  # the last token has no KV
+            if known > held.node.end:
+                self._enter(request, held, known, chunked=False)
+        del self._held[request]
+        self._pool += held.own
+        self._own -= held.own
+        self._shared -= held.node.end
+        self.tree.unlock(held.node)
+
+    def publish(self, request: Request, upto: int) -> None:
+        """Enter the prompt (of a resumed request: what it had to compute again) before `upto`."""
+        end = self._prefilling.get(request)
+        if end is None:
+            return
+        held = self._held[request]
+        if upto >= end:
+            del self._prefilling[request]
+        self._enter(request, held, min(upto, end), chunked=upto < end)
+        self.tree.touch(held.node)  # SGLang looks up what it has just entered
+
+    def slots(self, request: Request) -> int:
+        held = self._held.get(request)
+        return held.node.end + held.own if held is not None else 0
+
+    def usage(self) -> Usage:
+        filled = self.held_tokens - self._shared  # of the requests' own memory
+        return Usage(self.tree.protected + filled, self._own - filled, 0, self._free())
+
+    def idle_tokens(self, hit: Hit) -> int:
+        return self.tree.idle_tokens(hit.num_tokens, hit.blocks[0]) if hit.blocks else 0
+
+    def evict(self, num_tokens: int) -> None:
+        self._pool += sum(node.end - node.start for node in self.tree.evict(num_tokens))
+
+    def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
+        if self._prefilling and any(request in self._prefilling for request in requests):
+            return 0  # a commit will enter their prompts
+        slack = [self.slots(r) - r.num_computed_tokens for r in requests]
+        return rounds_until_short(slack, self.block_size, self._free() // self.block_size, limit)
+
+    def grow_run(self, requests: Sequence[Request], k: int) -> list[tuple[int, int]]:
+        page = self.block_size
+        slack = []
+        for request in requests:
+            held = self._held[request]
+            unused = held.node.end + held.own - request.num_computed_tokens
+            slack.append(unused)
+            held.own += -(-max(k - unused, 0) // page) * page
+        grown = [(step, pages * page) for step, pages in blocks_by_round(slack, page, k)]
+        total = sum(tokens for _, tokens in grown)
+        if total > self._pool:
+            self.evict(total - self._pool)
+        self._pool -= total
+        self._own += total
+        return grown
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        self.tree.check_integrity()
+        assert self._own == sum(held.own for held in self._held.values()), "own tokens miscounted"
+        assert self._shared == sum(held.node.end for held in self._held.values()), "shared tokens miscounted"
+        assert self._pool + self.tree.total + self._own == self.capacity_tokens, "tokens are lost"
+        assert self._prefilling.keys() <= self._held.keys(), "prefills, but holds nothing"
+        locks = dict.fromkeys(self.tree.nodes(), 0)
+        for held in self._held.values():
+            for node in held.node.path():
+                locks[node] += 1
+        assert all(node.locks == count for node, count in locks.items()), "locks do not match the holders"
+
+    def _free(self) -> int:
+        return self._pool + self.tree.evictable
+
+    def _pages(self, tokens: int) -> int:
+        """Tokens of the pages that hold so many."""
+        return -(-tokens // self.block_size) * self.block_size
+
+    def _take(self, request: Request, end: int) -> None:
+        """Give a request memory up to token `end`."""
+        need = self._pages(end) - self.slots(request)
+        if need <= 0:
+            return
+        if need > self._pool:
+            self.evict(need)  # as much as is asked for, not only what is missing
+        self._pool -= need
+        self._held[request].own += need
+        self._own += need
+
+    def _enter(self, request: Request, held: _Holding, upto: int, chunked: bool) -> None:
+        """Put a request's tokens before `upto` into the tree and hold them there. Of what others have entered
+        meanwhile its own copy is freed."""
+        before = held.node
+        priority = -request.priority  # ours: low is urgent; SGLang's: high is
+        found, node = self.tree.insert(_content(request), upto, request.salt, priority, chunked)
+        self.tree.lock(node)
+        self.tree.unlock(before)
+        held.node = node
+        held.own -= node.end - before.end
+        self._own -= node.end - before.end
+        self._shared += node.end - before.end
+        self._pool += found - before.end
+
+
+def _content(request: Request) -> PromptContent:
+    return request.content if request.content is not None else _Own(request.row)
