@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.contracts import (
+    Defaults,
     KVAllocator,
     KVMemory,
     Limits,
@@ -74,7 +75,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     but for `skip`, `requests` and `rate`."""
     model, gpu = ModelSpec.load(scenario.model), Gpu.load(scenario.gpu)
     defaults = vllm_defaults(gpu)
-    policies = _policies(scenario, defaults)
+    policies = _policies(scenario, model, gpu, defaults)
     terms = _host_terms(scenario, gpu)
     cost = _cost_model(scenario, model, gpu, terms)
     trace = _open(scenario) if trace is None else _cut(trace, scenario)
@@ -126,18 +127,17 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     )
 
 
-def _policies(scenario: Scenario, defaults: VllmDefaults) -> _Policies:
+def _policies(scenario: Scenario, model: ModelSpec, gpu: Gpu, vllm: VllmDefaults) -> _Policies:
     scheduler, params = _resolve(schedulers, "scheduler", scenario.scheduler)
+    asked = scenario.engine.max_model_len
+    max_model_len = model.max_position if asked == "auto" else asked
+    defaults = Defaults(vllm.max_num_seqs, vllm.max_num_batched_tokens, max_model_len, gpu.memory_bytes / 2**30)
+    params = scheduler.complete(params, defaults)
     limits = {}
     for name in ("max_num_batched_tokens", "max_num_seqs"):
-        given = getattr(params, name, None)
-        limits[name] = getattr(defaults, name) if given is None else given
+        limits[name] = getattr(params, name, getattr(vllm, name))
         if limits[name] < 1:
             raise UserError(f"scheduler {scenario.scheduler['name']}: {name} is {limits[name]}, must be at least 1")
-    if getattr(params, "max_num_seqs", None) is None:  # vLLM never runs more sequences than it has tokens for
-        limits["max_num_seqs"] = min(limits["max_num_seqs"], limits["max_num_batched_tokens"])
-    known = {field.name for field in dataclasses.fields(params)}
-    params = dataclasses.replace(params, **{name: value for name, value in limits.items() if name in known})
     return _Policies(
         scheduler,
         params,

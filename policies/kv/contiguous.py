@@ -36,6 +36,7 @@ class Contiguous(KVAllocator):
 
     Params = ContiguousParams
     params: ContiguousParams
+    reserves = True
 
     def __init__(self, params: ContiguousParams, memory: KVMemory) -> None:
         super().__init__(params, memory)

@@ -54,6 +54,7 @@ class Vllm(Scheduler):
     """vLLM V1: running first, then waiting, chunked by a token budget; preemption by recomputation."""
 
     Params = VllmParams
+    paper = "Kwon et al., Efficient Memory Management for LLM Serving with PagedAttention, SOSP 2023"
     supports = frozenset({"async", "speculation"})
     params: VllmParams
 

@@ -4,7 +4,7 @@ from servesim.contracts.cost import Batch, CostModel, Host, Price
 from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, NoParams, Usage, kv_allocators
 from servesim.contracts.registry import Registry, build_params
 from servesim.contracts.router import ReplicaView, Router, routers
-from servesim.contracts.scheduler import Limits, Scheduler, SchedulerParams, schedulers
+from servesim.contracts.scheduler import Defaults, Limits, Scheduler, SchedulerParams, schedulers
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State
 
@@ -12,6 +12,7 @@ __all__ = [
     "MISS",
     "Batch",
     "CostModel",
+    "Defaults",
     "Hit",
     "Host",
     "KVAllocator",

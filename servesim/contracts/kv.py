@@ -70,6 +70,8 @@ class KVAllocator(ABC):
     """
 
     name: ClassVar[str] = "?"
+    paper: ClassVar[str] = ""
+    """Where the idea is described."""
     Params: ClassVar[type[Any]] = NoParams
     needs: frozenset[str] = frozenset()
     """{"output_len"} marks an oracle (of the class, or of one object by its parameters); it may ask
@@ -78,6 +80,8 @@ class KVAllocator(ABC):
     """True output length; set by the engine for declared oracles only."""
     shares: bool = False
     """Whether `lookup` may ever find anything (a prefix cache that is on)."""
+    reserves: bool = False
+    """Whether admission sets aside all the memory a request may come to need, so that no growth fails."""
     num_blocks: int
     """Allocation units there are, unusable ones included."""
     block_size: int

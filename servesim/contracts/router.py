@@ -27,6 +27,8 @@ class Router(ABC):
     """Sends each arriving request to one replica, once."""
 
     name: ClassVar[str] = "?"
+    paper: ClassVar[str] = ""
+    """Where the idea is described."""
     Params: ClassVar[type[Any]] = NoParams
 
     def __init__(self, params: Any, num_replicas: int) -> None:

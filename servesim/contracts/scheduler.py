@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from servesim.contracts.kv import KVAllocator
@@ -22,6 +22,18 @@ class SchedulerParams:
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a scheduler's unset parameters are derived from."""
+
+    max_num_seqs: int
+    """Of vLLM V1 on this GPU."""
+    max_num_batched_tokens: int
+    max_model_len: int
+    """Longest request the model, or the user, allows."""
+    gpu_memory_gib: float
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,8 @@ class Scheduler(ABC):
     """
 
     name: ClassVar[str] = "?"
+    paper: ClassVar[str] = ""
+    """Where the idea is described."""
     Params: ClassVar[type[Any]] = SchedulerParams
     needs: frozenset[str] = frozenset()
     """"output_len" marks an oracle that may ask `ctx.output_len(request)`; PREDICTED one that goes by
@@ -56,6 +70,19 @@ class Scheduler(ABC):
         self.kv = kv
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+
+    @classmethod
+    def complete(cls, params: Any, defaults: Defaults) -> Any:
+        """`params` with nothing left open. The engine takes the limits of a replica from its `max_num_seqs` and
+        `max_num_batched_tokens`, fields or not. Default: vLLM V1's, which never runs more sequences than it has
+        tokens for."""
+        names = {field.name for field in fields(params)}
+        if "max_num_batched_tokens" in names and params.max_num_batched_tokens is None:
+            params = replace(params, max_num_batched_tokens=defaults.max_num_batched_tokens)
+        if "max_num_seqs" in names and params.max_num_seqs is None:
+            tokens = getattr(params, "max_num_batched_tokens", defaults.max_num_batched_tokens)
+            params = replace(params, max_num_seqs=min(defaults.max_num_seqs, tokens))
+        return params
 
     @abstractmethod
     def plan(self, ctx: PlanContext) -> Plan:

@@ -18,7 +18,7 @@ from servesim.contracts import (
     schedulers,
 )
 from servesim.engine.core import EngineCore
-from tests.conformance import runners_memory
+from tests.conformance import runners_memory, runners_schedulers
 
 Case = dict[str, Any]
 
@@ -270,7 +270,7 @@ class KVRun:
 
 
 RUNNERS: dict[str, Any] = {"scheduler": SchedulerRun, "kv_manager": KVRun}
-RUNNERS |= runners_memory.RUNNERS
+RUNNERS |= runners_memory.RUNNERS | runners_schedulers.RUNNERS
 
 
 def test_the_case_holds(case: Case) -> None:

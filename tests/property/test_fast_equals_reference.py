@@ -6,9 +6,10 @@ from itertools import pairwise
 
 from hypothesis import HealthCheck, event, given, settings
 
+from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder
 from servesim.engine.request import State
-from tests.support.strategies import social_worlds, transformers_worlds, worlds
+from tests.support.strategies import social_worlds, worlds
 from tests.support.worlds import World, watch
 
 SUMMED = ("k", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "bytes_moved")
@@ -54,13 +55,17 @@ def test_the_same_where_clients_wait_for_answers_give_up_and_try_again(world: Wo
     assert_fast_equals_plain(world)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(transformers_worlds())
-def test_fast_mode_equals_plain_stepping_under_the_rules_of_transformers(world: World) -> None:
-    assert_fast_equals_plain(world)
-
-
 def assert_fast_equals_plain(world: World) -> None:
+    fast, plain = compared(world)
+    rows = fast.recorder.requests.array()
+    event(f"leapt: {len(fast.recorder.steps.array()) < len(plain.recorder.steps.array())}")
+    event(f"preempted: {bool(rows[:, REQUEST_COLUMNS.index('num_preemptions')].any())}")
+    event(f"aborted: {int((rows[:, REQUEST_COLUMNS.index('state')] == State.ABORTED).sum()) > 0}")
+    event(f"prefix hits: {bool(rows[:, REQUEST_COLUMNS.index('hit_tokens')].any())}")
+
+
+def compared(world: World) -> tuple[Cluster, Cluster]:
+    """A world run in both modes, all invariants checked and everything they leave behind compared."""
     fast, plain = world.cluster("fast", check=True), world.cluster("reference", check=True)
     fast_seen, plain_seen = watch(fast), watch(plain)
     fast.run()
@@ -73,8 +78,4 @@ def assert_fast_equals_plain(world: World) -> None:
     assert_steps_agree(fast.recorder, plain.recorder)
     for key, snapshot in fast_seen.items():
         assert snapshot == plain_seen[key], f"replica, time, step {key}"
-    rows = fast.recorder.requests.array()
-    event(f"leapt: {len(fast.recorder.steps.array()) < len(plain.recorder.steps.array())}")
-    event(f"preempted: {bool(rows[:, REQUEST_COLUMNS.index('num_preemptions')].any())}")
-    event(f"aborted: {int((rows[:, REQUEST_COLUMNS.index('state')] == State.ABORTED).sum()) > 0}")
-    event(f"prefix hits: {bool(rows[:, REQUEST_COLUMNS.index('hit_tokens')].any())}")
+    return fast, plain

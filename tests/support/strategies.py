@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
+from servesim.contracts import schedulers
 from servesim.engine.workload import Clients
 from servesim.trace import After
 from tests.support.worlds import ToyCost, World, toy_trace
@@ -28,9 +30,37 @@ SHARING = [
 ALL_AT_ONCE = ["contiguous", "contiguous:fit=first"]
 """These reserve max_model_len, which must fit."""
 
+PARAMS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "vllm": {
+        "policy": st.sampled_from(["fcfs", "priority"]),
+        "long_prefill_token_threshold": st.sampled_from([0, 0, 20]),
+        "scheduler_reserve_full_isl": st.booleans(),
+        "watermark": st.sampled_from([0.0, 0.0, 0.1]),
+        "prefill_schedule_interval": st.sampled_from([1, 1, 1, 3]),
+        "num_lookahead_tokens": st.sampled_from([0, 0, 0, 0, 5]),
+    },
+    "selective": {"n_slots": st.sampled_from([None, 200])},
+    "continuous": {
+        "watermark": st.sampled_from([0.01, 0.1]),
+        "preemption_mode": st.sampled_from(["recompute", "swap"]),
+    },
+    "sarathi": {
+        "chunk_size": st.sampled_from([16, 64]),
+        "watermark": st.sampled_from([0.01, 0.1]),
+        "enable_dynamic_chunking_schedule": st.sampled_from([False, False, True]),
+        "chunk_schedule_max_tokens": st.just(100),
+        "chunk_schedule_stages": st.sampled_from([1, 3]),
+    },
+    "transformers": {
+        "scheduler_type": st.sampled_from(["fifo", "fifo", "prefill_first"]),
+        "safety_margin": st.sampled_from([None, 0.0, 0.4]),
+    },
+}
+"""Parameters worth varying, by scheduler."""
+
 
 @st.composite
-def worlds(draw: st.DrawFn) -> World:
+def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None) -> World:
     n = draw(st.integers(1, 24))
     rate = draw(st.sampled_from([0, 500, 5_000, 50_000]))
     gaps = draw(st.lists(st.integers(0, 2 * rate), min_size=n, max_size=n))
@@ -60,24 +90,20 @@ def worlds(draw: st.DrawFn) -> World:
     )
     depth = draw(st.sampled_from([1, 2, 2, 3]))
     max_model_len = draw(st.sampled_from([1 << 20, 120]))
-    params = {
-        "policy": draw(st.sampled_from(["fcfs", "priority"])),
-        "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 20])),
-        "scheduler_reserve_full_isl": draw(st.booleans()),
-        "watermark": draw(st.sampled_from([0.0, 0.0, 0.1])),
-        "prefill_schedule_interval": draw(st.sampled_from([1, 1, 1, 3])),
-        "num_lookahead_tokens": draw(st.sampled_from([0, 0, 0, 0, 5])),
-    }
+    params = {name: draw(values) for name, values in PARAMS.get(scheduler, {}).items()}
+    allocators = ALLOCATORS + SHARING * (1 + 3 * shared) + ALL_AT_ONCE * (max_model_len == 120)
     return World(
         trace,
-        kv=draw(st.sampled_from(ALLOCATORS + SHARING * (1 + 3 * shared) + ALL_AT_ONCE * (max_model_len == 120))),
+        kv=kv or draw(st.sampled_from(allocators)),
         num_blocks=draw(st.sampled_from([13, 18, 30, 400])),
+        host_blocks=draw(st.sampled_from([0, 4, 1000])),
+        scheduler=scheduler,
         scheduler_params=params,
         max_num_seqs=draw(st.sampled_from([1, 3, 16])),
-        max_num_batched_tokens=draw(st.sampled_from([16, 64, 512])),
+        max_num_batched_tokens=draw(st.sampled_from([200, 512] if scheduler == "continuous" else [16, 64, 512])),
         max_model_len=max_model_len,
         depth=depth,
-        asynchronous=depth > 1 and draw(st.booleans()),
+        asynchronous=depth > 1 and draw(st.booleans()) and "async" in schedulers.resolve(scheduler)[0].supports,
         replicas=draw(st.sampled_from([1, 1, 2, 3])),
         router=draw(st.sampled_from(["round-robin", "least-outstanding"])),
         cost=ToyCost(
@@ -92,9 +118,9 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 @st.composite
-def social_worlds(draw: st.DrawFn) -> World:
+def social_worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None) -> World:
     """The same, with requests that wait for others, clients that give up and try again, and limits on both sides."""
-    world = draw(worlds())
+    world = draw(worlds(scheduler, kv))
     n = len(world.trace)
     delays = st.sampled_from([0, 0, 1, 900, 40_000])
     edges: list[list[tuple[int, int, int, int]]] = [[] for _ in range(n)]
@@ -120,13 +146,3 @@ def social_worlds(draw: st.DrawFn) -> World:
         ),
         max_queued=draw(st.sampled_from([None, None, None, 0, 1, 4])),
     )
-
-
-@st.composite
-def transformers_worlds(draw: st.DrawFn) -> World:
-    """Those worlds under the rules of transformers' continuous batching."""
-    params = {
-        "scheduler_type": draw(st.sampled_from(["fifo", "fifo", "prefill_first"])),
-        "safety_margin": draw(st.sampled_from([None, 0.0, 0.4])),
-    }
-    return replace(draw(worlds()), scheduler="transformers", scheduler_params=params, asynchronous=False)

@@ -1,0 +1,46 @@
+"""What several schedulers share: shortage rules of paged engines, waiters nobody can ever serve."""
+
+from __future__ import annotations
+
+from servesim.contracts.kv import KVAllocator
+from servesim.contracts.scheduler import Scheduler
+from servesim.engine.plan import PlanContext
+from servesim.engine.request import Request
+
+FOREVER = 1 << 30
+
+
+def pending(request: Request) -> int:
+    """Known tokens whose KV is yet to be computed: 0 while the next token is in flight, 1 in decode."""
+    return request.num_tokens - request.num_computed_tokens
+
+
+def watermark(kv: KVAllocator, fraction: float) -> int:
+    """Tokens in that fraction of the usable blocks, rounded down to whole ones."""
+    return int(fraction * (kv.capacity_tokens // kv.block_size)) * kv.block_size
+
+
+def one_block_free(kv: KVAllocator) -> bool:
+    """vLLM V0's and Sarathi's test before a token is appended: as if each might need a new block."""
+    return kv.reserves or kv.usage().free >= kv.block_size
+
+
+def steps_with_blocks_free(kv: KVAllocator, num_requests: int) -> int:
+    """For how many steps of `num_requests` decodes that test certainly holds."""
+    if kv.reserves:
+        return FOREVER
+    return max(kv.usage().free // kv.block_size - 1, 0) // num_requests * kv.block_size
+
+
+def may_find_more(scheduler: Scheduler) -> bool:
+    """Whether what is being generated may become a prefix of the next waiter, which would then need less."""
+    return scheduler.kv.shares and bool(scheduler.waiting) and scheduler.waiting[0].content is not None
+
+
+def refuse_if_hopeless(scheduler: Scheduler, ctx: PlanContext, request: Request) -> bool:
+    """Reject the head of the queue if it was refused although nobody else holds memory: it would wait for ever."""
+    if scheduler.running or ctx.plan.tokens or scheduler.kv.held_tokens:
+        return False
+    ctx.reject(request, "needs more KV memory than the scheduler would ever give it")
+    scheduler.waiting.remove(request)
+    return True

@@ -1,0 +1,148 @@
+"""Stall-free chunked prefills (Sarathi-Serve, OSDI 2024: sarathi/core/scheduler/sarathi_scheduler.py).
+
+Every iteration first takes all decodes, then fills what is left of a budget of `chunk_size` tokens with pieces of
+prompts, so that no decode ever waits for a prefill longer than its chunk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler
+from servesim.contracts.scheduler import schedulers
+
+from ._common import may_find_more, one_block_free, pending, refuse_if_hopeless, steps_with_blocks_free, watermark
+
+ALIGN = 32
+
+
+@dataclass(frozen=True)
+class SarathiParams:
+    """sarathi-serve's knobs under its names."""
+
+    max_num_seqs: int | None = None
+    """Requests running at once; None: vLLM's for the GPU."""
+    chunk_size: int = 512
+    """Tokens of an iteration that prefills may fill up to (the paper: 512 for strict latencies, 2048 for others)."""
+    watermark: float = 0.01
+    """Fraction of the blocks that admissions leave free."""
+    enable_dynamic_chunking_schedule: bool = False
+    """Shrink the budget as a prompt progresses, from high_chunk_size to low_chunk_size in equal stages."""
+    low_chunk_size: int = 32
+    high_chunk_size: int = 1024
+    chunk_schedule_max_tokens: int = 4096
+    chunk_schedule_stages: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_size", "low_chunk_size", "high_chunk_size", "chunk_schedule_stages"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
+        if self.enable_dynamic_chunking_schedule and (self.low_chunk_size % ALIGN or self.high_chunk_size % ALIGN):
+            raise ValueError(f"low_chunk_size and high_chunk_size must be multiples of {ALIGN}")
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        return self.high_chunk_size if self.enable_dynamic_chunking_schedule else self.chunk_size
+
+
+@schedulers.register("sarathi")
+class Sarathi(Scheduler):
+    """All decodes, then running prefills, then new ones whose whole prompt fits memory; first come, first served."""
+
+    Params = SarathiParams
+    paper = "Agrawal et al., Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve, OSDI 2024"
+    params: SarathiParams
+
+    def __init__(self, params: SarathiParams, limits: Limits, kv: KVAllocator) -> None:
+        super().__init__(params, limits, kv)
+        self.reserve = watermark(kv, params.watermark)
+        self.prefill_end: dict[Request, int] = {}  # of requests whose prompt is not done
+
+    @classmethod
+    def complete(cls, params: SarathiParams, defaults: Defaults) -> SarathiParams:
+        return replace(params, max_num_seqs=params.max_num_seqs or defaults.max_num_seqs)
+
+    def plan(self, ctx: PlanContext) -> Plan:
+        self._plan_decodes(ctx)
+        used = len(ctx.plan.tokens)
+        for request in self.running:
+            if request in self.prefill_end and request not in ctx.plan.tokens:
+                used += self._next_chunk(ctx, request, used)
+        self._plan_waiting(ctx, used)
+        return ctx.plan
+
+    def _plan_decodes(self, ctx: PlanContext) -> None:
+        queue = deque(sorted(self.running, key=lambda r: (r.arrival_ns, r.row)))
+        decodes: list[Request] = []
+        prefills: list[Request] = []
+        plenty = self.kv.usage().free >= len(queue) * self.kv.block_size
+        while queue:
+            request = queue.popleft()
+            if self._prefilling(request):
+                prefills.append(request)
+                continue
+            if pending(request):
+                while not ((plenty or one_block_free(self.kv)) and ctx.extend(request, 1)):
+                    victim = queue.pop() if queue else request
+                    ctx.preempt(victim)
+                    self.prefill_end.pop(victim, None)
+                    self.waiting.appendleft(victim)
+                    if victim is request:
+                        break
+                else:
+                    decodes.append(request)
+            else:
+                decodes.append(request)  # in flight
+        self.running = decodes + prefills
+
+    def _prefilling(self, request: Request) -> bool:
+        end = self.prefill_end.get(request)
+        if end is not None and request.num_computed_tokens >= end:
+            del self.prefill_end[request]
+            return False
+        return end is not None
+
+    def _next_chunk(self, ctx: PlanContext, request: Request, used: int) -> int:
+        left = self.prefill_end[request] - request.num_computed_tokens
+        new = min(left, self._budget(request.num_computed_tokens) - used)
+        return new if new > 0 and ctx.extend(request, new) else 0
+
+    def _plan_waiting(self, ctx: PlanContext, used: int) -> None:
+        while self.waiting and len(self.running) < self.limits.max_num_seqs:
+            request = self.waiting[0]
+            hit = self.kv.lookup(request)
+            left = request.num_tokens - hit.num_tokens
+            new = min(left, self._budget(hit.num_tokens) - used)
+            if new <= 0:
+                return
+            if not ctx.admit(request, new, hit, reserve=self.reserve, lookahead=left - new):
+                if refuse_if_hopeless(self, ctx, request):
+                    continue
+                return
+            self.running.append(self.waiting.popleft())
+            self.prefill_end[request] = request.num_tokens
+            used += new
+
+    def _budget(self, processed: int) -> int:
+        """Tokens of an iteration, for a request that has so many of its prompt behind it."""
+        p = self.params
+        if not p.enable_dynamic_chunking_schedule:
+            return p.chunk_size
+        stages = p.chunk_schedule_stages
+        stage = min(processed // -(-p.chunk_schedule_max_tokens // stages), stages - 1)
+        step = (p.high_chunk_size - p.low_chunk_size) / max(stages - 1, 1)
+        size = int(p.high_chunk_size - step * stage) if stages > 1 else p.low_chunk_size
+        return round(size / ALIGN) * ALIGN
+
+    def on_finish(self, requests: Sequence[Request]) -> None:
+        super().on_finish(requests)
+        for request in requests:
+            self.prefill_end.pop(request, None)
+
+    def steady(self, plan: Plan) -> int:
+        full = len(self.running) >= self.limits.max_num_seqs or len(plan.tokens) >= self._budget(0)
+        if len(plan.tokens) < len(self.running) or (may_find_more(self) and not full):
+            return 0
+        return steps_with_blocks_free(self.kv, len(plan.tokens))

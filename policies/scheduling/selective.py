@@ -1,0 +1,77 @@
+"""Iteration-level scheduling with selective batching (Orca, OSDI 2022).
+
+After every iteration requests may leave and join. First come, first served: a request enters when slots for its prompt
+and its longest possible output are free, held until it ends; its whole prompt runs in one iteration, beside the
+decodes of others. Linear layers see one flat batch, attention is computed request by request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
+from servesim.contracts.scheduler import schedulers
+
+from ._common import FOREVER, may_find_more, pending, refuse_if_hopeless
+
+
+@dataclass(frozen=True)
+class SelectiveParams:
+    """Orca's knobs under the paper's names."""
+
+    max_bs: int | None = None
+    """Requests of an iteration; None: vLLM's max_num_seqs for the GPU."""
+    n_slots: int | None = None
+    """Slots for keys and values of a token; None: as many as the allocator has."""
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        return self.max_bs
+
+
+@schedulers.register("selective")
+class Selective(Scheduler):
+    """Orca's Algorithm 1. An allocator that reserves by a rule of its own does so instead of the slots."""
+
+    Params = SelectiveParams
+    paper = "Yu et al., Orca: A Distributed Serving System for Transformer-Based Generative Models, OSDI 2022"
+    params: SelectiveParams
+    attention = "per_request"
+    layout = "mixed"
+
+    def __init__(self, params: SelectiveParams, limits: Limits, kv: KVAllocator) -> None:
+        super().__init__(params, limits, kv)
+        self.n_rsrv = 0
+        self.n_slots = params.n_slots or FOREVER
+
+    @classmethod
+    def complete(cls, params: SelectiveParams, defaults: Defaults) -> SelectiveParams:
+        return cls.Params(params.max_bs or defaults.max_num_seqs, params.n_slots)
+
+    def plan(self, ctx: PlanContext) -> Plan:
+        ctx.plan.attention, ctx.plan.layout = self.attention, self.layout
+        for request in self.running:
+            if pending(request):
+                ctx.extend(request, 1)
+        while self.waiting and len(self.running) < self.limits.max_num_seqs:
+            request = self.waiting[0]
+            slots = request.prompt_len + request.max_tokens
+            hit = self.kv.lookup(request)
+            new = request.num_tokens - hit.num_tokens
+            unused = 0 if self.kv.reserves else slots - request.num_tokens
+            if self.n_rsrv + slots > self.n_slots or not ctx.admit(request, new, hit, lookahead=unused):
+                if refuse_if_hopeless(self, ctx, request):
+                    continue
+                break
+            self.n_rsrv += slots
+            self.running.append(self.waiting.popleft())
+        return ctx.plan
+
+    def on_finish(self, requests: Sequence[Request]) -> None:
+        self.n_rsrv -= sum(r.prompt_len + r.max_tokens for r in requests if r.state is State.RUNNING)
+        super().on_finish(requests)
+
+    def steady(self, plan: Plan) -> int:
+        full = len(self.running) >= self.limits.max_num_seqs
+        return 0 if may_find_more(self) and not full else FOREVER

@@ -1,0 +1,96 @@
+"""Static batching (FasterTransformer, HF generate): a batch is composed once and runs until its last row is done.
+
+Prompts are padded to the longest, rows that have finished stay as padding, memory for the longest prompt and the
+longest output is held by every row to the end, and all answers return together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from servesim.contracts import MISS, Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
+from servesim.contracts.scheduler import schedulers
+
+from ._common import FOREVER, pending
+
+
+@dataclass(frozen=True)
+class StaticParams:
+    """FasterTransformer's batch limit; the driver around it takes requests in order of arrival."""
+
+    max_batch_size: int | None = None
+    """Rows of a batch; None: as many as memory holds, up to vLLM's max_num_seqs for the GPU."""
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        return self.max_batch_size
+
+
+@schedulers.register("static")
+class Static(Scheduler):
+    """Request-level batching: whoever waits when a batch has ended makes up the next, as far as memory goes."""
+
+    Params = StaticParams
+    paper = "FasterTransformer (NVIDIA); the baseline of PagedAttention (SOSP 2023) and Orca (OSDI 2022)"
+
+    def __init__(self, params: StaticParams, limits: Limits, kv: KVAllocator) -> None:
+        super().__init__(params, limits, kv)
+        self.padding: list[Request] = []  # finished rows of the batch that runs
+        self.row_len = 0  # tokens of each row
+
+    @classmethod
+    def complete(cls, params: StaticParams, defaults: Defaults) -> StaticParams:
+        return StaticParams(params.max_batch_size or defaults.max_num_seqs)
+
+    def plan(self, ctx: PlanContext) -> Plan:
+        if not self.running:
+            self._compose(ctx)
+        elif pending(self.running[0]):  # else its token is still in flight
+            for request in self.running:
+                ctx.extend(request, 1)
+            self.row_len += 1
+        ctx.plan.layout = "padded"
+        ctx.plan.padded_rows, ctx.plan.padded_len = len(self.padding), self.row_len
+        return ctx.plan
+
+    def _compose(self, ctx: PlanContext) -> None:
+        free, size = self.kv.usage().free, self.kv.block_size
+        rows = longest_prompt = longest_output = 0
+        for request in self.waiting:
+            prompt = max(longest_prompt, request.prompt_len)
+            output = max(longest_output, request.max_tokens)
+            row = -(-min(prompt + output, self.limits.max_model_len) // size) * size
+            if rows == self.limits.max_num_seqs or (rows and (rows + 1) * row > free):
+                break
+            rows, longest_prompt, longest_output = rows + 1, prompt, output
+        self.row_len = longest_prompt
+        for _ in range(rows):
+            request = self.waiting[0]
+            unused = longest_prompt + longest_output - request.prompt_len
+            if not ctx.admit(request, request.prompt_len, MISS, lookahead=unused):
+                return
+            self.running.append(self.waiting.popleft())
+
+    def on_finish(self, requests: Sequence[Request]) -> Sequence[Request]:
+        gone = []
+        for request in requests:
+            if request.state is State.RUNNING:
+                self.running.remove(request)
+                self.padding.append(request)
+            else:
+                self.drop_waiter(request)
+                gone.append(request)
+        if self.running:
+            return gone
+        for request in self.padding:
+            self.kv.free(request)
+        gone += self.padding
+        self.padding = []
+        return gone
+
+    def steady(self, plan: Plan) -> int:
+        return FOREVER  # nobody joins
+
+    def advance(self, k: int) -> None:
+        self.row_len += k

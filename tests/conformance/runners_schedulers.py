@@ -1,0 +1,179 @@
+"""Cases of single decisions of schedulers, put to the classes that the simulator runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from servesim.contracts import (
+    MISS,
+    KVAllocator,
+    KVMemory,
+    Limits,
+    PlanContext,
+    Request,
+    Scheduler,
+    State,
+    build_params,
+    kv_allocators,
+    schedulers,
+)
+from servesim.engine.core import EngineCore
+
+Case = dict[str, Any]
+AMPLE = 1 << 20
+
+
+def make(name: str, params: dict[str, Any], seqs: int, memory: KVMemory, *, tokens: int = AMPLE) -> Any:
+    """A scheduler on paged memory."""
+    kv_class, _ = kv_allocators.resolve("paged")
+    kv = kv_class(build_params("paged", kv_class.Params, {}), memory)
+    cls, _ = schedulers.resolve(name)
+    return cls(build_params(name, cls.Params, params), Limits(seqs, tokens, memory.max_model_len), kv)
+
+
+def request(row: int, spec: dict[str, Any], prompt: int, max_tokens: int) -> Request:
+    return Request(row, spec.get("id", str(row)), prompt, max_tokens, row)
+
+
+def check(got: dict[str, Any], expected: dict[str, Any], case: Case) -> None:
+    unknown = expected.keys() - got.keys()
+    assert not unknown, f"{case['id']}: this runner does not look at {sorted(unknown)}"
+    for key, value in expected.items():
+        assert got[key] == value, f"{case['id']}: {key} is {got[key]}, expected {value}"
+
+
+def hold(scheduler: Scheduler, decoding: Request) -> None:
+    """Make a request one that has run its prompt and decodes."""
+    kv: KVAllocator = scheduler.kv
+    kv.admit(decoding, MISS, decoding.prompt_len, 0)
+    decoding.state = State.RUNNING
+    decoding.num_computed_tokens = decoding.prompt_len
+    decoding.num_tokens += 1
+    kv.held_tokens += decoding.prompt_len
+    scheduler.running.append(decoding)
+
+
+class OrcaIteration:
+    """One iteration of Orca's Algorithm 1 over a pool of new requests."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def plan(self, count: int) -> Any:
+        """The scheduler after an iteration over the first `count` requests."""
+        config = self.case["config"]
+        params = {"max_bs": config["max_bs"], "n_slots": config["n_slots"]}
+        memory = KVMemory(AMPLE, 1, AMPLE)
+        scheduler = make("selective", params, config["max_bs"], memory)
+        for row, spec in enumerate(self.case["requests"][:count]):
+            scheduler.on_arrival(request(row, spec, spec["prompt"], spec["max_new"]))
+        scheduler.plan(PlanContext("selective", 0, 0, scheduler.kv))
+        return scheduler
+
+    def run(self, case: Case) -> None:
+        specs = self.case["requests"]
+        scheduler = self.plan(len(specs))
+        admitted = [r.name for r in scheduler.running]
+        reserved = {spec["id"]: self.plan(i + 1).n_rsrv for i, spec in enumerate(specs) if spec["id"] in admitted}
+        blocked = scheduler.waiting[0].name if scheduler.waiting else None
+        check({"admitted": admitted, "reserved_after": reserved, "blocked": blocked}, self.case["expect"], self.case)
+
+
+class StaticBatch:
+    """One batch from its composition to its end, while another request waits."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def run(self, case: Case) -> None:
+        limit = self.case["config"]["max_batch"]
+        scheduler = make("static", {"max_batch_size": limit}, limit, KVMemory(AMPLE, 1, AMPLE))
+        core = EngineCore(scheduler, scheduler.kv, check=True)
+        left: list[tuple[int, str]] = []
+        now = 0
+        core.on_leave = lambda r: left.append((now, r.name))
+        for row, spec in enumerate(self.case["requests"]):
+            core.add(request(row, spec, spec["prompt"], spec["output"]), spec["output"], 0)
+        core.plan(0)
+        batch, padded, wasted = {r.name for r in scheduler.running}, scheduler.row_len, 0
+        late = Request(len(self.case["requests"]), "late", 1, 1, 0)
+        core.add(late, 1, 0)
+        while not batch <= {name for _, name in left}:
+            now += 1
+            assert core.last_plan is not None
+            wasted += core.last_plan.padded_rows
+            core.commit(now)
+            core.plan(now)
+        got = {
+            "padded_prompt_len": padded,
+            "batch_decode_iterations": now,
+            "all_return_together": {t for t, _ in left} == {now},
+            "wasted_decode_slots": wasted,
+            "next_batch_starts_after_iteration": now if scheduler.running else None,
+        }
+        check(got, self.case["expect"], self.case)
+
+
+class V0PrefillPriority:
+    """What one step of vLLM V0 does in a given state of queues and memory."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def run(self, case: Case) -> None:
+        config, state = self.case["config"], self.case["state"]
+        size, total, free = config["block_size"], config["num_gpu_blocks"], state["free_blocks"]
+        memory = KVMemory(total + 1, size, AMPLE, host_blocks=AMPLE)  # ours counts a null block
+        params = {k: config[k] for k in ("watermark", "preemption_mode") if k in config}
+        tokens = config["max_num_batched_tokens"]
+        scheduler = make("continuous", params, config["max_num_seqs"], memory, tokens=tokens)
+        self._swap_out(scheduler, state.get("swapped", []))
+        self._occupy(scheduler, state["running_decodes"], total - free)
+        waiting = [request(1000 + i, s, s["prompt"], s.get("max_tokens", 16)) for i, s in enumerate(state["waiting"])]
+        for one in waiting:
+            scheduler.on_arrival(one)
+        plan = scheduler.plan(PlanContext("continuous", 0, 0, scheduler.kv))
+        prefills = [r.name for r in plan.tokens if r in waiting]
+        decodes = len(plan.tokens) - len(prefills)
+        kind = "prefill_only" if prefills and not decodes else "mixed" if prefills else "decode" if decodes else "none"
+        expected = dict(self.case["expect"])
+        if str(expected.get("step_kind", "")).startswith("decode"):
+            expected["step_kind"] = "decode"
+        got = {
+            "step_kind": kind,
+            "scheduled": prefills,
+            "decodes_scheduled": decodes,
+            "watermark_blocks": scheduler.reserve // size,
+            "rejected": [r.name for r in plan.rejected],
+            "preempted": len(plan.preempted),
+            "swapped_in": len(plan.resumed),
+        }
+        check(got, expected, self.case)
+
+    @staticmethod
+    def _occupy(scheduler: Any, decodes: int, blocks: int) -> None:
+        """Spread that many blocks over the running decodes (over one that does not run, if there are none)."""
+        size = scheduler.kv.block_size
+        for row in range(max(decodes, 1 if blocks else 0)):
+            share = blocks // max(decodes, 1) + (row < blocks % max(decodes, 1))
+            assert share, "fewer blocks in use than requests running"
+            hold(scheduler, Request(row, f"running {row}", share * size - 1, 64, 0))
+        del scheduler.running[decodes:]
+
+    @staticmethod
+    def _swap_out(scheduler: Any, swapped: Any) -> None:
+        """`swapped`: how many, or a list of their lengths or of mappings with `tokens` or `prompt`."""
+        lengths = [scheduler.kv.block_size] * swapped if isinstance(swapped, int) else swapped
+        for i, spec in enumerate(lengths):
+            length = spec if isinstance(spec, int) else spec.get("tokens", spec.get("prompt"))
+            gone = Request(2000 + i, f"swapped {i}", length, 64, 0)
+            hold(scheduler, gone)
+            assert PlanContext("continuous", 0, 0, scheduler.kv).swap_out(scheduler.running.pop())
+            scheduler.swapped.append(gone)
+
+
+RUNNERS = {
+    "orca_iteration": OrcaIteration,
+    "static_batch": StaticBatch,
+    "vllm_v0_prefill_priority": V0PrefillPriority,
+}

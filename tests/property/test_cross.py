@@ -1,0 +1,63 @@
+"""Every scheduler on every allocator, under pressure: everything is served, and fast-forwarding changes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from servesim.contracts import State, schedulers
+from servesim.trace import Trace
+from tests.property.test_fast_equals_reference import compared
+from tests.support.strategies import ALL_AT_ONCE, ALLOCATORS, SHARING, social_worlds, worlds
+from tests.support.worlds import World, toy_trace
+
+VARIANTS = {
+    "continuous": [{}, {"preemption_mode": "swap"}],
+    "sarathi": [{"chunk_size": 48}],
+}
+"""Parameters under which a scheduler takes other paths than by default."""
+
+
+def crowd(seed: int) -> Trace:
+    """40 requests that come nearly at once, a third of them with a common beginning, more than memory holds."""
+    rng = np.random.default_rng(seed)
+    n = 40
+    prompts = rng.integers(1, 100, n).tolist()
+    runs = [[(1, min(p, 40)), (100 + i, p - 40)][: 1 + (p > 40)] if i % 3 == 0 else [(100 + i, p)]
+            for i, p in enumerate(prompts)]  # fmt: skip
+    outputs = rng.integers(1, 70, n).tolist()
+    caps = [o + int(s) for o, s in zip(outputs, rng.choice([0, 0, 9], n), strict=True)]
+    arrivals = np.cumsum(rng.integers(0, 20_000, n)).tolist()
+    return toy_trace(arrivals, prompts, outputs, caps=caps, priorities=rng.integers(0, 3, n).tolist(), runs=runs)
+
+
+@pytest.mark.parametrize("kv", ALLOCATORS + SHARING + ALL_AT_ONCE)
+@pytest.mark.parametrize(
+    ("scheduler", "params"), [(name, p) for name in schedulers.names() for p in VARIANTS.get(name, [{}])]
+)
+def test_every_scheduler_serves_everything_on_every_allocator(
+    scheduler: str, params: dict[str, object], kv: str
+) -> None:
+    for blocks in (17, 40):
+        world = World(
+            crowd(blocks),
+            kv=kv,
+            num_blocks=blocks,
+            host_blocks=20,
+            scheduler=scheduler,
+            scheduler_params=params,
+            max_num_seqs=12,
+            max_num_batched_tokens=128 if scheduler != "continuous" else 256,
+            max_model_len=192,
+        )
+        recorder = compared(world)[0].recorder
+        assert set(recorder.requests.column("state").tolist()) == {State.FINISHED}
+
+
+@pytest.mark.parametrize("scheduler", [name for name in schedulers.names() if name != "vllm"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(data=st.data())
+def test_fast_mode_equals_plain_stepping_under_every_scheduler(scheduler: str, data: st.DataObject) -> None:
+    compared(data.draw(worlds(scheduler) | social_worlds(scheduler)))

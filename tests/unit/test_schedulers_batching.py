@@ -1,0 +1,152 @@
+"""Static, selective, continuous and stall-free batching, step by step on a few requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from servesim.contracts import State
+from servesim.engine.recorder import REQUEST_COLUMNS
+from tests.support.worlds import ToyCost, World, toy_trace
+
+
+def steps_of(world: World) -> list[dict[str, int]]:
+    """Composition of each step: rows by column name."""
+    table = world.run("reference", check=True).recorder.steps
+    columns = ("prefill_tokens", "decode_count", "sampled", "padded_tokens", "preempted", "bytes_moved")
+    rows = zip(*(table.column(c).tolist() for c in columns), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def requests_of(world: World) -> dict[int, dict[str, int]]:
+    rows = world.run(check=True).recorder.requests.array().tolist()
+    return {row[0]: dict(zip(REQUEST_COLUMNS, row, strict=True)) for row in rows}
+
+
+# A and B run, C and D wait; two rows at most; every step takes one nanosecond.
+FOUR = toy_trace([0, 0, 0, 0], [1, 1, 1, 1], [500, 10, 90, 5])
+ONE_NS = ToyCost(fixed=1, token=0, context=0)
+
+
+def test_in_a_static_batch_the_others_wait_for_the_longest() -> None:
+    world = World(FOUR, scheduler="static", scheduler_params={"max_batch_size": 2}, max_num_seqs=2, cost=ONE_NS)
+    requests = requests_of(world)
+    assert [requests[i]["scheduled_ns"] for i in range(4)] == [0, 0, 500, 500]
+    assert [requests[i]["finished_ns"] for i in range(4)] == [500, 500, 590, 590]
+    padding = [s["padded_tokens"] for s in steps_of(world)]
+    assert padding == [0] * 10 + [1] * 490 + [0] * 5 + [1] * 85
+
+
+@pytest.mark.parametrize("scheduler", ["selective", "continuous", "sarathi", "vllm"])
+def test_with_iteration_level_scheduling_who_waits_joins_when_another_leaves(scheduler: str) -> None:
+    requests = requests_of(World(FOUR, scheduler=scheduler, max_num_seqs=2, cost=ONE_NS))
+    late = 2 if scheduler == "continuous" else 0  # its prefills are steps of their own, and delay A
+    assert [requests[i]["scheduled_ns"] for i in range(4)] == [0, 0, 10, 100]
+    assert [requests[i]["finished_ns"] for i in range(4)] == [500 + late, 10, 100, 105]
+
+
+def test_static_rows_hold_memory_for_the_longest_prompt_and_output() -> None:
+    # Four rows of (20 + 30) tokens are 4 x 4 blocks of 16; with 15 blocks only three fit.
+    trace = toy_trace([0] * 4, [20, 4, 4, 4], [2, 30, 2, 2])
+    for blocks, rows in ((17, 4), (16, 3)):
+        first = steps_of(World(trace, scheduler="static", num_blocks=blocks))[0]
+        assert first["sampled"] == rows
+
+
+def test_orca_mixes_whole_prompts_with_decodes_and_reserves_slots() -> None:
+    trace = toy_trace([0, 0, 0], [10, 20, 5], [3, 6, 2])
+    world = World(trace, scheduler="selective", scheduler_params={"n_slots": 40}, block_size=1)
+    # 13 + 26 slots; the third needs 7 and gets them when the first has gone.
+    steps = steps_of(world)
+    assert [(s["prefill_tokens"], s["decode_count"]) for s in steps] == [
+        (30, 0), (0, 2), (0, 2), (5, 1), (0, 2), (0, 1),
+    ]  # fmt: skip
+
+
+def test_orca_rejects_what_its_slots_never_hold() -> None:
+    trace = toy_trace([0, 0], [50, 5], [3, 2])
+    requests = requests_of(World(trace, scheduler="selective", scheduler_params={"n_slots": 40}))
+    assert [requests[i]["state"] for i in (0, 1)] == [State.REJECTED, State.FINISHED]
+
+
+def test_v0_prefills_run_alone_and_stall_every_decode() -> None:
+    trace = toy_trace([0, 2500], [8, 8], [6, 2])
+    steps = steps_of(World(trace, scheduler="continuous", cost=ToyCost(1000, 0, 0)))
+    assert [(s["prefill_tokens"], s["decode_count"]) for s in steps] == [
+        (8, 0), (0, 1), (0, 1), (8, 0), (0, 2), (0, 1), (0, 1),
+    ]  # fmt: skip
+
+
+def test_v0_admits_only_above_the_watermark_and_rejects_what_never_fits() -> None:
+    def admitted(prompt: int) -> str:
+        params = {"watermark": 0.1}  # one block of ten
+        world = World(toy_trace([0], [prompt], [1]), scheduler="continuous", num_blocks=11, scheduler_params=params)
+        return world.run(check=True).recorder.reasons[0]
+
+    assert admitted(9 * 16) == "length"
+    assert "watermark" in admitted(9 * 16 + 1)
+
+
+@pytest.mark.parametrize(("mode", "recomputed", "moved"), [("recompute", True, False), ("swap", False, True)])
+def test_v0_short_of_blocks_takes_the_last_comer_off(mode: str, recomputed: bool, moved: bool) -> None:
+    trace = toy_trace([0, 0], [16, 16], [60, 60])
+    world = World(
+        trace, scheduler="continuous", num_blocks=8, host_blocks=8, scheduler_params={"preemption_mode": mode}
+    )
+    requests, steps = requests_of(world), steps_of(world)
+    assert [requests[i]["num_preemptions"] for i in (0, 1)] == [0, 1]
+    assert bool(requests[1]["recomputed_tokens"]) is recomputed
+    assert any(s["bytes_moved"] for s in steps) is moved
+
+
+def test_v0_who_was_swapped_out_comes_back_before_anyone_new() -> None:
+    trace = toy_trace([0, 0, 1], [16, 16, 16], [60, 60, 1])
+    params = {"preemption_mode": "swap"}
+    world = World(trace, scheduler="continuous", num_blocks=8, host_blocks=8, max_num_seqs=2, scheduler_params=params)
+    steps = steps_of(world)
+    out, back = (i for i, s in enumerate(steps) if s["bytes_moved"])
+    assert out < back < max(i for i, s in enumerate(steps) if s["prefill_tokens"])
+    assert requests_of(world)[1]["num_preemptions"] == 1
+
+
+def test_v0_without_host_memory_falls_back_to_recomputation() -> None:
+    trace = toy_trace([0, 0], [16, 16], [60, 60])
+    params = {"preemption_mode": "swap"}
+    requests = requests_of(World(trace, scheduler="continuous", num_blocks=8, scheduler_params=params))
+    assert requests[1]["recomputed_tokens"] > 0
+
+
+def test_sarathi_decodes_first_and_fills_the_chunk_with_prefills() -> None:
+    trace = toy_trace([0, 1, 1], [8, 100, 30], [20, 2, 2])
+    world = World(trace, scheduler="sarathi", scheduler_params={"chunk_size": 32})
+    steps = steps_of(world)
+    # 100 tokens beside one decode in pieces of 31; the last of 7 leaves room for 24 of the next prompt.
+    assert [(s["prefill_tokens"], s["decode_count"]) for s in steps[:7]] == [
+        (8, 0), (31, 1), (31, 1), (31, 1), (7 + 24, 1), (6, 2), (0, 2),
+    ]  # fmt: skip
+
+
+def test_sarathi_shrinks_dynamic_chunks_as_the_prompt_progresses() -> None:
+    params = {
+        "enable_dynamic_chunking_schedule": True,
+        "low_chunk_size": 32,
+        "high_chunk_size": 96,
+        "chunk_schedule_max_tokens": 384,
+        "chunk_schedule_stages": 3,
+    }
+    world = World(toy_trace([0], [384], [1]), scheduler="sarathi", scheduler_params=params)
+    # Stages of 128 tokens: 96 from 0 and from 96, 64 from 192, 32 from 256 on.
+    assert [s["prefill_tokens"] for s in steps_of(world)] == [96, 96, 64, 32, 32, 32, 32]
+
+
+def test_sarathi_admits_only_whole_prompts_into_memory() -> None:
+    trace = toy_trace([0, 0], [64, 64], [4, 4])
+    world = World(trace, scheduler="sarathi", scheduler_params={"chunk_size": 16}, num_blocks=8)
+    requests = requests_of(world)
+    assert requests[1]["scheduled_ns"] == requests[0]["finished_ns"]
+    assert requests[0]["num_preemptions"] == 0
+
+
+def test_without_a_kv_cache_every_step_computes_everything_anew() -> None:
+    steps = steps_of(World(toy_trace([0], [40], [8]), scheduler="no-cache"))
+    assert [s["prefill_tokens"] for s in steps] == list(range(40, 48))
+
