@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from servesim.errors import PolicyError, UserError
     from servesim.experiments.compare import compare
+    from servesim.experiments.sweep import sweep
     from servesim.result import Result
     from servesim.scenario import Scenario
     from servesim.simulation import simulate
     from servesim.trace import Trace
 
 __version__ = "0.1.0"
-__all__ = ["PolicyError", "Result", "Scenario", "Trace", "UserError", "compare", "load_trace", "simulate"]
+__all__ = ["PolicyError", "Result", "Scenario", "Trace", "UserError", "compare", "load_trace", "simulate", "sweep"]
 
 _HOME = {
     "PolicyError": "servesim.errors",
@@ -29,6 +30,7 @@ _HOME = {
     "compare": "servesim.experiments.compare",
     "load_trace": "servesim.traces",
     "simulate": "servesim.simulation",
+    "sweep": "servesim.experiments.sweep",
 }
 
 

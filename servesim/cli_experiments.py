@@ -23,6 +23,15 @@ Examples:
 
   servesim compare a.yaml b.yaml --metrics ttft_p99,tpot_mean --out result
 """
+SWEEP_EXAMPLES = """
+Examples:
+
+  servesim sweep --trace preset:azure-conv-2023 --requests 1000 --model llama-3.1-8b --gpu h100,h200 --rate 2,4,8
+
+  servesim sweep grid.yaml --best-by usd_per_million_tokens --trials 40 --out result
+
+A grid is a scenario with a key axes, such as  axes: {scheduler: [static, vllm], engine.block_size: [16, 32]}
+"""
 FLAGS: dict[str, tuple[str, Any]] = {
     "check": ("check", True),
     "sort": ("sort", True),
@@ -81,9 +90,52 @@ def compare(
     _print(frame.attrs["document"], print_comparison, as_json, out)
 
 
+def sweep(
+    settings: Arguments = None,
+    replicates: Annotated[int, typer.Option(help="Seeds, or windows of a recorded trace.")] = 1,
+    metrics: Annotated[str | None, typer.Option(help="Such as ttft_p99,output_throughput.")] = None,
+    best_by: Annotated[str | None, typer.Option(help="Metric of the best. [default: goodput, or e2el_mean]")] = None,
+    trials: Annotated[int | None, typer.Option(help="Let Optuna choose so many combinations.")] = None,
+    warmup: Warmup = 0.1,
+    cooldown: Cooldown = 0.1,
+    jobs: Jobs = None,
+    executor: Where = "local",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Run every combination of the axes; what is in --out already is not run again."""
+    files, axes = scenario_arguments(settings or ())
+    from servesim.cli_tables import Bar, print_sweep
+    from servesim.experiments.sweep import sweep as run
+
+    with Bar() as bar:
+        frame = run(
+            _one(files, "sweep"),
+            replicates=replicates,
+            metrics=metrics,
+            best_by=best_by,
+            trials=trials,
+            warmup=warmup,
+            cooldown=cooldown,
+            jobs=jobs,
+            executor=executor,
+            out=out,
+            on_progress=bar,
+            **axes,
+        )
+    _print(frame.attrs["document"], print_sweep, as_json, out)
+
+
+def _one(files: Sequence[str], command: str) -> str | None:
+    if len(files) > 1:
+        raise UserError(f"{command}: one scenario file is needed, not {len(files)} ({' '.join(files)})")
+    return files[0] if files else None
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command(epilog=SETTINGS + COMPARE_EXAMPLES, context_settings=CONTEXT)(compare)
+    app.command(epilog=SETTINGS + SWEEP_EXAMPLES, context_settings=CONTEXT)(sweep)
 
 
 def scenario_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -127,7 +179,7 @@ def _known(option: str, key: str) -> None:
 
 _OPTIONS = (
     *("replicates", "baseline", "metrics", "rank_by", "margin", "interval", "warmup", "cooldown"),
-    *("jobs", "executor", "out", "json"),
+    *("best_by", "trials", "jobs", "executor", "out", "json"),
 )
 
 

@@ -27,14 +27,13 @@ LABELS = {
 
 
 class Bar:
-    """Cells done on stderr, on a terminal only; `best` says what stands beside them."""
+    """Cells done on stderr, on a terminal only"""
 
     def __init__(self) -> None:
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
         console = Console(stderr=True)
         self._bar = RichProgress(*columns, console=console, transient=True) if sys.stderr.isatty() else None
         self._task: Any = None
-        self.best = ""
 
     def __enter__(self) -> Bar:
         if self._bar is not None:
@@ -52,7 +51,7 @@ class Bar:
             return
         if self._task is None:
             self._task = self._bar.add_task("")
-        self._bar.update(self._task, completed=progress.done, total=progress.total, description=escape(self.best))
+        self._bar.update(self._task, completed=progress.done, total=progress.total, description=escape(progress.best))
 
 
 def print_comparison(document: Mapping[str, Any], out: Path | None) -> None:
@@ -105,7 +104,7 @@ def _comparison_table(document: Mapping[str, Any]) -> Table:
         low, high = row["change_low"], row["change_high"]
         interval = "" if low is None or high is None else f"{_change(row, low)} to {_change(row, high)}"
         table.add_row(
-            LABELS.get(row["metric"], row["metric"].replace("_", " ")) if row["metric"] != last else "",
+            _label(row["metric"]) if row["metric"] != last else "",
             escape(row["variant"]),
             value_text(row["value"], row["unit"]),
             "" if row["change"] is None else _change(row, row["change"]),
@@ -115,6 +114,44 @@ def _comparison_table(document: Mapping[str, Any]) -> Table:
         )
         last = row["metric"]
     return table
+
+
+def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
+    """A row a variant, the best marked, those that failed named."""
+    console = Console(highlight=False)
+    console.print(escape(_workload(document["workload"])), style="bold")
+    axes, metrics = list(document["axes"]), document["metrics"]
+    names = [m["name"] for m in metrics]
+    metrics = [m for m in metrics if m["name"].replace("_mean", "_p99") not in names or "_mean" not in m["name"]]
+    table = Table(*axes, *(_label(m["name"]) for m in metrics), "", box=None, header_style="bold")
+    for column in table.columns[len(axes) : -1]:
+        column.justify = "right"
+    best = document["best"] and document["best"]["label"]
+    for v in document["variants"]:
+        values = [value_text(v["values"][m["name"]], m["unit"]) for m in metrics]
+        cells = [escape(str(v["axes"].get(axis, ""))) for axis in axes]
+        table.add_row(*cells, *values, _state(v), style="bold" if v["label"] == best else None)
+    console.print(table)
+    if best is not None:
+        metric = document["best"]["metric"]
+        unit = next(m["unit"] for m in document["metrics"] if m["name"] == metric)
+        console.print(f"best {_label(metric)}: {escape(best)}, {value_text(document['best']['value'], unit)}")
+    for note in document["notes"]:
+        console.print(f"note: {escape(note)}", style="dim")
+    if out is not None:
+        console.print(f"written to {escape(str(out))}", style="dim")
+
+
+def _state(variant: Mapping[str, Any]) -> str:
+    if variant["status"] == "failed":
+        return "[bold red]failed[/]"
+    if variant["unstable"]:
+        return "[bold red]unstable[/]"
+    return "Pareto" if variant["pareto"] else ""
+
+
+def _label(metric: str) -> str:
+    return LABELS.get(metric, metric.replace("_", " "))
 
 
 def _verdict(row: Mapping[str, Any]) -> str:

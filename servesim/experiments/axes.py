@@ -14,10 +14,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
-from servesim.scenario import EngineSettings, Scenario, Settings, override
+from servesim.scenario import EngineSettings, Scenario, Settings, load_settings, override
 
 NAMES = frozenset(("scheduler", "kv", "speculation", "router", "model", "gpu", "trace"))
 """Settings whose values speak for themselves in a label; others stand there as key=value."""
@@ -80,6 +81,17 @@ def product(settings: Mapping[str, Any], axes: Mapping[str, Any]) -> list[Varian
         label = " / ".join(label_of(key, point[key]) for key in varied)
         variants.append(Variant(label, {key: point[key] for key in varied}, _with(settings, point)))
     return variants
+
+
+def load_grid(
+    scenario: str | Path | Mapping[str, Any] | None, axes: Mapping[str, Any]
+) -> tuple[Settings, dict[str, Any]]:
+    """Settings and axes of a scenario that may have a key `axes`, overridden by the axes given."""
+    settings = dict(load_settings(scenario) if isinstance(scenario, str | Path) else scenario or {})
+    own = settings.pop("axes", None) or {}
+    if not isinstance(own, Mapping):
+        raise UserError(f"axes: a mapping of settings to lists of values is needed, not {own!r}")
+    return settings, {**own, **axes}
 
 
 def check_key(key: str) -> None:

@@ -44,7 +44,7 @@ import numpy as np
 
 from servesim.contracts import Registry
 from servesim.errors import UserError
-from servesim.experiments.axes import Variant, product
+from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.documents import write_document
 from servesim.experiments.drill import divergence_text, drill_down
 from servesim.experiments.measures import METRICS, Metric, check_window, measure, metrics_of
@@ -53,7 +53,7 @@ from servesim.experiments.runner import OnProgress, Runner, open_runner
 from servesim.experiments.statistics import check_method
 from servesim.experiments.store import Cell
 from servesim.experiments.verdicts import Settings, is_unstable, judge, sentence
-from servesim.scenario import Scenario, load_settings, policy_settings
+from servesim.scenario import Scenario, policy_settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,15 +115,15 @@ def compare(
 
 def variants_of(scenarios: Sequence[str | Path | Mapping[str, Any]], axes: Mapping[str, Any]) -> list[Variant]:
     """What is compared: every combination of the axes over every scenario."""
-    given = [s if isinstance(s, Mapping) else load_settings(s) for s in scenarios] or [{}]
+    given = [load_grid(s, axes) for s in scenarios] or [({}, dict(axes))]
     if len(given) == 1:
-        return product(given[0], axes)
+        return product(*given[0])
     names = [Path(s).stem if not isinstance(s, Mapping) else f"scenario {i + 1}" for i, s in enumerate(scenarios)]
     if len(set(names)) < len(names):
         names = [str(s) if not isinstance(s, Mapping) else name for s, name in zip(scenarios, names, strict=True)]
     found = []
-    for name, settings in zip(names, given, strict=True):
-        for v in product(settings, axes):
+    for name, (settings, lists) in zip(names, given, strict=True):
+        for v in product(settings, lists):
             label = f"{name} / {v.label}" if v.label else name
             found.append(Variant(label, {"scenario": name, **v.axes}, v.settings))
     return found

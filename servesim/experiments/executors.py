@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from servesim.errors import UserError
@@ -63,7 +64,7 @@ class Processes:
             for _ in cells:
                 on_done(*done.get())
         finally:
-            for worker in workers:
+            for worker in (w for w in workers if w.ident is not None):
                 worker.stop()
 
 
@@ -81,34 +82,41 @@ class _Worker(threading.Thread):
         while (cell := self._todo.get()) is not None and not self._stopped:
             try:
                 answer = self._ask(cell) or self._ask(cell) or {"error": DIED}
-            except OSError as error:
-                answer = {"error": f"no worker process: {error.strerror}"}
+            except (OSError, ValueError) as error:
+                answer = {"error": f"no answer from a worker process: {error}"}
             self._done.put((cell, answer["error"]))
-        self.stop()
+        self._end()
 
     def stop(self) -> None:
-        """End the process, whatever it does."""
+        """End thread and process, whatever they do."""
         self._stopped = True
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        while self.is_alive():
+            if (process := self._process) is not None:
+                process.kill()
+            self.join(0.05)
 
     def _ask(self, cell: Cell) -> dict[str, Any] | None:
         """What the process answers; None if it died instead."""
-        if self._process is None or self._process.poll() is not None:
+        if self._stopped:
+            return None
+        if self._process is None:
             command = [sys.executable, "-m", "servesim.experiments.worker"]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         folder = self._store.folder(cell.address).absolute()
-        try:
+        with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps([cell.address, cell.settings, str(folder)]) + "\n")
             self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            self._process.wait()
-            return None
-        loaded: dict[str, Any] = json.loads(answer)
-        return loaded
+            if answer := self._process.stdout.readline():
+                loaded: dict[str, Any] = json.loads(answer)
+                return loaded
+        self._end()
+        return None
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            with suppress(BrokenPipeError), self._process:  # closes the pipes and waits
+                pass
+            self._process = None

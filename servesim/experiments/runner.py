@@ -13,7 +13,6 @@ from servesim.errors import UserError
 from servesim.experiments.executors import Executor, executor
 from servesim.experiments.measures import Run
 from servesim.experiments.store import Cell, Store
-from servesim.scenario import Settings
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,8 @@ class Progress:
     error: str | None
     computed: bool
     """False: it was there before."""
+    best: str = ""
+    """What a sweep has found to be best so far."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -65,9 +66,13 @@ class Runner:
         try:
             return Cell.of(settings)
         except UserError as error:
-            address = f"invalid {len(self.errors)}"
-            self.errors[address] = str(error)
-            return Cell(address, dict(settings))
+            return self.failed(settings, str(error))
+
+    def failed(self, settings: Mapping[str, Any], error: str) -> Cell:
+        """A cell that is known not to run."""
+        address = f"invalid {len(self.errors)}"
+        self.errors[address] = error
+        return Cell(address, dict(settings))
 
     def load(self, cell: Cell) -> Run:
         """What a computed cell found."""
@@ -85,8 +90,3 @@ def open_runner(
     """A runner over `out`, or over a temporary directory that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="servesim-") as scratch, Store(out or scratch).open() as store:
         yield Runner(store, executor(where, jobs), on_progress or (lambda progress: None))
-
-
-def label_settings(settings: Settings) -> dict[str, Any]:
-    """The part of settings that stands in experiment documents."""
-    return {key: value for key, value in settings.items() if value is not None}

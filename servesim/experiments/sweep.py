@@ -1,0 +1,260 @@
+"""Sweeps: every combination of the axes' values, each run computed once and kept by its content.
+
+Written under `out`:
+
+    sweep.json           the document below
+    sweep.parquet        tidy, one row a run: label, one column an axis (as text), replicate, address, status, error,
+                         unstable, and one column a metric (null: nothing to measure)
+    cells/<address>/     one result directory a run, as `servesim run --out` writes it
+
+sweep.json, keys sorted, NaN as null:
+
+    schema      "servesim.sweep/1"
+    settings    warmup, cooldown, best_by, trials (null: all combinations)
+    workload    settings all runs share
+    axes        {setting: [values]} of the axes with several values
+    replicates  {kind: "seeds" | "windows", count}
+    metrics     [{name, unit, better, scale, latency}]
+    variants    [{label, axes, status: "ok" | "failed", error: null or text, unstable: unstable runs, cells: [address or
+                null by replicate], values: {metric: mean over replicates}, pareto}], in the order of the axes
+    best        null or {label, metric, value}: of the variants that are stable and did not fail
+    notes       [sentences]
+
+`pareto`: no other stable variant is at least as good in price per million tokens, p99 end-to-end latency and output
+throughput, and better in one. A rerun, also after a crash, computes only the runs that are not in cells/; runs that
+failed are tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from servesim.errors import UserError
+from servesim.experiments.axes import Variant, axis_values, load_grid, product
+from servesim.experiments.documents import write_document
+from servesim.experiments.measures import METRICS, Metric, check_window, measure, metrics_of
+from servesim.experiments.replicates import Replicates, replicates_of
+from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
+from servesim.experiments.store import Cell
+from servesim.experiments.verdicts import is_unstable
+from servesim.metrics.requests import parse_slo
+from servesim.scenario import Scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = "servesim.sweep/1"
+SWEEP, RUNS = "sweep.json", "sweep.parquet"
+PARETO = ("usd_per_million_tokens", "e2el_p99", "output_throughput")
+
+
+def sweep(
+    scenario: str | Path | Mapping[str, Any] | None = None,
+    *,
+    replicates: int = 1,
+    metrics: Sequence[str] | str | None = None,
+    best_by: str | None = None,
+    trials: int | None = None,
+    warmup: float = 0.1,
+    cooldown: float = 0.1,
+    jobs: int | None = None,
+    executor: str = "local",
+    out: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    **axes: Any,
+) -> pd.DataFrame:
+    """Run every combination of the axes; one row a run. The document is in `.attrs["document"]`.
+
+    `scenario` may be a YAML file or mapping with a key `axes`: {setting: [values]}; keywords override both. A run that
+    fails is recorded with its error and the rest goes on. `best_by`: the metric of the best so far (goodput with an
+    SLO, else mean end-to-end latency). `trials`: let Optuna (extra `search`) choose so many combinations instead of
+    trying all, for best_by, or for several metrics with commas between. UserError where the question makes no sense.
+    """
+    import pandas as pd
+
+    check_window(warmup, cooldown)
+    settings, lists = load_grid(scenario, axes)
+    slo = settings.get("slo", lists.get("slo")) or {}
+    slo = parse_slo(slo) if isinstance(slo, str) else slo
+    goals = metrics_of(best_by or ("request_goodput" if slo else "e2el_mean"), slo)
+    wanted = metrics_of(metrics, slo)
+    wanted += [m for m in (*goals, *(METRICS[name] for name in PARETO)) if m not in wanted]
+    variants = product(settings, lists)
+    with open_runner(out, executor, jobs, on_progress) as runner:
+        table = Table(runner, wanted, warmup, cooldown, goals[0], replicates)
+        if trials is None:
+            table.run(variants)
+        else:
+            from servesim.experiments.search import search
+
+            search(table, variants, goals, trials)
+        how = {"warmup": warmup, "cooldown": cooldown, "best_by": [m.name for m in goals], "trials": trials}
+        document = {
+            "schema": SCHEMA,
+            "settings": how,
+            "axes": {k: v for k, given in lists.items() if len(v := axis_values(k, given)) > 1},
+            **table.document(),
+        }
+        rows = table.rows()
+        if out is not None:
+            names = list(rows[0])
+            write_document(Path(out), SWEEP, document, RUNS, {n: [row[n] for row in rows] for n in names})
+    frame = pd.DataFrame(rows)
+    frame.attrs["document"] = document
+    return frame
+
+
+class Table:
+    """The runs of a sweep as they come in."""
+
+    def __init__(
+        self, runner: Runner, metrics: Sequence[Metric], warmup: float, cooldown: float, goal: Metric, replicates: int
+    ) -> None:
+        self._runner, self._metrics, self._goal = runner, metrics, goal
+        self._window = (warmup, cooldown)
+        self._count = replicates
+        self._values: dict[str, dict[str, float]] = {}  # by address
+        self._unstable: dict[str, bool] = {}
+        self._cells: dict[str, tuple[Variant, Replicates, list[Cell]]] = {}  # by label
+        self._labels: dict[str, str] = {}  # by address, of the variants under way
+        self._best = ""
+        self._best_value = np.nan
+        self._inner = runner.on_progress
+        runner.on_progress = self._on_progress
+
+    def run(self, variants: Sequence[Variant]) -> None:
+        """Compute the runs of some variants."""
+        wanted: list[Cell] = []
+        self._labels = {}
+        for v in variants:
+            if v.label not in self._cells:
+                self._cells[v.label] = self._entry(v)
+            cells = self._cells[v.label][2]
+            wanted += cells
+            self._labels.update({cell.address: v.label for cell in cells})
+        self._runner.run(wanted)
+
+    def _entry(self, v: Variant) -> tuple[Variant, Replicates, list[Cell]]:
+        try:
+            repeats = replicates_of(v.settings, self._count)
+        except UserError as error:
+            cell = self._runner.failed(v.settings, str(error))
+            return v, Replicates("seeds", ({},)), [cell]
+        return v, repeats, [self._runner.cell({**v.settings, **change}) for change in repeats.changes]
+
+    def _on_progress(self, progress: Progress) -> None:
+        if progress.error is None:
+            self._measure(progress.cell)
+            value = self._values[progress.cell.address][self._goal.name]
+            sign = 1 if self._goal.better == "higher" else -1
+            better = np.isnan(self._best_value) or sign * value > sign * self._best_value
+            if better and not self._unstable[progress.cell.address]:
+                self._best_value = value
+                label = self._labels[progress.cell.address] or "the run"
+                self._best = f"best {self._goal.name}: {value:,.4g} {self._goal.unit}, {label}"
+        self._inner(replace(progress, best=self._best))
+
+    def _measure(self, cell: Cell) -> None:
+        if cell.address not in self._values:
+            run = self._runner.load(cell)
+            self._values[cell.address] = measure(run, self._metrics, *self._window)
+            self._unstable[cell.address] = run.unstable
+
+    def value(self, v: Variant, metric: Metric) -> float | None:
+        """Mean over the replicates; None for a variant that failed or is unstable."""
+        found = self._variant(v.label)
+        return None if found["status"] == "failed" or is_unstable(found) else found["values"][metric.name]
+
+    def _variant(self, label: str) -> dict[str, Any]:
+        v, _, cells = self._cells[label]
+        errors = [self._runner.errors.get(cell.address) for cell in cells]
+        good = [cell.address for cell, error in zip(cells, errors, strict=True) if error is None]
+        means = {}
+        for metric in self._metrics:
+            values = [x for a in good if not np.isnan(x := self._values[a][metric.name])]
+            means[metric.name] = float(np.mean(values)) if values else None
+        error = next((e for e in errors if e is not None), None)
+        return {
+            "label": label,
+            "axes": v.axes,
+            "status": "ok" if error is None else "failed",
+            "error": error,
+            "unstable": sum(self._unstable[a] for a in good),
+            "cells": [None if e is not None else c.address for c, e in zip(cells, errors, strict=True)],
+            "values": means,
+        }
+
+    def document(self) -> dict[str, Any]:
+        """All but the axes and how the sweep was made."""
+        found = [self._variant(label) for label in self._cells]
+        usable = [v for v in found if v["status"] == "ok" and not is_unstable(v)]
+        front = pareto_front(usable)
+        for v in found:
+            v["pareto"] = v["label"] in front
+        goal, sign = self._goal, 1 if self._goal.better == "higher" else -1
+        ranked = [v for v in usable if v["values"][goal.name] is not None]
+        best = max(ranked, key=lambda v: sign * v["values"][goal.name], default=None)
+        value = best and best["values"][goal.name]
+        entries = list(self._cells.values())
+        shared = [v.settings for v, _, _ in entries]
+        return {
+            "workload": {k: x for k, x in sorted(shared[0].items()) if all(s.get(k) == x for s in shared)},
+            "replicates": {"kind": entries[0][1].kind, "count": self._count},
+            "metrics": [vars(m) for m in self._metrics],
+            "variants": found,
+            "best": best and {"label": best["label"], "metric": goal.name, "value": value},
+            "notes": _notes(found),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a run."""
+        rows = []
+        for label, (v, _, cells) in self._cells.items():
+            for i, cell in enumerate(cells):
+                error = self._runner.errors.get(cell.address)
+                values = self._values.get(cell.address, {})
+                rows.append(
+                    {
+                        "label": label,
+                        **{key: str(value) for key, value in v.axes.items()},
+                        "replicate": i,
+                        "address": cell.address if error is None else None,
+                        "status": "ok" if error is None else "failed",
+                        "error": error,
+                        "unstable": self._unstable.get(cell.address),
+                        **{m.name: values.get(m.name) for m in self._metrics},
+                    }
+                )
+        return rows
+
+
+def pareto_front(variants: Sequence[Mapping[str, Any]], metrics: Sequence[str] = PARETO) -> set[str]:
+    """Labels of the variants (with `values` by metric) that none other dominates."""
+    signs = np.array([1 if METRICS[name].better == "lower" else -1 for name in metrics])
+    known = [v for v in variants if all(v["values"].get(name) is not None for name in metrics)]
+    points = np.array([[v["values"][name] for name in metrics] for v in known]).reshape(-1, len(metrics)) * signs
+    front = set()
+    for v, point in zip(known, points, strict=True):
+        dominated = ((points <= point).all(axis=1) & (points < point).any(axis=1)).any()
+        if not dominated:
+            front.add(v["label"])
+    return front
+
+
+def _notes(variants: Sequence[Mapping[str, Any]]) -> list[str]:
+    notes = [f"{v['label'] or 'the run'} failed: {v['error']}" for v in variants if v["status"] == "failed"]
+    unstable = [v["label"] for v in variants if v["status"] == "ok" and is_unstable(v)]
+    if unstable:
+        notes.append(f"unstable, so not ranked (a queue grows as long as requests arrive): {'; '.join(unstable)}")
+    return notes
+
+
+def check_slo_given(scenario: Scenario, command: str) -> None:
+    """UserError without an SLO."""
+    if not scenario.slo:
+        raise UserError(f"{command}: give an SLO to meet, such as --slo ttft:500,tpot:50")
