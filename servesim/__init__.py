@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from servesim.errors import PolicyError, UserError
+    from servesim.experiments.capacity import capacity
     from servesim.experiments.compare import compare
     from servesim.experiments.sweep import sweep
     from servesim.result import Result
@@ -19,7 +20,18 @@ if TYPE_CHECKING:
     from servesim.trace import Trace
 
 __version__ = "0.1.0"
-__all__ = ["PolicyError", "Result", "Scenario", "Trace", "UserError", "compare", "load_trace", "simulate", "sweep"]
+__all__ = [
+    "PolicyError",
+    "Result",
+    "Scenario",
+    "Trace",
+    "UserError",
+    "capacity",
+    "compare",
+    "load_trace",
+    "simulate",
+    "sweep",
+]
 
 _HOME = {
     "PolicyError": "servesim.errors",
@@ -27,6 +39,7 @@ _HOME = {
     "Scenario": "servesim.scenario",
     "Trace": "servesim.trace",
     "UserError": "servesim.errors",
+    "capacity": "servesim.experiments.capacity",
     "compare": "servesim.experiments.compare",
     "load_trace": "servesim.traces",
     "simulate": "servesim.simulation",

@@ -32,6 +32,13 @@ Examples:
 
 A grid is a scenario with a key axes, such as  axes: {scheduler: [static, vllm], engine.block_size: [16, 32]}
 """
+CAPACITY_EXAMPLES = """
+Examples:
+
+  servesim capacity --trace preset:azure-conv-2023 --requests 900 --model llama-3.1-8b --gpu h100,h200 --slo ttft:500
+
+  servesim capacity --trace preset:azure-conv-2023 --model llama-3.1-8b --gpu h100,h200 --tp 1,2 --slo tpot:30 --rate 9
+"""
 FLAGS: dict[str, tuple[str, Any]] = {
     "check": ("check", True),
     "sort": ("sort", True),
@@ -126,6 +133,42 @@ def sweep(
     _print(frame.attrs["document"], print_sweep, as_json, out)
 
 
+def capacity(
+    settings: Arguments = None,
+    attainment: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    replicates: Annotated[int, typer.Option(help="Seeds, or windows of a recorded trace.")] = 5,
+    tolerance: Annotated[float, typer.Option(help="Where bisection of a rate stops, as a ratio.")] = 0.02,
+    max_replicas: Annotated[int, typer.Option(help="Most replicas to try for a given rate.")] = 64,
+    warmup: Warmup = 0.1,
+    cooldown: Cooldown = 0.1,
+    jobs: Jobs = None,
+    executor: Where = "local",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """The highest rate within the SLO; with --rate, the cheapest deployment that carries it."""
+    files, axes = scenario_arguments(settings or ())
+    from servesim.cli_tables import Bar, print_capacity
+    from servesim.experiments.capacity import capacity as run
+
+    with Bar() as bar:
+        frame = run(
+            _one(files, "capacity"),
+            attainment=attainment,
+            replicates=replicates,
+            tolerance=tolerance,
+            max_replicas=max_replicas,
+            warmup=warmup,
+            cooldown=cooldown,
+            jobs=jobs,
+            executor=executor,
+            out=out,
+            on_progress=bar,
+            **axes,
+        )
+    _print(frame.attrs["document"], print_capacity, as_json, out)
+
+
 def _one(files: Sequence[str], command: str) -> str | None:
     if len(files) > 1:
         raise UserError(f"{command}: one scenario file is needed, not {len(files)} ({' '.join(files)})")
@@ -136,6 +179,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command(epilog=SETTINGS + COMPARE_EXAMPLES, context_settings=CONTEXT)(compare)
     app.command(epilog=SETTINGS + SWEEP_EXAMPLES, context_settings=CONTEXT)(sweep)
+    app.command(epilog=SETTINGS + CAPACITY_EXAMPLES, context_settings=CONTEXT)(capacity)
 
 
 def scenario_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -179,7 +223,7 @@ def _known(option: str, key: str) -> None:
 
 _OPTIONS = (
     *("replicates", "baseline", "metrics", "rank_by", "margin", "interval", "warmup", "cooldown"),
-    *("best_by", "trials", "jobs", "executor", "out", "json"),
+    *("attainment", "tolerance", "max_replicas", "best_by", "trials", "jobs", "executor", "out", "json"),
 )
 
 

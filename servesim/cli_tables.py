@@ -154,6 +154,43 @@ def _label(metric: str) -> str:
     return LABELS.get(metric, metric.replace("_", " "))
 
 
+def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
+    """A row a deployment: what it carries, at what price."""
+    console = Console(highlight=False)
+    how, repeats = document["settings"], document["replicates"]
+    limits = ", ".join(f"{name} <= {limit:g} ms" for name, limit in how["slo"].items())
+    console.print(escape(_workload(document["workload"])), style="bold")
+    target = f"{percent(how['attainment'])} of requests within {limits}"
+    console.print(f"{target}; {repeats['count']} {repeats['kind']}", style="dim")
+    table = Table(box=None, header_style="bold")
+    for name in ("deployment", "GPUs", "rate", "interval", "TTFT p99", "$/hour", "$/M tokens", ""):
+        table.add_column(name, justify="left" if name in ("deployment", "") else "right")
+    for row in document["rows"]:
+        table.add_row(*_capacity_row(row), style="bold" if row["cheapest"] and len(document["rows"]) > 1 else None)
+    console.print(table)
+    for note in document["notes"]:
+        console.print(f"note: {escape(note)}", style="dim")
+    if out is not None:
+        console.print(f"written to {escape(str(out))}", style="dim")
+
+
+def _capacity_row(row: Mapping[str, Any]) -> list[str]:
+    values, low, high = row["values"], row["rate_low"], row["rate_high"]
+    gpus = "" if row["gpus"] is None else f"{row['gpus']} x {row['gpu']}"
+    interval = "" if low is None else f"{number(low)} to {number(high)}"
+    words = [word for word in ("cheapest", "pareto") if row[word]] if row["verdict"] == "carries" else [row["verdict"]]
+    return [
+        escape(row["label"] or "this"),
+        gpus,
+        "" if row["rate"] is None else f"{number(row['rate'])}/s",
+        interval,
+        value_text(values["ttft_p99"], "ms"),
+        number(row["usd_per_hour"]),
+        number(values["usd_per_million_tokens"]),
+        ", ".join(words).replace("pareto", "Pareto"),
+    ]
+
+
 def _verdict(row: Mapping[str, Any]) -> str:
     more = f", {row['more_replicates']:,} more would decide" if row["more_replicates"] else ""
     text = f"{row['verdict']}{more}"

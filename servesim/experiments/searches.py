@@ -1,0 +1,71 @@
+"""Searches for a limit: each is asked what to try next and told whether that was carried."""
+
+from __future__ import annotations
+
+import math
+
+START = 1.0
+"""Rate tried first, requests/s."""
+FARTHEST = 20
+"""Doublings or halvings after which a search gives up."""
+
+
+class RateSearch:
+    """The highest rate that is carried: doubled or halved until it is bracketed, then bisected in logarithms.
+
+    Rates have four digits, so that searches that meet try the same ones.
+    """
+
+    def __init__(self, tolerance: float) -> None:
+        self._tolerance = tolerance
+        self._carried: list[float] = []
+        self.high = math.inf
+        """Lowest rate that was not carried; infinite: none."""
+
+    @property
+    def low(self) -> float:
+        """Highest rate below it that was carried; 0: none."""
+        return max((rate for rate in self._carried if rate < self.high), default=0.0)
+
+    def next(self) -> float | None:
+        """The rate to try; None when the bracket is narrow enough, or there is none to be found."""
+        if self.low == 0 and self.high == math.inf:
+            return START
+        if self.high == math.inf:
+            return self.low * 2 if self.low < START * 2**FARTHEST else None
+        if self.low == 0:
+            return self.high / 2 if self.high > START / 2**FARTHEST else None
+        middle = float(f"{math.sqrt(self.low * self.high):.4g}")
+        narrow = self.high / self.low <= 1 + self._tolerance
+        return None if narrow or not self.low < middle < self.high else middle
+
+    def tell(self, rate: float, carried: bool) -> None:
+        """What came of a rate."""
+        if carried:
+            self._carried.append(rate)
+        else:
+            self.high = min(self.high, rate)
+
+
+class ReplicaSearch:
+    """The fewest replicas that carry a load: doubled until they do, then bisected."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._too_few = 0
+        self.fewest: int | None = None
+        """The fewest known to carry it."""
+
+    def next(self) -> int | None:
+        """The number to try; None when found, or when the most allowed are too few."""
+        if self.fewest is None:
+            return min(max(1, 2 * self._too_few), self._most) if self._too_few < self._most else None
+        middle = (self._too_few + self.fewest) // 2
+        return middle if middle > self._too_few else None
+
+    def tell(self, replicas: int, carried: bool) -> None:
+        """What came of a number."""
+        if carried:
+            self.fewest = replicas
+        else:
+            self._too_few = replicas
