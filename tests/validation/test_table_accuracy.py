@@ -9,8 +9,8 @@ import pytest
 
 from servesim.calibrate.accuracy import HeldOut, accuracy, open_tables
 
-# (GPU, operator): mean error of a random forest on points held out at random; of GEMMs and all-reduce, published for
-# several profiles (1.2 to 3.0 % and 1.6 to 7.2 %), the worst. GEMMs on H100: of our own forests, fitted the way Vidur does to the same rows.
+# (GPU, operator): mean error of random forests on points held out at random; of GEMMs and all-reduce, published for
+# several profiles (1.2 to 3.0 % and 1.6 to 7.2 %), the worst. GEMMs on H100: of our own, fitted as Vidur fits them.
 FOREST = {
     ("a100", "attention_decode"): 0.0115,
     ("a100", "attention_prefill"): 0.023,
