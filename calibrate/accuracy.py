@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from servesim.calibrate.importers.vidur import import_vidur
 from servesim.calibrate.lookup import lookup
+from servesim.cost.suspect import slow_collectives
 from servesim.cost.tables import KernelTables, Rows
 from servesim.errors import UserError, suggest
 from servesim.hardware.gpu import Gpu, gpu_names
@@ -75,6 +76,33 @@ def accuracy(tables: KernelTables, gpu: Gpu) -> Iterator[HeldOut]:
             asked = {name: column[held] for name, column in rows.items()}
             errors = lookup(kept, gpu, op, dtype, asked) / (asked["time_us"] * 1e3) - 1.0
             yield _described(op, dtype, split, len(held), errors)
+
+
+def suspicious(tables: KernelTables, gpu: Gpu) -> list[str]:
+    """What of the tables cannot be right, or is an outlier, a line each."""
+    found = slow_collectives(tables, gpu)
+    for op, dtype in tables.measured:
+        count, worst, where = _spikes(op, tables.rows(op, dtype))
+        if count:
+            most = f"at most {worst:.1f} x ({where})"
+            found.append(f"{op} {dtype}: points that take over twice as long as a larger one: {count:,}, {most}")
+    return found
+
+
+def _spikes(op: str, rows: Rows) -> tuple[int, float, str]:
+    """Points over twice as long as a larger one of their curve: how many, the worst ratio and its key."""
+    axis, times = AXES.get(op, "m"), rows["time_us"]
+    names = [name for name in rows if name != "time_us"]
+    count, worst, where = 0, 0.0, ""
+    for curve in _curves(rows, [name for name in names if name != axis]):
+        points = curve[np.argsort(rows[axis][curve], kind="stable")]
+        least = np.minimum.accumulate(times[points][::-1])[::-1]
+        ratio = times[points] / least
+        count += int((ratio > 2.0).sum())
+        if ratio.max() > worst:
+            worst, point = float(ratio.max()), points[int(ratio.argmax())]
+            where = ", ".join(f"{name} {rows[name][point]}" for name in names)
+    return count, worst, where
 
 
 def held_out(op: str, rows: Rows, split: str) -> NDArray[np.bool_]:

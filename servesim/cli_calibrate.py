@@ -144,15 +144,17 @@ def accuracy(
     every second or fourth, and its largest.
     """
     from servesim.calibrate.accuracy import accuracy as errors_of
-    from servesim.calibrate.accuracy import open_tables
+    from servesim.calibrate.accuracy import open_tables, suspicious
     from servesim.result_files import to_json, write_text
 
     tables, measured_on = open_tables(table, gpu)
-    errors = list(errors_of(tables, measured_on))
+    errors, warnings = list(errors_of(tables, measured_on)), suspicious(tables, measured_on)
     if out is not None:
-        figures = {"table": table, "gpu": measured_on.name, "errors": [asdict(e) for e in errors]}
-        write_text(out, to_json(figures), "--json")
+        figures = {"errors": [asdict(e) for e in errors], "warnings": warnings}
+        write_text(out, to_json({"table": table, "gpu": measured_on.name, **figures}), "--json")
     print_errors(errors)
+    for line in warnings:
+        typer.echo(f"warning: {line}")
 
 
 def print_errors(errors: list[HeldOut]) -> None:

@@ -107,6 +107,8 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     requests, flow, goodput = summary["requests"], summary["throughput"], summary["goodput"]
     engine, kv, cache = summary["engine"], summary["kv"], summary["prefix_cache"]
     price, shares, batch = summary["price"], summary["cost_shares"], summary["engine"]["batch_size"]
+    within = summary["uncertainty"]
+    interval = f"; GPU time within {percent(within)} by repeats (95 %)" if within is not None else ""
     others = [f", {requests[name]:,} {name}" for name in ("rejected", "aborted", "retries") if requests[name]]
     rows = [
         ("requests", f"{requests['completed']:,} completed of {requests['arrived']:,}{''.join(others)}"),
@@ -148,7 +150,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "kernel costs",
             f"{percent(shares['measured'])} measured, {percent(shares['interpolated'])} interpolated, "
-            f"{percent(shares['extrapolated'])} extrapolated, {percent(shares['roofline'])} roofline",
+            f"{percent(shares['extrapolated'])} extrapolated, {percent(shares['roofline'])} roofline" + interval,
         ),
         ("queue", "UNSTABLE" if summary["stability"]["unstable"] else "stable"),
     ]

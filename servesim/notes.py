@@ -6,13 +6,14 @@ on the resolved scenario and on the run alone, so that a rerun of the resolved s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from servesim.contracts import KVAllocator, Scheduler
 from servesim.contracts.scheduler import PREDICTED
+from servesim.cost import TableCostModel
 from servesim.hardware import VllmDefaults
 from servesim.scenario import Scenario
 from servesim.trace import Trace
@@ -75,6 +76,19 @@ def after_run(
     if cost is not None and cost >= 0.999:
         yield "all costs are roofline estimates: no kernel measurement was used"
     yield from trace.notes
+
+
+def on_costs(cost: TableCostModel, decode_reach: Mapping[int, int]) -> Iterator[str]:
+    """What the kernel tables do not vouch for. `decode_reach`: the largest sum of contexts attended in a step, by
+    number of decoding sequences."""
+    beyond = cost.extrapolated(decode_reach)
+    if beyond:
+        yield f"extrapolated beyond the kernel tables: {'; '.join(beyond)}"
+    for line in cost.suspect:
+        yield f"kernel tables: {line}"
+    if cost.tables is not None and cost.tables.without_error:
+        which = ", ".join(cost.tables.without_error) if cost.tables.relative_error is not None else "the kernel tables"
+        yield f"uncertainty: {which} state no error of repeated measurements, so no interval covers their times"
 
 
 def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:

@@ -16,7 +16,7 @@ from servesim.engine.workload import Clients, FrontEnd, TraceWorkload
 from servesim.metrics.requests import SECOND, RequestColumns
 from servesim.metrics.steps import StepTotals
 from servesim.metrics.summary import summarize
-from servesim.notes import after_run
+from servesim.notes import after_run, on_costs
 from servesim.result import Result, request_table
 from servesim.result_files import STEPS, ResultWriter
 from servesim.scenario import ClientSettings, Scenario, load_settings
@@ -124,10 +124,16 @@ def _summary(
 ) -> dict[str, Any]:
     scenario = setup.scenario
     figures = summarize(columns, recorder.itl(), totals, recorder.reasons, setup.deployment, scenario.slo)
+    tables = setup.cost.tables
+    figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
     figures["requests"] |= {"retries": int((columns.table["row"] >= len(setup.trace)).sum()), "unsent": unsent}
     return {
         **figures,
-        "notes": [*setup.notes, *after_run(scenario, setup.trace, setup.defaults, figures)],
+        "notes": [
+            *setup.notes,
+            *after_run(scenario, setup.trace, setup.defaults, figures),
+            *on_costs(setup.cost, totals.decode_reach),
+        ],
         "scenario": scenario.model_dump(mode="json"),
         "provenance": {**setup.provenance, "versions": versions()},
     }

@@ -10,6 +10,7 @@ from servesim.cost.host import HostTerms
 from servesim.cost.linear import GemmTables
 from servesim.cost.model import TableCostModel
 from servesim.cost.stage import Stage
+from servesim.cost.suspect import slow_collectives
 from servesim.cost.tables import KernelTables
 from servesim.errors import UserError, suggest
 from servesim.hardware.gpu import Gpu
@@ -61,7 +62,8 @@ def build_cost_model(
     description = f"{model.name} on {gpus}, {dtype} weights, {kv_dtype} KV"
     if model.experts is not None:
         description += "; tokens assumed routed by a power law where experts were measured, uniformly where not"
-    return TableCostModel(stages, description, host, kernels.relative_error if kernels is not None else None)
+    suspect = slow_collectives(kernels, measured_on, tp) if kernels is not None and tp > 1 else []
+    return TableCostModel(stages, description, host, kernels, suspect)
 
 
 def _kernels(gpu: Gpu, tables: str | Path | None) -> tuple[KernelTables | None, Gpu]:

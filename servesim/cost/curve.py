@@ -77,8 +77,10 @@ class Curve:
 
     def look_up(self, x: float) -> tuple[float, int]:
         """Time at x >= 0, and where it comes from."""
-        start, y, slope, source = self.piece(x)
-        return y + (x - start) * slope, source
+        i = bisect_right(self.xs, x) - 1
+        start = self.xs[i]
+        source = self.knot_source[i] if start == x else self.segment_source[i]
+        return self.ys[i] + (x - start) * self.slopes[i], source
 
     def piece(self, x: float) -> tuple[float, float, float, int]:
         """The segment of x >= 0: where it starts, time there, slope; and where the time at x comes from."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve
 from servesim.cost.formula import Roofline
+from servesim.cost.suspect import ROUNDS
 from servesim.cost.tables import KernelTables
 
 
@@ -72,8 +73,7 @@ def collective_curve(
     rows = tables.rows(op, "bf16") if tables else {}
     mask = rows["gpus"] == gpus if rows else np.zeros(0, bool)
     if not mask.any():
-        rounds = 2.0 if op == "all_reduce" else 1.0
-        return roofline.collective(rounds * (gpus - 1) / gpus * bytes_per_token)
+        return roofline.collective(ROUNDS[op] * (gpus - 1) / gpus * bytes_per_token)
     size, time = rows["bytes"][mask], rows["time_us"][mask]
     order = np.argsort(size)
     return Curve((size[order] / bytes_per_token).tolist(), (time[order] * 1e3).tolist())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price
 from servesim.cost.host import HostTerms
 from servesim.cost.stage import Stage
+from servesim.cost.tables import KernelTables
 
 
 class TableCostModel(CostModel):
@@ -27,24 +28,25 @@ class TableCostModel(CostModel):
         stages: Sequence[Stage],
         description: str = "",
         host: HostTerms | None = None,
-        relative_error: float | None = None,
+        tables: KernelTables | None = None,
+        suspect: Sequence[str] = (),
     ) -> None:
         self.description = description
         self.terms = host
-        self.relative_error = relative_error
-        """Relative standard error of the tables' times by their own repeats; None where they state none."""
+        self.tables = tables
+        self.suspect = list(suspect)
+        """Measurements priced from that cannot be right, a line each."""
         self._stages = stages
         self.num_stages = len(stages)
         self._padded = host.padding() if host is not None else []
 
-    @property
-    def extrapolated(self) -> list[str]:
-        """What left the tables so far, one line an operator, first occurrences: shapes when the model was built,
-        sizes as they were priced."""
+    def extrapolated(self, reach: Mapping[int, int]) -> list[str]:
+        """What of the steps priced so far lay outside the tables, a line an operator. `reach`: the largest sum of
+        contexts by number of decoding sequences (runs of steps are priced, but not all of them taken)."""
         found: dict[str, str] = {}
         for stage in self._stages:
-            found = {**stage.left, **found}
-        return [found[name] for name in sorted(found)]
+            found = {**stage.extrapolated(reach), **found}
+        return [f"{name}: {found[name]}" for name in sorted(found)]
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
         """GPU ns of a step on each pipeline stage, sending to the next one included; their sum is `gpu_ns`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,11 +51,8 @@ class Stage:
         self._token_costs: dict[int, tuple[float, list[float]]] = {}
         self._sample_costs: dict[int, tuple[float, list[float]]] = {}
         self._decode_curves: dict[tuple[int, int, str], Curve] = {}
-        self.left: dict[str, str] = {}
-        """What left the tables, by operator: the first time it did."""
-        for name, curve in (*per_token, *per_sample):
-            if min(curve.knot_source) == EXTRAPOLATED:
-                self.left.setdefault(name, f"{name}: a shape the tables do not hold")
+        self._attended, self._over_cache = 0, False
+        """Of prompt pieces extrapolated: most tokens attended, and whether any were cached before them."""
 
     def constant(self, batch: Batch, tokens: int) -> tuple[float, list[float]]:
         """Everything but decode attention, which does not change along a decode run: nanoseconds, and those by
@@ -93,9 +90,6 @@ class Stage:
         start, y, slope, source = curve.piece(contexts)
         rise = (contexts - start) * slope
         parts[source] += y + rise
-        if source == EXTRAPOLATED and "attention_decode" not in self.left and contexts > curve.xs[-1]:
-            each, measured = contexts // batch.decode_count, int(curve.xs[-1] / batch.decode_count)
-            self._leave("attention_decode", f"{batch.decode_count} sequences of context {each} beyond {measured}")
         return rounded(ns, y, rise), parts
 
     def run(self, batch: Batch, tokens: int, k: int) -> NDArray[np.int64]:
@@ -115,9 +109,37 @@ class Stage:
             split = kind == "per_request"
             kinds = [decode_over_sum(a, count, queries, split, layers) for a, layers in self._attention]
             curve = self._decode_curves[key] = total(kinds)
-            if min(curve.knot_source) == EXTRAPOLATED:
-                self._leave("attention_decode", "heads or a number of sequences the tables do not hold")
         return curve
+
+    def extrapolated(self, reach: Mapping[int, int]) -> dict[str, str]:
+        """What of the steps priced so far lay outside the tables, by operator. `reach`: the largest sum of contexts
+        by number of decoding sequences."""
+        found: dict[str, str] = {}
+        for operators, priced in ((self._per_token, self._token_costs), (self._per_sample, self._sample_costs)):
+            most = max(priced, default=0)
+            for name, curve in operators:
+                if priced and min(curve.knot_source) == EXTRAPOLATED:
+                    found[name] = "a shape that was not measured"
+                elif priced and curve.source(most) == EXTRAPOLATED:
+                    found[name] = f"up to {most:,} rows, measured up to {int(curve.known_to):,}"
+        if self._attended:
+            cached = " over cached ones" if self._over_cache else ""
+            found["attention_prefill"] = f"prompt pieces{cached}, up to {self._attended:,} tokens attended"
+        decode = self._decode_beyond(reach)
+        return found | ({"attention_decode": decode} if decode else {})
+
+    def _decode_beyond(self, reach: Mapping[int, int]) -> str:
+        unknown, longest = 0, (0, 0, 0)
+        for (count, _, _), curve in self._decode_curves.items():
+            contexts = reach.get(count, 0)
+            if contexts and min(curve.knot_source) == EXTRAPOLATED:
+                unknown = max(unknown, count)
+            elif curve.source(contexts) == EXTRAPOLATED:
+                longest = max(longest, (contexts // count, count, int(curve.known_to) // count))
+        if unknown:
+            return f"up to {unknown:,} sequences, so many or their heads were not measured"
+        context, count, known = longest
+        return f"contexts up to {context:,} of {count:,} sequences, measured up to {known:,}" if count else ""
 
     def _prefill(self, batch: Batch) -> tuple[float, int]:
         split, source, whole = batch.attention == "per_request", 0, 0.0
@@ -133,18 +155,19 @@ class Stage:
             whole += ns * layers
             if origin > source:
                 source = origin
+        if source == EXTRAPOLATED:
+            for new, past in batch.prefill:
+                if new + past > self._attended:
+                    self._attended = new + past
+                if past:
+                    self._over_cache = True
         return whole, source
 
     def _sum_at(self, operators: Sequence[Operator], x: int) -> tuple[float, list[float]]:
         parts = [0.0, 0.0, 0.0, 0.0]
         if not x:
             return 0.0, parts
-        for name, curve in operators:
+        for _, curve in operators:
             ns, source = curve.look_up(x)
             parts[source] += ns
-            if source == EXTRAPOLATED and name not in self.left:
-                self._leave(name, f"{x} rows beyond {int(curve.known_to)}")
         return parts[0] + parts[1] + parts[2] + parts[3], parts
-
-    def _leave(self, name: str, how: str) -> None:
-        self.left.setdefault(name, f"{name}: {how}")

@@ -163,13 +163,17 @@ class KernelTables:
             found[path.name] = json.loads(metadata.get(METADATA_KEY, b"{}"))
         return found
 
-    @cached_property
+    @property
     def relative_error(self) -> float | None:
-        """Relative standard error of one time, the largest any file states (`relative_error` of its provenance,
-        from repeated measurements); None where a file of measurements states none."""
+        """Relative standard error of one time, the largest any file states (`relative_error` of its provenance, from
+        repeated measurements); None where none does."""
         stated = [entry.get("relative_error") for entry in self.provenance.values()]
-        known = [float(error) for error in stated if error is not None]
-        return max(known) if known and len(known) == len(stated) else None
+        return max((float(error) for error in stated if error is not None), default=None)
+
+    @property
+    def without_error(self) -> list[str]:
+        """Files that state no such error."""
+        return [name for name, entry in self.provenance.items() if entry.get("relative_error") is None]
 
     @cached_property
     def _by_op(self) -> dict[tuple[str, str], Rows]:

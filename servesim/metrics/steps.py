@@ -30,6 +30,8 @@ class StepTotals:
     steps_by_kind: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     ns_by_kind: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     gpu_ns_by_origin: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ORIGINS, 0.0))
+    decode_reach: dict[int, int] = field(default_factory=dict)
+    """Largest sum of contexts attended in a step, by number of decoding sequences."""
     replicas: set[int] = field(default_factory=set)
     _batch: dict[int, int] = field(default_factory=dict)
     _tokens: dict[int, int] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class StepTotals:
         decode = c["decode_count"] + c["drafts"]
         self.decode_tokens += exact_sum(decode * k)
         self.decode_context += exact_sum(c["decode_context"] * k + c["decode_count"] * (k * (k - 1) // 2))
+        self._add_reach(c["decode_count"], c["decode_context"] + c["decode_count"] * (k - 1))
         span = c["elapsed_ns"]
         self.kv_external_ns += exact_sum(c["kv_external"] * span)
         self.kv_peak = max(self.kv_peak, int(c["kv_peak"].max(initial=0)))
@@ -54,6 +57,13 @@ class StepTotals:
             self.gpu_ns_by_origin[origin] += float((c["gpu_ns"] * (c[f"{origin}_ppm"] / 1e6)).sum())
         _count(self._batch, c["decode_count"] + c["prefill_pieces"], k)
         _count(self._tokens, c["prefill_tokens"] + decode, k)
+
+    def _add_reach(self, count: Rows, contexts: Rows) -> None:
+        distinct, where = np.unique(count, return_inverse=True)
+        most = np.zeros(len(distinct), dtype=np.int64)
+        np.maximum.at(most, where, contexts)
+        for sequences, context in zip(distinct.tolist(), most.tolist(), strict=True):
+            self.decode_reach[sequences] = max(self.decode_reach.get(sequences, 0), context)
 
     def _add_kinds(self, prefill: NDArray[np.bool_], decode: NDArray[np.bool_], k: Rows, span: Rows) -> None:
         for kind, mask in zip(KINDS, (prefill & ~decode, decode & ~prefill, prefill & decode), strict=True):
@@ -77,6 +87,19 @@ class StepTotals:
         """Shares of the GPU time by where it comes from: measured kernels, between them, beyond them, formula."""
         total = sum(self.gpu_ns_by_origin.values())
         return {origin: per(ns, total) for origin, ns in self.gpu_ns_by_origin.items()}
+
+    def uncertainty(self, relative_error: float | None) -> float | None:
+        """Half-width of a 95 % interval on the GPU time, relative to it, from the standard error of one table entry
+        by its repeats; None where that is not known.
+
+        Errors of entries are taken to go together (one session, one clock), so they do not average out. Latencies
+        that no queue lengthens vary by as much at most. What is extrapolated or formula is off by more than repeats
+        say and is not in it.
+        """
+        shares = self.cost_shares()
+        if relative_error is None or shares["measured"] is None or shares["interpolated"] is None:
+            return None
+        return 1.96 * relative_error * (shares["measured"] + shares["interpolated"])
 
 
 def exact_sum(column: Rows) -> int:

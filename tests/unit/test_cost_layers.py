@@ -197,31 +197,37 @@ def test_tensor_parallelism_gathers_the_shards_of_the_lm_head() -> None:
 def test_roofline_mode_uses_no_table_where_there_is_one() -> None:
     model = cost("llama-3.1-8b", tables="roofline")
     assert model.price(decode(16, 1000)).shares == (0.0, 0.0, 0.0, 1.0)
-    assert (model.relative_error, model.extrapolated) == (None, [])
+    assert (model.tables, model.extrapolated({16: 16_000})) == (None, [])
     assert model.price(decode(16, 1000)).ns == pytest.approx(cost("llama-3.1-8b").price(decode(16, 1000)).ns, rel=0.2)
 
 
-def test_leaving_the_tables_is_noted_once_and_never_raises() -> None:
+def test_leaving_the_tables_is_noted_once_with_the_range_and_never_raises() -> None:
     model = cost("tiny-llama", "a100")
-    before = model.extrapolated
+    assert model.extrapolated({}) == []
     for context in (1_000_000, 2_000_000):
         model.price(decode(4, context))
         model.price(Batch(200_000, [(200_000, 0)]))
-    added = [note for note in model.extrapolated if note not in before]
-    assert "up: 200000 rows beyond 8192" in added
-    assert len({note.partition(":")[0] for note in model.extrapolated}) == len(model.extrapolated)
-    assert cost("llama-3.1-8b").extrapolated == ["lm_head: a shape the tables do not hold"]
+        model.price(Batch(1, [(1, context)]))
+    found = model.extrapolated({4: 8_000_000})
+    assert "up: up to 200,000 rows, measured up to 8,192" in found
+    assert "attention_decode: up to 4 sequences, so many or their heads were not measured" in found
+    assert "attention_prefill: prompt pieces over cached ones, up to 2,000,001 tokens attended" in found
+    assert len({note.partition(":")[0] for note in found}) == len(found)
 
 
-def test_a_context_beyond_the_table_is_noted_with_its_size() -> None:
+def test_a_shape_the_tables_do_not_hold_is_noted_once_it_is_priced() -> None:
     model = cost("llama-3.1-8b")
+    assert model.extrapolated({}) == []
     model.price(decode(4, 65_536))
-    assert len(model.extrapolated) == 1
-    model.price(decode(4, 200_000))
-    assert "attention_decode: 4 sequences of context 200000 beyond 65536" in model.extrapolated
+    assert model.extrapolated({4: 4 * 65_536}) == ["lm_head: a shape that was not measured"]
+    # a run of steps may be priced further than it is taken
+    model.gpu_run(decode(4, 65_536), 100)
+    assert len(model.extrapolated({4: 4 * 65_536})) == 1
+    beyond = "attention_decode: contexts up to 70,000 of 4 sequences, measured up to 65,536"
+    assert beyond in model.extrapolated({4: 4 * 70_000})
 
 
-@pytest.mark.parametrize(("stated", "expected"), [([0.01, 0.02], 0.02), ([0.01, None], None), ([None, None], None)])
+@pytest.mark.parametrize(("stated", "expected"), [([0.01, 0.02], 0.02), ([0.01, None], 0.01), ([None, None], None)])
 def test_the_repeat_error_of_a_table_is_the_largest_stated(
     stated: list[float | None], expected: float | None, tmp_path: Path
 ) -> None:
@@ -231,7 +237,8 @@ def test_the_repeat_error_of_a_table_is_the_largest_stated(
         columns: dict[str, Any] = {c: v[:100] for c, v in rows.items()}
         columns |= {"op": ["gemm" if name == "gemm" else "attention_decode"] * 100, "dtype": ["bf16"] * 100}
         write_table(tmp_path / f"{name}.parquet", columns, {} if error is None else {"relative_error": error})
-    assert KernelTables.load(folder=tmp_path).relative_error == expected
+    tables = KernelTables.load(folder=tmp_path)
+    assert (tables.relative_error, len(tables.without_error)) == (expected, stated.count(None))
     assert shipped.relative_error is None
 
 

@@ -1,0 +1,32 @@
+"""Measurements that are numbers, and yet cannot be what a sound server does."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from servesim.cost.tables import KernelTables
+from servesim.hardware.gpu import Gpu
+
+ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0}
+"""How often a ring collective sends (n - 1) / n of the message from each GPU."""
+_LEAST = 0.1
+"""Share of the data sheet's link rate that collectives of large messages reach at least; sound tables have 18 % (PCIe)
+to 80 % (NVLink)."""
+
+
+def slow_collectives(tables: KernelTables, gpu: Gpu, gpus: int | None = None) -> list[str]:
+    """Collectives (of so many `gpus`, or all) that at no size come near the rate of the link, a line each."""
+    found = []
+    for op, rounds in ROUNDS.items():
+        rows = tables.rows(op, "bf16")
+        for n in np.unique(rows["gpus"]).tolist() if rows else []:
+            mine = rows["gpus"] == n
+            rate = rows["bytes"][mine] / (rows["time_us"][mine] * 1e-6)
+            best = float(rate.max())
+            share = rounds * (n - 1) / n * best / gpu.link_bandwidth
+            if share < _LEAST and gpus in (None, n):
+                found.append(
+                    f"{op} of {n} GPUs runs at {best / 1e9:.2g} GB/s at best, {share:.0%} of the link of {gpu.name}: "
+                    "the server it was measured on cannot have been sound"
+                )
+    return found
