@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from servesim import __version__
-from servesim.errors import UserError
 
 HERE = Path(__file__).resolve().parent
 
@@ -94,16 +92,3 @@ def build(folder: str | Path, window_s: tuple[float, float] | None = None) -> st
 
     html: str = run_page(Result.load(folder), window_s).html()
     return html
-
-
-def write(path: str | Path, text: str) -> Path:
-    """Write a file whole or not at all."""
-    path = Path(path)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
-    return path

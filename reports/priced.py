@@ -101,8 +101,8 @@ def price_steps(run: Run) -> Priced:
     return Priced(ns, priced_ns / recorded_ns if recorded_ns else 1.0, points)
 
 
-def batch_of(steps: dict[str, Column], row: int) -> tuple[Batch, int]:
-    """The step in the middle of a recorded row, and how many the row stands for."""
+def batch_of(steps: dict[str, Column], row: int, nth: int | None = None) -> tuple[Batch, int]:
+    """The nth step of a recorded row (unless given the one in its middle), and how many the row stands for."""
     c = {name: int(column[row]) for name, column in steps.items()}
     pieces, count = c["prefill_pieces"], c["decode_count"]
     prefill = [(_part(c["prefill_tokens"], pieces, i), _part(c["prefill_context"], pieces, i)) for i in range(pieces)]
@@ -120,7 +120,8 @@ def batch_of(steps: dict[str, Column], row: int) -> tuple[Batch, int]:
         padded_tokens=c["padded_tokens"],
         bytes_moved=c["bytes_moved"],
     )
-    return (batch.advance((c["k"] - 1) // 2) if c["k"] > 1 else batch), c["k"]
+    nth = (c["k"] - 1) // 2 if nth is None else nth
+    return (batch.advance(nth) if nth else batch), c["k"]
 
 
 def _part(total: int, parts: int, i: int) -> int:

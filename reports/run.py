@@ -73,7 +73,7 @@ class Run:
         """Mean number of requests that had not been scheduled yet."""
         kept = self.requests["state"] != State.REJECTED
         arrival, scheduled = self.requests["arrival_ns"][kept], self.requests["scheduled_ns"][kept]
-        return self.present(arrival, np.where(scheduled < 0, self.end_ns, scheduled))
+        return self.present(arrival, np.where(scheduled < 0, self.requests["finished_ns"][kept], scheduled))
 
     def mean_of(self, integrals: Column | Series) -> Series:
         """Mean over each bin of a quantity whose integral over each row of steps is given, summed over replicas;

@@ -52,13 +52,13 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
     return Page(
         "run",
         "run report",
-        _title(run),
-        _subtitle(run),
-        _chips(run),
-        _alerts(run),
+        title(run),
+        subtitle(run),
+        chips(run),
+        alerts(run),
         {
-            "tiles": _tiles(run),
-            "latency": _latency(run),
+            "tiles": tiles(run),
+            "latency": latency_table(run),
             "figures": figures,
             "operators": _operators(priced) if priced else None,
             "origins": _origins(run),
@@ -83,47 +83,54 @@ def _gpus(run: Run) -> str:
     return each if s.replicas == 1 else f"{s.replicas} replicas of {each}"
 
 
-def _title(run: Run) -> str:
+def title(run: Run) -> str:
+    """What was simulated, in a line."""
     return f"{run.scenario.model} on {_gpus(run)}"
 
 
-def _subtitle(run: Run) -> str:
+def subtitle(run: Run) -> str:
+    """The workload, in a line."""
     trace = run.summary["provenance"]["trace"]
     rate = f" at {run.scenario.rate:g} requests/s" if run.scenario.rate else ""
     return f"{trace['requests']:,} requests of {trace['name']}{rate}"
 
 
-def _chips(run: Run) -> list[tuple[str, str]]:
+def chips(run: Run) -> list[tuple[str, str]]:
+    """Settings a reader asks for first."""
     s = run.scenario
-    chips = [("scheduler", s.scheduler["name"]), ("KV cache", s.kv["name"])]
+    found = [("scheduler", s.scheduler["name"]), ("KV cache", s.kv["name"])]
     if s.replicas > 1:
-        chips.append(("router", s.router["name"]))
-    chips.append(("weights", s.dtype))
+        found.append(("router", s.router["name"]))
+    found.append(("weights", s.dtype))
     if s.tp > 1:
-        chips.append(("tensor parallel", str(s.tp)))
+        found.append(("tensor parallel", str(s.tp)))
     if s.pp > 1:
-        chips.append(("pipeline stages", str(s.pp)))
-    chips += [("limit", f"{name.upper()} ≤ {limit:g} ms") for name, limit in s.slo.items()]
-    return chips
+        found.append(("pipeline stages", str(s.pp)))
+    found += [("limit", f"{name.upper()} ≤ {limit:g} ms") for name, limit in s.slo.items()]
+    return found
 
 
-def _alerts(run: Run) -> list[Alert]:
-    summary, alerts = run.summary, []
+def alerts(run: Run) -> list[Alert]:
+    """What a reader must not miss."""
+    summary = run.summary
+    found: list[Alert] = []
     if summary["stability"]["unstable"]:
-        alerts.append(
+        found.append(
             Alert("Unstable.", "The queue still grows when the arrivals end: latencies tell how long the trace is, "
                   "not how good the server is.")
         )  # fmt: skip
-    for reason, n in summary["requests"]["rejection_reasons"].items():
-        alerts.append(Alert(f"{n:,} rejected:", reason, "warn"))
+    for what in ("rejection", "abort"):
+        for reason, n in summary["requests"].get(f"{what}_reasons", {}).items():
+            found.append(Alert(f"{n:,} {'rejected' if what == 'rejection' else 'aborted'}:", reason, "warn"))
     beyond = summary["cost_shares"]["extrapolated"] or 0.0
     if beyond > 0.1:
         text = f"{percent(beyond)} of the GPU time is priced beyond what was measured."
-        alerts.append(Alert("Extrapolated.", text, "warn"))
-    return alerts
+        found.append(Alert("Extrapolated.", text, "warn"))
+    return found
 
 
-def _tiles(run: Run) -> list[dict[str, Any]]:
+def tiles(run: Run) -> list[dict[str, Any]]:
+    """Key figures, each with its unit and a note."""
     s = run.summary
     requests, flow, engine, kv = s["requests"], s["throughput"], s["engine"], s["kv"]
 
@@ -162,7 +169,8 @@ def _utilization(engine: dict[str, Any]) -> str:
     return ", ".join(known) or f"{engine['steps']:,} steps"
 
 
-def _latency(run: Run) -> Table:
+def latency_table(run: Run) -> Table:
+    """Statistics of every latency."""
     columns = ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")
     rows = []
     for key, label in LATENCIES:

@@ -13,7 +13,7 @@ import typer
 from servesim import __version__
 from servesim.cli_calibrate import calibrate_app
 from servesim.cli_experiments import register as register_experiments
-from servesim.cli_report import REPORT_EXAMPLES, report
+from servesim.cli_report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
 from servesim.cli_trace import trace_app
 from servesim.cli_validate import validate
 from servesim.errors import Interrupted, PolicyError, UserError
@@ -52,6 +52,7 @@ app.add_typer(calibrate_app, name="calibrate")
 app.command(epilog=VALIDATE_EXAMPLES)(validate)
 register_experiments(app)
 app.command(epilog=REPORT_EXAMPLES)(report)
+app.command(epilog=EXPORT_EXAMPLES)(export)
 
 
 @app.callback(invoke_without_command=True)

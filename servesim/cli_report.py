@@ -16,6 +16,13 @@ Examples:
 
   servesim report result -o report.html --window 30:45
 """
+EXPORT_EXAMPLES = """
+Examples:
+
+  servesim export result --to perfetto -o trace.json.gz
+
+  servesim export result --to vllm-bench -o bench.json
+"""
 
 
 def report(
@@ -31,12 +38,28 @@ def report(
     typer.echo(f"written to {write_report(folder, out, _window(window))}", err=True)
 
 
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What a command wrote with --out.")],
+    to: Annotated[str, typer.Option(help="perfetto, vllm-bench, aiperf, csv or markdown.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Compressed if its name ends in .gz.")],
+) -> None:
+    """Write a result as a Perfetto trace, vllm bench JSON, AIPerf JSONL, CSV, or Markdown for a pull request."""
+    from servesim.reports.export import export as write
+
+    write(folder, to, out)
+    typer.echo(f"written to {out}", err=True)
+
+
 def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, float] | None = None) -> Path:
     """Write the page of a result directory, into it unless told otherwise."""
-    from servesim.reports.page import build, write
+    from servesim.reports.files import writing
+    from servesim.reports.page import build
     from servesim.result_files import REPORT
 
-    path: Path = write(out or folder / REPORT, build(folder, window_s))
+    path = out or folder / REPORT
+    html = build(folder, window_s)
+    with writing(path) as file:
+        file.write(html)
     return path
 
 

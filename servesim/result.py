@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from servesim.engine.recorder import STEP_COLUMNS, Rows
+from servesim.engine.recorder import Rows
 from servesim.errors import UserError
 from servesim.metrics.requests import RequestColumns
-from servesim.result_files import REQUESTS, SCENARIO, STEPS, SUMMARY, TIMING, ResultWriter, arrow_array, arrow_strings
+from servesim.result_files import (
+    DELIVERIES,
+    REQUESTS,
+    SCENARIO,
+    STEPS,
+    STREAMED,
+    SUMMARY,
+    TIMING,
+    ResultWriter,
+    arrow_array,
+    arrow_strings,
+)
 from servesim.scenario import Scenario, load_settings
 
 if TYPE_CHECKING:
@@ -29,9 +40,10 @@ class Result:
         scenario: Scenario,
         timing: dict[str, Any],
         requests: Any,
-        steps: list[Rows] | Path,
+        streamed: Mapping[str, list[Rows] | Path],
     ) -> None:
-        """`requests` is a pyarrow table; `steps` the chunks of the step table, or its Parquet file."""
+        """`requests` is a pyarrow table; `streamed` the chunks of the tables of steps and deliveries by the names of
+        their files, or the Parquet files themselves."""
         self.summary = summary
         """All figures, as in summary.json: latencies in ms, durations in s, shares between 0 and 1."""
         self.scenario = scenario
@@ -39,7 +51,7 @@ class Result:
         self.timing = timing
         """What the run cost here, as in timing.json."""
         self._requests = requests
-        self._steps = steps
+        self._streamed = streamed
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -50,19 +62,20 @@ class Result:
     @cached_property
     def steps(self) -> pd.DataFrame:
         """One row a step, or `k` steps alike; columns: servesim.engine.recorder.STEP_COLUMNS."""
-        import pandas as pd
+        return self._frame(STEPS)
 
-        if isinstance(self._steps, Path):
-            return pd.read_parquet(self._steps)
-        rows = np.concatenate(self._steps) if self._steps else np.empty((0, len(STEP_COLUMNS)), dtype=np.int64)
-        return pd.DataFrame(rows, columns=list(STEP_COLUMNS))
+    @cached_property
+    def deliveries(self) -> pd.DataFrame:
+        """Where a step delivered otherwise than one token to each request; see servesim.engine.recorder."""
+        return self._frame(DELIVERIES)
 
     def save(self, out: str | Path) -> Path:
-        """Write summary.json, requests.parquet, steps.parquet, scenario.yaml and timing.json into a directory."""
+        """Write the directory `servesim run --out` writes, but for its report."""
         writer = ResultWriter(out)
         try:
-            for chunk in self._chunks():
-                writer.add_steps(chunk)
+            for file in STREAMED:
+                for chunk in self._chunks(file):
+                    writer.add(file, chunk)
             writer.finish(self.summary, self._requests, self.scenario.to_yaml(), self.timing)
         finally:
             writer.discard()
@@ -82,20 +95,30 @@ class Result:
                 Scenario.of(load_settings(folder / SCENARIO), str(folder / SCENARIO)),
                 json.loads((folder / TIMING).read_text(encoding="utf-8")),
                 pq.read_table(folder / REQUESTS),
-                folder / STEPS,
+                {file: folder / file for file in STREAMED},
             )
         except (OSError, ValueError) as error:
             raise UserError(f"{folder}: damaged result: {error}") from error
 
-    def _chunks(self) -> list[Rows]:
-        """The step table in the pieces it was recorded in."""
-        if not isinstance(self._steps, Path):
-            return self._steps
+    def _frame(self, file: str) -> pd.DataFrame:
+        import pandas as pd
+
+        source, columns = self._streamed[file], STREAMED[file]
+        if isinstance(source, Path):
+            return pd.read_parquet(source)
+        rows = np.concatenate(source) if source else np.empty((0, len(columns)), dtype=np.int64)
+        return pd.DataFrame(rows, columns=list(columns))
+
+    def _chunks(self, file: str) -> list[Rows]:
+        """A table in the pieces it was recorded in."""
+        source = self._streamed[file]
+        if not isinstance(source, Path):
+            return source
         import pyarrow.parquet as pq
 
-        file = pq.ParquetFile(self._steps)
-        groups = [file.read_row_group(i) for i in range(file.num_row_groups)]
-        return [np.stack([g[name].to_numpy() for name in STEP_COLUMNS], axis=1) for g in groups]
+        stored = pq.ParquetFile(source)
+        groups = [stored.read_row_group(i) for i in range(stored.num_row_groups)]
+        return [np.stack([g[name].to_numpy() for name in STREAMED[file]], axis=1) for g in groups]
 
 
 def request_table(columns: RequestColumns, reasons: Mapping[int, str], names: tuple[str, ...] | None) -> Any:

@@ -16,15 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.engine.recorder import STEP_COLUMNS, Rows
+from servesim.engine.recorder import LATE_COLUMNS, STEP_COLUMNS, Rows
 from servesim.errors import UserError
 from servesim.metrics.distribution import Numbers
 
 SUMMARY, SCENARIO, TIMING = "summary.json", "scenario.yaml", "timing.json"
-REQUESTS, STEPS = "requests.parquet", "steps.parquet"
+REQUESTS, STEPS, DELIVERIES = "requests.parquet", "steps.parquet", "deliveries.parquet"
+STREAMED = {STEPS: STEP_COLUMNS, DELIVERIES: LATE_COLUMNS}
+"""Tables that are written while the run goes on, and their columns."""
 REPORT = "report.html"
 """Made from the others, by the command line."""
-FILES = frozenset((SUMMARY, SCENARIO, TIMING, REQUESTS, STEPS, REPORT))
+FILES = frozenset((SUMMARY, SCENARIO, TIMING, REQUESTS, *STREAMED, REPORT))
 
 
 class ResultWriter:
@@ -33,7 +35,7 @@ class ResultWriter:
     def __init__(self, out: str | Path) -> None:
         """Claims the place; UserError, before any work is done, if a result cannot be written there."""
         self.out = Path(out)
-        self._steps: Any = None
+        self._open: dict[str, Any] = {}
         _refuse_foreign(self.out)
         self.partial = self.out.with_name(f"{self.out.name}.{os.getpid()}.partial")
         try:
@@ -44,18 +46,18 @@ class ResultWriter:
             self.discard()
             raise
 
-    def add_steps(self, rows: Rows) -> None:
-        """Append a chunk of the step table."""
+    def add(self, file: str, rows: Rows) -> None:
+        """Append a chunk to one of the STREAMED tables."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = pa.table({name: arrow_array(rows[:, i]) for i, name in enumerate(STEP_COLUMNS)})
+        table = pa.table({name: arrow_array(rows[:, i]) for i, name in enumerate(STREAMED[file])})
         with self._writing():
-            if self._steps is None:
+            if file not in self._open:
                 # Columns of counts and times: deltas are both smaller and quicker than dictionaries.
                 encoding = {"use_dictionary": False, "column_encoding": "DELTA_BINARY_PACKED"}
-                self._steps = pq.ParquetWriter(self.partial / STEPS, table.schema, compression="zstd", **encoding)
-            self._steps.write_table(table)
+                self._open[file] = pq.ParquetWriter(self.partial / file, table.schema, compression="zstd", **encoding)
+            self._open[file].write_table(table)
 
     def finish(
         self, summary: Mapping[str, Any], requests: Any, scenario_yaml: str, timing: Mapping[str, Any]
@@ -63,8 +65,8 @@ class ResultWriter:
         """Write the rest (`requests` is a pyarrow table) and put the directory in its place."""
         import pyarrow.parquet as pq
 
-        if self._steps is None:  # no step was made: an empty table all the same
-            self.add_steps(np.empty((0, len(STEP_COLUMNS)), dtype=np.int64))
+        for file in STREAMED.keys() - self._open.keys():  # nothing came: an empty table all the same
+            self.add(file, np.empty((0, len(STREAMED[file])), dtype=np.int64))
         with self._writing():
             self._close()
             pq.write_table(requests, self.partial / REQUESTS, compression="zstd")
@@ -96,9 +98,9 @@ class ResultWriter:
         shutil.rmtree(self.partial, ignore_errors=True)
 
     def _close(self) -> None:
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
+        for writer in self._open.values():
+            writer.close()
+        self._open.clear()
 
 
 def arrow_array(values: Numbers, valid: NDArray[np.bool_] | None = None) -> Any:

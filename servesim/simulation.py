@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from servesim.metrics.steps import StepTotals
 from servesim.metrics.summary import summarize
 from servesim.notes import after_run, on_costs
 from servesim.result import Result, request_table
-from servesim.result_files import STEPS, ResultWriter
+from servesim.result_files import DELIVERIES, STEPS, STREAMED, ResultWriter
 from servesim.scenario import ClientSettings, Scenario, load_settings
 from servesim.trace import Trace
 
@@ -70,16 +71,23 @@ def _scenario(
 
 def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: Progress | None) -> Result:
     totals = StepTotals()
-    chunks: list[Rows] = []
-    keep = chunks.append if writer is None else writer.add_steps
+    streamed: dict[str, list[Rows] | Path] = {}
+    sinks: dict[str, Callable[[Rows], None]] = {}
+    for file in STREAMED:
+        if writer is None:
+            chunks: list[Rows] = []
+            streamed[file], sinks[file] = chunks, chunks.append
+        else:
+            streamed[file] = writer.out / file
+            sinks[file] = partial(writer.add, file)
 
     def sink(rows: Rows) -> None:
         totals.add(rows)
-        keep(rows)
+        sinks[STEPS](rows)
 
     terms = setup.cost.terms
     in_ns, out_ns = (round(terms.front_in), round(terms.front_out)) if terms is not None else (0, 0)
-    recorder = Recorder(sink, out_ns)
+    recorder = Recorder(sink, out_ns, sinks[DELIVERIES])
     workload = TraceWorkload(setup.trace, setup.predicted, _clients(setup.scenario.clients))
     cluster = Cluster(
         FrontEnd(workload, in_ns, out_ns),
@@ -94,6 +102,7 @@ def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: 
     loop = _Clock()
     cluster.run()
     recorder.steps.flush()
+    recorder.deliveries.flush()
     ended = _Clock()
     columns = RequestColumns.of(recorder.requests.array())
     summary = _summary(setup, columns, recorder, totals, workload.unsent)
@@ -101,7 +110,7 @@ def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: 
     requests = request_table(columns, recorder.reasons, setup.trace.request_id)
     if writer is not None:
         writer.finish(summary, requests, setup.scenario.to_yaml(), timing)
-    return Result(summary, setup.scenario, timing, requests, chunks if writer is None else writer.out / STEPS)
+    return Result(summary, setup.scenario, timing, requests, streamed)
 
 
 def _clients(settings: ClientSettings) -> Clients:

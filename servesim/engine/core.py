@@ -61,6 +61,10 @@ class SpecStats:
             self.per_pos[i] += 1
 
 
+Late = tuple[int, int, int]
+"""(row, when the request got its last tokens before, tokens it got now)."""
+
+
 class EngineCore:
     """The state machine under the clock: requests come in, steps are planned and committed by id."""
 
@@ -76,6 +80,10 @@ class EngineCore:
         """Called for each request that has finished or was rejected, its record complete."""
         self.on_gap: Callable[[int, int], None] = lambda ns, count: None
         """Called with (ns, how often): gaps between successive tokens of a request."""
+        self.on_late: Callable[[int, list[Late]], None] = lambda now, late: None
+        """Called with what a step delivered otherwise than one token to a request that got one from the step before."""
+        self.committed_ns = -1
+        """When the last step was committed."""
         self.checks = check
         self.max_queued: int | None = None
         """Requests that may wait; one that arrives beyond is rejected. None: any number."""
@@ -210,7 +218,9 @@ class EngineCore:
         step = self.in_flight.popleft()
         kept: list[Request] = []
         finished: list[Request] = []
-        gap = count = 0  # most requests of a step share a gap: report it once
+        before, self.committed_ns = self.committed_ns, now
+        on_time = 0  # most requests of a step got their last token from the step before: report the gap once
+        late: list[Late] = []
         plain = tokens is None and not step.drafts and step.stale is None
         ended = State.FINISHED
         for request in step.sampled:
@@ -231,19 +241,19 @@ class EngineCore:
                     continue
             if request.first_token_ns < 0:
                 request.first_token_ns = now
-            elif now - request.last_token_ns == gap:
-                count += 1
+                if delivered > 1:
+                    late.append((request.row, now, delivered))
+            elif request.last_token_ns == before and delivered == 1:
+                on_time += 1
             else:
-                if count:
-                    self.on_gap(gap, count)
-                gap, count = now - request.last_token_ns, 1
-            if delivered > 1:
-                self.on_gap(0, delivered - 1)
+                late.append((request.row, request.last_token_ns, delivered))
             request.last_token_ns = now
             if request.num_tokens >= request._end_tokens:
                 finished.append(request)
-        if count:
-            self.on_gap(gap, count)
+        if on_time:
+            self.on_gap(now - before, on_time)
+        if late:
+            self.on_late(now, late)
         if self.kv.shares:
             publish = self.kv.publish
             for request in kept:

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 
 from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import Usage
-from servesim.engine.core import EngineCore, Step
+from servesim.engine.core import EngineCore, Late, Step
 from servesim.engine.recorder import Recorder
 from servesim.engine.request import Request
 
@@ -93,7 +93,8 @@ class Leap:
         grown = core.kv.grow_run(requests, m)
         core.kv.held_tokens += batch_size * m
         core.next_step_id += m
-        self._stamp(recorder, requests, m)
+        self._stamp(recorder, requests, m, core.committed_ns)
+        core.committed_ns = self._ends[m - 1]
         core.scheduler.advance(m)
 
         for _ in range(min(m, depth)):  # steps planned for real, now committed
@@ -107,25 +108,26 @@ class Leap:
             core.check_integrity()
         return in_flight[-1].end_ns
 
-    def _stamp(self, recorder: Recorder, requests: list[Request], m: int) -> None:
-        """Deliver m tokens to each request, at E_1..E_m."""
+    def _stamp(self, recorder: Recorder, requests: list[Request], m: int, before: int) -> None:
+        """Deliver m tokens to each request, at E_1..E_m; a step was committed `before`."""
         ends = self._ends
         first, last = ends[0], ends[m - 1]
-        gap = count = 0
+        on_time = 0
+        late: list[Late] = []
         for request in requests:
             request.num_tokens += m
             request.num_computed_tokens += m
             if request.first_token_ns < 0:
                 request.first_token_ns = first
-            elif first - request.last_token_ns == gap:
-                count += 1
+            elif request.last_token_ns == before:
+                on_time += 1
             else:
-                if count:
-                    recorder.gap(gap, count)
-                gap, count = first - request.last_token_ns, 1
+                late.append((request.row, request.last_token_ns, 1))
             request.last_token_ns = last
-        if count:
-            recorder.gap(gap, count)
+        if on_time:
+            recorder.gap(first - before, on_time)
+        if late:
+            recorder.late(first, late)
         if m > 1:
             recorder.gaps([b - a for a, b in pairwise(ends[:m])], len(requests))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.engine.core import Step
+from servesim.engine.core import Late, Step
 from servesim.engine.request import Request
 
 STEP_COLUMNS = (
@@ -64,6 +64,14 @@ REQUEST_COLUMNS = (
     "num_preemptions",
     "recomputed_tokens",
 )
+LATE_COLUMNS = (
+    "row",
+    "ns",  # when the step ended that delivered, on the engine's clock
+    "since_ns",  # when the request got tokens before; `ns` itself: never
+    "tokens",
+)
+"""Deliveries out of the ordinary. Between its first and its last token every step of a request's replica that ends
+delivers it one token, except where a row here says otherwise: none between `since_ns` and `ns`, then `tokens`."""
 FLUSH_CELLS = 1 << 20
 
 Rows = NDArray[np.int64]
@@ -103,10 +111,16 @@ class Table:
 class Recorder:
     """Collects the records of one simulation, all replicas together."""
 
-    def __init__(self, step_sink: Callable[[Rows], None] | None = None, out_ns: int = 0) -> None:
+    def __init__(
+        self,
+        step_sink: Callable[[Rows], None] | None = None,
+        out_ns: int = 0,
+        late_sink: Callable[[Rows], None] | None = None,
+    ) -> None:
         """`out_ns`: how long a token takes from the engine to the client, in the times of requests."""
         self._out_ns = out_ns
         self.steps = Table(STEP_COLUMNS, step_sink)
+        self.deliveries = Table(LATE_COLUMNS, late_sink)
         self.requests = Table(REQUEST_COLUMNS)
         self.reasons: dict[int, str] = {}
         """Finish reason or reason of rejection by row."""
@@ -166,6 +180,23 @@ class Recorder:
         """The same for each element of `ns`."""
         self._gap_ns.extend(ns)
         self._gap_count.extend([count] * len(ns))
+
+    def late(self, now: int, late: list[Late]) -> None:
+        """A step delivered at `now` otherwise than one token to a request that had one from the step before."""
+        shared = count = 0  # requests held up together share a gap
+        for row, since, tokens in late:
+            self.deliveries.add((row, now, since, tokens))
+            if tokens > 1:
+                self.gap(0, tokens - 1)
+            if since == now:
+                continue
+            if now - since != shared:
+                if count:
+                    self.gap(shared, count)
+                shared, count = now - since, 0
+            count += 1
+        if count:
+            self.gap(shared, count)
 
     def leave(self, request: Request, replica: int) -> None:
         """A request has finished or was rejected."""

@@ -46,6 +46,7 @@ class Replica:
         """When something may arrive at the earliest, as far as is known: spares pricing beyond it."""
         core.on_leave = self._leave
         core.on_gap = recorder.gap
+        core.on_late = recorder.late
         self.on_leave: Callable[[Request], None] = lambda request: None
         self._awaited: Event | None = None  # the completion event that counts; earlier ones are void
         self._plan_due = False

@@ -76,6 +76,7 @@ def compared(world: World) -> tuple[Cluster, Cluster]:
     for a, b in zip(fast.recorder.itl(), plain.recorder.itl(), strict=True):
         assert a.tolist() == b.tolist()
     assert_steps_agree(fast.recorder, plain.recorder)
+    assert sorted(fast.recorder.deliveries.array().tolist()) == sorted(plain.recorder.deliveries.array().tolist())
     for key, snapshot in fast_seen.items():
         assert snapshot == plain_seen[key], f"replica, time, step {key}"
     return fast, plain

@@ -54,6 +54,7 @@ def test_a_run_prints_its_summary(servesim: Cli, tmp_path: Path) -> None:
     for word in ("40 completed of 40", "extrapolated", "stable", "per million tokens", "aiconfigurator-core", "note: "):
         assert word in out
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [
+        "deliveries.parquet",
         "report.html",
         "requests.parquet",
         "scenario.yaml",

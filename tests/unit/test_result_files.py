@@ -15,7 +15,7 @@ from servesim.engine.recorder import STEP_COLUMNS
 from servesim.errors import UserError
 from servesim.result_files import ResultWriter
 
-REPRODUCIBLE = ("summary.json", "requests.parquet", "steps.parquet", "scenario.yaml")
+REPRODUCIBLE = ("summary.json", "requests.parquet", "steps.parquet", "deliveries.parquet", "scenario.yaml")
 SETTINGS: dict[str, Any] = {
     "trace": "synth:rate=20,prompt=300,output=lognormal(p50=20,p95=60),prefix=shared(groups=3,length=200)",
     "requests": 60,

@@ -1,0 +1,38 @@
+"""Results in other tools' formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TextIO
+
+from servesim.errors import UserError, suggest
+from servesim.result import Result
+
+FORMATS = {
+    "perfetto": "perfetto",
+    "vllm-bench": "vllm_bench",
+    "aiperf": "aiperf",
+    "csv": "table",
+    "markdown": "markdown",
+}
+"""Names on the command line, and the modules here whose `write` does it."""
+
+
+def export(folder: Path, to: str, out: Path) -> None:
+    """Write a result directory as `to`, whole or not at all."""
+    from servesim.reports.files import writing
+
+    if to not in FORMATS:
+        raise UserError(f"unknown format {to!r}{suggest(to, FORMATS)}")
+    write: Callable[[Path, TextIO], None] = import_module(f"servesim.reports.export.{FORMATS[to]}").write
+    with writing(out) as file:
+        write(folder, file)
+
+
+def one_run(folder: Path, to: str) -> Result:
+    """The run in a directory; UserError where it holds an experiment of many."""
+    if not (folder / "summary.json").is_file() and (folder / "cells").is_dir():
+        raise UserError(f"{folder}: holds an experiment; {to} is for one run, such as one of those in {folder}/cells")
+    return Result.load(folder)

@@ -1,0 +1,118 @@
+"""Chrome trace events (JSON), as ui.perfetto.dev and chrome://tracing open them.
+
+A process a replica: one slice a step, on as many tracks as steps overlap (pipeline stages); counters of the batch and
+of KV memory; and a process of requests, each an asynchronous track of its phases. Times in microseconds, to the
+nanosecond.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from servesim.engine.request import State
+from servesim.reports.export import one_run
+from servesim.reports.tokens import Steps, Tokens
+
+COUNTS = ("prefill_tokens", "prefill_pieces", "decode_count", "sampled", "drafts", "preempted")
+
+
+def write(folder: Path, file: TextIO) -> None:
+    """Write the trace of a run."""
+    result = one_run(folder, "a trace")
+    tokens = Tokens(result)
+    steps = {str(c): result.steps[c].to_numpy() for c in result.steps}
+    file.write('{"displayTimeUnit":"ms","otherData":')
+    file.write(json.dumps(_about(result.summary, tokens.steps.exact), sort_keys=True))
+    file.write(',"traceEvents":[')
+    comma = ""
+    for event in (*_names(steps), *_steps(steps, tokens.steps), *_counters(steps), *_requests(result)):
+        file.write(comma + "\n" + json.dumps(event, separators=(",", ":")))
+        comma = ","
+    file.write("\n]}\n")
+
+
+def _about(summary: dict[str, Any], exact: bool) -> dict[str, Any]:
+    return {
+        "made_by": f"servesim {summary['provenance']['versions']['servesim']}",
+        "trace": summary["provenance"]["trace"],
+        "cost_model": summary["provenance"]["cost_model"],
+        "step_times": "exact" if exact else "steps recorded as a run share its time evenly",
+    }
+
+
+def _pid(replica: int) -> int:
+    return replica + 1
+
+
+REQUESTS_PID = 1_000_000
+
+
+def _names(steps: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for replica in np.unique(steps["replica"]).tolist():
+        name = {"name": f"replica {replica}"}
+        yield {"ph": "M", "pid": _pid(replica), "name": "process_name", "args": name}
+    yield {"ph": "M", "pid": REQUESTS_PID, "name": "process_name", "args": {"name": "requests"}}
+
+
+def _steps(table: dict[str, Any], steps: Steps) -> Iterator[dict[str, Any]]:
+    """One complete event a step."""
+    free: dict[int, list[int]] = {}
+    columns = {name: table[name].tolist() for name in (*COUNTS, "replica", "kv_used", "step", "decode_context")}
+    for row, step, begin, end in zip(
+        steps.row.tolist(), steps.step.tolist(), steps.begin_ns.tolist(), steps.end_ns.tolist(), strict=True
+    ):
+        c = {name: column[row] for name, column in columns.items()}
+        kind = "decode" if not c["prefill_pieces"] else "mixed" if c["decode_count"] else "prefill"
+        nth = step - c["step"]
+        arguments = {"step": step, **{name: c[name] for name in COUNTS if c[name]}}
+        if c["decode_count"]:
+            arguments["decode_context"] = c["decode_context"] + nth * c["decode_count"]
+        yield {
+            "ph": "X", "cat": "step", "name": kind, "pid": _pid(c["replica"]),
+            "tid": _lane(free.setdefault(c["replica"], []), begin, end), "ts": begin / 1e3, "dur": (end - begin) / 1e3,
+            "args": arguments,
+        }  # fmt: skip
+
+
+def _lane(free: list[int], begin: int, end: int) -> int:
+    """The first track that is free at `begin`, from 1."""
+    for i, until in enumerate(free):
+        if until <= begin:
+            free[i] = end
+            return i + 1
+    free.append(end)
+    return len(free)
+
+
+def _counters(steps: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Values as of the first step of each row."""
+    for i in range(len(steps["k"])):
+        at = {"ph": "C", "pid": _pid(int(steps["replica"][i])), "ts": int(steps["start_ns"][i]) / 1e3}
+        sequences = int(steps["decode_count"][i] + steps["prefill_pieces"][i])
+        yield {**at, "name": "sequences in a step", "args": {"sequences": sequences}}
+        kv = {"used": int(steps["kv_used"][i]), "not filled": int(steps["kv_internal"][i])}
+        yield {**at, "name": "KV tokens", "args": kv}
+
+
+def _requests(result: Any) -> Iterator[dict[str, Any]]:
+    """Nestable asynchronous events: the request, and in it waiting, prompt and output."""
+    frame = result.requests
+    names = frame["name"].tolist() if "name" in frame else frame["row"].tolist()
+    columns = ["row", "state", "arrival_ns", "scheduled_ns", "first_token_ns", "finished_ns"]
+    for name, values in zip(names, zip(*(frame[c].tolist() for c in columns), strict=True), strict=True):
+        row, state, arrival, scheduled, first, finished = values
+        common = {"cat": "request", "id": str(row), "pid": REQUESTS_PID, "tid": 1}
+        label = f"request {name}" if state == State.FINISHED else f"request {name} ({State(state).name.lower()})"
+        marks = [arrival, scheduled, first, finished]
+        yield {**common, "ph": "b", "name": label, "ts": arrival / 1e3}
+        for phase, begin, end in zip(("waiting", "prompt", "output"), marks[:-1], marks[1:], strict=True):
+            if begin >= 0:
+                until = end if end >= 0 else finished
+                yield {**common, "ph": "b", "name": phase, "ts": begin / 1e3}
+                yield {**common, "ph": "e", "name": phase, "ts": until / 1e3}
+        yield {**common, "ph": "e", "name": label, "ts": finished / 1e3}

@@ -1,0 +1,109 @@
+"""Every step and every token of a run, worked out from its records.
+
+Records keep runs of equal steps as one row, and of tokens only what is out of the ordinary. The steps of a row are
+priced again to tell where each ends; where that fails (the cost model's files have changed since, or its price depends
+on more than the records keep) they share the row's time evenly and `exact` says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.cost import TableCostModel
+from servesim.deployment import cost_model_of
+from servesim.errors import UserError
+from servesim.reports.priced import batch_of
+from servesim.result import Result
+
+Column = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """All steps, one element each, by replica and step id."""
+
+    row: Column
+    """Row of the step table it stands in."""
+    step: Column
+    begin_ns: Column
+    end_ns: Column
+    exact: bool
+    """False: ends within some rows of several steps are estimates."""
+
+
+class Tokens:
+    """Steps and tokens of a result."""
+
+    def __init__(self, result: Result) -> None:
+        self._steps = {str(c): result.steps[c].to_numpy() for c in result.steps}
+        self._requests = {c: result.requests[c].to_numpy() for c in ("row", "replica", "output_len", "first_token_ns")}
+        self._last = result.requests["last_token_ns"].to_numpy()
+        host = result.summary["provenance"]["host_terms"]
+        self._out_ns = round(host["front_out"]) if host else 0
+        self._late: dict[int, list[tuple[int, int, int]]] = {}
+        for row, ns, since, tokens in result.deliveries.to_numpy().tolist():
+            self._late.setdefault(row, []).append((ns, since, tokens))
+        self._scenario = result.scenario
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The step table with its runs of steps written out."""
+        s = self._steps
+        order = np.lexsort((s["step"], s["replica"]))
+        k = s["k"][order]
+        row = np.repeat(order, k)
+        first = np.cumsum(k) - k
+        nth = np.arange(len(row)) - np.repeat(first, k)
+        end = s["end_ns"][row].copy()
+        cost, exact = self._cost(), True
+        for i in np.flatnonzero(k > 1).tolist():
+            ends, known = self._ends(int(order[i]), cost)
+            end[first[i] : first[i] + k[i]] = ends
+            exact = exact and known
+        begin = np.where(nth == 0, s["start_ns"][row], np.concatenate([[0], end[:-1]]))
+        return Steps(row, s["step"][row] + nth, begin, end, exact)
+
+    def _cost(self) -> TableCostModel | None:
+        try:
+            return cost_model_of(self._scenario)
+        except UserError:
+            return None
+
+    def _ends(self, row: int, cost: TableCostModel | None) -> tuple[Column, bool]:
+        """When each step of a row ends, and whether that is known to the nanosecond."""
+        start, end, k = (int(self._steps[c][row]) for c in ("start_ns", "end_ns", "k"))
+        if cost is not None:
+            batch, _ = batch_of(self._steps, row, 0)
+            for asynchronous in (True, False):
+                cost.asynchronous = asynchronous
+                ends = start + np.cumsum(cost.price_run(batch, k))
+                if int(ends[-1]) == end:
+                    return ends, True
+        return start + (end - start) * np.arange(1, k + 1) // k, False
+
+    @cached_property
+    def _ends_by_replica(self) -> dict[int, Column]:
+        replica = self._steps["replica"][self.steps.row]
+        return {int(r): self.steps.end_ns[replica == r] for r in np.unique(replica)}
+
+    def of(self, i: int) -> Column:
+        """When each output token of the i-th request reached the client, ns; empty if none did."""
+        first, last = int(self._requests["first_token_ns"][i]), int(self._last[i])
+        if first < 0:
+            return np.empty(0, dtype=np.int64)
+        ends = self._ends_by_replica[int(self._requests["replica"][i])]
+        begin, stop = np.searchsorted(ends, first - self._out_ns), np.searchsorted(ends, last - self._out_ns)
+        times = ends[begin : stop + 1]
+        count = np.ones(len(times), dtype=np.int64)
+        for ns, since, tokens in self._late.get(int(self._requests["row"][i]), ()):
+            low, high = np.searchsorted(times, since, side="right"), np.searchsorted(times, ns)
+            count[low:high] = 0
+            count[high] = tokens
+        delivered = np.repeat(times, count) + self._out_ns
+        if len(delivered) != int(self._requests["output_len"][i]):
+            raise UserError(f"request {self._requests['row'][i]}: the records of its tokens contradict each other")
+        return delivered
