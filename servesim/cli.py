@@ -84,6 +84,12 @@ def run(
         str | None, typer.Option(help="name, name:key=value,... or file.py:Class. [default: vllm]")
     ] = None,
     kv: Annotated[str | None, typer.Option(help="KV allocator, written the same way. [default: prefix-hash]")] = None,
+    speculation: Annotated[
+        str | None, typer.Option(help="Drafting: eagle3:k=3, ngram, draft-model:model=.... [default: none]")
+    ] = None,
+    acceptance: Annotated[
+        str | None, typer.Option(help="Which drafts turn out right: positions:marginal=0.7/0.5/0.3, ....")
+    ] = None,
     router: Annotated[str | None, typer.Option(help="Router, written the same way. [default: round-robin]")] = None,
     replicas: Annotated[int | None, typer.Option(help="Copies of the model behind the router. [default: 1]")] = None,
     tp: Annotated[int | None, typer.Option(help="GPUs a stage (tensor parallelism). [default: 1]")] = None,
@@ -138,6 +144,8 @@ def run(
         "gpu": gpu,
         "scheduler": scheduler,
         "kv": kv,
+        "speculation": speculation,
+        "acceptance": acceptance,
         "router": router,
         "replicas": replicas,
         "tp": tp,

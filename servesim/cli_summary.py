@@ -141,6 +141,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens recomputed"),
         ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
+        *_drafts(summary["speculation"]),
         (
             "price",
             f"${number(price['usd_per_million_tokens'])} per million tokens, "
@@ -155,6 +156,14 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("queue", "UNSTABLE" if summary["stability"]["unstable"] else "stable"),
     ]
     return rows
+
+
+def _drafts(speculation: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if speculation is None:
+        return []
+    rates = " / ".join(percent(rate) for rate in speculation["per_position_acceptance_rates"])
+    length = number(speculation["acceptance_length"])
+    return [("speculation", f"{length} tokens a verification; accepted by position {rates or '-'}")]
 
 
 def _measurements(summary: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ from servesim.metrics.summary import Deployment
 from servesim.notes import before_run
 from servesim.predictor import predict
 from servesim.scenario import Scenario, Settings
+from servesim.speculation import Speculation
 from servesim.trace import Ints, Trace
 
 OBJECT = "object:"
@@ -76,15 +77,27 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     model, gpu = ModelSpec.load(scenario.model), Gpu.load(scenario.gpu)
     defaults = vllm_defaults(gpu)
     policies = _policies(scenario, model, gpu, defaults)
+    speculation = Speculation.of(scenario, model)
+    if speculation is not None:
+        speculation.check(policies.scheduler)
+        policies = dataclasses.replace(
+            policies,
+            scheduler_params=speculation.tune(policies.scheduler_params),
+            kv_params=speculation.tune(policies.kv_params),
+        )
     terms = _host_terms(scenario, gpu)
-    cost = _cost_model(scenario, model, gpu, terms)
+    cost = _cost_model(scenario, model, gpu, terms, speculation)
     trace = _open(scenario) if trace is None else _cut(trace, scenario)
-    budget, fitting = _memory(scenario, model, gpu, policies, trace)
+    budget, fitting = _memory(scenario, model, gpu, policies, trace, speculation)
     max_model_len = _max_model_len(scenario, model, budget.num_blocks)
     if not getattr(policies.scheduler_params, "enable_chunked_prefill", True):
         _check_whole_prompts(policies.max_num_batched_tokens, max_model_len)
     scenario = _resolved(scenario, gpu, policies, budget, max_model_len, terms)
+    if speculation is not None:
+        scenario = scenario.model_copy(update=speculation.resolved())
     asynchronous = scenario.engine.async_scheduling and "async" in policies.scheduler.supports and scenario.pp == 1
+    if speculation is not None:
+        asynchronous = asynchronous and "async" in speculation.speculator.supports
     limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
     engine = scenario.engine
     memory = KVMemory(
@@ -94,7 +107,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         host_blocks=int(engine.swap_space_gib * 2**30) // budget.block_bytes if budget.block_bytes else 0,
         bytes_per_token=budget.block_bytes * scenario.pp // engine.block_size,
     )
-    cores = [_core(policies, limits, scenario, memory) for _ in range(scenario.replicas)]
+    cores = [_core(policies, limits, scenario, memory, speculation, cost) for _ in range(scenario.replicas)]
     cost.asynchronous = asynchronous
     kv = cores[0].kv
     deployment = Deployment(
@@ -122,7 +135,10 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         depth=scenario.pp + asynchronous,
         deployment=deployment,
         defaults=defaults,
-        notes=list(before_run(scenario, trace, cores[0].scheduler, kv, fitting)),
+        notes=[
+            *before_run(scenario, trace, cores[0].scheduler, kv, fitting),
+            *(speculation.notes(trace) if speculation is not None else ()),
+        ],
         provenance=_provenance(scenario, trace, gpu, cost),
     )
 
@@ -165,10 +181,13 @@ def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> Non
 def cost_model_of(scenario: Scenario) -> TableCostModel:
     """The cost model a scenario is priced with."""
     gpu = Gpu.load(scenario.gpu)
-    return _cost_model(scenario, ModelSpec.load(scenario.model), gpu, _host_terms(scenario, gpu))
+    model = ModelSpec.load(scenario.model)
+    return _cost_model(scenario, model, gpu, _host_terms(scenario, gpu), Speculation.of(scenario, model))
 
 
-def _cost_model(scenario: Scenario, model: ModelSpec, gpu: Gpu, terms: HostTerms | None) -> TableCostModel:
+def _cost_model(
+    scenario: Scenario, model: ModelSpec, gpu: Gpu, terms: HostTerms | None, speculation: Speculation | None
+) -> TableCostModel:
     return build_cost_model(
         model,
         gpu,
@@ -178,6 +197,7 @@ def _cost_model(scenario: Scenario, model: ModelSpec, gpu: Gpu, terms: HostTerms
         kv_dtype=scenario.kv_dtype,
         tables=scenario.kernel_tables,
         host=terms,
+        speculator=speculation.make() if speculation is not None else None,
     )
 
 
@@ -218,10 +238,16 @@ def _cut(trace: Trace, scenario: Scenario) -> Trace:
 
 
 def _memory(
-    scenario: Scenario, model: ModelSpec, gpu: Gpu, policies: _Policies, trace: Trace
+    scenario: Scenario,
+    model: ModelSpec,
+    gpu: Gpu,
+    policies: _Policies,
+    trace: Trace,
+    speculation: Speculation | None,
 ) -> tuple[MemoryBudget, int | None]:
     """The budget of the run, and the blocks that fit by utilization (None: no block does)."""
     engine = scenario.engine
+    draft = speculation.make().model() if speculation is not None else None
 
     def budget(num_blocks: int | None, ignore: bool) -> MemoryBudget:
         return memory_budget(
@@ -237,6 +263,7 @@ def _memory(
             gpu_memory_utilization=engine.gpu_memory_utilization,
             num_blocks=num_blocks,
             ignore_memory=ignore,
+            draft=draft,
         )
 
     if engine.ignore_memory:
@@ -293,9 +320,19 @@ def _resolved(
     )
 
 
-def _core(policies: _Policies, limits: Limits, scenario: Scenario, memory: KVMemory) -> EngineCore:
+def _core(
+    policies: _Policies,
+    limits: Limits,
+    scenario: Scenario,
+    memory: KVMemory,
+    speculation: Speculation | None,
+    cost: TableCostModel,
+) -> EngineCore:
     kv = policies.kv(policies.kv_params, memory)
-    core = EngineCore(policies.scheduler(policies.scheduler_params, limits, kv), kv, check=scenario.check)
+    scheduler = policies.scheduler(policies.scheduler_params, limits, kv)
+    core = EngineCore(scheduler, kv, scenario.check)
+    if speculation is not None:
+        core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance
     core.max_queued = scenario.engine.max_queued_requests
     return core
 
@@ -304,7 +341,7 @@ def _provenance(scenario: Scenario, trace: Trace, gpu: Gpu, cost: TableCostModel
     from servesim.traces import trace_digest
 
     files = {}
-    for kind in ("scheduler", "kv", "router"):
+    for kind in ("scheduler", "kv", "router", "speculation"):
         path, py, _ = getattr(scenario, kind)["name"].partition(".py:")
         if py:
             files[kind] = sha256_of(Path(f"{path}.py"))

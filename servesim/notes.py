@@ -43,7 +43,8 @@ def before_run(
     threshold = scenario.scheduler.get("long_prefill_token_threshold", 0)
     if isinstance(threshold, int) and threshold >= int(trace.prompt_len.max()):
         yield f"scheduler long_prefill_token_threshold={threshold} limits nothing: no prompt is longer"
-    for key in ("num_speculative_tokens", "draft_slots_per_request", "num_lookahead_tokens"):
+    drafts = scenario.speculation["name"] != "none"
+    for key in () if drafts else ("num_speculative_tokens", "draft_slots_per_request", "num_lookahead_tokens"):
         if scenario.scheduler.get(key):
             yield f"scheduler {key}={scenario.scheduler[key]}: nothing is drafted, only room is kept for it"
     if "tpot" in scenario.slo and int(trace.output_len.max()) == 1:
@@ -66,6 +67,9 @@ def after_run(
     budget = scenario.scheduler.get("max_num_batched_tokens")
     if tokens and budget is not None and budget != defaults.max_num_batched_tokens and tokens["max"] < budget:
         yield f"scheduler max_num_batched_tokens={budget} limits nothing: the fullest step had {tokens['max']:.0f}"
+    speculation = summary.get("speculation")
+    if scenario.speculation["name"] != "none" and (speculation is None or not speculation["num_drafts"]):
+        yield f"speculation {scenario.speculation['name']} changed nothing but costs: no draft was ever verified"
     used = summary["engine"]["replicas_used"]
     if used < scenario.replicas:
         yield f"replicas={scenario.replicas}: only {used} of them served a request"

@@ -114,6 +114,11 @@ class Scenario(BaseModel):
     kv: Settings = Field(default={"name": "prefix-hash"})
     """Prefix caching is on, as in vLLM; `paged` is the same memory without it."""
     router: Settings = Field(default={"name": "round-robin"})
+    speculation: Settings = Field(default={"name": "none"})
+    """How drafts are made, such as `eagle3:k=3`."""
+    acceptance: Settings | None = None
+    """Which drafts turn out right, such as `positions:marginal=0.73/0.52/0.36`: part of the workload. None: what the
+    method assumes, which is then noted."""
     engine: EngineSettings = EngineSettings()
     slo: dict[str, float] = Field(default={})
     """Limits in milliseconds of ttft, tpot and e2el, as a mapping or `ttft:500,tpot:50`."""
@@ -129,10 +134,10 @@ class Scenario(BaseModel):
     usd_per_gpu_hour: float | None = Field(default=None, ge=0)
     """Price of a GPU; none: the assumption that stands with the GPU's data sheet."""
 
-    @field_validator("scheduler", "kv", "router", mode="before")
+    @field_validator("scheduler", "kv", "router", "speculation", "acceptance", mode="before")
     @classmethod
-    def _policy(cls, value: Any) -> Settings:
-        return policy_settings(value)
+    def _policy(cls, value: Any) -> Settings | None:
+        return policy_settings(value) if value is not None else None
 
     @field_serializer("rate", when_used="json")
     def _finite(self, rate: float | None) -> float | str | None:
@@ -222,9 +227,9 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
         settings[key] = value
         return
     current = settings.get(outer)
-    if outer in ("scheduler", "kv", "router"):
+    if outer in ("scheduler", "kv", "router", "speculation", "acceptance"):
         default = Scenario.model_fields[outer].default
-        current = policy_settings(default if current is None else current)
+        current = policy_settings(default if current is None else current) if current or default else None
     elif outer == "slo" and isinstance(current, str):
         current = parse_slo(current)
     if current is not None and not isinstance(current, Mapping):

@@ -21,6 +21,7 @@ from servesim.notes import after_run, on_costs
 from servesim.result import Result, request_table
 from servesim.result_files import DELIVERIES, STEPS, STREAMED, ResultWriter
 from servesim.scenario import ClientSettings, Scenario, load_settings
+from servesim.speculation import figures as speculation_figures
 from servesim.trace import Trace
 
 Progress = Callable[[int, int], None]
@@ -136,6 +137,7 @@ def _summary(
     tables = setup.cost.tables
     figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
     figures["requests"] |= {"retries": int((columns.table["row"] >= len(setup.trace)).sum()), "unsent": unsent}
+    figures["speculation"] = speculation_figures(core.spec_stats for core in setup.cores)
     return {
         **figures,
         "notes": [

@@ -1,15 +1,18 @@
 """What a policy author needs: the contracts, and the registries that find policies by name."""
 
+from servesim.contracts.acceptance import AcceptanceModel, acceptance_models
 from servesim.contracts.cost import Batch, CostModel, Host, Price
 from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, NoParams, Usage, kv_allocators
 from servesim.contracts.registry import Registry, build_params
 from servesim.contracts.router import ReplicaView, Router, routers
 from servesim.contracts.scheduler import Defaults, Limits, Scheduler, SchedulerParams, schedulers
+from servesim.contracts.speculator import Speculator, SpeculatorParams, speculators
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State
 
 __all__ = [
     "MISS",
+    "AcceptanceModel",
     "Batch",
     "CostModel",
     "Defaults",
@@ -28,10 +31,14 @@ __all__ = [
     "Router",
     "Scheduler",
     "SchedulerParams",
+    "Speculator",
+    "SpeculatorParams",
     "State",
     "Usage",
+    "acceptance_models",
     "build_params",
     "kv_allocators",
     "routers",
     "schedulers",
+    "speculators",
 ]

@@ -43,6 +43,12 @@ class Batch:
     """"fused": one kernel for the whole batch; "per_request": one launch per request (Orca)."""
     bytes_copied: int = 0
     """Bytes copied within the GPU's memory (compaction, copy-on-write)."""
+    drafts: int = 0
+    """Draft tokens among the linear tokens, to be verified: each is one more row of the LM head."""
+    draft_k: int = 0
+    """Draft tokens proposed for each sequence that samples, after this step."""
+    sampled_context: int = 0
+    """Sum of the contexts of the sequences that sample, their new tokens included."""
 
     def advance(self, k: int) -> Batch:
         """The batch k steps later, when every sequence of this pure decode batch has k more tokens."""
@@ -60,6 +66,9 @@ class Batch:
             self.bytes_moved,
             self.attention,
             self.bytes_copied,
+            self.drafts,
+            self.draft_k,
+            self.sampled_context + k * self.sampled,
         )
 
 

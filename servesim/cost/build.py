@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from servesim.contracts.speculator import Speculator
+from servesim.cost.draft import drafting
 from servesim.cost.formula import COMPUTE_DTYPE, Roofline
 from servesim.cost.graph import LayerGraph
 from servesim.cost.host import HostTerms
@@ -32,6 +34,7 @@ def build_cost_model(
     kv_dtype: str = "bf16",
     tables: str | Path | None = None,
     host: HostTerms | None = None,
+    speculator: Speculator | None = None,
 ) -> TableCostModel:
     """The cost model of `model` on `pp` pipeline stages of `tp` GPUs of a kind each.
 
@@ -39,7 +42,7 @@ def build_cost_model(
     one precision alone keep it), `kv_dtype` that of the KV cache. `tables` is a folder of kernel tables measured
     on `gpu`, instead of the shipped ones, or "roofline": no tables, everything by formula from the GPU's data
     sheet. What the tables lack is priced by formula and shows in `Price.shares`. `host` is what the engine adds to
-    its kernels; None: nothing.
+    its kernels; None: nothing. `speculator` drafts after every step, at a cost.
     """
     _check(model, gpu, tp, dtype, kv_dtype)
     kernels, measured_on = _kernels(gpu, tables)
@@ -63,7 +66,8 @@ def build_cost_model(
     if model.experts is not None:
         description += "; tokens assumed routed by a power law where experts were measured, uniformly where not"
     suspect = slow_collectives(kernels, measured_on, tp) if kernels is not None and tp > 1 else []
-    return TableCostModel(stages, description, host, kernels, suspect)
+    drafts = drafting(speculator, graph) if speculator is not None else None
+    return TableCostModel(stages, description, host, kernels, suspect, drafts)
 
 
 def _kernels(gpu: Gpu, tables: str | Path | None) -> tuple[KernelTables | None, Gpu]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price
+from servesim.cost.draft import Drafting
 from servesim.cost.host import HostTerms
 from servesim.cost.stage import Stage
 from servesim.cost.tables import KernelTables
@@ -30,6 +31,7 @@ class TableCostModel(CostModel):
         host: HostTerms | None = None,
         tables: KernelTables | None = None,
         suspect: Sequence[str] = (),
+        drafting: Drafting | None = None,
     ) -> None:
         self.description = description
         self.terms = host
@@ -37,6 +39,7 @@ class TableCostModel(CostModel):
         self.suspect = list(suspect)
         """Measurements priced from that cannot be right, a line each."""
         self._stages = stages
+        self._drafting = drafting
         self.num_stages = len(stages)
         self._padded = host.padding() if host is not None else []
 
@@ -44,14 +47,17 @@ class TableCostModel(CostModel):
         """What of the steps priced so far lay outside the tables, a line an operator. `reach`: the largest sum of
         contexts by number of decoding sequences (runs of steps are priced, but not all of them taken)."""
         found: dict[str, str] = {}
-        for stage in self._stages:
+        drafts = self._drafting.stages if self._drafting is not None else ()
+        for stage in (*self._stages, *drafts):
             found = {**stage.extrapolated(reach), **found}
         return [f"{name}: {found[name]}" for name in sorted(found)]
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
         """GPU ns of a step on each pipeline stage, sending to the next one included; their sum is `gpu_ns`."""
         tokens = self._tokens(batch)
-        return tuple(stage.cost(batch, tokens)[0] for stage in self._stages)
+        times = [stage.cost(batch, tokens)[0] for stage in self._stages]
+        times[-1] += sum(stage.cost(passed, self._tokens(passed))[0] for stage, passed in self._drafts(batch))
+        return tuple(times)
 
     def computing_ns(self, batch: Batch) -> float:
         """GPU ns of a step but for decode attention: what the clock is lowered for when it goes on for long."""
@@ -64,11 +70,17 @@ class TableCostModel(CostModel):
         times = self._stages[0].run(batch, tokens, k)
         for stage in self._stages[1:]:
             times += stage.run(batch, tokens, k)
+        for stage, passed in self._drafts(batch):
+            times += stage.run(passed, self._tokens(passed), k)
         return times
 
     def host(self, batch: Batch) -> Host:
         """See the contract."""
-        return self.terms.host(batch) if self.terms is not None else NO_HOST
+        host = self.terms.host(batch) if self.terms is not None else NO_HOST
+        if self._drafting is not None:
+            drafting = self._drafting.speculator.host_ns(batch, batch.draft_k)
+            return Host(host.overlapped, host.exposed + drafting)
+        return host
 
     def price(self, batch: Batch) -> Price:
         """Price of one step."""
@@ -76,6 +88,10 @@ class TableCostModel(CostModel):
         gpu, parts = self._stages[0].cost(batch, tokens)
         for stage in self._stages[1:]:
             ns, more = stage.cost(batch, tokens)
+            gpu += ns
+            parts = [a + b for a, b in zip(parts, more, strict=True)]
+        for stage, passed in self._drafts(batch):
+            ns, more = stage.cost(passed, self._tokens(passed))
             gpu += ns
             parts = [a + b for a, b in zip(parts, more, strict=True)]
         host = self.host(batch)
@@ -87,6 +103,10 @@ class TableCostModel(CostModel):
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:
         """Fractions of the GPU time by source (slowing down under load is not counted)."""
         return self.price(batch).shares
+
+    def _drafts(self, batch: Batch) -> Sequence[tuple[Stage, Batch]]:
+        """Draft passes of a step, each rounded for itself."""
+        return self._drafting.work(batch) if self._drafting is not None else ()
 
     def _tokens(self, batch: Batch) -> int:
         """Tokens through the linear layers."""

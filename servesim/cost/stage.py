@@ -68,9 +68,10 @@ class Stage:
         if self._slowdown and ns > self._cool_ns:
             ns += (ns - self._cool_ns) * self._slowdown
         if self._per_sample and batch.sampled:
-            cost = self._sample_costs.get(batch.sampled)
+            rows = batch.sampled + batch.drafts
+            cost = self._sample_costs.get(rows)
             if cost is None:
-                cost = self._sample_costs[batch.sampled] = self._sum_at(self._per_sample, batch.sampled)
+                cost = self._sample_costs[rows] = self._sum_at(self._per_sample, rows)
             ns += cost[0]
             for source, part in enumerate(cost[1]):
                 parts[source] += part

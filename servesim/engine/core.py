@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from servesim.contracts.acceptance import AcceptanceModel
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator, Usage
 from servesim.contracts.scheduler import Scheduler
+from servesim.contracts.speculator import Speculator
 from servesim.engine.layout import lay_out
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State
@@ -30,6 +32,12 @@ class Step:
     usage: Usage
     drafts: dict[Request, int] = field(default_factory=dict)
     preempted: int = 0
+    accepted: int = 0
+    """Draft tokens accepted and delivered, once it is committed."""
+    verified: list[tuple[int, int]] = field(default_factory=list)
+    """(depth, accepted) of the drafts it verified, once it is committed."""
+    dummies: frozenset[Request] = frozenset()
+    """Requests whose drafts are only there to keep the batch uniform (newly admitted): none can be accepted."""
     stale: set[Request] | None = None
     """Requests preempted since: their tokens are still delivered, their counters stand."""
     planned_ns: int = 0
@@ -44,6 +52,8 @@ class Step:
 class SpecStats:
     """Counts of speculative decoding, as vLLM keeps them."""
 
+    proposed: int = 0
+    """Draft tokens proposed; those of requests that were preempted or ended meanwhile are never verified."""
     drafts: int = 0
     """Verifications of at least one draft token."""
     draft_tokens: int = 0
@@ -71,6 +81,9 @@ class EngineCore:
     def __init__(self, scheduler: Scheduler, kv: KVAllocator, check: bool = False) -> None:
         self.scheduler = scheduler
         self.kv = kv
+        self.speculator: Speculator | None = None
+        self.acceptance: AcceptanceModel | None = None
+        """The two come together."""
         self.in_flight: deque[Step] = deque()
         self.next_step_id = 0
         self.last_plan: Plan | None = None
@@ -151,7 +164,7 @@ class EngineCore:
         slots, drafts, running = self.kv.slots, plan.drafts, State.RUNNING
         prefill: list[tuple[int, int]] = []
         sampled: list[Request] = []
-        total = count = context = square = longest = queries = 0
+        total = count = context = square = longest = queries = reach = 0
         for request, new in plan.tokens.items():
             past = request.num_computed_tokens
             after = past + new
@@ -166,6 +179,7 @@ class EngineCore:
                 prefill.append((new, past))
                 continue
             sampled.append(request)
+            reach += after
             request.num_output_placeholders += 1 + extra
             if new == 1 + extra:
                 count += 1
@@ -189,14 +203,39 @@ class EngineCore:
             0,
             plan.bytes_moved,
             plan.attention,
+            0,
+            sum(drafts.values()) if drafts else 0,
+            0,
+            reach,
         )
         if self.kv.copied_tokens:
             batch.bytes_copied = self.kv.copied_tokens * self.kv.memory.bytes_per_token
             self.kv.copied_tokens = 0
         if plan.layout != "mixed":
             lay_out(batch, plan)
+        if self.speculator is not None and sampled:
+            self._draft(batch, sampled)
         steady = not prefill and not drafts and not plan.changes_queues
-        return Step(plan.step_id, batch, sampled, steady, self.kv.usage(), dict(drafts), len(plan.preempted), None, now)
+        if self.speculator is not None:
+            steady = steady and batch.draft_k == 0 and self.speculator.steady()
+        usage, preempted = self.kv.usage(), len(plan.preempted)
+        step = Step(plan.step_id, batch, sampled, steady, usage, dict(drafts), preempted, planned_ns=now)
+        if drafts and (plan.admitted or plan.resumed):
+            step.dummies = frozenset(plan.admitted + plan.resumed)
+        return step
+
+    def _draft(self, batch: Batch, sampled: list[Request]) -> None:
+        """Decide how many drafts follow this step. Planned ahead, as many are assumed for the next plan at once."""
+        assert self.speculator is not None
+        k = self.speculator.limit(batch)
+        if not 0 <= k <= self.speculator.max_drafts:
+            raise PolicyError(f"speculation {self.speculator.name}: limit returns {k}, not 0 to its max_drafts")
+        batch.draft_k = k
+        if self.scheduler.limits.async_scheduling:
+            nodes = self.speculator.verified(k)
+            self.spec_stats.proposed += nodes * len(sampled)
+            for request in sampled:
+                request.num_draft_tokens = nodes
 
     def _refuse(self, request: Request, new: int, known: int, now: int) -> None:
         where = f"{self.scheduler.name} at {now} ns, step {self.next_step_id}: schedules {new} tokens of {request}"
@@ -232,8 +271,8 @@ class EngineCore:
                 delivered = 1
                 kept.append(request)
             else:
-                sampled = 1 if tokens is None else tokens.get(request, 1)
                 stale = step.stale is not None and request in step.stale
+                sampled = self._verify(step, request) if tokens is None else tokens.get(request, 1)
                 if not stale:
                     kept.append(request)
                 delivered = self._deliver(step, request, sampled, stale)
@@ -258,6 +297,11 @@ class EngineCore:
             publish = self.kv.publish
             for request in kept:
                 publish(request, request.num_computed_tokens - request.num_output_placeholders)
+        if self.speculator is not None:
+            if step.verified:
+                self.speculator.observe(step.verified)
+            if not self.scheduler.limits.async_scheduling:
+                self._propose(step.batch.draft_k, kept)
         self.scheduler.commit(step.id, kept)
         self._finish(finished, State.FINISHED, now)
         if self.checks:
@@ -270,6 +314,7 @@ class EngineCore:
         if drafts and sampled:
             self.spec_stats.add(drafts, sampled - 1)
         delivered = min(sampled, request._end_tokens - request.num_tokens)
+        step.accepted += max(delivered - 1, 0)
         void = drafts - max(sampled - 1, 0) + sampled - delivered
         if void and not stale:
             request.num_computed_tokens -= void
@@ -277,6 +322,26 @@ class EngineCore:
             self.kv.rollback(request, void)
         request.num_tokens += delivered
         return delivered
+
+    def _verify(self, step: Step, request: Request) -> int:
+        """Tokens a request gets from a step: the drafts accepted, and one more."""
+        drafts = step.drafts.get(request, 0)
+        if not drafts or request in step.dummies or self.speculator is None:
+            return 1
+        assert self.acceptance is not None
+        depth = self.speculator.depth(drafts)
+        accepted = self.acceptance.accepted(request, request.num_output_tokens, depth, self.speculator.width)
+        step.verified.append((depth, accepted))
+        return 1 + accepted
+
+    def _propose(self, k: int, requests: list[Request]) -> None:
+        """Attach drafts to the requests that have just got a token."""
+        assert self.speculator is not None
+        assert self.acceptance is not None
+        for request in requests:
+            found = self.acceptance.available(request, request.num_output_tokens, k) if k else 0
+            request.num_draft_tokens = self.speculator.verified(found)
+            self.spec_stats.proposed += request.num_draft_tokens
 
     def abort(self, request: Request, now: int, reason: str = "abort") -> None:
         """Cancel a request that waits or runs; nothing happens to one that has left."""

@@ -31,6 +31,7 @@ STEP_COLUMNS = (
     "sampled",
     "padded_tokens",
     "drafts",  # draft tokens verified
+    "accepted",  # of them accepted and delivered
     "preempted",  # requests preempted while the step was planned
     "bytes_moved",
     "gpu_ns",  # of all k steps
@@ -156,7 +157,8 @@ class Recorder:
                 batch.decode_context_sum,
                 batch.sampled,
                 batch.padded_tokens,
-                sum(first.drafts.values()) if first.drafts else 0,
+                batch.drafts,
+                first.accepted,
                 first.preempted,
                 batch.bytes_moved,
                 gpu_ns,

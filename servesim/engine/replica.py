@@ -144,8 +144,9 @@ class Replica:
     def _commit(self) -> None:
         """The oldest step in flight is done."""
         self._awaited = None
-        self.recorder.step(self.core.in_flight[0], self.index)
+        step = self.core.in_flight[0]
         self.core.commit(self.clock.ns)
+        self.recorder.step(step, self.index)
         self._want_plan()
 
     def _leave(self, request: Request) -> None:

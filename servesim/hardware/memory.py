@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, replace
 
 from servesim.errors import UserError
+from servesim.hardware.draft import DraftModel
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.kv import block_bytes, kv_groups, page_bytes
 from servesim.hardware.layers import dtype_bytes, pipeline_layers
@@ -120,13 +121,15 @@ def memory_budget(
     num_blocks: int | None = None,
     ignore_memory: bool = False,
     hybrid: bool = False,
+    draft: DraftModel | None = None,
 ) -> MemoryBudget:
     """The memory budget of one of `tp` GPUs; with `pp` stages, of a GPU of the stage where the fewest blocks fit.
 
     `num_blocks` overrides the count (vLLM's num_gpu_blocks_override). `ignore_memory` asks what would happen
     with all the KV memory one likes: `num_blocks` blocks, or 2^31 when none are given. `hybrid`: a block is one of
     a group of layers (`kv_groups`), as vLLM lays out models with windows in some layers; without it every layer
-    keeps every token (vLLM's disable_hybrid_kv_cache_manager), and one block table is all a request has.
+    keeps every token (vLLM's disable_hybrid_kv_cache_manager), and one block table is all a request has. `draft`: its
+    weights and the KV of its layers lie beside the model's, on the last stage.
     """
     if not 0.0 < gpu_memory_utilization <= 1.0:
         raise UserError(f"gpu_memory_utilization must be above 0 and at most 1, not {gpu_memory_utilization}")
@@ -148,6 +151,13 @@ def memory_budget(
             num_blocks=num_blocks or 2**31,
             ignored=ignore_memory,
         )
+        if draft is not None and samples:
+            drafts_page = page_bytes(draft.spec, block_size, kv_dtype, tp)
+            budget = replace(
+                budget,
+                weights=budget.weights + draft.weight_bytes("bf16") // tp,
+                block_bytes=budget.block_bytes + draft.kv_layers * drafts_page,
+            )
         what = f"{model.name} ({dtype}, tp {tp}{f', pp {pp}' if pp > 1 else ''})"
         budgets.append(budget if ignore_memory else _fit(budget, what, gpu, dtype, num_blocks))
     return min(budgets, key=lambda budget: budget.num_blocks)

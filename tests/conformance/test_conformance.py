@@ -18,7 +18,7 @@ from servesim.contracts import (
     schedulers,
 )
 from servesim.engine.core import EngineCore
-from tests.conformance import runners_memory, runners_schedulers
+from tests.conformance import runners_memory, runners_schedulers, runners_speculation
 
 Case = dict[str, Any]
 
@@ -201,6 +201,7 @@ class SchedulerRun:
 
     def spec_stats(self) -> dict[str, Any]:
         stats = dataclasses.asdict(self.core.spec_stats)
+        del stats["proposed"]  # ours
         stats["per_pos"] += [0] * (self.core.scheduler.params.num_speculative_tokens - len(stats["per_pos"]))
         return stats
 
@@ -270,7 +271,7 @@ class KVRun:
 
 
 RUNNERS: dict[str, Any] = {"scheduler": SchedulerRun, "kv_manager": KVRun}
-RUNNERS |= runners_memory.RUNNERS | runners_schedulers.RUNNERS
+RUNNERS |= runners_memory.RUNNERS | runners_schedulers.RUNNERS | runners_speculation.RUNNERS
 
 
 def test_the_case_holds(case: Case) -> None:

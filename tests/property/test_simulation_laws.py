@@ -86,13 +86,13 @@ def test_little_s_law_is_an_identity(world: World) -> None:
 @given(worlds())
 def test_tokens_computed_are_tokens_due(world: World) -> None:
     """Prompt and output but for the last token, plus what preemptions repeat, minus prefix hits; a stop
-    that nobody foresaw may waste the tokens of steps in flight."""
+    that nobody foresaw may waste the tokens of steps in flight. Drafts that are rejected are nobody's."""
     cluster = world.run()
     got, rows = requests(cluster), steps(cluster)
     done = got["state"] == State.FINISHED
     due = sum(int(got[c][done].sum()) for c in ("prompt_len", "output_len", "recomputed_tokens"))
     due -= int(got["hit_tokens"][done].sum()) + int(done.sum())
-    computed = int((rows["k"] * (rows["prefill_tokens"] + rows["decode_count"])).sum())
+    computed = int((rows["k"] * (rows["prefill_tokens"] + rows["decode_count"]) + rows["accepted"]).sum())
     spare = (world.depth - 1) * int(done.sum()) if world.asynchronous else 0
     # A request preempted while its last token is in flight ends without computing up to it again.
     short = int(got["recomputed_tokens"][got["num_preemptions"] > 0].sum())

@@ -57,6 +57,15 @@ PARAMS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     },
 }
 """Parameters worth varying, by scheduler."""
+SPECULATION = (
+    *("",) * 4, "eagle3:k=3", "eagle:k=1", "ngram:k=4", "draft-model:k=2,model=llama-3.2-1b", "medusa:k=2,width=2",
+    "early-exit:k=2", "eagle3:k=4,adapt=goodput", "eagle3:k=4,adapt=oracle", "eagle:k=7,adapt=sglang",
+    "eagle3:k=3,adapt=table,table=1-2:3/3-5:1/6-9:0",
+)  # fmt: skip
+ACCEPTANCE = (
+    "independent:alpha=0.7", "independent:alpha=1", "independent:alpha=0", "copy:", "positions:marginal=0.8/0.4/0.3",
+    "mixture:alphas=0.2/0.9", "synthetic:length=2.6",
+)  # fmt: skip
 
 
 @st.composite
@@ -92,8 +101,12 @@ def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None) -> W
     max_model_len = draw(st.sampled_from([1 << 20, 120]))
     params = {name: draw(values) for name, values in PARAMS.get(scheduler, {}).items()}
     allocators = ALLOCATORS + SHARING * (1 + 3 * shared) + ALL_AT_ONCE * (max_model_len == 120)
+    supports = schedulers.resolve(scheduler)[0].supports
+    speculation = draw(st.sampled_from(SPECULATION)) if "speculation" in supports else ""
     return World(
         trace,
+        speculation=speculation,
+        acceptance=draw(st.sampled_from(ACCEPTANCE)),
         kv=kv or draw(st.sampled_from(allocators)),
         num_blocks=draw(st.sampled_from([13, 18, 30, 400])),
         host_blocks=draw(st.sampled_from([0, 4, 1000])),
@@ -103,7 +116,9 @@ def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None) -> W
         max_num_batched_tokens=draw(st.sampled_from([200, 512] if scheduler == "continuous" else [16, 64, 512])),
         max_model_len=max_model_len,
         depth=depth,
-        asynchronous=depth > 1 and draw(st.booleans()) and "async" in schedulers.resolve(scheduler)[0].supports,
+        asynchronous=(
+            depth > 1 and not speculation.startswith("ngram") and draw(st.booleans()) and "async" in supports
+        ),
         replicas=draw(st.sampled_from([1, 1, 2, 3])),
         router=draw(st.sampled_from(["round-robin", "least-outstanding"])),
         cost=ToyCost(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,19 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts import (
+    AcceptanceModel,
     Batch,
     CostModel,
     Host,
     KVMemory,
     Limits,
+    Speculator,
+    acceptance_models,
     build_params,
     kv_allocators,
     routers,
     schedulers,
+    speculators,
 )
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore, Step
 from servesim.engine.workload import Clients, TraceWorkload
+from servesim.hardware import ModelSpec
 from servesim.trace import After, Content, Trace
 
 
@@ -107,6 +113,8 @@ class World:
     asynchronous: bool = False
     replicas: int = 1
     router: str = "round-robin"
+    speculation: str = ""
+    acceptance: str = "independent:alpha=0.7"
     cost: CostModel = field(default_factory=ToyCost)
     clients: Clients = field(default_factory=Clients)
     max_queued: int | None = None
@@ -119,9 +127,25 @@ class World:
         cls, _ = schedulers.resolve(self.scheduler)
         params = build_params(self.scheduler, cls.Params, self.scheduler_params)
         limits = Limits(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.asynchronous)
+        if self.speculation:
+            params, speculator, acceptance = self._speculation(params)
         core = EngineCore(cls(params, limits, kv), kv, check)
+        if self.speculation:
+            core.speculator, core.acceptance = speculator, acceptance
         core.max_queued = self.max_queued
         return core
+
+    def _speculation(self, params: Any) -> tuple[Any, Speculator, AcceptanceModel]:
+        """Scheduler parameters with room for drafts, and both sides of drafting."""
+        method, values = speculators.resolve(self.speculation)
+        speculator = method(build_params("speculation", method.Params, dict(values)), ModelSpec.load("llama-3.1-8b"))
+        model, values = acceptance_models.resolve(self.acceptance)
+        acceptance = model(build_params("acceptance", model.Params, dict(values)), 0)
+        speculator.price = lambda batch: self.cost.price(batch).ns
+        speculator.rates = acceptance.rates
+        k = speculator.verified(speculator.max_drafts)
+        params = dataclasses.replace(params, num_speculative_tokens=k, num_lookahead_tokens=speculator.lookahead)
+        return params, speculator, acceptance
 
     def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
         """Ready to run."""

@@ -1,0 +1,69 @@
+"""Draft heads on the target's hidden states: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840), MTP (2412.19437).
+
+As in vLLM 0.33: one pass of the head over all tokens of the target's batch, which keeps its KV in step (after prompt
+chunks and without drafts too), then k - 1 passes of one token a sequence; chains of drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from servesim.contracts import speculators
+from servesim.hardware import ModelSpec
+from servesim.hardware.draft import DraftModel, eagle3_head, eagle_head, mtp_head
+
+from ._drafter import Drafter, DrafterParams
+
+
+class _Head(Drafter):
+    """A layer on top of the target, its KV beside the target's."""
+
+    hash_lookahead = 1
+
+    def __init__(self, params: DrafterParams, target: ModelSpec) -> None:
+        super().__init__(params, target)
+        self.lookahead = params.k
+
+
+@speculators.register("eagle")
+class Eagle(_Head):
+    """One decoder layer predicts the next hidden state; embedding and LM head are the target's."""
+
+    # EAGLE with chains of three on code edits (vLLM PR 24344)
+    acceptance = "positions:marginal=0.77/0.45/0.24"
+
+    def model(self) -> DraftModel:
+        return eagle_head(self.target)
+
+
+@dataclass(frozen=True)
+class Eagle3Params(DrafterParams):
+    """The draft head."""
+
+    draft_vocab: int = 32000
+    """Words of the reduced vocabulary its LM head knows (most published heads: 32000)."""
+
+
+@speculators.register("eagle3")
+class Eagle3(_Head):
+    """One decoder layer fed with three of the target's hidden states, with a reduced vocabulary."""
+
+    Params = Eagle3Params
+    params: Eagle3Params
+    # Llama-3.1-8B with RedHatAI's head on MT-bench, temperature 0 (vLLM tests/v1/spec_decode/test_acceptance_length.py)
+    acceptance = "positions:marginal=0.730/0.521/0.355"
+
+    def model(self) -> DraftModel:
+        return eagle3_head(self.target, self.params.draft_vocab)
+
+
+@speculators.register("mtp")
+class Mtp(_Head):
+    """Multi-token prediction: one more layer of the target's own kind, trained with it; embedding and LM head are
+    the target's. Applied again for each further draft."""
+
+    # Qwen3.5-397B, SPEED-Bench coding (InferenceX golden acceptance lengths 1.92, 2.70, 3.33)
+    acceptance = "positions:marginal=0.92/0.78/0.63"
+
+    def model(self) -> DraftModel:
+        return mtp_head(self.target)

@@ -1,0 +1,44 @@
+"""Self-drafting: the target's first layers and its LM head draft (LayerSkip, arXiv 2404.16710; Draft & Verify)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from servesim.contracts import Batch, speculators
+from servesim.contracts.speculator import one_token_each
+from servesim.errors import UserError
+from servesim.hardware import ModelSpec
+from servesim.hardware.draft import DraftModel, early_exit
+
+from ._drafter import Drafter, DrafterParams
+
+
+@dataclass(frozen=True)
+class EarlyExitParams(DrafterParams):
+    """Where it exits."""
+
+    layers: int = 8
+    """Layers of the target that draft."""
+
+
+@speculators.register("early-exit")
+class EarlyExit(Drafter):
+    """No weights and no KV of its own: the first layers' KV of accepted drafts is the target's. k passes of one token
+    a sequence."""
+
+    Params = EarlyExitParams
+    params: EarlyExitParams
+    acceptance = "independent:alpha=0.6"
+
+    def __init__(self, params: EarlyExitParams, target: ModelSpec) -> None:
+        super().__init__(params, target)
+        if not 1 <= params.layers < target.num_layers:
+            raise UserError(f"speculation early-exit: layers is {params.layers}, must be below {target.num_layers}")
+        self.lookahead = params.k
+        self._model = early_exit(target, params.layers)
+
+    def model(self) -> DraftModel:
+        return self._model
+
+    def passes(self, batch: Batch, k: int) -> list[Batch]:
+        return [one_token_each(batch, j) for j in range(1, k + 1)] if batch.sampled else []

@@ -1,0 +1,44 @@
+"""Contract of acceptance models: which drafts turn out right. Part of the workload, not of any policy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from servesim.contracts.kv import NoParams
+from servesim.contracts.registry import Registry
+from servesim.engine.request import Request
+
+
+class AcceptanceModel(ABC):
+    """The truth both sides of a comparison share. Pure in (row, position): two policies that draft for the same
+    output token meet the same luck, whatever they did before.
+
+    A position is an output token's index within its request, from 0.
+    """
+
+    name: ClassVar[str] = "?"
+    Params: ClassVar[type[Any]] = NoParams
+
+    def __init__(self, params: Any, seed: int) -> None:
+        self.params = params
+        self.seed = seed
+
+    @abstractmethod
+    def accepted(self, request: Request, position: int, drafts: int, width: int = 1) -> int:
+        """How many of the drafts for output tokens `position` to `position + drafts - 1` are accepted: those before
+        the first wrong one. `width`: candidates at each position (trees)."""
+
+    @abstractmethod
+    def rates(self, k: int) -> list[float]:
+        """Mean chance that draft positions 1 to k are accepted (marginal: all before it accepted too). Acceptance
+        length is 1 + their sum."""
+
+    def available(self, request: Request, position: int, k: int) -> int:
+        """Drafts there are to propose at a position, at most k. Default: k; n-gram lookup often finds none."""
+        return k
+
+
+acceptance_models: Registry[AcceptanceModel] = Registry(
+    "acceptance", AcceptanceModel, "servesim.traces.acceptance"
+)

@@ -1,0 +1,108 @@
+"""Contract of speculators: what is drafted after a step, and what drafting costs."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from servesim.contracts.cost import Batch
+from servesim.contracts.registry import Registry
+from servesim.hardware.draft import DraftModel
+from servesim.hardware.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class SpeculatorParams:
+    """What nearly every method has."""
+
+    k: int = 3
+    """Draft tokens a step (num_speculative_tokens); for trees their depth."""
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"k is {self.k}, must be at least 1")
+
+
+class Speculator(ABC):
+    """Proposes drafts for the sequences that sample in a step; the next step verifies them.
+
+    Only how many are drafted and what that costs is its business. Which drafts turn out right is the workload's (see
+    AcceptanceModel). A minimal speculator overrides `model` and, where it drafts otherwise than pass by pass,
+    `passes`.
+    """
+
+    name: ClassVar[str] = "?"
+    Params: ClassVar[type[Any]] = SpeculatorParams
+    needs: frozenset[str] = frozenset()
+    """{"acceptance"} marks an oracle: it asks `self.rates`."""
+    supports: ClassVar[frozenset[str]] = frozenset({"async"})
+    """"async": how many drafts there will be is known before the step in flight is done."""
+    acceptance: ClassVar[str] = "independent:alpha=0.7"
+    """What is assumed of acceptance where the scenario does not say."""
+
+    lookahead: int = 0
+    """KV slots kept ahead per request for drafts."""
+    slots_per_request: int = 0
+    """Input slots its passes need per scheduled request beyond the target's tokens."""
+    hash_lookahead: int = 0
+    """Tokens after a block that its prefix hash covers too, for drafters that need the next token's KV (vLLM)."""
+    width: int = 1
+    """Candidates per draft position: siblings in a tree."""
+    price: Callable[[Batch], int]
+    """What a step would take in ns, drafting included; set by the engine. For methods that weigh cost and gain."""
+    rates: Callable[[int], list[float]]
+    """Mean chance of acceptance of draft positions 1 to k; set by the engine for declared oracles only."""
+
+    def __init__(self, params: Any, target: ModelSpec) -> None:
+        self.params = params
+        self.target = target
+        self.max_drafts: int = params.k
+
+    def model(self) -> DraftModel | None:
+        """What drafting passes run through. Default: nothing, drafts cost the GPU no time."""
+        return None
+
+    def limit(self, batch: Batch) -> int:
+        """Draft tokens per sequence proposed after this step, from 0 to `max_drafts`. Default: always as many."""
+        return self.max_drafts
+
+    def verified(self, depth: int) -> int:
+        """Draft tokens the target verifies for drafts `depth` deep; more than `depth` for trees. Default: a chain."""
+        return depth
+
+    def depth(self, drafts: int) -> int:
+        """How deep `drafts` verified draft tokens reach (a plan may have trimmed them): inverse of `verified`."""
+        return drafts
+
+    def passes(self, batch: Batch, k: int) -> list[Batch]:
+        """Batches through `model()` after the target's pass over `batch`. Default: one pass over all its tokens, which
+        keeps the draft KV in step even if nothing is drafted (k = 0), then k - 1 of one token a sequence."""
+        if self.model() is None:
+            return []
+        first = replace(batch, drafts=0, bytes_moved=0, bytes_copied=0)
+        return [first] + [one_token_each(batch, j) for j in range(1, k)]
+
+    def host_ns(self, batch: Batch, k: int) -> int:
+        """Host time the GPU waits for while drafting. Default: none beyond the engine's own."""
+        return 0
+
+    def observe(self, verified: Sequence[tuple[int, int]]) -> None:
+        """The drafts of a step were verified: (depth, accepted) of each request that had some. For methods that learn
+        from it. Default: nothing."""
+        return None
+
+    def steady(self) -> bool:
+        """Whether `limit` depends on the number of sequences in the batch alone, so that runs of equal steps can be
+        fast-forwarded. Default: only if it is not overridden."""
+        return type(self).limit is Speculator.limit
+
+
+def one_token_each(batch: Batch, j: int) -> Batch:
+    """The j-th further draft pass: one token for each sequence that sampled."""
+    n = batch.sampled
+    return Batch(n, [], n, batch.sampled_context + j * n, 0, batch.decode_context_max + j, 1, n)
+
+
+speculators: Registry[Speculator] = Registry("speculation", Speculator, "servesim.policies.speculation")

@@ -1,0 +1,88 @@
+"""What drafts: a small model, a layer on top of the target, or heads alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from servesim.hardware.layers import Layer
+from servesim.hardware.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """Weights a drafting pass goes through, on the GPUs of the target."""
+
+    spec: ModelSpec
+    """Decoder layers, and the LM head with its vocabulary."""
+    decoder: bool = True
+    """False: no layers, only `linears` and the LM head."""
+    linears: tuple[tuple[int, int], ...] = ()
+    """(output width, input width) of further linear layers over every token of every pass."""
+    first_linears: tuple[tuple[int, int], ...] = ()
+    """The same in the first pass alone."""
+    owns_lm_head: bool = True
+    """False: the target's, whose weights are there already (embeddings are always the target's)."""
+    shares_layers: bool = False
+    """True: the layers are the target's own (early exit): neither weights nor KV of its own."""
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Bytes beside the target's weights; whole model, before tensor parallelism."""
+        if self.shares_layers:
+            return 0
+        layers = range(self.spec.num_layers if self.decoder else 0)
+        body = sum(self.spec.layer_bytes(self.spec.layers[i], dtype) for i in layers)
+        linears = 2 * sum(n * k for n, k in (*self.linears, *self.first_linears))
+        head = 2 * self.spec.hidden_size * self.spec.vocab_size if self.owns_lm_head else 0
+        return int(body + linears + head)
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that keep KV of their own."""
+        return self.spec.num_layers if self.decoder and not self.shares_layers else 0
+
+
+def eagle_head(target: ModelSpec, draft_vocab: int | None = None) -> DraftModel:
+    """EAGLE (arXiv 2401.15077): one decoder layer of the target's shape, fed by a linear layer over the embedding and
+    the target's last hidden state; LM head and embedding are the target's."""
+    h = target.hidden_size
+    return DraftModel(_layers(target, 1, draft_vocab), linears=((h, 2 * h),), owns_lm_head=draft_vocab is not None)
+
+
+def eagle3_head(target: ModelSpec, draft_vocab: int) -> DraftModel:
+    """EAGLE-3 (arXiv 2503.01840): one dense layer whose attention reads embedding and hidden state side by side; hidden
+    states of three target layers are fused before the first pass; an LM head over a reduced vocabulary."""
+    h = target.hidden_size
+    qkv = target.q_size + 2 * target.kv_size
+    return DraftModel(_layers(target, 1, draft_vocab), linears=((qkv, h),), first_linears=((h, 3 * h),))
+
+
+def mtp_head(target: ModelSpec) -> DraftModel:
+    """Multi-token prediction (DeepSeek-V3, arXiv 2412.19437): one layer of the target's last kind over embedding and
+    hidden state side by side; embedding and LM head are the target's."""
+    h = target.hidden_size
+    spec = _layers(target, 1, None, kinds=target.layers[-1:])
+    return DraftModel(spec, linears=((h, 2 * h),), owns_lm_head=False)
+
+
+def medusa_head(target: ModelSpec) -> DraftModel:
+    """Medusa (arXiv 2401.10774): a residual block and an LM head of its own for each draft position."""
+    h = target.hidden_size
+    return DraftModel(_layers(target, 1, None), decoder=False, linears=((h, h),))
+
+
+def early_exit(target: ModelSpec, layers: int) -> DraftModel:
+    """The target's first layers and its LM head."""
+    spec = _layers(target, layers, None, kinds=target.layers[:layers])
+    return DraftModel(spec, owns_lm_head=False, shares_layers=True)
+
+
+def _layers(target: ModelSpec, count: int, vocab: int | None, kinds: tuple[Layer, ...] = ()) -> ModelSpec:
+    """So many layers of a target's shape: of these kinds, or (draft heads) dense with full attention."""
+    return replace(
+        target,
+        name=f"{target.name} draft",
+        num_layers=count,
+        vocab_size=vocab or target.vocab_size,
+        layer_kinds=kinds,
+        experts=target.experts if kinds else None,
+    )

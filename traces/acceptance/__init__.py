@@ -1,0 +1,66 @@
+"""Which drafts turn out right: part of the workload, shared by every policy compared on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from servesim.contracts import AcceptanceModel
+from servesim.engine.request import Request
+from servesim.keyed import uniform
+
+_CHUNK = 256
+
+
+@lru_cache(maxsize=4096)
+def _chunk(seed: int, purpose: str, row: int, chunk: int) -> list[float]:
+    import numpy as np
+
+    first = chunk * _CHUNK
+    drawn: list[float] = uniform(seed, purpose, row, np.arange(first, first + _CHUNK)).tolist()
+    return drawn
+
+
+def luck(seed: int, purpose: str, row: int, position: int) -> float:
+    """The one uniform draw of an output token."""
+    return _chunk(seed, purpose, row, position // _CHUNK)[position % _CHUNK]
+
+
+class ByPosition(AcceptanceModel):
+    """Draft j is accepted, all before it being so, with a chance that depends on j (and perhaps on the request): if the
+    one draw of its output token falls below it. Candidates beyond the first are independent second guesses."""
+
+    def conditional(self, request: Request) -> Sequence[float]:
+        """Chance of draft 1, 2, ... given those before; the last one goes on for ever."""
+        raise NotImplementedError
+
+    def accepted(self, request: Request, position: int, drafts: int, width: int = 1) -> int:
+        chances = self.conditional(request)
+        last = len(chances) - 1
+        for j in range(drafts):
+            chance = chances[j] if j < last else chances[last]
+            if width > 1:
+                chance = 1.0 - (1.0 - chance) ** width
+            if luck(self.seed, "accept", request.row, position + j) >= chance:
+                return j
+        return drafts
+
+
+def running_product(chances: Sequence[float], k: int) -> list[float]:
+    """Marginal rates 1 to k of conditional ones, the last of which goes on for ever."""
+    rates, whole = [], 1.0
+    for j in range(k):
+        whole *= chances[min(j, len(chances) - 1)]
+        rates.append(whole)
+    return rates
+
+
+def vector(what: str, text: str) -> list[float]:
+    """Chances written as 0.7/0.5/0.3."""
+    try:
+        values = [float(part) for part in text.split("/")]
+    except ValueError:
+        raise ValueError(f"{what} is {text!r}: write chances as 0.7/0.5/0.3") from None
+    if not all(0.0 <= value <= 1.0 for value in values):
+        raise ValueError(f"{what} is {text!r}: chances lie between 0 and 1")
+    return values

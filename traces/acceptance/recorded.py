@@ -1,0 +1,67 @@
+"""Acceptance as it was recorded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from servesim.contracts import AcceptanceModel, Request, acceptance_models
+from servesim.errors import UserError
+
+
+@dataclass(frozen=True)
+class RecordedParams:
+    """Where the record lies."""
+
+    path: str = ""
+    """JSONL: {"row": 0, "right": "1101..."} a request; letter i says whether a draft of output token i is right."""
+
+
+@acceptance_models.register("recorded")
+class Recorded(AcceptanceModel):
+    """Whether a draft of each output token is right, token by token; beyond the record, and for rows that are not in
+    it, as for the row modulo their number."""
+
+    Params = RecordedParams
+    params: RecordedParams
+
+    def __init__(self, params: RecordedParams, seed: int) -> None:
+        super().__init__(params, seed)
+        self._right = _read(Path(params.path))
+
+    def accepted(self, request: Request, position: int, drafts: int, width: int = 1) -> int:
+        right = self._right[request.row % len(self._right)]
+        for j in range(drafts):
+            if not right[(position + j) % len(right)]:
+                return j
+        return drafts
+
+    def rates(self, k: int) -> list[float]:
+        starts = runs = 0
+        counts = [0] * k
+        for right in self._right:
+            for start in range(len(right)):
+                runs = next((j for j in range(k) if not right[(start + j) % len(right)]), k)
+                starts += 1
+                for j in range(runs):
+                    counts[j] += 1
+        return [count / starts for count in counts]
+
+
+def _read(path: Path) -> list[list[bool]]:
+    if not str(path) or not path.is_file():
+        raise UserError(f"acceptance recorded: no file {str(path)!r} (recorded:path=FILE.jsonl)")
+    rows: dict[int, list[bool]] = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            row, right = int(entry["row"]), str(entry["right"])
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f'{path} line {number}: not {{"row": 0, "right": "1101"}}') from None
+        if not right or set(right) - {"0", "1"} or row != len(rows):
+            raise UserError(f"{path} line {number}: rows count from 0, right is letters 0 and 1")
+        rows[row] = [letter == "1" for letter in right]
+    if not rows:
+        raise UserError(f"{path}: no rows")
+    return list(rows.values())
