@@ -127,10 +127,11 @@ class World:
         cls, _ = schedulers.resolve(self.scheduler)
         params = build_params(self.scheduler, cls.Params, self.scheduler_params)
         limits = Limits(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.asynchronous)
-        if self.speculation:
+        drafting = self.speculation and "speculation" in cls.supports
+        if drafting:
             params, speculator, acceptance = self._speculation(params)
         core = EngineCore(cls(params, limits, kv), kv, check)
-        if self.speculation:
+        if drafting:
             core.speculator, core.acceptance = speculator, acceptance
         core.max_queued = self.max_queued
         return core
