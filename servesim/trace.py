@@ -164,6 +164,9 @@ class Trace:
         *,
         content: Content | None = None,
         request_id: tuple[str, ...] | None = None,
+        after: After | None = None,
+        labels: Mapping[str, tuple[str, ...]] | None = None,
+        priority: Ints | None = None,
         notes: tuple[str, ...] = (),
     ) -> Trace:
         """A trace that states lengths only. Documented default: every request ends by its length cap."""
@@ -176,9 +179,11 @@ class Trace:
             output_len=output,
             max_tokens=output.copy(),
             stop=np.zeros(n, dtype=np.bool_),
-            priority=np.zeros(n, dtype=np.int64),
+            priority=np.zeros(n, dtype=np.int64) if priority is None else priority,
             request_id=request_id,
             content=content,
+            after=after,
+            labels=labels or {},
             notes=notes if LENGTH_CAPPED in notes else (*notes, LENGTH_CAPPED),
         )
 
@@ -186,6 +191,14 @@ class Trace:
         """The given rows (ascending by arrival), renumbered from 0."""
         columns = {f.name: take_rows(getattr(self, f.name), rows) for f in fields(self) if f.name not in _WHOLE}
         return replace(self, name=name or self.name, **columns)
+
+    def at(self, arrival_ns: Ints, note: str = "") -> Trace:
+        """The same requests at other times, put in their order; `note` tells why."""
+        order = np.argsort(arrival_ns, kind="stable")
+        moved = replace(self, arrival_ns=np.zeros_like(arrival_ns))
+        if (np.diff(order) != 1).any():
+            moved = moved.take(order)
+        return replace(moved, arrival_ns=arrival_ns[order], notes=(*self.notes, note) if note else self.notes)
 
     def plays(self) -> Ints:
         """The number of each row's play, in order of first rows: all rows that wait for each other or bear one label

@@ -20,8 +20,8 @@ from .formats import call_read, detect_format, format_module, formats, read_head
 def load_trace(path: str | Path, format: str | None = None, **options: Any) -> Trace:
     """The trace in a file. The format is found from the content unless named.
 
-    Every format takes `sort=True` (order rows by arrival instead of refusing); Mooncake takes `spread_ticks`
-    ("none" or "uniform") and `block_size`.
+    Formats of rows with times take `sort=True` (order by arrival instead of refusing), those of conversations
+    `timing` (see servesim.traces.formats._calls), Mooncake `spread_ticks` ("none" or "uniform") and `block_size`.
     """
     path = Path(path)
     read_head(path)
@@ -81,10 +81,11 @@ def trace_digest(trace: Trace) -> str:
 def _features(trace: Trace) -> set[str]:
     has = {
         "content": trace.content is not None,
+        "outputs": trace.content is not None and bool(np.any(trace.content.ids < 0)),
         "priority": bool(np.any(trace.priority != 0)),
         "sessions": trace.after is not None,
         "cancel": trace.cancel_ns is not None,
-        "labels": bool(trace.labels),
+        **{name: any(values) for name, values in trace.labels.items()},
         "max_tokens": bool(np.any(trace.stop) or np.any(trace.max_tokens != trace.output_len)),
     }
     return {name for name, present in has.items() if present}

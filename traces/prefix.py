@@ -61,7 +61,7 @@ def block_ids(content: Content, block_size: int) -> list[list[int]]:
     Content already cut into such blocks, each id of one length, keeps its ids. Otherwise ids are numbered in
     order of first use and chained: an id stands for its block and everything before it.
     """
-    if _is_cut(content, block_size):
+    if is_cut(content, block_size):
         ids = content.ids.tolist()
         return [ids[a:b] for a, b in pairwise(content.offsets.tolist())]
     chain: dict[tuple[int, tuple[tuple[int, int, int], ...]], int] = {}
@@ -75,7 +75,10 @@ def block_ids(content: Content, block_size: int) -> list[list[int]]:
     return rows
 
 
-def _is_cut(content: Content, size: int) -> bool:
+def is_cut(content: Content, size: int) -> bool:
+    """Whether all runs are whole blocks of `size` tokens (a prompt's last may be partial), each id of one length."""
+    if len(content.ids) and content.ids.min() < 0:
+        return False  # an output reaches as far as it does
     last = np.zeros(len(content.ids), dtype=np.bool_)
     last[content.offsets[1:] - 1] = True
     order = np.argsort(content.ids, kind="stable")

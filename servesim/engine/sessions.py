@@ -89,7 +89,8 @@ class Sessions:
             return []
         rows = self._rows[self._begun]
         self._begun += 1
-        moved = max(self._slots.popleft() - self._ready[rows[0]], 0)
+        first = [row for row in rows if not self._blocked[row]]
+        moved = max(self._slots.popleft() - min(self._ready[row] for row in first), 0)
         for row in rows:
             self._ready[row] += moved
-        return [(self._ready[row], row) for row in rows if not self._blocked[row]]
+        return [(self._ready[row], row) for row in first]

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servesim.trace import Content, Trace
+from servesim.trace import After, Content, Trace
 from servesim.traces import load_trace, save_trace, trace_digest
 from servesim.traces.prefix import block_hits, block_ids, shared_prefix_tokens
 
@@ -36,6 +36,12 @@ def traces(draw: st.DrawFn) -> Trace:
     output, slack = ints(1, 2000), ints(0, 3)
     text = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00"), max_size=5)
     ids = draw(st.none() | st.lists(text, min_size=n, max_size=n).map(tuple))
+    waits = [[] for _ in range(n)]
+    for row in range(1, n):
+        edge = st.tuples(st.integers(0, row - 1), st.integers(0, 1), st.integers(0, 10**12), st.integers(0, 3))
+        waits[row] = draw(st.lists(edge, max_size=2))
+    labels = draw(st.sets(st.sampled_from(["session", "play", "tenant", "class", "model"])))
+    words = st.lists(st.sampled_from(["", "a", "b é"]), min_size=n, max_size=n).map(tuple)
     return Trace(
         name=draw(st.sampled_from(["a", "trace ü"])),
         arrival_ns=np.cumsum(ints(0, 10**15)),
@@ -46,6 +52,9 @@ def traces(draw: st.DrawFn) -> Trace:
         priority=ints(-5, 5),
         request_id=ids,
         content=draw(st.none() | st.just(content_of(rows))),
+        after=After.of(waits) if draw(st.booleans()) else None,
+        cancel_ns=draw(st.none() | st.just(ints(-1, 10**12))),
+        labels={name: draw(words) for name in sorted(labels)},
         notes=draw(st.sampled_from([(), ("scaled", "sorted")])),
     )
 
@@ -63,6 +72,39 @@ def test_native_formats_lose_nothing(trace: Trace, form: str) -> None:
     assert back.request_id == trace.request_id
     if form != "csv":
         assert (back.name, back.notes) == (trace.name, trace.notes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces())
+def test_agentic_mooncake_loses_nothing_it_says_it_holds(trace: Trace) -> None:
+    n = len(trace)
+    names = tuple(f"r{row}" for row in range(n))
+    always = {"session": ("s",) * n, "play": ("p",) * n, "model": ("m",) * n}
+    labels = {**always, **{k: v for k, v in trace.labels.items() if k in ("class", "model")}}
+    labels = {k: v for k, v in labels.items() if any(v)}
+    held = replace(
+        trace,
+        request_id=names,
+        max_tokens=trace.output_len,
+        stop=np.zeros(n, dtype=np.bool_),
+        cancel_ns=None,
+        labels=labels,
+        prompt_len=trace.prompt_len * 8,
+        content=None if trace.content is None else replace(trace.content, lengths=trace.content.lengths * 8),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t"
+        save_trace(held, path, "agentic-mooncake")
+        back = load_trace(path)
+        save_trace(back, Path(folder) / "again", "agentic-mooncake")
+        again = load_trace(Path(folder) / "again")
+    assert trace_digest(again) == trace_digest(back)
+    assert trace_digest(replace(back, content=None)) == trace_digest(replace(held, content=None))
+    if held.content is not None:
+        assert back.content is not None
+        full = held.prompt_len // 16  # engines share full blocks
+        hits = [np.minimum(block_hits(t, held.prompt_len, 16)[1], full).tolist() for t in (held.content, back.content)]
+        assert hits[0] == hits[1]
 
 
 def tokens_of(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:

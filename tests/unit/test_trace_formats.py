@@ -113,14 +113,14 @@ BAD = [
     (AZURE.replace("2023-11-16 18:15:50", "soon"), "line 3: TIMESTAMP is 'soon.9951690'"),
     (AZURE.replace("18:15:50", "18:15:20"), "line 3: arrives before the request above it"),
     (AZURE.split("\n")[0] + "\n", "a header but no requests"),
-    ("num_prefill_tokens,num_decode_tokens\n1,2\n", "line 1: no column 'arrived_at'"),
+    ("num_prefill_tokens,num_decode_tokens\n1,0\n", "line 2: num_decode_tokens is '0'"),
     (VIDUR.replace("4.31", "-4.31"), "line 3: arrived_at is '-4.314579', must be a number of at least 0"),
     (lines(MOONCAKE)[:-20], "line 2: not JSON"),
     (lines([MOONCAKE[0], dict(MOONCAKE[1], hash_ids=[0, 1])]), "line 2: 2 hash_ids for input_length 512, must be 1"),
     (lines([MOONCAKE[0], dict(MOONCAKE[1], hash_ids=["a"])]), "line 2: hash_ids must be whole numbers"),
     (lines([MOONCAKE[0], dict(MOONCAKE[1], hash_ids=None)]), "line 2: hash_ids is None"),
     (lines([MOONCAKE[0], dict(MOONCAKE[1], input_length=True)]), "line 2: input_length is True"),
-    (lines([MOONCAKE[0], {"delay": 3, "input_length": 4}]), "line 2: no absolute 'timestamp'"),
+    (lines([MOONCAKE[0], {"delay": 3, "input_length": 4}]), "line 2: no 'timestamp' (ms), and no earlier turn"),
     (lines([{"servesim_trace": 1}, {"arrival_ns": 0, "prompt_len": 3}]), "line 2: no 'output_len'"),
     (lines([{"servesim_trace": 2}]), "line 1: servesim_trace is 2, must be 1"),
     (
@@ -129,7 +129,7 @@ BAD = [
     ),
     ("arrival_ns,prompt_len,output_len,priorty\n0,1,1,0\n", 'did you mean "priority"'),
     ("", "the file is empty"),
-    ("hello\nworld\n", "unknown trace format (beginning 'hello'); known formats: azure"),
+    ("hello\nworld\n", "unknown trace format (beginning 'hello'); known formats: agentic-mooncake"),
     (b"\x00\x01\xff" * 50, "unknown trace format (binary data)"),
     (b"PAR1" + b"\x00" * 50, "not a readable Parquet trace"),
     (AZURE.encode() + b"\n\xff\xfe,1,2", "not UTF-8 text"),
@@ -174,7 +174,7 @@ def small_trace() -> Trace:
 
 def test_a_format_that_would_lose_something_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
     for name in ("azure", "vidur", "csv"):
-        with pytest.raises(UserError, match=f"format {name} cannot hold content of trace small; write moon"):
+        with pytest.raises(UserError, match=f"format {name} cannot hold content of trace small; write agentic-moon"):
             save_trace(small_trace(), tmp_path / "out", name)
     assert list(tmp_path.iterdir()) == []
     save_trace(small_trace(), tmp_path / "out", "azure", lossy=True)

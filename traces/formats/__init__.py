@@ -7,17 +7,19 @@ A format module (its name must not begin with `_`) defines
     detect(head: bytes) -> bool               does a file that begins so look like this format?
     read(path: Path, **options) -> Trace      keyword-only options; UserError names the line
     write(trace: Trace, path: Path) -> None   where the format can be written, with
-    HOLDS: frozenset[str]                     which of content, priority, max_tokens it keeps
+    HOLDS: frozenset[str]                     of the features of a trace (servesim.traces.io) those it keeps
 
-`head` is the first 64 KiB of the file (decompression is not a format's business). Files are recognised by
-content, never by name. Adding a format is adding a file.
+`head` is the first 64 KiB of the file, unpacked if it is gzipped. A format with `FOLDERS = True` also reads a folder
+of its files. Files are recognised by content, never by name. Adding a format is adding a file.
 """
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import inspect
 import pkgutil
+import zlib
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +27,8 @@ from typing import Any
 
 from servesim.errors import UserError, suggest
 from servesim.trace import Trace
+
+from ._text import DAMAGED, GZIP
 
 HEAD_BYTES = 1 << 16
 
@@ -40,17 +44,30 @@ def formats() -> dict[str, ModuleType]:
 def read_head(path: Path) -> bytes:
     """The first bytes of a file, or one clear line why there are none."""
     if path.is_dir():
-        raise UserError(f"{path}: is a folder, not a trace file")
+        path = first_of(path)
     if not path.exists():
         raise UserError(f"{path}: no such trace file")
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
+        if head.startswith(GZIP):
+            with gzip.open(path) as file:
+                head = file.read(HEAD_BYTES)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path}: {DAMAGED}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     if not head.strip():
         raise UserError(f"{path}: the file is empty; a trace needs at least one request")
     return head
+
+
+def first_of(folder: Path) -> Path:
+    """The first JSON file of a folder that holds one session a file."""
+    files = sorted(folder.glob("*.json*"))
+    if not files:
+        raise UserError(f"{folder}: is a folder without session files (*.json), not a trace file")
+    return files[0]
 
 
 def detect_format(path: Path) -> str:
@@ -77,6 +94,8 @@ def call_read(module: ModuleType, path: Path, options: dict[str, Any]) -> Trace:
     for option in options:
         if option not in known:
             raise UserError(f"{path}: format {module.NAME} has no option {option!r}{suggest(option, known)}")
+    if path.is_dir() and not getattr(module, "FOLDERS", False):
+        raise UserError(f"{path}: is a folder; format {module.NAME} is one file")
     trace: Trace = module.read(path, **options)
     return trace
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import LENGTH_CAPPED, Content, Ints, Trace
+from servesim.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Ints, Trace
 
 from . import _text
 
 VERSION = 1
 REQUIRED = ("arrival_ns", "prompt_len", "output_len")
-OPTIONAL = ("max_tokens", "stop", "priority", "request_id", "content")
+OPTIONAL = ("max_tokens", "stop", "priority", "request_id", "cancel_ns", "after", *LABELS, "content")
 NUMBERS = (*REQUIRED, "max_tokens", "stop", "priority")
+HOLDS = frozenset({"content", "outputs", "priority", "max_tokens", "sessions", "cancel", *LABELS})
 
 
 def build(
@@ -42,8 +44,36 @@ def build(
     elif "max_tokens" not in cells and LENGTH_CAPPED not in notes:
         notes = (*notes, LENGTH_CAPPED)
     check_caps(path, columns, lines)
-    columns["priority"] = _priority(path, cells, lines)
+    columns["priority"] = np.zeros(len(lines), dtype=np.int64)
+    if "priority" in cells:
+        columns["priority"] = _text.whole(path, "priority", _full(path, "priority", cells, lines), lines)
+    if "cancel_ns" in cells:
+        columns["cancel_ns"] = _text.whole(path, "cancel_ns", _full(path, "cancel_ns", cells, lines), lines)
+    if "after" in cells:
+        columns["after"] = After.of(
+            [_edges(path, cell, line) for cell, line in zip(cells["after"], lines, strict=True)]
+        )
+    columns["labels"] = {label: tuple(map(str, _full(path, label, cells, lines))) for label in LABELS if label in cells}
     return Trace(name=name, **_text.in_order(path, {**columns, "notes": notes}, lines, sort))
+
+
+def edge_cells(trace: Trace) -> list[list[list[Any]]] | None:
+    """By row, what it waits for as [row, trigger, delay in ns, relation]; None if nothing waits."""
+    if trace.after is None:
+        return None
+    rows = [trace.after.edges(row) for row in range(len(trace))]
+    return [[[source, TRIGGERS[t], delay, RELATIONS[r]] for source, t, delay, r in row] for row in rows]
+
+
+def _edges(path: Path, cell: Any, line: int) -> list[tuple[int, int, int, int]]:
+    try:
+        parts = json.loads(cell or "[]") if isinstance(cell, str | None) else cell
+        return [(row + 0, TRIGGERS.index(t), delay + 0, RELATIONS.index(r)) for row, t, delay, r in parts]
+    except (ValueError, TypeError):
+        raise UserError(
+            f"{path}: line {line}: after is {cell!r}, must be [[row, {'|'.join(TRIGGERS)}, delay in ns, "
+            f"{'|'.join(RELATIONS)}], ...]"
+        ) from None
 
 
 def _full(path: Path, name: str, cells: dict[str, list[Any]], lines: list[int]) -> list[Any]:
@@ -51,18 +81,6 @@ def _full(path: Path, name: str, cells: dict[str, list[Any]], lines: list[int]) 
         if cell is None:
             raise UserError(f"{path}: line {line}: no {name!r}; all requests have it or none")
     return cells[name]
-
-
-def _priority(path: Path, cells: dict[str, list[Any]], lines: list[int]) -> Ints:
-    out = np.zeros(len(lines), dtype=np.int64)
-    for i, cell in enumerate(_full(path, "priority", cells, lines) if "priority" in cells else ()):
-        try:
-            if isinstance(cell, bool) or float(cell) != int(cell):
-                raise ValueError
-            out[i] = int(cell)
-        except (TypeError, ValueError, OverflowError):
-            raise UserError(f"{path}: line {lines[i]}: priority is {cell!r}, must be whole") from None
-    return out
 
 
 def _flags(path: Path, cells: list[Any], lines: list[int]) -> Any:

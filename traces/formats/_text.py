@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -14,7 +16,35 @@ from servesim.errors import UserError
 from servesim.trace import Ints, Trace, take_rows
 
 YEAR_NS = 365 * 86_400 * 1_000_000_000
+GZIP = b"\x1f\x8b"
+DAMAGED = "the compressed file is damaged or cut short"
 MAX_TOKENS = 1 << 40  # far above any real length, far below where sums of int64 overflow
+
+
+def is_delta(head: bytes) -> bool:
+    """Whether Mooncake rows are turns that state only what is new: a later turn begins with another hash than the
+    one before, or, without hashes, is shorter."""
+    before: dict[str, dict[str, Any]] = {}
+    for line in head.split(b"\n")[:1000]:
+        row = first_object(line)
+        if row is None or "session_id" not in row or "input_length" not in row:
+            continue
+        earlier = before.get(str(row["session_id"]))
+        if earlier is not None and ("delay" in row or "timestamp" not in row):
+            if earlier.get("hash_ids") and row.get("hash_ids"):
+                return bool(earlier["hash_ids"][0] != row["hash_ids"][0])
+            return bool(row["input_length"] < earlier["input_length"])
+        before[str(row["session_id"])] = row
+    return False
+
+
+def open_text(path: Path, newline: str | None = None) -> TextIO:
+    """A text file, gzipped or not."""
+    with path.open("rb") as file:
+        packed = file.read(2) == GZIP
+    if packed:
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)
+    return path.open(encoding="utf-8-sig", newline=newline)
 
 
 def header_fields(head: bytes) -> list[str]:
@@ -37,7 +67,7 @@ def csv_columns(path: Path, needed: Sequence[str]) -> tuple[list[str], list[list
     """Header, cells by column and line numbers of a CSV; short and long rows are refused."""
     rows: list[list[str]] = []
     lines: list[int] = []
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with open_text(path, newline="") as file:
         reader = csv.reader(file)
         try:
             header = [name.strip() for name in next(reader)]
@@ -59,6 +89,8 @@ def csv_columns(path: Path, needed: Sequence[str]) -> tuple[list[str], list[list
             raise UserError(f"{path}: line {reader.line_num}: not CSV: {error}") from error
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: after line {reader.line_num}: not UTF-8 text") from error
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path}: after line {reader.line_num}: {DAMAGED}") from error
     if not rows:
         raise UserError(f"{path}: a header but no requests")
     return header, [list(column) for column in zip(*rows, strict=True)], lines
@@ -67,7 +99,7 @@ def csv_columns(path: Path, needed: Sequence[str]) -> tuple[list[str], list[list
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of a JSONL file; blank lines are skipped."""
     number = 0
-    with path.open(encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         try:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
@@ -82,6 +114,8 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, value
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: after line {number}: not UTF-8 text") from error
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path}: after line {number}: {DAMAGED}") from error
 
 
 def token_counts(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -> Ints:
@@ -137,6 +171,19 @@ def times_ns(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]
     return out
 
 
+def whole(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -> Ints:
+    """A column of whole numbers of any sign."""
+    out = np.zeros(len(cells), dtype=np.int64)
+    for i, cell in enumerate(cells):
+        try:
+            if isinstance(cell, bool) or float(cell) != int(cell):
+                raise ValueError
+            out[i] = int(cell)
+        except (TypeError, ValueError, OverflowError):
+            raise UserError(f"{path}: line {lines[i]}: {column} is {cell!r}, must be whole") from None
+    return out
+
+
 def in_order(path: Path, trace_columns: dict[str, Any], lines: Sequence[int], sort: bool) -> dict[str, Any]:
     """Columns by arrival: refused when times run backwards, unless `sort`, which is noted.
 
@@ -162,6 +209,12 @@ def in_order(path: Path, trace_columns: dict[str, Any], lines: Sequence[int], so
         trace_columns["arrival_ns"] = arrival - arrival[0]
         notes.append("clock times counted from the first request")
     return {**trace_columns, "notes": (*trace_columns.get("notes", ()), *notes)}
+
+
+def milliseconds(ns: int) -> int | float:
+    """Nanoseconds as milliseconds: whole where they are, with all digits where not."""
+    whole, rest = divmod(ns, 1_000_000)
+    return whole + rest / 1e6 if rest else whole
 
 
 def need(path: Path, number: int, row: dict[str, Any], key: str) -> Any:

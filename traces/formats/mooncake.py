@@ -1,8 +1,8 @@
 """Mooncake JSONL (Qin et al., FAST'25): the format most tools exchange.
 
 One object a line: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}. A hash id stands
-for a block of 512 prompt tokens (the last one partial), equal ids for equal content. `request_id` is read and
-written (Dynamo's extension). Requests relative to others (`delay`, sessions) are refused.
+for a block of 512 prompt tokens (the last one partial), equal ids for equal content. Extensions of Dynamo and AIPerf:
+`request_id`; `session_id` with `delay` (ms after the answer before) or a timestamp it is not sent before; `priority`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 
 from servesim import keyed
 from servesim.errors import UserError
-from servesim.trace import Content, Ints, Trace
+from servesim.trace import COMPLETION, After, Content, Ints, Trace
 
 from .. import prefix
 from . import _text
 
 NAME = "mooncake"
 ABOUT = "JSONL: timestamp (ms), input_length, output_length, hash_ids"
-HOLDS = frozenset({"content"})
+HOLDS = frozenset({"content", "priority"})
 BLOCK_SIZE = 512
 SPREADS = ("none", "uniform")
 
@@ -30,7 +30,7 @@ SPREADS = ("none", "uniform")
 def detect(head: bytes) -> bool:
     first = _text.first_object(head)
     if first is not None:
-        return "input_length" in first and "servesim_trace" not in first and "chat_id" not in first
+        return "input_length" in first and "chat_id" not in first and not _text.is_delta(head)
     # A first line longer than the head: hash_ids of a very long prompt.
     start = head.lstrip()[:200]
     return start.startswith(b"{") and b'"input_length"' in start and b'"chat_id"' not in start
@@ -43,12 +43,12 @@ def read(path: Path, *, sort: bool = False, block_size: int = BLOCK_SIZE, spread
     if block_size < 1:
         raise UserError(f"{path}: block_size is {block_size}, must be at least 1")
     lines: list[int] = []
-    times, prompts, outputs, hashes, names = [], [], [], [], []
+    times, prompts, outputs, hashes, names, priorities = [], [], [], [], [], []
+    sessions = _Turns(path)
     for number, row in _text.json_lines(path):
-        if "delay" in row or "timestamp" not in row:
-            raise UserError(f"{path}: line {number}: no absolute 'timestamp' (ms); delays are not supported")
         lines.append(number)
-        times.append(row["timestamp"])
+        times.append(sessions.add(number, row))
+        priorities.append(row.get("priority") or 0)
         prompts.append(_text.need(path, number, row, "input_length"))
         outputs.append(_text.need(path, number, row, "output_length"))
         hashes.append(row.get("hash_ids"))
@@ -60,27 +60,62 @@ def read(path: Path, *, sort: bool = False, block_size: int = BLOCK_SIZE, spread
         "output_len": _text.token_counts(path, "output_length", outputs, lines),
         "content": _content(path, prompt_len, hashes, lines, block_size),
         "request_id": tuple(map(str, names)) if all(name is not None for name in names) else None,
+        "after": After.of(sessions.edges),
+        "labels": {"session": tuple(sessions.names)} if any(sessions.names) else {},
+        "priority": _text.whole(path, "priority", priorities, lines),
     }
-    columns = _text.in_order(path, columns, lines, sort)
+    columns = _text.in_order(path, columns, lines, sort or sessions.untimed)
     if spread_ticks == "uniform":
         columns["arrival_ns"], note = spread(columns["arrival_ns"])
         columns["notes"] = (*columns["notes"], note)
     return Trace.from_lengths(path.stem, **columns)
 
 
+class _Turns:
+    """Which rows are later turns of a session, and when they may be sent."""
+
+    def __init__(self, path: Path) -> None:
+        self.edges: list[list[tuple[int, int, int, int]]] = []
+        self.names: list[str] = []
+        self.untimed = False
+        """Whether some turn has no time of its own."""
+        self._path = path
+        self._last: dict[str, tuple[int, Any]] = {}  # session -> row and time of its turn before
+
+    def add(self, line: int, row: dict[str, Any]) -> Any:
+        """The row's timestamp; that of the turn before where it has a delay instead."""
+        name = str(row["session_id"]) if row.get("session_id") is not None else ""
+        before = self._last.get(name) if name else None
+        at = row.get("timestamp")
+        if before is None and at is None:
+            raise UserError(f"{self._path}: line {line}: no 'timestamp' (ms), and no earlier turn of its session")
+        pause = 0
+        if before is not None and row.get("delay") is not None:
+            pause = int(_text.times_ns(self._path, "delay", [row["delay"]], [line], 1_000_000)[0])
+        if before is not None and (at is None or pause):
+            at, self.untimed = before[1], True
+        if name:
+            self._last[name] = (len(self.edges), at)
+        self.edges.append([(before[0], COMPLETION, pause, 0)] if before is not None else [])
+        self.names.append(name)
+        return at
+
+
 def write(trace: Trace, path: Path) -> None:
     """Blocks of 512; times keep their nanoseconds as fractions of a millisecond."""
     hashes = prefix.block_ids(trace.content, BLOCK_SIZE) if trace.content is not None else None
-    arrival, prompt, output = (c.tolist() for c in (trace.arrival_ns, trace.prompt_len, trace.output_len))
+    columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.priority)
+    arrival, prompt, output, priority = (c.tolist() for c in columns)
     with path.open("w", encoding="utf-8", newline="") as file:
         for row in range(len(trace)):
-            whole, rest = divmod(arrival[row], 1_000_000)
-            line: dict[str, Any] = {"timestamp": whole + rest / 1e6 if rest else whole}
+            line: dict[str, Any] = {"timestamp": _text.milliseconds(arrival[row])}
             line |= {"input_length": prompt[row], "output_length": output[row]}
             if hashes is not None:
                 line["hash_ids"] = hashes[row]
             if trace.request_id is not None:
                 line["request_id"] = trace.request_id[row]
+            if priority[row]:
+                line["priority"] = priority[row]
             file.write(json.dumps(line) + "\n")
 
 

@@ -1,4 +1,5 @@
-"""servesim's own trace format as CSV: arrival_ns,prompt_len,output_len[,max_tokens,stop,priority,request_id].
+"""servesim's own trace format as CSV: arrival_ns,prompt_len,output_len[,max_tokens,stop,priority,request_id,
+cancel_ns,after,session,play,tenant,class,model]; `after` is JSON as in the JSONL form.
 
 No prompt content: a list does not fit a cell. Use Parquet or JSONL for traces that share prefixes.
 """
@@ -6,6 +7,7 @@ No prompt content: a list does not fit a cell. Use Parquet or JSONL for traces t
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 from servesim.errors import UserError, suggest
@@ -14,8 +16,8 @@ from servesim.trace import Trace
 from . import _native, _text
 
 NAME = "csv"
-ABOUT = "CSV: arrival_ns,prompt_len,output_len[,max_tokens,stop,priority,request_id]"
-HOLDS = frozenset({"priority", "max_tokens"})
+ABOUT = "CSV: arrival_ns,prompt_len,output_len[,max_tokens,stop,priority,request_id,session,...]"
+HOLDS = _native.HOLDS - {"content", "outputs"}
 
 
 def detect(head: bytes) -> bool:
@@ -38,6 +40,11 @@ def write(trace: Trace, path: Path) -> None:
     columns["stop"] = ["true" if stop else "false" for stop in columns["stop"]]
     if trace.request_id is not None:
         columns["request_id"] = list(trace.request_id)
+    if trace.cancel_ns is not None:
+        columns["cancel_ns"] = trace.cancel_ns.tolist()
+    if (edges := _native.edge_cells(trace)) is not None:
+        columns["after"] = [json.dumps(row) for row in edges]
+    columns |= trace.labels
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)

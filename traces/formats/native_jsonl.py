@@ -2,7 +2,9 @@
 
 The first line is {"servesim_trace": 1, "name": ..., "notes": [...]}; each further line is a request with
 arrival_ns, prompt_len, output_len and optionally max_tokens, stop (ends by a stop token), priority (lower
-first), request_id and content = [[content id, tokens], ...], whose tokens add up to prompt_len.
+first), request_id, cancel_ns (gives up so long after sending; -1: never), session, play, tenant, class, model,
+after = [[row, "dispatch" | "completion", delay in ns, relation], ...] (rows count from 0) and content =
+[[content id, tokens], ...], whose tokens add up to prompt_len; id -(row + 1) is the output of that row.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from . import _native, _text
 
 NAME = "jsonl"
 ABOUT = "JSONL: a servesim_trace header line, then arrival_ns, prompt_len, output_len, ... and content runs"
-HOLDS = frozenset({"content", "priority", "max_tokens"})
+HOLDS = _native.HOLDS
 
 
 def detect(head: bytes) -> bool:
@@ -51,7 +53,12 @@ def read(path: Path, *, sort: bool = False) -> Trace:
 
 
 def write(trace: Trace, path: Path) -> None:
-    columns = {name: getattr(trace, name).tolist() for name in _native.NUMBERS}
+    columns: dict[str, Any] = {name: getattr(trace, name).tolist() for name in _native.NUMBERS}
+    columns |= trace.labels
+    if trace.cancel_ns is not None:
+        columns["cancel_ns"] = trace.cancel_ns.tolist()
+    if (edges := _native.edge_cells(trace)) is not None:
+        columns["after"] = edges
     with path.open("w", encoding="utf-8", newline="") as file:
         header = {"servesim_trace": _native.VERSION, "name": trace.name, "notes": trace.notes}
         file.write(json.dumps(header) + "\n")

@@ -1,6 +1,7 @@
 """servesim's own trace format as Parquet: one column per column of Trace, lossless and the fastest to read.
 
-content_ids and content_lengths are lists (the runs of a prompt); name and notes stand in the file's metadata.
+content_ids and content_lengths are lists (the runs of a prompt), as are after_rows, after_triggers, after_delays_ns
+and after_relations (what a row waits for); name and notes stand in the file's metadata.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import LENGTH_CAPPED, Content, Trace
+from servesim.trace import LABELS, LENGTH_CAPPED, After, Content, Trace
 
 from . import _native, _text
 
 NAME = "parquet"
 ABOUT = "Parquet: arrival_ns, prompt_len, output_len, ... and content runs"
-HOLDS = frozenset({"content", "priority", "max_tokens"})
+HOLDS = _native.HOLDS
 META = b"servesim_trace"
+EDGES = ("rows", "triggers", "delays_ns", "relations")
 
 
 def detect(head: bytes) -> bool:
@@ -66,6 +68,9 @@ def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
         **numbers,
         "request_id": tuple(table["request_id"].to_pylist()) if "request_id" in table.column_names else None,
         "content": _content(table, path) if "content_ids" in table.column_names else None,
+        "cancel_ns": _numbers(path, "cancel_ns", table["cancel_ns"]) if "cancel_ns" in table.column_names else None,
+        "after": _after(table, path) if "after_rows" in table.column_names else None,
+        "labels": {name: tuple(table[name].to_pylist()) for name in LABELS if name in table.column_names},
         "notes": notes,
     }
     columns.setdefault("stop", columns["max_tokens"] > columns["output_len"])
@@ -83,6 +88,13 @@ def write(trace: Trace, path: Path) -> None:
         offsets = pa.array(trace.content.offsets)
         columns["content_ids"] = pa.LargeListArray.from_arrays(offsets, pa.array(trace.content.ids))
         columns["content_lengths"] = pa.LargeListArray.from_arrays(offsets, pa.array(trace.content.lengths))
+    if trace.cancel_ns is not None:
+        columns["cancel_ns"] = pa.array(trace.cancel_ns)
+    if trace.after is not None:
+        for name in EDGES:
+            values = pa.array(getattr(trace.after, name))
+            columns[f"after_{name}"] = pa.LargeListArray.from_arrays(pa.array(trace.after.offsets), values)
+    columns |= {name: pa.array(values, pa.string()) for name, values in trace.labels.items()}
     meta = {META: json.dumps({"version": _native.VERSION, "name": trace.name, "notes": trace.notes})}
     pq.write_table(pa.table(columns, metadata=meta), path, compression="zstd", write_page_checksum=True)
 
@@ -96,17 +108,28 @@ def _numbers(path: Path, name: str, column: Any) -> Any:
     return column.cast(wanted).to_numpy()
 
 
-def _content(table: Any, path: Path) -> Content:
+def _lists(path: Path, table: Any, names: list[str]) -> tuple[Any, list[Any]]:
+    """Offsets and values of columns of lists that are equally long in each row."""
     import pyarrow as pa
 
-    if "content_lengths" not in table.column_names:
-        raise UserError(f"{path}: column content_ids without content_lengths")
-    lists = (table[name].cast(pa.large_list(pa.int64())) for name in ("content_ids", "content_lengths"))
-    ids, lengths = (pa.concat_arrays(column.chunks) for column in lists)
-    offsets = np.asarray(ids.offsets, dtype=np.int64)
-    if not np.array_equal(offsets, np.asarray(lengths.offsets)):
-        raise UserError(f"{path}: content_ids and content_lengths differ in their number of runs")
-    content = Content(offsets - offsets[0], ids.flatten().to_numpy(), lengths.flatten().to_numpy())
+    for name in names:
+        if name not in table.column_names:
+            raise UserError(f"{path}: column {names[0]} without {name}")
+    lists = [pa.concat_arrays(table[name].cast(pa.large_list(pa.int64())).chunks) for name in names]
+    offsets = np.asarray(lists[0].offsets, dtype=np.int64)
+    if not all(np.array_equal(offsets, np.asarray(other.offsets)) for other in lists):
+        raise UserError(f"{path}: lists of {' and '.join(names)} differ in length")
+    return offsets - offsets[0], [column.flatten().to_numpy() for column in lists]
+
+
+def _after(table: Any, path: Path) -> After:
+    offsets, values = _lists(path, table, [f"after_{name}" for name in EDGES])
+    return After(offsets, *values)
+
+
+def _content(table: Any, path: Path) -> Content:
+    offsets, (ids, lengths) = _lists(path, table, ["content_ids", "content_lengths"])
+    content = Content(offsets, ids, lengths)
     ends = np.concatenate(([0], np.cumsum(content.lengths)))
     sums = ends[content.offsets[1:]] - ends[content.offsets[:-1]]
     bad = np.flatnonzero(sums != np.asarray(table["prompt_len"]))

@@ -1,0 +1,114 @@
+"""What formats of conversations and agents share: calls that wait for calls, and timing by think time or by clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from servesim.errors import UserError
+from servesim.trace import LABELS, After, Content, Trace
+
+from . import _text
+
+TIMINGS = ("think", "original", "open")
+"""think: a call follows the end of the one before by the recorded pause. original: the same order, but none before
+its recorded time and without pauses. open: at recorded times, whatever has ended."""
+Edge = tuple[int, int, int, int]
+Runs = list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Call:
+    """One request of a file. `after` names calls by their position in the list handed to `build`; runs of content
+    -(position + 1) are that call's output."""
+
+    line: int
+    at_ns: int
+    prompt: int
+    output: int
+    runs: Runs | None = None
+    after: list[Edge] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
+    name: str | None = None
+    priority: int = 0
+
+
+def build(path: Path, calls: Sequence[Call], notes: tuple[str, ...] = ()) -> Trace:
+    """The calls as a trace, in order of time; those of one time in order of the file."""
+    if not calls:
+        raise UserError(f"{path}: no requests")
+    lines = [call.line for call in calls]
+    unknown = [call.line for call in calls if call.runs is None]
+    if 0 < len(unknown) < len(calls):
+        raise UserError(f"{path}: line {unknown[0]}: its content is not told; all requests tell theirs or none")
+    present = [name for name in LABELS if any(call.labels.get(name) for call in calls)]
+    arrival = np.array([call.at_ns for call in calls], dtype=np.int64)
+    start = int(arrival.min()) if arrival.min() > _text.YEAR_NS else 0
+    trace = Trace.from_lengths(
+        path.name.split(".")[0],
+        np.zeros(len(calls), dtype=np.int64),
+        _text.token_counts(path, "prompt length", [call.prompt for call in calls], lines),
+        _text.token_counts(path, "output length", [call.output for call in calls], lines),
+        content=content_of([call.runs for call in calls if call.runs is not None]),
+        request_id=tuple([str(call.name) for call in calls]) if all(call.name is not None for call in calls) else None,
+        notes=notes,
+        after=After.of([call.after for call in calls]),
+        labels={name: tuple([call.labels.get(name, "") for call in calls]) for name in present},
+        priority=np.array([call.priority for call in calls], dtype=np.int64),
+    )
+    trace = trace.at(arrival - start)
+    return replace(trace, content=_renumbered(trace.content)) if trace.content is not None else trace
+
+
+def _renumbered(content: Content) -> Content:
+    """Texts numbered from 0 in order of first use."""
+    ids = content.ids.copy()
+    texts = ids >= 0
+    _, first, which = np.unique(ids[texts], return_index=True, return_inverse=True)
+    ids[texts] = np.argsort(np.argsort(first))[which]
+    return replace(content, ids=ids)
+
+
+def content_of(runs: Sequence[Runs]) -> Content | None:
+    """Runs by row as content; None if there are none."""
+    if not runs:
+        return None
+    flat = np.array([run for row in runs for run in row], dtype=np.int64).reshape(-1, 2)
+    offsets = np.concatenate(([0], np.cumsum([len(row) for row in runs]))).astype(np.int64)
+    return Content(offsets, np.ascontiguousarray(flat[:, 0]), np.ascontiguousarray(flat[:, 1]))
+
+
+def check_timing(path: Path, timing: str, known: Sequence[str] = TIMINGS) -> None:
+    """UserError unless `timing` is one of those."""
+    if timing not in known:
+        raise UserError(f"{path}: timing is {timing!r}, must be one of {', '.join(known)}")
+
+
+def seconds_ns(path: Path, line: int, key: str, value: object, unit_ns: int = 1_000_000_000) -> int:
+    """A time of at least 0 in units of `unit_ns`."""
+    return int(_text.times_ns(path, key, [value], [line], unit_ns)[0])
+
+
+def count(path: Path, line: int, key: str, value: object, least: int = 1) -> int:
+    """A whole number of at least `least`."""
+    if type(value) is not int or not least <= value <= _text.MAX_TOKENS:
+        raise UserError(f"{path}: line {line}: {key} is {value!r}, must be a whole number of at least {least}")
+    return value
+
+
+def block_runs(
+    path: Path, line: int, ids: object, length: int, size: int, numbers: dict[object, int], scope: object = None
+) -> Runs:
+    """A prompt of `length` tokens cut into hashed blocks of `size` (the last may be partial) as runs. `numbers`
+    gives each (scope, id) its content id, in order of first use."""
+    blocks = -(-length // size)
+    if not isinstance(ids, list) or len(ids) != blocks:
+        raise UserError(
+            f"{path}: line {line}: {len(ids) if isinstance(ids, list) else 'no'} hashes for {length} tokens, "
+            f"must be {blocks} (blocks of {size} tokens, rounded up)"
+        )
+    named = [numbers.setdefault((scope, i), len(numbers)) for i in ids]
+    return [(name, min(size, length - i * size)) for i, name in enumerate(named)]

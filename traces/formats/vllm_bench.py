@@ -1,0 +1,67 @@
+"""What `vllm bench serve --save-result` measured, as a workload: JSON with input_lens, output_lens and start_times (s)
+if it was saved with details, else with totals, whose requests are all of mean length."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.errors import UserError
+from servesim.trace import Ints, Trace
+
+from . import _text
+
+NAME = "vllm-bench"
+ABOUT = "JSON: num_prompts, completed, total_input_tokens[, input_lens, output_lens, start_times]"
+
+
+def detect(head: bytes) -> bool:
+    return head.lstrip().startswith(b"{") and b'"num_prompts"' in head and b'"max_concurrency"' in head
+
+
+def read(path: Path) -> Trace:
+    try:
+        with _text.open_text(path) as file:
+            result = json.load(file)
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON: {error}") from error
+    notes: list[str] = []
+    if result.get("input_lens") and result.get("output_lens"):
+        prompt, output, sent = _detailed(path, result, notes)
+    else:
+        prompt, output = (_even(path, result, f"total_{side}_tokens") for side in ("input", "output"))
+        sent = np.zeros(len(prompt), dtype=np.int64)
+        notes.append("lengths of requests are not recorded: all take the mean")
+    if result.get("max_concurrency"):
+        notes.append(f"recorded with max_concurrency={result['max_concurrency']}: give --max-concurrency to replay so")
+        sent = np.zeros_like(sent)
+    elif not sent.any():
+        notes.append(f"send times are not recorded (request_rate {result.get('request_rate')}): all at once")
+    return Trace.from_lengths(path.stem, np.zeros_like(sent), prompt, output, notes=tuple(notes)).at(sent)
+
+
+def _detailed(path: Path, result: dict[str, Any], notes: list[str]) -> tuple[Ints, Ints, Ints]:
+    lens, outs = result["input_lens"], result["output_lens"]
+    starts = result.get("start_times") or [0.0] * len(lens)
+    if not len(lens) == len(outs) == len(starts):
+        raise UserError(f"{path}: {len(lens)} input_lens, {len(outs)} output_lens and {len(starts)} start_times")
+    kept = [i for i, tokens in enumerate(outs) if tokens != 0]
+    if len(kept) < len(outs):
+        notes.append(f"{len(outs) - len(kept)} failed requests without output left out")
+    lines = [1] * len(kept)
+    prompt, output = (_text.token_counts(path, name, [result[name][i] for i in kept], lines) for name in
+                      ("input_lens", "output_lens"))  # fmt: skip
+    sent = _text.times_ns(path, "start_times", [starts[i] for i in kept], lines, 1_000_000_000)
+    return prompt, output, sent - sent.min(initial=1 << 62) if len(sent) else sent
+
+
+def _even(path: Path, result: dict[str, Any], key: str) -> Ints:
+    """A total shared out as evenly as whole tokens can be."""
+    count, total = result.get("completed"), result.get(key)
+    if type(count) is not int or type(total) is not int or not 1 <= count <= total:
+        raise UserError(f"{path}: completed is {count!r} and {key} {total!r}: no requests to share tokens among")
+    edges = np.arange(count + 1, dtype=np.int64) * total // count
+    return np.diff(edges)
