@@ -125,6 +125,9 @@ def run(
     spread_ticks: Annotated[
         bool, typer.Option("--spread-ticks", help="Spread requests that share a clock tick over it (Mooncake).")
     ] = False,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="STEP", help="Shape the trace, such as thin:keep=0.5; repeatable.")
+    ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the scenario; repeatable.")
     ] = None,
@@ -162,6 +165,7 @@ def run(
         "check": check or None,
         "sort": sort or None,
         "spread_ticks": "uniform" if spread_ticks else None,
+        "shape": shape or None,
     }
     flags = {key: value for key, value in values.items() if value is not None}
     settings = load_settings(scenario) if scenario is not None else {}

@@ -87,7 +87,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         )
     terms = _host_terms(scenario, gpu)
     cost = _cost_model(scenario, model, gpu, terms, speculation)
-    trace = _open(scenario) if trace is None else _cut(trace, scenario)
+    trace = open_scenario(scenario) if trace is None else _cut(trace, scenario)
     budget, fitting = _memory(scenario, model, gpu, policies, trace, speculation)
     max_model_len = _max_model_len(scenario, model, budget.num_blocks)
     if not getattr(policies.scheduler_params, "enable_chunked_prefill", True):
@@ -213,7 +213,8 @@ def _host_name(scenario: Scenario, terms: HostTerms | None) -> str:
     return terms.name if scenario.host == "auto" else scenario.host
 
 
-def _open(scenario: Scenario) -> Trace:
+def open_scenario(scenario: Scenario) -> Trace:
+    """The trace a scenario names, shaped and cut."""
     from servesim.traces import open_trace
 
     if scenario.trace.startswith(OBJECT):
@@ -222,13 +223,19 @@ def _open(scenario: Scenario) -> Trace:
     if not scenario.trace.startswith(("preset:", "synth:")):
         options |= {"sort": True} if scenario.sort else {}
         options |= {"spread_ticks": scenario.spread_ticks} if scenario.spread_ticks != "none" else {}
+        options |= {"timing": scenario.timing} if scenario.timing != "auto" else {}
     wanted = scenario.requests + scenario.skip if scenario.requests is not None else None
+    if scenario.shape and not scenario.trace.startswith(("preset:", "synth:")):
+        wanted = None  # of a file the shaped trace is cut, of what is drawn the drawn one
     return _cut(open_trace(scenario.trace, requests=wanted, seed=scenario.seed, **options), scenario)
 
 
 def _cut(trace: Trace, scenario: Scenario) -> Trace:
     import numpy as np
 
+    from servesim.traces.shape import shape
+
+    trace = shape(trace, scenario.shape, scenario.seed)
     if scenario.skip >= len(trace):
         raise UserError(f"skip is {scenario.skip}, but trace {trace.name} has only {len(trace)} requests")
     end = len(trace) if scenario.requests is None else min(scenario.skip + scenario.requests, len(trace))

@@ -93,6 +93,11 @@ class Scenario(BaseModel):
     clients: ClientSettings = ClientSettings()
     sort: bool = False
     """Order a file's rows by arrival instead of refusing times that run backwards."""
+    timing: Literal["auto", "think", "original", "open"] = "auto"
+    """Of recorded conversations: think: by pauses after answers; original: also not before their recorded times; open:
+    at recorded times whatever has ended; auto: as its format says."""
+    shape: list[str] = Field(default=[])
+    """Steps that make the trace another one, in order, such as `window:start=60,end=600` or `thin:keep=0.5`."""
     spread_ticks: Literal["none", "uniform"] = "none"
     """Spread requests that share a clock tick over it (Mooncake's published traces tick every 3 s)."""
     seed: int = 0

@@ -6,6 +6,7 @@ if "." not in __name__:  # a bare `import traces` would be a second copy with re
 from .io import load_trace, save_trace, trace_digest
 from .open import open_trace
 from .presets import load_preset, preset_names
+from .shape import shape
 from .synth import synthesize
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "open_trace",
     "preset_names",
     "save_trace",
+    "shape",
     "synthesize",
     "trace_digest",
 ]

@@ -14,7 +14,7 @@ from typing import Any
 from servesim.errors import UserError
 from servesim.scenario import Scenario, Settings
 
-WORKLOAD = ("trace", "requests", "skip", "rate", "sort", "spread_ticks", "seed")
+WORKLOAD = ("trace", "requests", "skip", "rate", "sort", "timing", "shape", "spread_ticks", "seed", "clients")
 """Settings that say what is replayed: the same for all that is compared."""
 
 
@@ -50,6 +50,6 @@ def replicates_of(settings: Mapping[str, Any], count: int) -> Replicates:
 
 
 def _length(scenario: Scenario) -> int:
-    from servesim.traces import load_trace
+    from servesim.deployment import open_scenario
 
-    return len(load_trace(scenario.trace, **({"sort": True} if scenario.sort else {})))
+    return len(open_scenario(scenario.model_copy(update={"requests": None, "skip": 0})))

@@ -1,0 +1,295 @@
+"""Shaping: a trace made into another one, step by step, each named `step:key=value,...` and noted in the result.
+
+A play (a conversation, or an agent with its sub-agents; otherwise a single request) stays whole in every step: it is
+moved, kept, dropped or labelled by its first request. Draws are keyed by the seed and the play's number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from servesim import keyed
+from servesim.contracts.registry import build_params
+from servesim.errors import UserError, suggest
+from servesim.trace import Ints, Trace
+
+from .join import join
+from .synth.arrivals import draw
+from .synth.spec import Call, split
+
+SECOND = 1_000_000_000
+
+
+class Step(Protocol):
+    """One step; a frozen dataclass whose fields are its parameters."""
+
+    def __call__(self, trace: Trace, seed: int) -> Trace: ...
+
+
+def shape(trace: Trace, steps: Sequence[str], seed: int = 0) -> Trace:
+    """The trace after all steps, in order; UserError where one is not known or leaves nothing."""
+    for number, text in enumerate(steps):
+        step = parse(text)
+        try:
+            shaped = step(trace, seed + number)
+        except UserError as error:
+            raise UserError(f"shape {text}: {error}") from error
+        change = "" if len(shaped) == len(trace) else f" ({len(shaped):,} requests of {len(trace):,})"
+        trace = replace(shaped, notes=(*shaped.notes, f"shape {text}{change}"))
+    return trace
+
+
+def parse(text: str) -> Step:
+    """The step that a text names. `trace=` takes the rest of the text, commas included."""
+    name, _, rest = text.partition(":")
+    if name not in STEPS:
+        raise UserError(f"shape: unknown step {name!r}{suggest(name, STEPS)}; there are {', '.join(STEPS)}")
+    before, comma, file = ("," + rest).partition(",trace=")
+    values = {"trace": file} if comma else {}
+    for part in split(before.removeprefix(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise UserError(f"shape {name}: {part!r} is not key=value")
+        values[key.strip()] = value.strip()
+    step: Step = build_params(f"shape {name}", STEPS[name], values)
+    return step
+
+
+@dataclass(frozen=True)
+class Window:
+    """Plays that begin from `start` to `end` seconds; times count from `start`."""
+
+    start: float = 0.0
+    end: float = float("inf")
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        begins, play = _begins(trace)
+        inside = (begins >= self.start * SECOND) & (begins < self.end * SECOND)
+        kept = _keep(trace, inside[play])
+        return kept.at(np.maximum(kept.arrival_ns - round(self.start * SECOND), 0))
+
+
+@dataclass(frozen=True)
+class First:
+    """The first so many plays."""
+
+    plays: int
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        return _keep(trace, trace.plays() < self.plays)
+
+
+@dataclass(frozen=True)
+class Thin:
+    """Each play with probability `keep`."""
+
+    keep: float
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        if not 0 < self.keep <= 1:
+            raise UserError(f"keep is {self.keep:g}, must be above 0 and at most 1")
+        play = trace.plays()
+        return _keep(trace, (keyed.uniform(seed, "thin", np.arange(play.max() + 1)) < self.keep)[play])
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """All arrival times multiplied by `factor` (2: half the rate)."""
+
+    factor: float
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        if not 0 < self.factor < 1e6:
+            raise UserError(f"factor is {self.factor:g}, must be above 0")
+        return trace.at(np.rint(trace.arrival_ns * self.factor).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """The rate multiplied by `start` where the trace begins, by `end` where it ends, linearly in between."""
+
+    start: float
+    end: float
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        if min(self.start, self.end) <= 0:
+            raise UserError("start and end must be above 0")
+        span = max(int(trace.arrival_ns[-1] - trace.arrival_ns[0]), 1)
+        share = (trace.arrival_ns - trace.arrival_ns[0]) / span
+        rise = self.end - self.start  # new time is the integral of 1 / (start + rise x)
+        passed = share / self.start if rise == 0 else np.log1p(share * rise / self.start) / rise
+        return trace.at(np.rint(passed * span).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """New begins of plays by an arrival process: poisson, constant, gamma(cv=2), mmpp(...) as in synth:."""
+
+    rate: float
+    process: str = "poisson"
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        if not self.rate > 0:
+            raise UserError(f"rate is {self.rate:g}, must be above 0")
+        begins, play = _begins(trace)
+        seconds = draw(Call.parse("arrivals", self.process), np.arange(len(begins)), self.rate, seed)
+        return _moved(trace, begins, play, np.rint(seconds * SECOND).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """Plays exchange their begins at random."""
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        begins, play = _begins(trace)
+        return _moved(trace, begins, play, begins[np.argsort(keyed.uniform(seed, "shuffle", np.arange(len(begins))))])
+
+
+@dataclass(frozen=True)
+class Think:
+    """Pauses between calls, multiplied by `scale` and then at most `cap` seconds."""
+
+    cap: float = float("inf")
+    scale: float = 1.0
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        if trace.after is None:
+            raise UserError("no request waits for another, so there are no pauses")
+        if self.cap < 0 or self.scale < 0:
+            raise UserError("cap and scale must be at least 0")
+        pauses = np.minimum(np.rint(trace.after.delays_ns * self.scale), self.cap * SECOND)
+        return replace(trace, after=replace(trace.after, delays_ns=pauses.astype(np.int64)))
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """The trace `times` times in a row, one begun every `period` seconds (none given: when the one before is over).
+    Each time with texts of its own, or with content=shared the very same."""
+
+    times: int
+    period: float = 0.0
+    content: Literal["fresh", "shared"] = "fresh"
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        if not 1 <= self.times <= 10_000:
+            raise UserError(f"times is {self.times}, must be from 1 to 10,000")
+        gap = trace.arrival_ns[-1] // max(len(trace) - 1, 1)
+        period = round(self.period * SECOND) if self.period else int(trace.arrival_ns[-1] + gap)
+        copies = [trace.at(trace.arrival_ns + i * period) for i in range(self.times)]
+        return join(trace.name, copies, self.content == "fresh", [f"@{i + 1}" for i in range(self.times)])
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Another trace among this one, whose rate is scaled so that a share `weight` of the requests are its own, for as
+    long as this one lasts. Without tenants of their own, requests are labelled by their trace."""
+
+    weight: float
+    trace: str
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        from .open import open_trace
+
+        if not 0 < self.weight < 1:
+            raise UserError(f"weight is {self.weight:g}, must be between 0 and 1")
+        other = open_trace(self.trace, seed=seed)
+        span = int(trace.arrival_ns[-1] - trace.arrival_ns[0])
+        if span == 0 or len(set(other.arrival_ns.tolist())) < 2:
+            raise UserError("requests that all arrive at once have no rate to mix by (give them one with arrive:)")
+        other = other.with_rate((len(trace) - 1) / (span / SECOND) * self.weight / (1 - self.weight))
+        other = Window(0, (span + 1) / SECOND)(other, seed)
+        parts = [_with_tenant(part) for part in (trace, other.at(other.arrival_ns + trace.arrival_ns[0]))]
+        return join(trace.name, parts, True, ["", f"@{other.name}"])
+
+
+@dataclass(frozen=True)
+class Label:
+    """A `share` of the plays gets a class, a tenant, a priority (lower is served first)."""
+
+    share: float = 1.0
+    slo_class: str = ""
+    tenant: str = ""
+    priority: int | None = None
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        play = trace.plays()
+        mine = (keyed.uniform(seed, "label", np.arange(play.max() + 1)) < self.share)[play]
+        labels = dict(trace.labels)
+        for name, text in (("class", self.slo_class), ("tenant", self.tenant)):
+            if text:
+                before = labels.get(name, ("",) * len(trace))
+                labels[name] = tuple(text if m else old for m, old in zip(mine.tolist(), before, strict=True))
+        priority = trace.priority if self.priority is None else np.where(mine, self.priority, trace.priority)
+        return replace(trace, labels=labels, priority=priority)
+
+
+@dataclass(frozen=True)
+class Cap:
+    """Every request declares max_tokens=`tokens` (its true length if that is more) and ends by a stop token before."""
+
+    tokens: int
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        caps = np.maximum(trace.output_len, self.tokens)
+        return replace(trace, max_tokens=caps, stop=trace.stop | (caps > trace.output_len))
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """A `share` of the requests is cancelled by its client, after an exponential time of mean `after` seconds."""
+
+    share: float
+    after: float
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        rows = np.arange(len(trace))
+        gone = keyed.uniform(seed, "cancel", rows) < self.share
+        times = np.maximum(np.rint(keyed.exponential(seed, "cancel after", rows) * self.after * SECOND), 1)
+        return replace(trace, cancel_ns=np.where(gone, times, -1).astype(np.int64))
+
+
+STEPS: dict[str, Any] = {
+    "window": Window,
+    "first": First,
+    "thin": Thin,
+    "stretch": Stretch,
+    "ramp": Ramp,
+    "arrive": Arrive,
+    "shuffle": Shuffle,
+    "think": Think,
+    "repeat": Repeat,
+    "mix": Mix,
+    "label": Label,
+    "cap": Cap,
+    "cancel": Cancel,
+}
+
+
+def _with_tenant(trace: Trace) -> Trace:
+    if "tenant" in trace.labels:
+        return trace
+    return replace(trace, labels={**trace.labels, "tenant": (trace.name,) * len(trace)})
+
+
+def _begins(trace: Trace) -> tuple[Ints, Ints]:
+    """When each play begins, and each row's play."""
+    play = trace.plays()
+    begins = np.full(play.max() + 1, np.iinfo(np.int64).max)
+    np.minimum.at(begins, play, trace.arrival_ns)
+    return begins, play
+
+
+def _moved(trace: Trace, begins: Ints, play: Ints, to: Ints) -> Trace:
+    """Each play begun at another time, its requests as far behind as before."""
+    return trace.at(trace.arrival_ns + (to - begins)[play])
+
+
+def _keep(trace: Trace, rows: Any) -> Trace:
+    kept = np.flatnonzero(rows)
+    if not len(kept):
+        raise UserError("leaves no request")
+    return trace if len(kept) == len(trace) else trace.take(kept)
