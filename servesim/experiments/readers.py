@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError
+from servesim.experiments.bench import BENCH, read_bench, with_lengths
 from servesim.experiments.recorded import (
     RecordedRun,
     Server,
@@ -21,13 +22,13 @@ from servesim.experiments.recorded import (
     numbers,
     read_json,
     read_text,
+    run_name,
     settings_beside,
 )
 
 CHUNK_TIMES = {"send_time_us", "first_chunk_time_us", "last_chunk_time_us", "output_tokens"}
 ENGINE_TIMES = {"input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts"}
 SPANS = {"arrival_time_us", "input_tokens", "output_tokens", "ttft_s", "e2e_s"}
-BENCH = {"completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms"}
 SUFFIXES = (".csv", ".csv.gz", ".json", ".json.gz", ".jsonl", ".jsonl.gz")
 
 CHUNK_MAX_NUM_SEQS = 256
@@ -51,7 +52,7 @@ def read_folder(folder: Path) -> list[RecordedRun]:
             f"{folder}: no recorded run found: wanted CSV with {', '.join(sorted(CHUNK_TIMES))}; CSV with "
             f"{', '.join(sorted(SPANS))}; JSONL with {', '.join(sorted(ENGINE_TIMES))}; or JSON of `vllm bench serve`"
         )
-    return runs
+    return with_lengths(runs)
 
 
 def read_run(path: Path, root: Path) -> RecordedRun | None:
@@ -62,7 +63,7 @@ def read_run(path: Path, root: Path) -> RecordedRun | None:
         keys = _json_keys(text)
         readers: list[tuple[set[str], Callable[[str, Path, Path], RecordedRun]]] = [
             (ENGINE_TIMES, _engine_times),
-            (BENCH, _bench),
+            (BENCH, read_bench),
         ]
     else:
         keys = set(first.split("\n", 1)[0].strip().split(","))
@@ -121,7 +122,7 @@ def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
         prefix_caching=bool(settings.get("enable_prefix_caching", True)),
     )
     return RecordedRun(
-        name=_name(path, root),
+        name=run_name(path, root),
         path=path,
         format="chunk times",
         server=server,
@@ -161,7 +162,7 @@ def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
         max_model_len=settings.get("max_model_len"),
     )
     return RecordedRun(
-        name=_name(path, root),
+        name=run_name(path, root),
         path=path,
         format="engine times",
         server=server,
@@ -185,6 +186,8 @@ def _spans(text: str, path: Path, root: Path) -> RecordedRun:
     ok = (failed == 0) & np.isfinite(arrival + prompt + ttft + e2e)
     stem = path.name.removesuffix(".gz").removesuffix(".csv")
     meta = _beside(path, f"{stem}.meta.json")
+    asked = _asked_output(meta.get("profile", {}))
+    counted = np.maximum(output[ok], 1)  # an empty answer still cost its first token
     config = {**meta.get("config", {}), **settings_beside(path, root)}
     sheet = next((_beside(path, p.name).get("name") for p in path.parent.glob("*.json") if known_gpu(p.stem)), None)
     server = Server(
@@ -199,76 +202,28 @@ def _spans(text: str, path: Path, root: Path) -> RecordedRun:
         max_model_len=_yaml_number(str(meta.get("exp_config", "")), "max_model_len"),
     )
     return RecordedRun(
-        name=_name(path, root),
+        name=run_name(path, root),
         path=path,
         format="spans",
         server=server,
         arrival_ns=np.rint(arrival[ok] * 1e3).astype(np.int64),
         prompt_len=prompt[ok].astype(np.int64),
-        output_len=np.maximum(output[ok], 1).astype(np.int64),  # an empty answer still cost its first token
+        output_len=np.full(len(counted), asked) if asked else counted.astype(np.int64),
         ttft_ms=ttft[ok] * 1e3,
         e2el_ms=e2e[ok] * 1e3,
         prompt_id=(index[ok] % SPANS_PROMPTS).astype(np.int64),
+        notes=(f"every answer has the {asked} tokens asked for: the client counted its text's",) if asked else (),
     )
 
 
-def _bench(text: str, path: Path, root: Path) -> RecordedRun:
-    """JSON of `vllm bench serve`: aggregates, and lengths and times of requests when it was told to keep them."""
-    record = read_json(path)
-    settings = settings_beside(path, root)
-    count = int(record["completed"])
-    prompt = _lengths(record, "input_lens", "total_input_tokens", count)
-    output = _lengths(record, "output_lens", "total_output_tokens", count)
-    ttft = np.array(record["ttfts"]) * 1e3 if record.get("ttfts") else np.full(count, np.nan)
-    gaps = record.get("itls")
-    e2el = ttft + np.array([1e3 * sum(g) for g in gaps]) if gaps else np.full(count, np.nan)
-    totals = {"output_throughput": float(record["output_throughput"])}
-    for metric in ("ttft", "tpot", "e2el"):
-        for ours, theirs in (("mean", "mean"), ("p50", "median"), ("p99", "p99")):
-            if f"{theirs}_{metric}_ms" in record:
-                totals[f"{metric}_{ours}"] = float(record[f"{theirs}_{metric}_ms"])
-    speculative = "not priced: it ran with speculative decoding" if _speculates(path, settings) else ""
-    server = Server(
-        model=known_model(record.get("model_id")),
-        gpu=gpu_of(path, settings),
-        tp=int(settings.get("tensor_parallel_size", 1)),
-        engine=f"vllm {settings.get('vllm_version', '')}".strip(),
-        num_blocks=settings.get("num_gpu_blocks"),
-        max_num_seqs=settings.get("max_num_seqs"),
-        max_num_batched_tokens=settings.get("max_num_batched_tokens"),
-        max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),
-    )
-    rate = record.get("request_rate")
-    open_loop = rate not in (None, "inf")
-    return RecordedRun(
-        name=_name(path, root),
-        path=path,
-        format="vllm bench",
-        server=server,
-        arrival_ns=np.zeros(count, np.int64),
-        prompt_len=prompt,
-        output_len=output,
-        ttft_ms=ttft,
-        e2el_ms=e2el,
-        concurrency=None if open_loop else int(record.get("max_concurrency") or count),
-        totals=totals,
-        unpriced="its arrival times are not recorded" if open_loop else speculative,
-        notes=() if record.get("input_lens") else ("lengths of requests are not recorded: all take the mean",),
-    )
-
-
-def _speculates(path: Path, settings: dict[str, Any]) -> bool:
-    """Whether the settings or the server's counters beside the run (`<stem>.m1.gz`) speak of drafts."""
-    if any("specul" in key and value for key, value in settings.items()):
-        return True
-    counters = [path.with_name(path.name.removesuffix(".json") + end) for end in (".m1.gz", ".m1")]
-    return any("spec_decode_num_drafts" in read_text(p) for p in counters if p.is_file())
-
-
-def _lengths(record: dict[str, Any], name: str, total: str, count: int) -> Any:
-    if record.get(name):
-        return np.array(record[name], dtype=np.int64)
-    return np.full(count, max(1, round(record[total] / max(count, 1))), dtype=np.int64)
+def _asked_output(profile: dict[str, Any]) -> int | None:
+    """Tokens the server was made to answer with, whatever the text says: a client that counts tokens by encoding the
+    text again finds fewer (empty answers among them) although the server took the same time for all."""
+    if not profile.get("server", {}).get("ignore_eos"):
+        return None
+    data = profile.get("data", {})
+    lengths = data.get(data.get("type", ""), {}).get("output_len")
+    return lengths if isinstance(lengths, int) and lengths > 0 else None
 
 
 def _beside(path: Path, name: str) -> dict[str, Any]:
@@ -282,11 +237,3 @@ def _yaml_number(text: str, key: str) -> int | None:
     loaded = yaml.safe_load(text) if text else None
     value = loaded.get(key) if isinstance(loaded, dict) else None
     return value if isinstance(value, int) else None
-
-
-def _name(path: Path, root: Path) -> str:
-    """Path below the folder, without suffixes."""
-    name = path.relative_to(root).as_posix()
-    for suffix in (".gz", ".csv", ".jsonl", ".json"):
-        name = name.removesuffix(suffix)
-    return name

@@ -131,6 +131,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return loaded
 
 
+def run_name(path: Path, root: Path) -> str:
+    """Path below the folder, without suffixes."""
+    name = path.relative_to(root).as_posix()
+    for suffix in (".gz", ".csv", ".jsonl", ".json"):
+        name = name.removesuffix(suffix)
+    return name
+
+
 def known_model(name: str | None) -> str | None:
     """The bundled model of a Hugging Face name; the name itself if none matches."""
     if name is None:

@@ -1,0 +1,128 @@
+"""Runs of `vllm bench serve`: aggregates, and what the files beside them tell of lengths and server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.experiments.recorded import (
+    Ints,
+    RecordedRun,
+    Server,
+    gpu_of,
+    known_model,
+    read_json,
+    read_text,
+    run_name,
+    settings_beside,
+)
+
+BENCH = {"completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms"}
+SPECULATIVE = "not priced: it ran with speculative decoding"
+NO_LENGTHS = "lengths of requests are not recorded: all take the mean"
+
+
+def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
+    """JSON of `vllm bench serve`: aggregates, and lengths and times of requests when it was told to keep them."""
+    record = read_json(path)
+    settings = {**_cache_config(_counters(path)), **settings_beside(path, root)}
+    count = int(record["completed"])
+    ttft = np.array(record["ttfts"]) * 1e3 if record.get("ttfts") else np.full(count, np.nan)
+    gaps = record.get("itls")
+    e2el = ttft + np.array([1e3 * sum(g) for g in gaps]) if gaps else np.full(count, np.nan)
+    totals = {"output_throughput": float(record["output_throughput"])}
+    for metric in ("ttft", "tpot", "e2el"):
+        for ours, theirs in (("mean", "mean"), ("p50", "median"), ("p99", "p99")):
+            if f"{theirs}_{metric}_ms" in record:
+                totals[f"{metric}_{ours}"] = float(record[f"{theirs}_{metric}_ms"])
+    server = Server(
+        model=known_model(record.get("model_id")),
+        gpu=gpu_of(path, settings),
+        tp=int(settings.get("tensor_parallel_size", 1)),
+        engine=f"vllm {settings.get('vllm_version', '')}".strip(),
+        num_blocks=settings.get("num_gpu_blocks"),
+        block_size=int(settings.get("block_size", 16)),
+        max_num_seqs=settings.get("max_num_seqs"),
+        max_num_batched_tokens=settings.get("max_num_batched_tokens"),
+        max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),
+    )
+    rate = record.get("request_rate")
+    open_loop = rate not in (None, "inf")
+    speculative = SPECULATIVE if _speculates(path, settings) else ""
+    return RecordedRun(
+        name=run_name(path, root),
+        path=path,
+        format="vllm bench",
+        server=server,
+        arrival_ns=np.zeros(count, np.int64),
+        prompt_len=_lengths(record, "input_lens", "total_input_tokens", count),
+        output_len=_lengths(record, "output_lens", "total_output_tokens", count),
+        ttft_ms=ttft,
+        e2el_ms=e2el,
+        concurrency=None if open_loop else int(record.get("max_concurrency") or count),
+        totals=totals | {key: float(record[key]) for key in ("total_input_tokens", "total_output_tokens")},
+        unpriced="its arrival times are not recorded" if open_loop else speculative,
+        notes=() if record.get("input_lens") else (NO_LENGTHS,),
+    )
+
+
+def with_lengths(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
+    """Runs without recorded lengths take those of a run beside them that sent the same prompts.
+
+    The client draws prompt lengths from one seed, so a shorter run sends the first prompts of a longer one; the sum
+    says whether it did, to the token. Answers are drawn after all prompts: they have the same distribution, not the
+    same values, and are scaled to the run's own total.
+    """
+    known = [run for run in runs if run.format == "vllm bench" and NO_LENGTHS not in run.notes]
+    return [_with_lengths(run, known) if NO_LENGTHS in run.notes else run for run in runs]
+
+
+def _with_lengths(run: RecordedRun, known: Sequence[RecordedRun]) -> RecordedRun:
+    count = len(run)
+    for other in known:
+        if len(other) < count or other.prompt_len[:count].sum() != run.totals["total_input_tokens"]:
+            continue
+        output = _summing_to(other.output_len[:count], int(run.totals["total_output_tokens"]))
+        note = f"prompt lengths are those of {other.name} (the same sum), answers as long as there on average"
+        notes = tuple(note if n == NO_LENGTHS else n for n in run.notes)
+        return replace(run, prompt_len=other.prompt_len[:count].copy(), output_len=output, notes=notes)
+    return run
+
+
+def _summing_to(lengths: Ints, total: int) -> Ints:
+    """Lengths in proportion to the given ones, of a given sum, at least 1 each."""
+    scaled = np.diff(np.rint(np.cumsum(lengths) * (total / lengths.sum())), prepend=0.0)
+    whole: Ints = np.maximum(scaled, 1).astype(np.int64)
+    return whole
+
+
+def _lengths(record: dict[str, Any], name: str, total: str, count: int) -> Ints:
+    if record.get(name):
+        return np.array(record[name], dtype=np.int64)
+    mean: Ints = np.full(count, max(1, round(record[total] / max(count, 1))), dtype=np.int64)
+    return mean
+
+
+def _counters(path: Path) -> str:
+    """The server's counters after the run (`<stem>.m1.gz`), empty without."""
+    paths = [path.with_name(path.name.removesuffix(".json") + end) for end in (".m1.gz", ".m1")]
+    return "\n".join(read_text(p) for p in paths if p.is_file())
+
+
+def _cache_config(counters: str) -> dict[str, Any]:
+    """KV blocks and their size as the server states them among its counters."""
+    line = next((row for row in counters.splitlines() if row.startswith("vllm:cache_config_info{")), "")
+    stated = dict(re.findall(r'(\w+)="([^"]*)"', line))
+    return {key: int(stated[key]) for key in ("num_gpu_blocks", "block_size") if stated.get(key, "").isdigit()}
+
+
+def _speculates(path: Path, settings: dict[str, Any]) -> bool:
+    """Whether the settings or the server's counters beside the run speak of drafts."""
+    if any("specul" in key and value for key, value in settings.items()):
+        return True
+    return "spec_decode_num_drafts" in _counters(path)
