@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from servesim.calibrate.front import fit_front
 from servesim.contracts import Batch
 from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.host import HostTerms
@@ -139,7 +140,8 @@ def fit_host(folder: Path, leave_out: Sequence[str] = ()) -> HostTerms:
         "mean_abs_residual_percent": round(float(np.abs(residuals).mean()), 2),
         "p95_abs_residual_percent": round(float(np.percentile(np.abs(residuals), 95)), 2),
     }
-    return replace(terms, front_in=_front_in(terms, used), provenance=provenance)
+    fitted_front: HostTerms = fit_front(replace(terms, provenance=provenance), used)
+    return fitted_front
 
 
 def _read(folder: Path) -> tuple[list[Observed], list[RecordedRun], dict[str, Any]]:
@@ -223,24 +225,6 @@ class _Steps:
             setattr(groups, name, np.array([np.median(getattr(self, name)[inverse == i]) for i in usable]))
         medians = np.array([np.median(times[inverse == i]) for i in usable])
         return groups, medians, np.sqrt(np.minimum(counts[usable], 100) / 100)
-
-
-def _front_in(terms: HostTerms, runs: Sequence[RecordedRun]) -> float:
-    """Median of what the TTFTs of the least loaded runs have beyond those of a server without a front end, in
-    whole microseconds; 0 without such runs."""
-    from servesim.experiments.replay import replay
-
-    there = [run for run in runs if run.concurrency is None and len(run) > 1 and np.isfinite(run.ttft_ms).any()]
-    if not there:
-        return 0.0
-    rates = [len(run) / (int(run.arrival_ns[-1]) or 1) for run in there]
-    rest = [
-        run.ttft_ms - replay(run, terms).ttft_ms
-        for run, rate in zip(there, rates, strict=True)
-        if rate <= 1.05 * min(rates)
-    ]
-    beyond = float(np.nanmedian(np.concatenate(rest))) * 1e3
-    return max(0.0, round(beyond) * 1e3)
 
 
 def _rounded(x: NDArray[Any]) -> list[float]:

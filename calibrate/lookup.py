@@ -46,7 +46,7 @@ def _curve(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], float]:
             return gemms.curve(shape["n"], shape["k"], dtype)
         if op == "moe":
             experts = Experts(shape["experts"], shape["topk"], shape["n"])
-            return experts_curve(gemms, experts, shape["k"], 1, dtype)
+            return experts_curve(gemms, experts, shape["k"], 1, dtype.removesuffix("_marlin"))
         if op in _COLLECTIVES:
             return collective_curve(gemms.tables, roofline, op, shape["gpus"], 1)
         return row_curve(gemms, op, shape["n"], 4.0 * shape["n"])

@@ -198,6 +198,8 @@ def _cost_model(
         tables=scenario.kernel_tables,
         host=terms,
         speculator=speculation.make() if speculation is not None else None,
+        moe_backend=scenario.engine.moe_backend,
+        expert_parallel=scenario.engine.enable_expert_parallel,
     )
 
 

@@ -42,6 +42,11 @@ class EngineSettings(BaseModel):
     """KV blocks of a replica; none: as many as fit."""
     swap_space_gib: float = Field(default=4.0, ge=0)
     """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
+    moe_backend: Literal["auto", "triton", "marlin"] = "auto"
+    """Kernel of mixture-of-experts layers with 4-bit weights; auto: the one the engine of the host terms was found to
+    run, else the fastest measured."""
+    enable_expert_parallel: bool = False
+    """Deal experts out to the tp GPUs whole instead of splitting each by width."""
     max_queued_requests: int | None = Field(default=None, ge=0)
     """Requests that may wait on a replica; further ones are rejected. None: any number, as in vLLM."""
     ignore_memory: bool = False

@@ -91,7 +91,7 @@ def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: 
     recorder = Recorder(sink, out_ns, sinks[DELIVERIES])
     workload = TraceWorkload(setup.trace, setup.predicted, _clients(setup.scenario.clients))
     cluster = Cluster(
-        FrontEnd(workload, in_ns, out_ns),
+        FrontEnd(workload, in_ns, out_ns, terms.front_in_per_token if terms is not None else 0.0),
         setup.cores,
         setup.router,
         setup.cost,

@@ -3,7 +3,8 @@
 The package carries its measurements as Parquet at
 `<package>/systems/data/<system>/<family>/<framework>/<version>/<table>.parquet`; latencies are milliseconds
 of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept, whatever its shapes: GEMMs,
-attention (windows apart from full attention), mixture-of-experts kernels without expert parallelism, latent
+attention (windows apart from full attention), mixture-of-experts kernels without expert parallelism (Marlin on
+mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
 attention with bf16 projections, all-reduce and all-gather. Integer GEMMs are in tables of other frameworks only, so
 they are taken from the newest of those. So are block-scaled fp8 GEMMs, from TensorRT-LLM: vLLM's were timed with
 their launches (55 us and more for the smallest, while a whole latent-attention module of four takes 90 us).
@@ -168,9 +169,10 @@ def _gemm_in(dtype: str) -> Callable[[Any], Any]:
 
 def _moe(raw: Any) -> Any:
     raw = raw[(raw["moe_ep_size"] == 1) & (raw["distribution"] == _ROUTING) & raw["moe_dtype"].isin(_DTYPES)]
+    dtype = raw["moe_dtype"].map(_DTYPES)
     return raw.assign(
         op="moe",
-        dtype=raw["moe_dtype"].map(_DTYPES),
+        dtype=dtype.mask((dtype == "mxfp4") & raw["kernel_source"].str.contains("marlin"), "mxfp4_marlin"),
         m=raw["num_tokens"],
         n=raw["inter_size"] // raw["moe_tp_size"],
         k=raw["hidden_size"],

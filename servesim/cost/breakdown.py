@@ -22,7 +22,7 @@ def breakdown(cost: TableCostModel, batch: Batch) -> dict[str, float]:
 
     for stage in cost._stages:
         computing = 0.0
-        for name, curve in stage._per_token:
+        for name, curve, _ in stage._per_token:
             ns = curve.at(tokens)
             computing += ns
             add(name, ns)
@@ -33,10 +33,10 @@ def breakdown(cost: TableCostModel, batch: Batch) -> dict[str, float]:
         if batch.decode_count:
             add(ATTENTION_DECODE, stage.decode_curve(batch).at(batch.decode_context_sum))
         if batch.sampled:
-            for name, curve in stage._per_sample:
+            for name, curve, _ in stage._per_sample:
                 add(name, curve.at(batch.sampled))
         if batch.bytes_moved:
             add(COPY, stage._roofline.copy_ns(batch.bytes_moved) * stage._copied)
         if stage._slowdown and computing > stage._cool_ns:
-            add(LOWER_CLOCK, (computing - stage._cool_ns) * stage._slowdown)
+            add(LOWER_CLOCK, stage.lower_clock(computing, tokens))
     return found

@@ -35,6 +35,8 @@ def build_cost_model(
     tables: str | Path | None = None,
     host: HostTerms | None = None,
     speculator: Speculator | None = None,
+    moe_backend: str = "auto",
+    expert_parallel: bool = False,
 ) -> TableCostModel:
     """The cost model of `model` on `pp` pipeline stages of `tp` GPUs of a kind each.
 
@@ -42,13 +44,17 @@ def build_cost_model(
     one precision alone keep it), `kv_dtype` that of the KV cache. `tables` is a folder of kernel tables measured
     on `gpu`, instead of the shipped ones, or "roofline": no tables, everything by formula from the GPU's data
     sheet. What the tables lack is priced by formula and shows in `Price.shares`. `host` is what the engine adds to
-    its kernels; None: nothing. `speculator` drafts after every step, at a cost.
+    its kernels; None: nothing. `speculator` drafts after every step, at a cost. `moe_backend` is the kernel of routed
+    experts (`servesim.cost.moe.MOE_BACKENDS`; auto: the one the host terms found engines to run); `expert_parallel`
+    deals them out to the GPUs whole.
     """
     _check(model, gpu, tp, dtype, kv_dtype)
     kernels, measured_on = _kernels(gpu, tables)
     smooth = host is not None and host.monotone_gemms
     gemms = GemmTables(kernels, Roofline(gpu), Roofline(measured_on), smooth)
-    graph = LayerGraph(model, gpu, tp, dtype, kv_dtype, gemms, host)
+    if moe_backend == "auto" and host is not None:
+        moe_backend = host.moe_backend
+    graph = LayerGraph(model, gpu, tp, dtype, kv_dtype, gemms, host, moe_backend, expert_parallel)
     heat = (host.sustained_after, host.sustained_slowdown) if host is not None else (0.0, 0.0)
     stages = [
         Stage(

@@ -16,7 +16,7 @@ from servesim.cost.moe import experts_curve
 from servesim.cost.stage import AttentionLayers, Operator
 from servesim.cost.streamed import StreamedDecode
 from servesim.hardware.gpu import Gpu
-from servesim.hardware.layers import dtype_bytes
+from servesim.hardware.layers import Experts, dtype_bytes
 from servesim.hardware.model import ModelSpec, kv_heads_per_gpu
 
 _SAMPLER_BYTES_PER_LOGIT = 14.0
@@ -35,6 +35,8 @@ class LayerGraph:
     kv_dtype: str
     gemms: GemmTables
     host: HostTerms | None
+    moe_backend: str = "auto"
+    expert_parallel: bool = False
 
     @property
     def roofline(self) -> Roofline:
@@ -49,10 +51,15 @@ class LayerGraph:
     def per_token(self, stage: range) -> list[Operator]:
         """Operators over the tokens of a step, for the layers of `stage`."""
         hidden, layers = self.model.hidden_size, [self.model.layers[i] for i in stage]
+        experts_dtype = self.model.experts_dtype or self.dtype
         found: list[Operator] = []
 
         def add(count: int, operators: list[tuple[str, Curve]]) -> None:
-            found.extend(Operator(name, curve.scaled(float(count))) for name, curve in operators if count)
+            found.extend(
+                Operator(name, curve.scaled(float(count)), name != "experts" or dtype_bytes(experts_dtype) >= 1.0)
+                for name, curve in operators
+                if count
+            )
 
         kinds = Counter(layer.owns_kv for layer in layers)
         for owns_kv in (True, False):
@@ -147,9 +154,13 @@ class LayerGraph:
         assert moe is not None
         found = [
             ("router", self.gemms.curve(moe.count, hidden, "bf16")),
-            ("experts", experts_curve(self.gemms, moe, hidden, self.tp, moe.dtype or self.dtype)),
+            ("experts", self._routed(moe)),
         ]
         return found + (self._mlp("shared_", moe.shared_size) if moe.shared_size else [])
+
+    def _routed(self, moe: Experts) -> Curve:
+        dtype, hidden = moe.dtype or self.dtype, self.model.hidden_size
+        return experts_curve(self.gemms, moe, hidden, self.tp, dtype, self.moe_backend, self.expert_parallel)
 
     def _send(self) -> list[tuple[str, Curve]]:
         """Hidden state and residual to the next stage, each GPU its slice; there they are gathered."""

@@ -48,8 +48,12 @@ class HostTerms:
     kv_bandwidth_share: float = 0.0
     """Share of the data-sheet bandwidth at which decode reads its KV; 0: as the attention table says. Tables
     measure a layer's attention over and over, with a cache state no served step has."""
+    moe_backend: str = "auto"
+    """Kernel of routed experts the engine was found to run (`servesim.cost.moe.MOE_BACKENDS`)."""
     front_in: float = 0.0
-    """From the client to the queue (HTTP, tokenizer)."""
+    """From the client to the queue (HTTP)."""
+    front_in_per_token: float = 0.0
+    """Tokenizing a prompt, one prompt after the other."""
     front_out: float = 0.0
     """From the engine to the client."""
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -99,7 +103,8 @@ class HostTerms:
         if not self.gpus or gpu in self.gpus:
             return self
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return HostTerms(**{**values, "sustained_after": 0.0, "sustained_slowdown": 0.0, "kv_bandwidth_share": 0.0})
+        chip = {"sustained_after": 0.0, "sustained_slowdown": 0.0, "kv_bandwidth_share": 0.0, "moe_backend": "auto"}
+        return HostTerms(**{**values, **chip})
 
     def host(self, batch: Batch) -> Host:
         """Host time of a step, whole nanoseconds, by counts alone."""

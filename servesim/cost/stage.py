@@ -20,6 +20,9 @@ class Operator(NamedTuple):
     name: str
     curve: Curve
     """All its runs in a step together."""
+    heats: bool = True
+    """Whether it draws the power that lowers the clock. Weights of 4 bits unpacked in registers keep tensor cores
+    waiting: such experts reach a quarter of the arithmetic that dense GEMMs do."""
 
 
 class AttentionLayers(NamedTuple):
@@ -49,6 +52,7 @@ class Stage:
         self._cool_ns, self._slowdown = heat
         # What repeats from step to step is remembered; the keys fix the values, so prices stay pure.
         self._token_costs: dict[int, tuple[float, list[float]]] = {}
+        self._cold = [operator for operator in per_token if not operator.heats] if heat[1] else []
         self._sample_costs: dict[int, tuple[float, list[float]]] = {}
         self._decode_curves: dict[tuple[int, int, str], Curve] = {}
         self._attended, self._over_cache = 0, False
@@ -66,7 +70,7 @@ class Stage:
             ns += attended
             parts[source] += attended
         if self._slowdown and ns > self._cool_ns:
-            ns += (ns - self._cool_ns) * self._slowdown
+            ns += self.lower_clock(ns, tokens)
         if self._per_sample and batch.sampled:
             rows = batch.sampled + batch.drafts
             cost = self._sample_costs.get(rows)
@@ -81,6 +85,12 @@ class Stage:
             ns += copied
             parts[ROOFLINE] += copied
         return ns, parts
+
+    def lower_clock(self, computing: float, tokens: int) -> float:
+        """What the power limit adds to a step that computes for `computing` ns, decode attention and sampling apart."""
+        for operator in self._cold:
+            computing -= operator.curve.at(tokens)
+        return max(0.0, computing - self._cool_ns) * self._slowdown
 
     def cost(self, batch: Batch, tokens: int) -> tuple[int, list[float]]:
         """The whole step: nanoseconds, rounded once, and those by source."""
@@ -118,7 +128,7 @@ class Stage:
         found: dict[str, str] = {}
         for operators, priced in ((self._per_token, self._token_costs), (self._per_sample, self._sample_costs)):
             most = max(priced, default=0)
-            for name, curve in operators:
+            for name, curve, _ in operators:
                 if priced and min(curve.knot_source) == EXTRAPOLATED:
                     found[name] = "a shape that was not measured"
                 elif priced and curve.source(most) == EXTRAPOLATED:
@@ -168,7 +178,7 @@ class Stage:
         parts = [0.0, 0.0, 0.0, 0.0]
         if not x:
             return 0.0, parts
-        for _, curve in operators:
+        for _, curve, _ in operators:
             ns, source = curve.look_up(x)
             parts[source] += ns
         return parts[0] + parts[1] + parts[2] + parts[3], parts

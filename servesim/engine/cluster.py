@@ -98,7 +98,10 @@ class Cluster:
         self._armed = None
         now = self.clock.ns
         while self.workload.next_ns() == now:
-            request, output_len = self.workload.pop()
+            popped = self.workload.pop()
+            if popped is None:
+                continue
+            request, output_len = popped
             self.num_sent += 1
             index = self.router.route(request, self.replicas)
             if not 0 <= index < len(self.replicas):

@@ -23,8 +23,9 @@ class Workload(Protocol):
     def next_ns(self) -> int | None:
         """When the next request arrives; None: none is due (one may still follow from a finish)."""
 
-    def pop(self) -> tuple[Request, int]:
-        """The next request and its true output length. Called only when `next_ns()` is not None."""
+    def pop(self) -> tuple[Request, int] | None:
+        """The next request and its true output length; None: what is due is not a request yet. Called only when
+        `next_ns()` is not None."""
 
     def on_finish(self, request: Request, now: int) -> None:
         """A client hears at `now` that a request has left (finished, rejected or aborted)."""
@@ -70,9 +71,7 @@ class TraceWorkload:
         self._again = 0  # retries not yet sent
         self._ids = trace.request_id
         columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.max_tokens, trace.priority, trace.stop)
-        self._arrival, self._prompt, self._output, self._cap, self._priority, self._stop = (
-            c.tolist() for c in columns
-        )
+        self._arrival, self._prompt, self._output, self._cap, self._priority, self._stop = (c.tolist() for c in columns)
         self._predicted = (trace.max_tokens if predicted is None else predicted).tolist()
         self._cancel = trace.cancel_ns.tolist() if trace.cancel_ns is not None else None
         patience = (trace.cancel_ns, clients.timeout_ns, clients.ttft_timeout_ns)
@@ -184,26 +183,46 @@ class TraceWorkload:
 
 
 class FrontEnd:
-    """A workload seen through a server's front end: requests reach the queue `in_ns` after they were sent
-    (HTTP, tokenizer), and clients hear of the end `out_ns` after the engine is done."""
+    """A workload seen through a server's front end: requests reach the queue `in_ns` after they were sent (HTTP), and
+    clients hear of the end `out_ns` after the engine is done. Prompts are tokenized one after the other, as by
+    vLLM's one tokenizer thread, in `token_ns` a token."""
 
-    def __init__(self, inner: Workload, in_ns: int, out_ns: int) -> None:
+    def __init__(self, inner: Workload, in_ns: int, out_ns: int, token_ns: float = 0.0) -> None:
         self._inner = inner
         self._in_ns = in_ns
         self._out_ns = out_ns
+        self._token_ns = token_ns
+        self._free_ns = 0  # when the tokenizer is done with all that came so far
+        self._tokenized: deque[tuple[int, Request, int]] = deque()  # by the time they reach the queue
 
     def next_ns(self) -> int | None:
         due = self._inner.next_ns()
-        return due + self._in_ns if due is not None else None
+        if not self._token_ns:
+            return due + self._in_ns if due is not None else None
+        ready = self._tokenized[0][0] if self._tokenized else None
+        return min((ns for ns in (due, ready) if ns is not None), default=None)
 
-    def pop(self) -> tuple[Request, int]:
-        request, output_len = self._inner.pop()
+    def pop(self) -> tuple[Request, int] | None:
+        due = self._inner.next_ns()
+        if self._tokenized and (due is None or self._tokenized[0][0] <= due):
+            _, request, output_len = self._tokenized.popleft()
+            return request, output_len
+        assert due is not None
+        popped = self._inner.pop()
+        if popped is None:
+            return None
+        request, output_len = popped
+        self._free_ns = max(self._free_ns, due) + round(self._token_ns * request.prompt_len)
+        ready = (self._free_ns if self._token_ns else due) + self._in_ns
         if request.deadlines:
-            request.deadlines = tuple(d._replace(ns=d.ns + self._in_ns) for d in request.deadlines)
-        return request, output_len
+            request.deadlines = tuple(d._replace(ns=d.ns + ready - due) for d in request.deadlines)
+        if not self._token_ns:
+            return request, output_len
+        self._tokenized.append((ready, request, output_len))
+        return None
 
     def on_finish(self, request: Request, now: int) -> None:
         self._inner.on_finish(request, now + self._out_ns)
 
     def remaining(self) -> int:
-        return self._inner.remaining()
+        return self._inner.remaining() + len(self._tokenized)

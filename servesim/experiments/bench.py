@@ -50,6 +50,7 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
         max_num_seqs=settings.get("max_num_seqs"),
         max_num_batched_tokens=settings.get("max_num_batched_tokens"),
         max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),
+        moe_backend=settings.get("moe_backend"),
     )
     rate = record.get("request_rate")
     open_loop = rate not in (None, "inf")

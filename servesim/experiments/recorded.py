@@ -38,6 +38,8 @@ class Server:
     max_model_len: int | None = None
     prefix_caching: bool = True
     asynchronous: bool = True
+    moe_backend: str | None = None
+    """Kernel of routed experts."""
 
 
 @dataclass(frozen=True)

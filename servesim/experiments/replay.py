@@ -34,20 +34,23 @@ class Replay:
     asynchronous: bool
 
 
-def replay(run: RecordedRun, host: HostTerms | None = None, tables: str | None = None) -> Replay:
-    """Simulate a recorded run; UserError where its model or GPU is not known."""
+def replay(
+    run: RecordedRun, host: HostTerms | None = None, tables: str | None = None, moe_backend: str = "auto"
+) -> Replay:
+    """Simulate a recorded run; UserError where its model or GPU is not known. `moe_backend`: kernel of routed experts
+    where neither the run nor the host terms say."""
     core, limits = _engine(run)
     assert run.server.model is not None
     assert run.server.gpu is not None
     model, gpu = ModelSpec.load(run.server.model), Gpu.load(run.server.gpu)
-    cost = build_cost_model(model, gpu, run.server.tp, tables=tables, host=host)
+    cost = build_cost_model(model, gpu, run.server.tp, tables=tables, host=host, moe_backend=moe_backend)
     cost.asynchronous = limits.async_scheduling
     front = host if host is not None and not run.at_engine else None
     in_ns, out_ns = (round(front.front_in), round(front.front_out)) if front else (0, 0)
     router, _ = routers.resolve("round-robin")
     recorder = Recorder(out_ns=out_ns)
     cluster = Cluster(
-        FrontEnd(_workload(run), in_ns, out_ns),
+        FrontEnd(_workload(run), in_ns, out_ns, front.front_in_per_token if front else 0.0),
         [core],
         router(build_params("round-robin", router.Params, {}), 1),
         cost,

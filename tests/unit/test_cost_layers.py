@@ -44,9 +44,9 @@ def test_measured_experts_are_the_row_of_the_table() -> None:
     assert curve.look_up(64) == (rows["time_us"][at][0] * 1e3, MEASURED)
 
 
-def test_unmeasured_experts_read_the_weights_of_those_touched() -> None:
+def test_without_tables_experts_read_the_weights_of_those_touched() -> None:
     few = Experts(count=4, per_token=1, size=1000)
-    curve = experts_curve(gemms(), few, 2000, 1, "bf16")
+    curve = experts_curve(gemms(tables=False), few, 2000, 1, "bf16")
     assert curve.source(1) == ROOFLINE
     # one token touches one expert: three matrices of 2000 x 1000 in 2 bytes
     weights = 3 * 2000 * 1000 * 2

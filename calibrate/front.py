@@ -1,0 +1,53 @@
+"""Fits a server's front end to recorded runs: what TTFTs have beyond the engine's part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from servesim.cost.host import HostTerms
+from servesim.experiments.recorded import Floats, RecordedRun
+from servesim.experiments.replay import replay
+
+UNQUEUED = 5.0
+"""Percentile of TTFT that stands for requests that found the server idle."""
+SPREAD = 4.0
+"""Longest over shortest prompt from which on a run tells what tokenizing one token takes."""
+
+
+def fit_front(terms: HostTerms, runs: Sequence[RecordedRun]) -> HostTerms:
+    """`terms` with `front_in_per_token` and `front_in`: the first from how much further beyond the simulated ones the
+    least TTFTs of long prompts are than those of short ones, in runs that have both; the second the median of what
+    TTFTs of the least loaded runs have beyond that. Without runs of an open loop: as they are."""
+    bare = replace(terms, front_in=0.0, front_in_per_token=0.0)
+    runs = [run for run in runs if run.concurrency is None and len(run) > 1 and np.isfinite(run.ttft_ms).any()]
+    if not runs:
+        return bare
+    engine = [replay(run, bare).ttft_ms for run in runs]
+    slopes = [_per_token(run, ours) for run, ours in zip(runs, engine, strict=True)]
+    known = [slope for slope in slopes if slope is not None]
+    token_ns = max(0.0, round(float(np.median(known)), 1)) if known else 0.0
+    rates = [len(run) / (int(run.arrival_ns[-1]) or 1) for run in runs]
+    rest = [
+        run.ttft_ms * 1e6 - ours * 1e6 - token_ns * run.prompt_len
+        for run, ours, rate in zip(runs, engine, rates, strict=True)
+        if rate <= 1.05 * min(rates)
+    ]
+    beyond = float(np.nanmedian(np.concatenate(rest))) / 1e3
+    return replace(bare, front_in=max(0.0, round(beyond) * 1e3), front_in_per_token=token_ns)
+
+
+def _per_token(run: RecordedRun, ours_ms: Floats) -> float | None:
+    """Nanoseconds a token that long prompts take beyond the engine; None where all are about as long."""
+    known = np.isfinite(run.ttft_ms) & np.isfinite(ours_ms)
+    lengths = run.prompt_len[known]
+    if not known.any() or lengths.max() < SPREAD * lengths.min():
+        return None
+    long = lengths > np.sqrt(float(lengths.min()) * float(lengths.max()))
+    rest = [
+        np.percentile(run.ttft_ms[known][of], UNQUEUED) - np.percentile(ours_ms[known][of], UNQUEUED)
+        for of in (long, ~long)
+    ]
+    return float((rest[0] - rest[1]) * 1e6 / (lengths[long].mean() - lengths[~long].mean()))

@@ -1,0 +1,91 @@
+"""Experts of shapes no table has, Marlin's kernel, expert parallelism, and what a lowered clock leaves alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from servesim.contracts import Batch
+from servesim.cost import build_cost_model
+from servesim.cost.breakdown import LOWER_CLOCK, breakdown
+from servesim.cost.curve import EXTRAPOLATED, MEASURED, Curve
+from servesim.cost.formula import Roofline
+from servesim.cost.host import HostTerms
+from servesim.cost.linear import GemmTables
+from servesim.cost.moe import experts_curve
+from servesim.cost.tables import KernelTables
+from servesim.errors import UserError
+from servesim.hardware import Experts, Gpu, ModelSpec
+
+GPT_OSS = Experts(128, 4, 2880, dtype="mxfp4")
+
+
+def curve(experts: Experts, hidden: int, dtype: str, tp: int = 1, backend: str = "auto", ep: bool = False) -> Curve:
+    h200 = Roofline(Gpu.load("h200"))
+    return experts_curve(GemmTables(KernelTables.load("h200"), h200, h200), experts, hidden, tp, dtype, backend, ep)
+
+
+def test_a_measured_shape_takes_its_own_times() -> None:
+    mixtral = curve(Experts(8, 2, 14336), 4096, "bf16")
+    assert mixtral.source(64) == MEASURED
+
+
+def test_an_unmeasured_shape_close_to_a_measured_one_takes_about_its_time_per_work() -> None:
+    near, known = curve(Experts(8, 2, 14000), 4096, "bf16"), curve(Experts(8, 2, 14336), 4096, "bf16")
+    assert near.source(64) == EXTRAPOLATED
+    for tokens in (1, 64, 4096):
+        assert near.at(tokens) / known.at(tokens) == pytest.approx(14000 / 14336, abs=0.01)
+
+
+def test_as_many_tokens_an_expert_are_compared_not_as_many_tokens() -> None:
+    """Twice the experts need twice the tokens to be loaded alike, and then take twice the time."""
+    once, twice = curve(Experts(64, 4, 1500), 4000, "bf16"), curve(Experts(128, 4, 1500), 4000, "bf16")
+    assert twice.at(16384) / once.at(8192) == pytest.approx(2.0, rel=0.15)
+
+
+def test_marlin_reaches_less_arithmetic_than_the_triton_kernel_and_as_much_bandwidth() -> None:
+    triton, marlin = (curve(GPT_OSS, 2880, "mxfp4", backend=b) for b in ("triton", "marlin"))
+    assert triton.source(64) == MEASURED
+    assert marlin.source(64) == EXTRAPOLATED
+    assert 1.7 < marlin.at(8192) / triton.at(8192) < 2.1
+    assert marlin.at(64) / triton.at(64) == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_backend_that_is_none_is_refused() -> None:
+    with pytest.raises(UserError, match="moe_backend 'marlim'"):
+        curve(GPT_OSS, 2880, "mxfp4", backend="marlim")
+
+
+def test_expert_parallel_gpus_share_work_and_weights_but_not_routing() -> None:
+    model = Experts(128, 8, 1536)
+    alone, dealt = curve(model, 4096, "bf16"), curve(model, 4096, "bf16", tp=4, ep=True)
+    assert dealt.at(8192) / alone.at(8192) == pytest.approx(0.25, abs=0.01)
+    assert dealt.at(1) > 0.25 * alone.at(1)
+
+
+def test_expert_parallelism_keeps_wide_gemms_at_large_batches() -> None:
+    model = Experts(128, 8, 1536)
+    split, dealt = (curve(model, 4096, "bf16", tp=8, ep=ep) for ep in (False, True))
+    assert dealt.at(16384) < split.at(16384)
+
+
+def test_experts_of_four_bits_do_not_lower_the_clock() -> None:
+    terms = HostTerms(sustained_after=1e6, sustained_slowdown=0.1)
+    batch = Batch(8192, [(8192, 0)], 0, 0, 0, 0, 1, 1)
+    oss = build_cost_model(ModelSpec.load("gpt-oss-120b"), Gpu.load("h200"), host=terms, moe_backend="marlin")
+    parts = breakdown(oss, batch)
+    hot = sum(ns for name, ns in parts.items() if name not in ("experts", "lm_head", "sampler", LOWER_CLOCK))
+    assert parts[LOWER_CLOCK] == pytest.approx(0.1 * (hot - 1e6))
+    dense = breakdown(build_cost_model(ModelSpec.load("qwen3-14b"), Gpu.load("h200"), host=terms), batch)
+    assert dense[LOWER_CLOCK] > parts[LOWER_CLOCK]
+
+
+def test_host_terms_say_which_kernel_runs_unless_the_run_does() -> None:
+    model, gpu = ModelSpec.load("gpt-oss-120b"), Gpu.load("h200")
+    batch, terms = Batch(8192, [(8192, 0)], 0, 0, 0, 0, 1, 1), HostTerms(moe_backend="marlin")
+    by_terms = build_cost_model(model, gpu, host=terms).price(batch)
+    assert by_terms == build_cost_model(
+        model, gpu, host=replace(terms, moe_backend="auto"), moe_backend="marlin"
+    ).price(batch)
+    assert build_cost_model(model, gpu, host=terms, moe_backend="triton").price(batch).ns < by_terms.ns

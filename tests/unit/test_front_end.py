@@ -1,0 +1,44 @@
+"""A front end tokenizes prompts one after the other, each token alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from servesim.engine.workload import FrontEnd, TraceWorkload
+from servesim.trace import Trace
+
+
+def reached(front: FrontEnd) -> list[tuple[int, int]]:
+    """(row, when it reaches the queue) of every request."""
+    found = []
+    while (now := front.next_ns()) is not None:
+        if (popped := front.pop()) is not None:
+            found.append((popped[0].row, now))
+    return found
+
+
+def burst(*arrivals: int) -> TraceWorkload:
+    lengths = np.array([100 * (i + 1) for i in range(len(arrivals))])
+    return TraceWorkload(Trace.from_lengths("burst", np.array(arrivals), lengths, np.ones_like(lengths)))
+
+
+def test_prompts_that_come_together_wait_for_each_other() -> None:
+    assert reached(FrontEnd(burst(0, 0, 0), 7, 0, 10.0)) == [(0, 1007), (1, 3007), (2, 6007)]
+
+
+def test_a_prompt_that_comes_later_starts_when_it_comes() -> None:
+    assert reached(FrontEnd(burst(0, 5000), 7, 0, 10.0)) == [(0, 1007), (1, 7007)]
+
+
+def test_a_prompt_reaches_the_queue_while_the_next_is_tokenized() -> None:
+    assert reached(FrontEnd(burst(0, 500, 90_000), 400, 0, 10.0)) == [(0, 1400), (1, 3400), (2, 93_400)]
+
+
+def test_without_tokenizing_only_the_fixed_latency_counts() -> None:
+    assert reached(FrontEnd(burst(0, 0, 3), 7, 0)) == [(0, 7), (1, 7), (2, 10)]
+
+
+def test_prompts_being_tokenized_are_still_to_come() -> None:
+    front = FrontEnd(burst(0, 0), 7, 0, 10.0)
+    assert front.pop() is None
+    assert front.remaining() == 2
