@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from typing import Any
 
 from servesim.contracts import (
@@ -17,7 +19,10 @@ from servesim.contracts import (
     kv_allocators,
     schedulers,
 )
+from servesim.engine.content import Prefixes, RunContent
 from servesim.engine.core import EngineCore
+from servesim.policies.scheduling._prefill_adder import CLIP_MAX_NEW_TOKENS, Added, PrefillAdder
+from servesim.policies.scheduling._sglang_order import IN_BATCH_CHECK, IN_BATCH_DEPRIORITIZE, MATCH_LIMIT
 
 Case = dict[str, Any]
 AMPLE = 1 << 20
@@ -172,7 +177,123 @@ class V0PrefillPriority:
             scheduler.swapped.append(gone)
 
 
+class RetractionOrder:
+    """Who is kept when SGLang runs out of memory, and who goes first."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def run(self, case: Case) -> None:
+        params = {"retraction_policy": case.get("config", {}).get("policy", "length")}
+        scheduler = make("sglang", params, AMPLE, KVMemory(AMPLE, 1, AMPLE))
+        running = []
+        for row, spec in enumerate(case["requests"]):
+            one = Request(row, spec["id"], spec["input_len"], AMPLE, row, spec.get("priority", 0))
+            one.num_tokens += spec["output_len"]
+            running.append(one)
+        keep = [r.name for r in scheduler.retraction_order(running)]
+        expected = {k: v for k, v in case.items() if k in ("expect_keep_order", "expect_first_retracted")}
+        check({"expect_keep_order": keep, "expect_first_retracted": keep[-1]}, expected, case)
+
+
+class PrefillAdmissionBudget:
+    """SGLang's PrefillAdder over a pool in a given state."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def run(self, case: Case) -> None:
+        config = case["config"]
+        page, pool = config["page_size"], config["pool_free_plus_evictable"]
+        assert config.get("clip_max_new", CLIP_MAX_NEW_TOKENS) == CLIP_MAX_NEW_TOKENS
+        scheduler = make("sglang", {}, AMPLE, KVMemory(pool // page + 1, page, AMPLE))
+        running = []
+        for row, spec in enumerate(case["running"]):
+            one = Request(row, f"running {row}", 1, spec["max_new"], 0)
+            one.num_tokens += spec["output_len"]
+            running.append(one)
+        adder = PrefillAdder(
+            scheduler.kv,
+            running,
+            config["new_token_ratio"],
+            config["max_prefill_tokens"],
+            config["chunked_prefill_size"],
+        )
+        got: dict[str, Any] = {"initial_remaining_total": adder.remaining, "admit": [], "reject": {}, "chunked": {}}
+        for row, spec in enumerate(case["waiting"]):
+            one = Request(100 + row, spec["id"], spec["extend"], spec["max_new"], row)
+            grant = adder.add(one, MISS, 0)
+            if isinstance(grant, Added):
+                got["reject"][one.name] = grant.name
+                break
+            got["admit"].append(one.name)
+            got[f"remaining_after_{one.name}"] = adder.remaining
+            if grant.chunked:
+                got["chunked"][one.name] = grant.tokens
+            if adder.state() is not Added.CONTINUE:
+                break
+        check(got, case["expect"], case)
+
+
+class QueueOrder:
+    """SGLang's waiting queue over a prefix cache that holds of each prompt as much as the case says."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def run(self, case: Case) -> None:
+        config = case["config"]
+        assert config.get("waiting_limit", MATCH_LIMIT) == MATCH_LIMIT
+        assert config.get("in_batch_check", IN_BATCH_CHECK) == IN_BATCH_CHECK
+        assert config.get("in_batch_deprioritize", IN_BATCH_DEPRIORITIZE) == IN_BATCH_DEPRIORITIZE
+        kv_class, _ = kv_allocators.resolve("prefix-radix")
+        kv = kv_class(build_params("kv", kv_class.Params, {}), KVMemory(AMPLE, 1, AMPLE))
+        prefixes = Prefixes()
+        waiting = []
+        for row, spec in enumerate(case["waiting"]):
+            runs = self._runs(row, spec)
+            length = sum(n for _, n in runs)
+            one = Request(row, spec["id"], length, spec.get("max_new", 16), row, spec.get("priority", 0))
+            one.content = RunContent(row, runs, prefixes)
+            self._cache(kv, one, spec["matched"])
+            waiting.append(one)
+        cls, _ = schedulers.resolve("sglang")
+        params = build_params("sglang", cls.Params, {"schedule_policy": config["policy"]})
+        scheduler: Any = cls(params, Limits(AMPLE, AMPLE, AMPLE), kv)
+        for one in waiting:
+            scheduler.on_arrival(one)
+            assert kv.lookup(one).num_tokens == case["waiting"][one.row]["matched"]
+        scheduler._sort()
+        check({"expect_order": [r.name for r in scheduler.waiters()]}, {"expect_order": case["expect_order"]}, case)
+
+    @staticmethod
+    def _runs(row: int, spec: dict[str, Any]) -> list[tuple[int, int]]:
+        """`P40+u1`: 40 tokens called P40, then some called u1. What is not a capital and a number is as long as need
+        be, and another prompt's only if it has the same name."""
+        runs = []
+        for part in spec["prompt"].split("+"):
+            shared = re.fullmatch(r"[A-Z]+(\d+)", part)
+            length = int(shared.group(1)) if shared else spec["matched"] + 64
+            runs.append((zlib.crc32(part.encode()), length))
+        return runs
+
+    @staticmethod
+    def _cache(kv: KVAllocator, like: Request, tokens: int) -> None:
+        """Leave the first tokens of a prompt in the cache."""
+        if not tokens:
+            return
+        past = Request(AMPLE + like.row, "past", tokens, 1, 0, content=like.content)
+        hit = kv.lookup(past)
+        kv.admit(past, hit, tokens - hit.num_tokens, 0)
+        past.state, past.num_computed_tokens = State.RUNNING, tokens
+        kv.publish(past, tokens)
+        kv.free(past)
+
+
 RUNNERS = {
+    "retraction_order": RetractionOrder,
+    "prefill_admission_budget": PrefillAdmissionBudget,
+    "queue_order_lpm": QueueOrder,
     "orca_iteration": OrcaIteration,
     "static_batch": StaticBatch,
     "vllm_v0_prefill_priority": V0PrefillPriority,

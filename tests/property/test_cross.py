@@ -16,6 +16,10 @@ from tests.support.worlds import World, toy_trace
 VARIANTS = {
     "continuous": [{}, {"preemption_mode": "swap"}],
     "sarathi": [{"chunk_size": 48}],
+    "sglang": [
+        {"chunked_prefill_size": 64, "schedule_policy": "lpm"},
+        {"enable_mixed_chunk": True, "schedule_conservativeness": 0.1, "schedule_policy": "dfs-weight"},
+    ],
 }
 """Parameters under which a scheduler takes other paths than by default."""
 

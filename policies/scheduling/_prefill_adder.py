@@ -1,0 +1,146 @@
+"""What one prefill batch of SGLang may take (0.5.23: srt/managers/schedule_policy.py, PrefillAdder;
+srt/mem_cache/prefill_budget.py).
+
+New requests are charged what they may still generate in full, running ones `new_token_ratio` of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import NamedTuple
+
+from servesim.contracts import Hit, KVAllocator, Request
+
+CLIP_MAX_NEW_TOKENS = 4096
+"""No request is expected to generate more than this."""
+IGNORE_EOS_RESERVE_TOKENS = 1
+
+
+class Added(Enum):
+    """How adding a request went, and whether another may follow."""
+
+    CONTINUE = "continue"
+    NO_TOKEN = "no token"
+    """Memory is spoken for: the batch counts as full until somebody leaves."""
+    OTHER = "other"
+
+
+class Grant(NamedTuple):
+    """Tokens of a request that this batch computes, and what was not granted."""
+
+    tokens: int
+    chunked: bool
+    """The prompt goes on in a later batch."""
+
+
+def max_new(request: Request, clip: int = CLIP_MAX_NEW_TOKENS) -> int:
+    """Tokens a request may still generate, as far as anyone reckons with them."""
+    return min(max(request.max_tokens - request.num_output_tokens, 0), clip)
+
+
+class PrefillAdder:
+    """Budgets of one batch: tokens of memory, of input and of one chunk. `decodes`: requests that ride along."""
+
+    def __init__(
+        self,
+        kv: KVAllocator,
+        running: Iterable[Request],
+        new_token_ratio: float,
+        max_prefill_tokens: int,
+        chunked_prefill_size: int | None,
+        decodes: int = 0,
+        ignore_eos: bool = False,
+    ) -> None:
+        self.page = kv.block_size
+        self.available = kv.usage().free
+        self.running = list(running)
+        self.ratio = new_token_ratio
+        self.ignore_eos = ignore_eos
+        self.total_offset = decodes + sum(max_new(r) * new_token_ratio for r in self.running)
+        self.current_offset = decodes
+        self.input_left = max_prefill_tokens - decodes
+        self.chunk_left = None if chunked_prefill_size is None else chunked_prefill_size - decodes
+        self.added: list[Request] = []
+
+    @property
+    def remaining(self) -> float:
+        """Tokens of memory nobody is expected to need."""
+        return self.available - self.total_offset
+
+    @property
+    def remaining_now(self) -> int:
+        """Tokens of memory that this batch has not taken yet."""
+        return self.available - self.current_offset
+
+    def state(self) -> Added:
+        """Whether another request may be added."""
+        if self.remaining <= 0 or self.remaining_now <= 0:
+            return Added.NO_TOKEN
+        if self.input_left <= 0 or (self.chunk_left is not None and self.chunk_left <= 0):
+            return Added.OTHER
+        return Added.CONTINUE
+
+    def continue_chunk(self, request: Request, left: int, limit: int | None = None) -> Grant:
+        """The request whose prompt is under way goes first. It must get on, whatever memory is left."""
+        assert self.chunk_left is not None
+        most = min(self.chunk_left, int(self.remaining))
+        if most <= 0:
+            most = self.chunk_left
+        if limit is not None:
+            most = min(most, limit)
+        tokens = min(left, most)
+        self._charge(request, tokens, 0 if left > most else min(request.max_tokens, CLIP_MAX_NEW_TOKENS))
+        return Grant(tokens, left > most)
+
+    def add(self, request: Request, hit: Hit, idle_tokens: int, *, whole: bool = False) -> Grant | Added:
+        """Grant a waiting request tokens beyond its hit, of which `idle_tokens` can no longer be evicted then.
+        `whole`: no second prompt in chunks beside one under way."""
+        extend = request.num_tokens - hit.num_tokens
+        if self.ignore_eos:
+            if not self._completions_fit(request, extend):
+                return Added.NO_TOKEN
+        elif extend + max_new(request) + self.page >= self.remaining - idle_tokens:
+            return Added.NO_TOKEN
+        paged = self._paged(extend)
+        if self.chunk_left is None and self.added and paged >= self.input_left:
+            return Added.OTHER
+        tokens = extend
+        if self.chunk_left is not None and paged > self.chunk_left:
+            if whole:
+                return Added.OTHER
+            end = hit.num_tokens + self.chunk_left // self.page * self.page
+            tokens = end // self.page * self.page - hit.num_tokens
+            if tokens <= 0:
+                return Added.OTHER
+        self.available -= idle_tokens
+        self._charge(request, tokens, 0 if tokens < extend else min(request.max_tokens, CLIP_MAX_NEW_TOKENS))
+        return Grant(tokens, tokens < extend)
+
+    def _charge(self, request: Request, tokens: int, new_tokens: int) -> None:
+        paged = self._paged(tokens)
+        self.total_offset += paged + self.page + new_tokens
+        self.current_offset += paged + self.page
+        self.input_left -= paged
+        if self.chunk_left is not None:
+            self.chunk_left -= paged
+        self.added.append(request)
+
+    def _completions_fit(self, request: Request, extend: int) -> bool:
+        """Where every request runs to its cap, the order in which they end is known: at each end, what is free then
+        must carry those that go on."""
+        paged = self._paged(extend) + self.page
+        if paged > min(self.remaining_now, self.remaining):
+            return False
+        ends = [(r.max_tokens - r.num_output_tokens, r.num_tokens) for r in [request, *self.running, *self.added]]
+        free = self.remaining_now - paged
+        ends = sorted((end for end in ends if end[0] > 0), key=lambda end: end[0])
+        for i, (left, occupied) in enumerate(ends):
+            going = len(ends) - i
+            if free - left * going <= IGNORE_EOS_RESERVE_TOKENS * going:
+                return False
+            free += occupied
+        return True
+
+    def _paged(self, tokens: int) -> int:
+        return -(-tokens // self.page) * self.page

@@ -1,0 +1,366 @@
+"""The SGLang scheduler (0.5.23: srt/managers/scheduler.py, schedule_policy.py, schedule_batch.py).
+
+Prefill first: whenever waiting requests fit, a batch of prompts runs without any decode. How many may enter is a bet on
+how much the running ones will still generate (new_token_ratio); when the bet is lost, requests are retracted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
+from servesim.contracts.scheduler import schedulers
+from servesim.errors import UserError, suggest
+
+from ._common import refuse_if_hopeless
+from ._prefill_adder import Added, Grant, PrefillAdder, max_new
+from ._sglang_order import CACHE_AWARE, POLICIES, order
+
+DECAY_STEPS = 600
+RETRACT_DECODE_STEPS = 20
+CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
+"""chunked_prefill_size below so many GiB of GPU memory; 16384 from there on."""
+
+
+@dataclass(frozen=True)
+class SglangParams:
+    """SGLang's server arguments under its names, with its defaults."""
+
+    max_running_requests: int | None = None
+    """None: vLLM's max_num_seqs for the GPU, but at least 2048 (SGLang: 2048 to 4096, by memory)."""
+    chunked_prefill_size: int | None = None
+    """Longest piece of prompts in a step; None: by GPU memory; -1: prompts are not cut."""
+    max_prefill_tokens: int = 16384
+    schedule_policy: str = "fcfs"
+    """fcfs, lpm (longest prefix match), dfs-weight, lof (longest output first), random, hrrn or
+    shortest-prefill-first."""
+    schedule_conservativeness: float = 1.0
+    """Larger: fewer enter, fewer are retracted."""
+    enable_mixed_chunk: bool = False
+    """Decodes ride along with prefill batches."""
+    prefill_max_requests: int | None = None
+    prefill_decode_interval: int = 0
+    """Decode steps between two prefill batches, while anything decodes."""
+    retraction_policy: str = "length"
+    """Whom to retract first: "length" (shortest output, then longest prompt) or "priority"."""
+    enable_priority_scheduling: bool = False
+    schedule_low_priority_values_first: bool = False
+    priority_scheduling_preemption_threshold: int = 10
+    """A waiter takes the place of running ones whose priority is lower by more than this."""
+    ignore_eos: bool = False
+    """Clients ask to run to their caps; without a prefix cache that makes memory predictable."""
+
+    def __post_init__(self) -> None:
+        if self.schedule_policy not in POLICIES:
+            raise ValueError(f"schedule_policy is {self.schedule_policy!r}{suggest(self.schedule_policy, POLICIES)}")
+        if self.retraction_policy not in ("length", "priority"):
+            raise ValueError(f'retraction_policy is "length" or "priority", not "{self.retraction_policy}"')
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        return self.max_running_requests
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        chunk = self.chunked_prefill_size
+        return self.max_prefill_tokens if chunk is None or chunk < 0 else min(chunk, self.max_prefill_tokens)
+
+
+@schedulers.register("sglang")
+class Sglang(Scheduler):
+    """SGLang: prefill batches before decode batches, prefixes first if asked for, retraction when memory runs out."""
+
+    Params = SglangParams
+    supports = frozenset({"async"})
+    paper = "Zheng et al., SGLang: Efficient Execution of Structured Language Model Programs, NeurIPS 2024"
+    params: SglangParams
+
+    def __init__(self, params: SglangParams, limits: Limits, kv: KVAllocator) -> None:
+        super().__init__(params, limits, kv)
+        self.policy = params.schedule_policy
+        if self.policy in CACHE_AWARE and not kv.shares:
+            if self.policy == "shortest-prefill-first":
+                raise UserError(f"scheduler sglang: shortest-prefill-first needs a prefix cache; kv {kv.name} is none")
+            self.policy = "fcfs"  # as SGLang with its cache disabled
+        chunk = params.chunked_prefill_size
+        self.chunk_size = None if chunk is None or chunk < 0 else chunk
+        self.batch: list[Request] = []  # decoding; may hold requests that have ended since it last ran
+        self.last: list[Request] = []  # of the last prefill batch, until it joins `batch`
+        self.chunked: Request | None = None  # whose prompt is under way
+        self.chunk_end: dict[Request, int] = {}
+        self.full = False  # nobody enters until somebody leaves
+        self._init_ratio = min(0.7 * params.schedule_conservativeness, 1.0)
+        self._ratio, self._decays = self._init_ratio, 0
+        self._prefilled = 0  # tokens of all prefill batches
+        self._prefilled_before: dict[Request, int] = {}  # when a waiter arrived
+        self._shuffles = 0
+        self._decodes_due = 0
+
+    @classmethod
+    def complete(cls, params: SglangParams, defaults: Defaults) -> SglangParams:
+        chunk = next((size for gib, size in CHUNKS if defaults.gpu_memory_gib < gib), 16384)
+        return replace(
+            params,
+            chunked_prefill_size=chunk if params.chunked_prefill_size is None else params.chunked_prefill_size,
+            max_running_requests=params.max_running_requests or max(defaults.max_num_seqs, 2048),
+        )
+
+    @property
+    def new_token_ratio(self) -> float:
+        """Share of what running requests may still generate that is kept for them."""
+        if not self._decays:
+            return self._ratio
+        least = 0.14 * self._init_ratio
+        return max(self._ratio - self._decays * (self._init_ratio - least) / DECAY_STEPS, least)
+
+    def plan(self, ctx: PlanContext) -> Plan:
+        if not self.running and not self.waiting:
+            self._ratio, self._decays = self._init_ratio, 0  # idle
+        self._merge_last()
+        if self._decodes_due and self.batch:
+            self._decodes_due -= 1
+        else:
+            self._prefill(ctx)
+        if not ctx.plan.tokens and self._decode(ctx) and not ctx.plan.tokens:
+            self._prefill(ctx)  # SGLang's loop comes round again at once
+        return ctx.plan
+
+    def _merge_last(self) -> None:
+        done = [r for r in self.last if r is not self.chunked and r.state is State.RUNNING]
+        if len(done) < len(self.last):
+            self.full = False
+        self.batch += done
+        self.last = []
+
+    # Prefill.
+
+    def _prefill(self, ctx: PlanContext) -> None:
+        p = self.params
+        if p.enable_priority_scheduling:
+            self.full = False
+        if (self.full or not self.waiting) and self.chunked is None:
+            return
+        slots = self.limits.max_num_seqs - len(self.batch)
+        if slots <= 0 and self.chunked is None and not p.enable_priority_scheduling:
+            self.full = bool(self.batch)
+            return
+        self._sort()
+        decodes = len(self.batch) if p.enable_mixed_chunk else 0
+        adder = PrefillAdder(
+            self.kv, self.batch, self.new_token_ratio, p.max_prefill_tokens, self.chunk_size, decodes,
+            p.ignore_eos and not self.kv.shares,
+        )  # fmt: skip
+        if self.chunked is not None and not self._continue(ctx, adder, self.chunked):
+            return
+        self._add_waiting(ctx, adder)
+        if not ctx.plan.tokens:
+            return
+        self._prefilled += sum(ctx.plan.tokens.values())
+        self._decodes_due = p.prefill_decode_interval
+        self.last = list(ctx.plan.tokens)
+        if decodes and self._make_room(ctx, retract=False):
+            self._extend(ctx)
+            self.last += self.batch
+            self.batch = []
+
+    def _continue(self, ctx: PlanContext, adder: PrefillAdder, request: Request) -> bool:
+        left = self.chunk_end[request] - request.num_computed_tokens
+        tokens, more = adder.continue_chunk(request, left, self._shorter_ones(left, adder))
+        if not ctx.extend(request, tokens):
+            return False
+        if not more:
+            self.chunked = None
+            del self.chunk_end[request]
+        return True
+
+    def _shorter_ones(self, left: int, adder: PrefillAdder) -> int | None:
+        """shortest-prefill-first: a cap on the chunk under way, that leaves room for shorter prompts."""
+        if self.policy != "shortest-prefill-first" or not adder.chunk_left or adder.chunk_left < 2 * adder.page:
+            return None
+        kept = 0
+        for request in self.waiting:
+            work = max(request.num_tokens - self.kv.lookup(request).num_tokens, 1)
+            charge = -(-work // adder.page) * adder.page
+            if work >= left or kept + charge > adder.chunk_left - adder.page:
+                break
+            kept += charge
+        return (adder.chunk_left - kept) // adder.page * adder.page if kept else None
+
+    def _add_waiting(self, ctx: PlanContext, adder: PrefillAdder) -> None:
+        for request in list(self.waiting):
+            if len(adder.added) >= self.limits.max_num_seqs - len(self.batch):
+                self.full = True
+            if self.full and not (self.params.enable_priority_scheduling and self._preempt_for(ctx, request, adder)):
+                return
+            most = self.params.prefill_max_requests
+            if most is not None and len(adder.added) >= most:
+                return
+            hit = self.kv.lookup(request)
+            whole = self.chunked is not None and self.policy == "shortest-prefill-first"
+            grant = adder.add(request, hit, self.kv.idle_tokens(hit), whole=whole)
+            if isinstance(grant, Grant) and not ctx.admit(request, grant.tokens, hit):
+                grant = Added.NO_TOKEN
+            if not isinstance(grant, Grant):
+                if grant is Added.NO_TOKEN:
+                    if refuse_if_hopeless(self, ctx, request):
+                        continue
+                    self.full = bool(self.running)
+                return
+            self.waiting.remove(request)
+            self.running.append(request)
+            self._prefilled_before.pop(request, None)
+            if grant.chunked:
+                self.chunked, self.chunk_end[request] = request, request.num_tokens
+            state = adder.state()
+            if state is not Added.CONTINUE:
+                self.full = self.full or state is Added.NO_TOKEN
+                return
+
+    def _sort(self) -> None:
+        p = self.params
+        sign = 1 if p.schedule_low_priority_values_first else -1
+        if self.policy == "fcfs" and not p.enable_priority_scheduling:
+            return
+        self._shuffles += self.policy == "random"
+        self.waiting = deque(
+            order(
+                self.policy,
+                self.waiting,
+                self.kv.lookup,
+                waited=lambda r: self._prefilled - self._prefilled_before[r],
+                draw=self._shuffles,
+                priority=(lambda r: r.priority * sign) if p.enable_priority_scheduling else None,
+            )
+        )
+
+    def _preempt_for(self, ctx: PlanContext, waiter: Request, adder: PrefillAdder) -> bool:
+        """Retract running requests of much lower priority, if that makes room for a waiter."""
+        sign = 1 if self.params.schedule_low_priority_values_first else -1
+        victims: list[Request] = []
+        short = waiter.num_tokens - self.kv.lookup(waiter).num_tokens + max_new(waiter) - adder.remaining
+        for request in sorted(self._live(), key=lambda r: (-sign * r.priority, -r.arrival_ns)):
+            if -sign * (waiter.priority - request.priority) <= self.params.priority_scheduling_preemption_threshold:
+                break
+            if request.num_output_placeholders or request in ctx.plan.tokens:
+                continue
+            victims.append(request)
+            short -= max_new(request) * self.new_token_ratio
+            if short <= 0:
+                break
+        if not victims or short > 0:
+            return False
+        for request in victims:
+            adder.total_offset -= max_new(request) * self.new_token_ratio
+            adder.available += self.kv.slots(request)
+            self._retract(ctx, request)
+        self.full = False
+        return True
+
+    # Decode.
+
+    def _decode(self, ctx: PlanContext) -> bool:
+        """Whether anyone has left the batch."""
+        before = len(self.batch)
+        self.batch = self._live()
+        if self.batch and self._make_room(ctx, retract=True):
+            self._decays += 1
+        if len(self.batch) < before:
+            self.full = False
+        self._extend(ctx)
+        return len(self.batch) < before
+
+    def _live(self) -> list[Request]:
+        return [r for r in self.batch if r.state is State.RUNNING]
+
+    def _extend(self, ctx: PlanContext) -> None:
+        for request in self.batch:
+            if self._wants(request):
+                ctx.extend(request, 1)
+
+    def _wants(self, request: Request) -> bool:
+        """Whether the token to be computed is known, or (asynchronously) will be once the step in flight is done."""
+        coming = request.num_output_placeholders if self.limits.async_scheduling else 0
+        computed = request.num_computed_tokens
+        return request.num_tokens + coming > computed and computed < request.prompt_len + request.max_tokens
+
+    def _make_room(self, ctx: PlanContext, retract: bool) -> bool:
+        """Whether each decode can have its token; otherwise requests are retracted until those left can."""
+        self.batch = self._live()
+        if self._needed(self.batch) <= self.kv.usage().free:
+            return True
+        if not retract:
+            return False
+        keep = self.retraction_order(self.batch)
+        first = True
+        while len(keep) > 1 and (first or self._needed(keep) > self.kv.usage().free):
+            first = False
+            self._retract(ctx, keep.pop())
+            self.kv.evict(len(keep) * RETRACT_DECODE_STEPS)
+        self.batch = keep
+        if len(keep) == 1 and self._needed(keep) > self.kv.usage().free:
+            self._give_up(ctx, keep[0])
+        self._ratio = self.ratio_after_retraction(self.batch)
+        self._decays = 0
+        return False
+
+    def _needed(self, requests: Iterable[Request]) -> int:
+        """Tokens in the pages that one more token of each takes."""
+        slots = self.kv.slots
+        return self.kv.block_size * sum(self._wants(r) and slots(r) <= r.num_computed_tokens for r in requests)
+
+    def retraction_order(self, requests: Iterable[Request]) -> list[Request]:
+        """From the one that is kept longest to the one that is retracted first."""
+
+        def worth(request: Request) -> tuple[int, int, int]:
+            sign = 1 if self.params.schedule_low_priority_values_first else -1
+            urgent = -sign * request.priority if self.params.retraction_policy == "priority" else 0
+            return urgent, request.num_output_tokens, -request.prompt_len
+
+        return sorted(requests, key=worth, reverse=True)
+
+    @staticmethod
+    def ratio_after_retraction(kept: Sequence[Request]) -> float:
+        """new_token_ratio from how far the requests kept have come."""
+        decoded = sum(r.num_output_tokens for r in kept)
+        most = sum(r.max_tokens for r in kept)
+        return min(1.0, (decoded + RETRACT_DECODE_STEPS * len(kept)) / (most + 1))
+
+    def _retract(self, ctx: PlanContext, request: Request) -> None:
+        ctx.preempt(request)
+        self.running.remove(request)
+        if request in self.batch:
+            self.batch.remove(request)
+        self.on_arrival(request)
+
+    def _give_up(self, ctx: PlanContext, request: Request) -> None:
+        self._retract(ctx, request)
+        self.waiting.remove(request)
+        self._prefilled_before.pop(request)
+        ctx.reject(request, "out of KV memory although it decodes alone")
+
+    # Queues and fast-forward.
+
+    def on_arrival(self, request: Request) -> None:
+        self.waiting.append(request)
+        self._prefilled_before[request] = self._prefilled
+
+    def on_finish(self, requests: Sequence[Request]) -> None:
+        super().on_finish(requests)
+        for request in requests:
+            self.chunk_end.pop(request, None)
+            self._prefilled_before.pop(request, None)
+            if request is self.chunked:
+                self.chunked = None
+
+    def steady(self, plan: Plan) -> int:
+        held = self.full and not self.params.enable_priority_scheduling
+        nobody = self.chunked is None and (not self.waiting or held)
+        whole = len(plan.tokens) == len(self.batch) == len(self.running)
+        if not (nobody and whole) or self._decodes_due:
+            return 0
+        return min(r.prompt_len + r.max_tokens - r.num_computed_tokens for r in plan.tokens)
+
+    def advance(self, k: int) -> None:
+        self._decays += k
