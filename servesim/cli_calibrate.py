@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from servesim.cli_engine import ENGINE_EXAMPLES, engine
 from servesim.cli_profile import PROFILE_EXAMPLES, profile
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ calibrate_app = typer.Typer(
 )
 
 calibrate_app.command(epilog=PROFILE_EXAMPLES)(profile)
+calibrate_app.command(epilog=ENGINE_EXAMPLES)(engine)
 
 HOST_EXAMPLES = """
 Examples:

@@ -52,7 +52,7 @@ def print_comparisons(found: list[Comparison]) -> None:
     for c in found:
         server = c.run.server
         console.print(
-            f"{c.run.name}: {server.model} on {server.tp} x {server.gpu}, {server.engine}, {len(c.run)} requests; "
+            f"{c.run.name}: {server.model} on {server.tp} x {Path(server.gpu or "").name}, {server.engine}, {len(c.run)} requests; "
             f"host terms: {c.host or 'none known'}",
             style="bold",
             highlight=False,

@@ -1,1 +1,225 @@
-"""Real engines, driven and logged."""
+"""Real engines, driven open loop by a trace: what they log, and how `servesim validate` finds it.
+
+A log is a folder: `requests.jsonl` (a line a request: `input_toks`, `output_toks`, and seconds of one clock
+`queued_ts`, `scheduled_ts`, `first_token_ts`, `last_token_ts`), `steps.csv` (a row an engine step: the columns of
+`servesim calibrate host`, the processor time it took, and `pieces`, its exact composition) and `meta.json` (model,
+engine and its version, settings, under the names `servesim validate` reads). `warmup_steps.csv` are the steps of
+requests that came before the log; `host.yaml` what was fitted to those.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.calibrate.journal import _replace
+from servesim.contracts.cost import Batch
+from servesim.cost.host import HostTerms
+from servesim.cost.model import TableCostModel
+from servesim.errors import UserError
+from servesim.trace import Trace
+
+STEPS_HEADER = (
+    "t_us", "dt_us", "contiguous", "n_tokens_out", "n_prefill_done", "prefill_tokens_done", "sum_ctx", "cpu_us",
+    "pieces",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One request's share of a step."""
+
+    new: int
+    past: int
+    sampled: bool
+    """Whether it got a token: false for a prompt that goes on in the next step."""
+
+    @property
+    def decodes(self) -> bool:
+        """One token on top of others (the last token of a cut prompt counts as one: it costs the same)."""
+        return self.new == 1 and self.past > 0 and self.sampled
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """One step of an engine; seconds."""
+
+    start: float
+    end: float
+    pieces: tuple[Piece, ...]
+    cpu: float = float("nan")
+    """Processor time of the engine's thread."""
+
+    def batch(self) -> Batch:
+        """What the cost model prices."""
+        contexts = [p.past + p.new for p in self.pieces if p.decodes]
+        return Batch(
+            sum(p.new for p in self.pieces),
+            [(p.new, p.past) for p in self.pieces if not p.decodes],
+            len(contexts),
+            sum(contexts),
+            sum(c * c for c in contexts),
+            max(contexts, default=0),
+            1,
+            sum(p.sampled for p in self.pieces),
+        )
+
+    def row(self) -> list[Any]:
+        """Columns of `STEPS_HEADER`."""
+        prompts = [p for p in self.pieces if not p.decodes]
+        whole = all(p.sampled and not p.past for p in prompts)
+        tokens = sum(p.new for p in prompts) if whole else 0
+        return [
+            round(self.start * 1e6),
+            round((self.end - self.start) * 1e6, 1),
+            whole,  # the columns cannot say what part of a prompt a step computes
+            sum(p.sampled for p in self.pieces),
+            len(prompts) if whole else 0,
+            tokens,
+            sum(p.past + p.new for p in self.pieces),
+            round(self.cpu * 1e6, 1),
+            " ".join(f"{p.new}+{p.past}{'' if p.sampled else '~'}" for p in self.pieces),
+        ]
+
+
+@dataclass
+class RequestLog:
+    """One request's times in seconds; NaN: has not happened."""
+
+    row: int
+    prompt_len: int
+    output_len: int
+    queued: float = float("nan")
+    scheduled: float = float("nan")
+    first_token: float = float("nan")
+    last_token: float = float("nan")
+    tokens: int = 0
+
+    def took_part(self, step: EngineStep, sampled: bool) -> None:
+        """A step computed some of it."""
+        if np.isnan(self.scheduled):
+            self.scheduled = step.start
+        if sampled:
+            self.tokens += 1
+            self.last_token = step.end
+            if np.isnan(self.first_token):
+                self.first_token = step.end
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "request_id": str(self.row),
+            "input_toks": self.prompt_len,
+            "output_toks": self.output_len,
+            "queued_ts": self.queued,
+            "scheduled_ts": self.scheduled,
+            "first_token_ts": self.first_token,
+            "last_token_ts": self.last_token,
+        }
+
+
+@dataclass
+class EngineLog:
+    """What an engine did with a trace."""
+
+    meta: dict[str, Any]
+    requests: list[RequestLog]
+    steps: list[EngineStep]
+    warmup: list[EngineStep] = field(default_factory=list)
+
+    def check(self) -> None:
+        """UserError unless every request got all its tokens."""
+        short = [r for r in self.requests if r.tokens != r.output_len]
+        if short:
+            first = short[0]
+            raise UserError(
+                f"the engine gave request {first.row} {first.tokens} of {first.output_len} tokens "
+                f"({len(short)} of {len(self.requests)} requests are incomplete): nothing was logged"
+            )
+
+    def write(self, folder: Path, host: HostTerms | None = None) -> None:
+        """Write the log into a folder that is new, empty, or holds an earlier log."""
+        import yaml
+
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()) and not (folder / "requests.jsonl").is_file():
+                raise UserError(f"--out {folder}: holds files but no log of an engine; give another folder")
+            lines = [json.dumps(r.to_dict()) for r in self.requests]
+            _replace(folder / "requests.jsonl", "\n".join(lines) + "\n")
+            _replace(folder / "steps.csv", steps_csv(self.steps))
+            _replace(folder / "warmup_steps.csv", steps_csv(self.warmup))
+            _replace(folder / "meta.json", json.dumps(self.meta, indent=1) + "\n")
+            if host is not None:
+                _replace(folder / "host.yaml", yaml.safe_dump(host.to_dict(), sort_keys=False))
+        except OSError as error:
+            raise UserError(f"--out {folder}: {error.strerror}") from error
+
+
+def steps_csv(steps: Iterable[EngineStep]) -> str:
+    """The file of steps."""
+    return "\n".join([",".join(STEPS_HEADER), *(",".join(map(str, step.row())) for step in steps)]) + "\n"
+
+
+def read_steps_csv(path: Path) -> list[EngineStep]:
+    """The steps in such a file."""
+    import csv
+
+    steps = []
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            start = float(row["t_us"]) / 1e6
+            steps.append(
+                EngineStep(start, start + float(row["dt_us"]) / 1e6, _pieces(row["pieces"]), float(row["cpu_us"]) / 1e6)
+            )
+    return steps
+
+
+def _pieces(text: str) -> tuple[Piece, ...]:
+    found = []
+    for part in text.split():
+        new, past = part.rstrip("~").split("+")
+        found.append(Piece(int(new), int(past), not part.endswith("~")))
+    return tuple(found)
+
+
+def fit_step_host(steps: Sequence[EngineStep], cost: TableCostModel, engine: str) -> HostTerms:
+    """What a step takes beyond its kernels: a constant, and one more for each sequence; both at least 0, by robust
+    least squares."""
+    from scipy.optimize import least_squares
+
+    if len(steps) < 8:
+        raise UserError(f"host terms need at least 8 steps before the log, there are {len(steps)}: raise --warmup")
+    kernels = np.array([float(cost.price(s.batch()).gpu_ns) for s in steps])
+    measured = np.array([(s.end - s.start) * 1e9 for s in steps])
+    sequences = np.array([float(len(s.pieces)) for s in steps])
+    beyond = measured - kernels
+    scale = max(float(np.median(np.abs(beyond))), 1e3)
+
+    def residuals(x: Any) -> Any:
+        return (beyond - x[0] - x[1] * sequences) / scale
+
+    start = [max(float(np.median(beyond)), 0.0) + 1.0, 1.0]
+    fitted = least_squares(residuals, start, loss="soft_l1", f_scale=0.2, bounds=([0, 0], [np.inf, np.inf])).x
+    constant, each = (float(round(v)) for v in fitted)
+    predicted = kernels + constant + each * sequences
+    provenance = {
+        "steps": len(steps),
+        "mean_abs_residual_percent": round(float(np.mean(np.abs(predicted / measured - 1.0)) * 100), 2),
+        "kernel_share_percent": round(float(kernels.sum() / measured.sum() * 100), 2),
+    }
+    return HostTerms(
+        engine=engine, overlapped=constant, overlapped_per_sequence=each, provenance=provenance
+    )
+
+
+def warmup_trace(trace: Trace, count: int) -> Trace:
+    """Requests of the trace's own lengths and gaps, last first: not the ones that are logged in their order."""
+    count = min(count, len(trace))
+    rows = np.arange(len(trace))[::-1][:count]
+    gaps = np.diff(trace.arrival_ns[:count], prepend=trace.arrival_ns[:1])
+    return Trace.from_lengths("warmup", np.cumsum(gaps), trace.prompt_len[rows], trace.output_len[rows])

@@ -152,14 +152,19 @@ def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
     hardware = settings.get("gpu") or instance.get("hardware")
     server = Server(
         model=known_model(settings.get("model") or instance.get("model_name")),
-        gpu=known_gpu(hardware) or hardware if hardware else gpu_of(path, settings),
+        gpu=_sheet(path, hardware) or known_gpu(hardware) or hardware if hardware else gpu_of(path, settings),
         tp=int(settings.get("tensor_parallel_size") or 1),
-        engine=f"vllm {settings.get('vllm_version', '')}".strip(),
+        engine=settings.get("engine") or f"vllm {settings.get('vllm_version', '')}".strip(),
         num_blocks=settings.get("num_gpu_blocks"),
         block_size=int(settings.get("block_size") or 16),
         max_num_seqs=settings.get("max_num_seqs"),
         max_num_batched_tokens=settings.get("max_num_batched_tokens"),
         max_model_len=settings.get("max_model_len"),
+        prefix_caching=bool(settings.get("enable_prefix_caching", True)),
+        asynchronous=bool(settings.get("async_scheduling", True)),
+        dtype=_dtype(settings.get("dtype")),
+        kv_dtype=_dtype(settings.get("kv_cache_dtype")),
+        scheduler=settings.get("scheduler") or "vllm",
     )
     return RecordedRun(
         name=run_name(path, root),
@@ -224,6 +229,18 @@ def _asked_output(profile: dict[str, Any]) -> int | None:
     data = profile.get("data", {})
     lengths = data.get(data.get("type", ""), {}).get("output_len")
     return lengths if isinstance(lengths, int) and lengths > 0 else None
+
+
+def _dtype(name: str | None) -> str:
+    """As vLLM names formats; without a word, or "auto", what checkpoints have."""
+    known = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8"}
+    return known.get(name, name) if name and name != "auto" else "bf16"
+
+
+def _sheet(path: Path, hardware: str) -> str | None:
+    """The data sheet of the GPU, where the log holds one."""
+    sheet = path.parent / hardware
+    return str(sheet) if hardware.endswith((".yaml", ".yml")) and sheet.is_file() else None
 
 
 def _beside(path: Path, name: str) -> dict[str, Any]:

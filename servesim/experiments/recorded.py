@@ -40,6 +40,10 @@ class Server:
     asynchronous: bool = True
     moe_backend: str | None = None
     """Kernel of routed experts."""
+    dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    scheduler: str = "vllm"
+    """The policy that stands for the engine's own scheduler, as on the command line."""
 
 
 @dataclass(frozen=True)

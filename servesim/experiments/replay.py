@@ -43,7 +43,17 @@ def replay(
     assert run.server.model is not None
     assert run.server.gpu is not None
     model, gpu = ModelSpec.load(run.server.model), Gpu.load(run.server.gpu)
-    cost = build_cost_model(model, gpu, run.server.tp, tables=tables, host=host, moe_backend=moe_backend)
+    server = run.server
+    cost = build_cost_model(
+        model,
+        gpu,
+        server.tp,
+        server.dtype,
+        kv_dtype=server.kv_dtype,
+        tables=tables,
+        host=host,
+        moe_backend=moe_backend,
+    )
     cost.asynchronous = limits.async_scheduling
     front = host if host is not None and not run.at_engine else None
     in_ns, out_ns = (round(front.front_in), round(front.front_out)) if front else (0, 0)
@@ -82,8 +92,8 @@ def _engine(run: RecordedRun) -> tuple[EngineCore, Limits]:
     name = "prefix-hash" if server.prefix_caching and run.prompt_id is not None else "paged"
     allocator, _ = kv_allocators.resolve(name)
     kv = allocator(build_params(name, allocator.Params, {}), KVMemory(blocks, server.block_size, max_len))
-    scheduler, _ = schedulers.resolve("vllm")
-    return EngineCore(scheduler(build_params("vllm", scheduler.Params, {}), limits, kv), kv), limits
+    scheduler, given = schedulers.resolve(server.scheduler)
+    return EngineCore(scheduler(build_params(server.scheduler, scheduler.Params, given), limits, kv), kv), limits
 
 
 def _workload(run: RecordedRun) -> Workload:
