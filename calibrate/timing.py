@@ -24,8 +24,8 @@ MOST_CALLS = 20
 _WARM_REPLAYS, _REPLAYS = 3, 10
 _WINDOW_S = {"cuda": 0.02, "cpu": 0.004}
 """Calls are repeated until a replay, or a loop, takes this long."""
-_CPU_CACHE = 2 << 20
-"""Bytes of a core's own cache: what the layers in between push out."""
+_CPU_TURNS = 4
+"""Buffers used in turn on a processor: a small model's layers, whose weights and KV share its last cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class _TorchDevice(Device):
 class CpuDevice(_TorchDevice):
     """The processor, on `threads` threads."""
 
-    kind, target, cache_bytes = "cpu", "cpu", _CPU_CACHE
+    kind, target, cache_bytes = "cpu", "cpu", 0
     _copied, _square = 32 << 20, (384, "float32")
 
     def __init__(self, torch: Any, threads: int = 1) -> None:
@@ -139,12 +139,15 @@ class CpuDevice(_TorchDevice):
         calls[0]()
         turn = rotated(calls, clock() - began, _WINDOW_S["cpu"])
         times: list[float] = []
-        while len(times) < 5 or (len(times) < 9 and sum(times) * len(turn) < 2e4):
+        while len(times) < 3 or (len(times) < 9 and sum(times) * len(turn) < 5e4):
             began = clock()
             for call in turn:
                 call()
             times.append((clock() - began) / len(turn) * 1e6)
         return Timing.of(times, "loop")
+
+    def copies(self, size: int) -> int:
+        return _CPU_TURNS
 
     def free_bytes(self) -> int:
         return _meminfo("MemAvailable")

@@ -11,6 +11,7 @@ import typer
 
 from servesim.cli_engine import ENGINE_EXAMPLES, engine
 from servesim.cli_profile import PROFILE_EXAMPLES, profile
+from servesim.cli_steps import STEPS_EXAMPLES, steps
 
 if TYPE_CHECKING:
     from servesim.calibrate.accuracy import HeldOut
@@ -21,6 +22,7 @@ calibrate_app = typer.Typer(
 )
 
 calibrate_app.command(epilog=PROFILE_EXAMPLES)(profile)
+calibrate_app.command(epilog=STEPS_EXAMPLES)(steps)
 calibrate_app.command(epilog=ENGINE_EXAMPLES)(engine)
 
 HOST_EXAMPLES = """

@@ -25,7 +25,7 @@ Examples:
   servesim run --trace preset:azure-conv-2023 --model llama-3.1-8b --gpu h200 --kernel-tables tables
 """
 MODELS = typer.Option("--model", help="Bundled models, or config.json files, comma separated.")
-_COMMAND_BEGAN = time.monotonic()
+COMMAND_BEGAN = time.monotonic()
 
 
 def profile(
@@ -72,8 +72,8 @@ def profile(
     options = Options(out, budget_s, drift, max_tokens, max_context, max_batch)
     previous = signal.signal(signal.SIGTERM, _interrupt)  # as `timeout` ends a command
     try:
-        with _Bar() as bar:
-            outcome = profile(opened, kernel_set, shards, options, bar, _COMMAND_BEGAN)
+        with Bar() as bar:
+            outcome = profile(opened, kernel_set, shards, options, bar, COMMAND_BEGAN)
     except KeyboardInterrupt:
         raise Interrupted(f"{out} keeps what was measured; the same command goes on from there") from None
     finally:
@@ -106,7 +106,7 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-class _Bar:
+class Bar:
     """Points done: a bar on a terminal, else a line a set."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class _Bar:
         self._last = ""
         self._began = time.monotonic()
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> Bar:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import Progress

@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from servesim.cost.grid import HeadShape
 
-from . import Pieces, Work
-from .torch_ops import TorchOps
+from . import Pieces
+from .torch_ops import EPS, Attend, PagedBatch, TorchOps
 
 
 class CpuTorch(TorchOps):
     """Attention gathers the KV of every sequence and masks what belongs to others, so a call costs queries times keys
-    of the whole batch (transformers 5.17, integrations/sdpa_paged.py)."""
+    of the whole batch (transformers 5.17, integrations/sdpa_paged.py); the norm is its chain of plain operations."""
 
     name, device = "cpu_torch", "cpu"
     dtypes = ("fp32", "bf16", "int8", "int4")
+    attends_by = "torch sdpa, dense mask"
+    small_by: Mapping[str, str] = {**TorchOps.small_by, "norm": "torch add, pow, mean, rsqrt, mul"}
 
-    def attention(self, shape: HeadShape, pieces: Pieces) -> Work:
-        torch = self.torch
-        queries, keys = sum(new for new, _ in pieces), sum(new + past for new, past in pieces)
-        width = keys * shape.kv_heads * shape.head_dim
-        mask = dense_mask(torch, pieces, self.float)
-        q = self.randn(1, shape.heads, queries, shape.head_dim)
-        read = torch.randperm(keys)
-        caches = [
-            (self.randn(keys, shape.kv_heads, shape.head_dim), self.randn(keys, shape.kv_heads, shape.head_dim))
-            for _ in self.copies(2 * width * q.element_size())
-        ]
-        alone = not any(past for _, past in pieces)  # fresh prompts attend what they have just computed
-        groups = shape.heads // shape.kv_heads
+    def paged_attention(self, shape: HeadShape, batch: PagedBatch) -> Attend:
+        torch, groups = self.torch, shape.heads // shape.kv_heads
+        mask, read = dense_mask(torch, batch.pieces, self.float), torch.cat(batch.read)
 
-        def call(k: Any, v: Any) -> Any:
-            if not alone:
-                k, v = k.index_select(0, read), v.index_select(0, read)
-            k, v = (x.transpose(0, 1).unsqueeze(0).repeat_interleave(groups, 1).contiguous() for x in (k, v))
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-            return out.transpose(1, 2).contiguous()
+        def gathered(pool: Any) -> Any:
+            rows = pool.flatten(0, 1).index_select(0, read).transpose(0, 1).unsqueeze(0)
+            return rows.repeat_interleave(groups, 1).contiguous()
 
-        return Work("torch sdpa, dense mask", [lambda c=c: call(*c) for c in caches])
+        def attend(q: Any, keys: Any, values: Any, out: Any) -> None:
+            k, v = gathered(keys), gathered(values)
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                q.transpose(0, 1).unsqueeze(0).contiguous(), k, v, attn_mask=mask
+            )
+            out.copy_(attended[0].transpose(0, 1))
+
+        return attend
+
+    def add_norm(self, x: Any, residual: Any, weight: Any) -> tuple[Any, Any]:
+        total = x + residual
+        wide = total.float()
+        wide = wide * self.torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+        return weight * wide.to(total.dtype), total
 
 
 def dense_mask(torch: Any, pieces: Pieces, dtype: Any) -> Any:

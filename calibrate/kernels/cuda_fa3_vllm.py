@@ -9,8 +9,6 @@ library brings are torch's; every row of the table names its kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +16,28 @@ from servesim.calibrate.timing import Device
 from servesim.cost.grid import HeadShape
 from servesim.errors import UserError
 
-from . import Pieces, Work
 from .cuda_torch_sdpa import CudaTorchSdpa
+from .torch_ops import BLOCK, EPS, Attend, PagedBatch
 
-BLOCK = 16
-"""Tokens of a KV block, vLLM's default."""
+LIBRARY = "_vllm_fa3_C.abi3.so"
 _GRAPH_TOKENS = 512
 _GRAPH_SPLITS = 32
 """Up to so many tokens vLLM runs captured graphs and lets a sequence be split so often (flash_attn.py)."""
-LIBRARY = "_vllm_fa3_C.abi3.so"
+_POSITIONS = 131_072
+"""Rows of the table of rotary embeddings."""
+_VLLM_OPS = {
+    "norm": "vllm fused_add_rms_norm",
+    "activation": "vllm silu_and_mul",
+    "rotary": "vllm rotary_embedding",
+    "kv_write": "vllm reshape_and_cache_flash",
+}
 
 
 class CudaFa3Vllm(CudaTorchSdpa):
     """FlashAttention-3 with block tables, scheduled ahead once a step as vLLM does."""
 
     name = "cuda_fa3_vllm"
-    dtypes = ("bf16", "fp8", "int8", "int4")
+    attends_by = "vllm fa3 paged"
 
     def __init__(self, device: Device, dtype: str, libraries: Sequence[Path] = ()) -> None:
         try:
@@ -53,19 +57,11 @@ class CudaFa3Vllm(CudaTorchSdpa):
                 "take --kernels cuda_torch_sdpa"
             )
         self._c = self.torch.ops._C if hasattr(self.torch.ops._C, "fused_add_rms_norm") else None
+        if self._c is not None:
+            self.small_by = {**self.small_by, **_VLLM_OPS}
+            self._tables: dict[int, Any] = {}
 
-    def attention(self, shape: HeadShape, pieces: Pieces) -> Work:
-        batch = PagedBatch(self.torch, self.on, pieces)
-        q = self.randn(batch.tokens, shape.heads, shape.head_dim)
-        out = self.torch.empty_like(q)
-        pool = (batch.blocks, BLOCK, shape.kv_heads, shape.head_dim)
-        size = 4 * batch.blocks * BLOCK * shape.kv_heads * shape.head_dim
-        pools = [(self.randn(*pool), self.randn(*pool)) for _ in self.copies(size)]
-        attend = self.paged_attention(shape, batch)
-        return Work("vllm fa3 paged", [lambda p=p: attend(q, *p, out) for p in pools])
-
-    def paged_attention(self, shape: HeadShape, batch: PagedBatch) -> Any:
-        """A function of (q, keys, values, out) for this batch."""
+    def paged_attention(self, shape: HeadShape, batch: PagedBatch) -> Attend:
         splits = _GRAPH_SPLITS if batch.tokens <= _GRAPH_TOKENS else 0
         metadata = self._fa3.get_scheduler_metadata(
             batch.sequences, batch.max_query, batch.max_context, shape.heads, shape.kv_heads, shape.head_dim,
@@ -83,60 +79,38 @@ class CudaFa3Vllm(CudaTorchSdpa):
 
         return attend
 
-    # Small operators of vLLM's own library.
+    # Small operators of vLLM's own library; both norms of it write in place.
 
-    def _norm(self, rows: int, width: int) -> Work:
+    def add_norm(self, x: Any, residual: Any, weight: Any) -> tuple[Any, Any]:
         if self._c is None:
-            return super()._norm(rows, width)
-        norm, weight = self._c.fused_add_rms_norm, self.randn(width)
-        pairs = [(self.randn(rows, width), self.randn(rows, width)) for _ in self._outer(4 * rows * width)]
-        return Work("vllm fused_add_rms_norm", [lambda p=p: norm(*p, weight, 1e-5) for p in pairs])
+            return super().add_norm(x, residual, weight)
+        self._c.fused_add_rms_norm(x, residual, weight, EPS)
+        return x, residual
 
-    def _activation(self, rows: int, width: int) -> Work:
+    def activate(self, gate_up: Any) -> Any:
         if self._c is None:
-            return super()._activation(rows, width)
-        act = self._c.silu_and_mul
-        pairs = [(self.randn(rows, width), self.randn(rows, 2 * width)) for _ in self._outer(6 * rows * width)]
-        return Work("vllm silu_and_mul", [lambda p=p: act(*p) for p in pairs])
+            return super().activate(gate_up)
+        out = self.torch.empty(gate_up.shape[0], gate_up.shape[1] // 2, device=self.on, dtype=gate_up.dtype)
+        self._c.silu_and_mul(out, gate_up)
+        return out
 
-    def _rotary(self, rows: int, shape: HeadShape) -> Work:
+    def rotation(self, positions: Any, dim: int) -> Any:
+        return positions if self._c is not None else super().rotation(positions, dim)
+
+    def rotate(self, q: Any, k: Any, rotation: Any) -> tuple[Any, Any]:
         if self._c is None:
-            return super()._rotary(rows, shape)
-        turn, dim = self._c.rotary_embedding, shape.head_dim
-        q, k = self.randn(rows, shape.heads * dim), self.randn(rows, shape.kv_heads * dim)
-        table, positions = self.randn(32_768, dim), self.torch.randint(0, 32_768, (rows,), device=self.on)
-        return Work("vllm rotary_embedding", [lambda: turn(positions, q, k, dim, table, True)])
+            return super().rotate(q, k, rotation)
+        dim = q.shape[-1]
+        if dim not in self._tables:
+            self._tables[dim] = self.randn(_POSITIONS, dim)
+        self._c.rotary_embedding(rotation, q.flatten(1), k.flatten(1), dim, self._tables[dim], True)
+        return q, k
 
-    def _kv_write(self, rows: int, width: int) -> Work:
-        if self._c is None or width % 64:
-            return super()._kv_write(rows, width)
-        torch, heads = self.torch, width // 64
-        k, v = self.randn(rows, heads, 64), self.randn(rows, heads, 64)
-        blocks = ceil(4 * rows / BLOCK)
-        keys, values = (self.randn(blocks, BLOCK, heads, 64) for _ in range(2))
-        slots, one = torch.randperm(blocks * BLOCK, device=self.on)[:rows], torch.ones((), device=self.on)
-        write = self._c.reshape_and_cache_flash
-        calls = [lambda: write(k, v, keys, values, slots, "auto", one, one)]
-        return Work("vllm reshape_and_cache_flash", calls)
-
-
-class PagedBatch:
-    """Block tables of sequences scattered over a pool of blocks."""
-
-    def __init__(self, torch: Any, on: str, pieces: Pieces, blocks: int | None = None) -> None:
-        """`blocks`: of the pool; None: as many as needed."""
-        news, ends = [new for new, _ in pieces], [new + past for new, past in pieces]
-        need = [ceil(end / BLOCK) for end in ends]
-        self.tokens, self.sequences, self.blocks = sum(news), len(news), blocks or sum(need)
-        self.max_query, self.max_context = max(news), max(ends)
-        ids = torch.randperm(self.blocks, dtype=torch.int32)
-        table = torch.zeros(len(news), max(need), dtype=torch.int32)
-        for row, (count, end) in enumerate(zip(need, accumulate(need), strict=True)):
-            table[row, :count] = ids[end - count : end]
-        ints = {"dtype": torch.int32, "device": on}
-        self.table = table.to(on)
-        self.starts = torch.tensor([0, *accumulate(news)], **ints)
-        self.used = torch.tensor(ends, **ints)
+    def write_kv(self, k: Any, v: Any, keys: Any, values: Any, slots: Any) -> None:
+        if self._c is None:
+            super().write_kv(k, v, keys, values, slots)
+        else:
+            self._c.reshape_and_cache_flash(k, v, keys, values, slots, "auto", self._one, self._one)
 
 
 KERNELS = CudaFa3Vllm

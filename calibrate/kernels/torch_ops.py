@@ -1,34 +1,79 @@
-"""Operators that torch itself has, for every device: GEMMs by weight format, and the small ones."""
+"""Operators that torch itself has, for every device: GEMMs by weight format, paged KV, and the small ones.
+
+The functions that a kernel set times one by one are the ones `whole_model` strings together to a step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from math import ceil
 from pathlib import Path
 from typing import Any
 
-from servesim.calibrate.timing import Device
+from servesim.calibrate.timing import Device, import_torch
 from servesim.cost.grid import HeadShape
 from servesim.hardware.layers import dtype_bytes
 
-from . import KernelSet, Work
+from . import KernelSet, Pieces, Work
 
-_EPS = 1e-5
+BLOCK = 16
+"""Tokens of a KV block, vLLM's default."""
+EPS = 1e-5
 _INT8_LEAST_ROWS = 32
 """torch._int_mm wants more than 16 rows: fewer are padded."""
 _INT4_GROUP = 128
+_PRODUCTS = {
+    "bf16": "torch.linear",
+    "fp32": "torch.linear",
+    "fp8": "torch to float8, _scaled_mm",
+    "int8": "torch quantise, _int_mm, scale",
+    "int4": "torch._weight_int4pack_mm",
+}
+
+Attend = Callable[[Any, Any, Any, Any], object]
+"""Attention of one layer: (queries [tokens, heads, dim], keys and values [blocks, BLOCK, kv heads, dim], out)."""
+
+
+class PagedBatch:
+    """Block tables of sequences scattered over a pool of blocks."""
+
+    def __init__(self, torch: Any, on: str, pieces: Pieces, blocks: int | None = None) -> None:
+        """`blocks`: of the pool; None: as many as needed."""
+        news, ends = [new for new, _ in pieces], [new + past for new, past in pieces]
+        need = [ceil(end / BLOCK) for end in ends]
+        self.pieces = list(pieces)
+        self.tokens, self.sequences, self.blocks = sum(news), len(news), blocks or sum(need)
+        self.max_query, self.max_context = max(news), max(ends)
+        ids = torch.randperm(self.blocks, dtype=torch.int32)
+        table = torch.zeros(len(news), max(need), dtype=torch.int32)
+        for row, (count, end) in enumerate(zip(need, accumulate(need), strict=True)):
+            table[row, :count] = ids[end - count : end]
+        offsets = torch.arange(self.max_context)
+        every = table.long()[:, offsets // BLOCK] * BLOCK + offsets % BLOCK
+        self.read = [every[row, :end].to(on) for row, end in enumerate(ends)]
+        """Slots of the whole context of each sequence."""
+        self.write = torch.cat([every[row, past : past + new] for row, (new, past) in enumerate(pieces)]).to(on)
+        """Slots of the new tokens."""
+        self.positions = torch.cat([torch.arange(past, past + new) for new, past in pieces]).to(on)
+        ints = {"dtype": torch.int32, "device": on}
+        self.table = table.to(on)
+        self.starts = torch.tensor([0, *accumulate(news)], **ints)
+        self.used = torch.tensor(ends, **ints)
 
 
 class TorchOps(KernelSet):
     """GEMMs and small operators of torch; attention is the subclass's."""
 
     def __init__(self, device: Device, dtype: str, libraries: Sequence[Path] = ()) -> None:
-        from servesim.calibrate.timing import import_torch
-
         self.torch = import_torch()
         self.timed_on = device
         self.on = device.target
         self.dtype = dtype
         self.float = self.torch.float32 if dtype == "fp32" else self.torch.bfloat16
+        self._one = self.torch.ones((), device=self.on)
         for path in libraries:
             self.torch.ops.load_library(str(path))
 
@@ -39,123 +84,151 @@ class TorchOps(KernelSet):
         """Random normal numbers in the activations' format."""
         return self.torch.randn(*shape, device=self.on, dtype=self.float)
 
-    def copies(self, size: float) -> range:
-        """Indices of the buffers it takes to keep each other out of the cache."""
-        return range(self.timed_on.copies(int(size)))
+    # What a model is made of.
 
-    # Linear layers.
+    @abstractmethod
+    def paged_attention(self, shape: HeadShape, batch: PagedBatch) -> Attend:
+        """Attention of a batch, prepared once a step as an engine does."""
 
-    def gemm(self, m: int, n: int, k: int, dtype: str) -> Work:
-        if dtype in ("bf16", "fp32"):
-            return self._plain_gemm(m, n, k)
-        return {"fp8": self._fp8_gemm, "int8": self._int8_gemm, "int4": self._int4_gemm}[dtype](m, n, k)
-
-    def _plain_gemm(self, m: int, n: int, k: int) -> Work:
-        linear, x = self.torch.nn.functional.linear, self.randn(m, k)
-        weights = [self.randn(n, k) for _ in self.copies(n * k * x.element_size())]
-        return Work("torch.linear", [lambda w=w: linear(x, w) for w in weights])
-
-    def _fp8_gemm(self, m: int, n: int, k: int) -> Work:
+    def weight(self, n: int, k: int, dtype: str) -> Any:
+        """A random weight as `multiply` wants it."""
         torch = self.torch
-        x, one = self.randn(m, k).to(torch.float8_e4m3fn), torch.ones((), device=self.on)
-        weights = [self.randn(n, k).to(torch.float8_e4m3fn).t() for _ in self.copies(n * k)]
-
-        def call(w: Any) -> Any:
-            return torch._scaled_mm(x, w, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
-
-        return Work("torch._scaled_mm", [lambda w=w: call(w) for w in weights])
-
-    def _int8_gemm(self, m: int, n: int, k: int) -> Work:
-        """Dynamic per-token quantisation, product, and scaling back."""
-        torch, rows = self.torch, max(m, _INT8_LEAST_ROWS)
-        x, scales = self.randn(rows, k), torch.rand(n, device=self.on)
-        weights = [
-            torch.randint(-127, 128, (n, k), dtype=torch.int8, device=self.on).t() for _ in self.copies(n * k)
-        ]
-
-        def call(w: Any) -> Any:
-            scale = x.abs().amax(-1, keepdim=True).float() / 127
-            return (torch._int_mm((x / scale).round().to(torch.int8), w) * scale * scales).to(self.float)
-
-        padded = f" (padded to {rows} rows)" if rows > m else ""
-        return Work(f"torch._int_mm{padded}", [lambda w=w: call(w) for w in weights])
-
-    def _int4_gemm(self, m: int, n: int, k: int) -> Work:
-        """Weight-only, groups of 128."""
-        torch, aten, cuda = self.torch, self.torch.ops.aten, self.timed_on.kind == "cuda" and self.on != "cpu"
-        x = self.torch.randn(m, k, device=self.on, dtype=torch.bfloat16)
+        if dtype in ("bf16", "fp32"):
+            return self.randn(n, k)
+        if dtype == "fp8":
+            return self.randn(n, k).to(torch.float8_e4m3fn).t()
+        if dtype == "int8":
+            return torch.randint(-127, 128, (n, k), dtype=torch.int8, device=self.on).t()
         scales = torch.randn(k // _INT4_GROUP, n, 2, device=self.on, dtype=torch.bfloat16)
-        multiply = aten._weight_int4pack_mm if cuda else aten._weight_int4pack_mm_for_cpu
+        if self.on == "cpu":
+            pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+            return pack(torch.randint(0, 16, (n, k), dtype=torch.int32), 1), scales
+        pairs = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=self.on)
+        return torch.ops.aten._convert_weight_to_int4pack(pairs, 8), scales
 
-        def packed() -> Any:
-            if cuda:
-                pairs = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=self.on)
-                return aten._convert_weight_to_int4pack(pairs, 8)
-            return aten._convert_weight_to_int4pack_for_cpu(torch.randint(0, 16, (n, k), dtype=torch.int32), 1)
+    def multiply(self, x: Any, weight: Any, dtype: str) -> Any:
+        """[m, k] times such a weight, quantising x where the format asks for it."""
+        torch = self.torch
+        if dtype in ("bf16", "fp32"):
+            return torch.nn.functional.linear(x, weight)
+        if dtype == "fp8":
+            x8, one = x.to(torch.float8_e4m3fn), self._one
+            return torch._scaled_mm(x8, weight, scale_a=one, scale_b=one, out_dtype=x.dtype, use_fast_accum=True)
+        if dtype == "int8":
+            return self._int8(x, weight)
+        packed, scales = weight
+        aten = torch.ops.aten
+        product = aten._weight_int4pack_mm_for_cpu if self.on == "cpu" else aten._weight_int4pack_mm
+        return product(x, packed, _INT4_GROUP, scales)
 
-        weights = [packed() for _ in self.copies(n * k / 2)]
-        calls = [lambda w=w: multiply(x, w, _INT4_GROUP, scales) for w in weights]
-        return Work("torch._weight_int4pack_mm", calls)
+    def _int8(self, x: Any, weight: Any) -> Any:
+        """Dynamic per-token quantisation, product, and scaling back."""
+        torch, rows = self.torch, x.shape[0]
+        if rows < _INT8_LEAST_ROWS:
+            x = torch.nn.functional.pad(x, (0, 0, 0, _INT8_LEAST_ROWS - rows))
+        scale = x.abs().amax(-1, keepdim=True).float().clamp_min(1e-6) / 127
+        product = torch._int_mm((x / scale).round().to(torch.int8), weight)
+        return (product * scale).to(x.dtype)[:rows]
 
-    # Small operators.
+    def add_norm(self, x: Any, residual: Any, weight: Any) -> tuple[Any, Any]:
+        """RMSNorm of the sum with the residual; the sum."""
+        total = x + residual
+        return self.torch.nn.functional.rms_norm(total, weight.shape, weight, EPS), total
 
-    def rows(self, op: str, rows: int, width: int, shape: HeadShape | None = None) -> Work:
-        if op == "rotary":
-            assert shape is not None
-            return self._rotary(rows, shape)
-        kinds = {
-            "norm": self._norm,
-            "activation": self._activation,
-            "kv_write": self._kv_write,
-            "embedding": self._embedding,
-            "sampler": self._sampler,
-        }
-        return kinds[op](rows, width)
+    def activate(self, gate_up: Any) -> Any:
+        """SwiGLU."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.torch.nn.functional.silu(gate) * up
 
-    def _norm(self, rows: int, width: int) -> Work:
-        """RMSNorm of the sum with the residual."""
-        functional, weight = self.torch.nn.functional, self.randn(width)
-        pairs = [(self.randn(rows, width), self.randn(rows, width)) for _ in self._outer(4 * rows * width)]
+    def rotation(self, positions: Any, dim: int) -> Any:
+        """What `rotate` needs of the positions of a step, made once."""
+        angles = positions.float().unsqueeze(-1) / (10_000 ** (self.torch.arange(0, dim, 2, device=self.on) / dim))
+        angles = self.torch.cat((angles, angles), dim=-1).unsqueeze(1)
+        return angles.cos().to(self.float), angles.sin().to(self.float)
 
-        def call(x: Any, residual: Any) -> Any:
-            total = x + residual
-            return functional.rms_norm(total, (width,), weight, _EPS), total
-
-        return Work("torch add, rms_norm", [lambda p=p: call(*p) for p in pairs])
-
-    def _activation(self, rows: int, width: int) -> Work:
-        silu = self.torch.nn.functional.silu
-        inputs = [self.randn(rows, 2 * width) for _ in self._outer(4 * rows * width)]
-        return Work("torch silu, mul", [lambda x=x: silu(x[:, :width]) * x[:, width:] for x in inputs])
-
-    def _rotary(self, rows: int, shape: HeadShape) -> Work:
-        dim, torch = shape.head_dim, self.torch
-        q, k = self.randn(rows, shape.heads, dim), self.randn(rows, shape.kv_heads, dim)
-        cos, sin = self.randn(rows, 1, dim), self.randn(rows, 1, dim)
+    def rotate(self, q: Any, k: Any, rotation: Any) -> tuple[Any, Any]:
+        """Rotary embedding of [tokens, heads, dim]."""
+        cos, sin = rotation
 
         def turned(x: Any) -> Any:
-            low, high = x[..., : dim // 2], x[..., dim // 2 :]
-            return x * cos + torch.cat((-high, low), dim=-1) * sin
+            low, high = x.chunk(2, dim=-1)
+            return x * cos + self.torch.cat((-high, low), dim=-1) * sin
 
-        return Work("torch rotate_half", [lambda: (turned(q), turned(k))])
+        return turned(q), turned(k)
 
-    def _kv_write(self, rows: int, width: int) -> Work:
-        """Keys and values of `width` each into a cache of scattered slots."""
-        k, v = self.randn(rows, width), self.randn(rows, width)
-        keys, values = self.randn(4 * rows, width), self.randn(4 * rows, width)
-        slots = self.torch.randperm(4 * rows, device=self.on)[:rows]
-        return Work("torch.index_copy", [lambda: (keys.index_copy_(0, slots, k), values.index_copy_(0, slots, v))])
+    def write_kv(self, k: Any, v: Any, keys: Any, values: Any, slots: Any) -> None:
+        """Put [tokens, kv heads, dim] into the slots of a paged cache."""
+        keys.flatten(0, 1).index_copy_(0, slots, k)
+        values.flatten(0, 1).index_copy_(0, slots, v)
 
-    def _embedding(self, rows: int, width: int) -> Work:
-        table, torch = self.randn(32_000, width), self.torch
-        ids = torch.randint(0, 32_000, (rows,), device=self.on)
-        return Work("torch.embedding", [lambda: torch.nn.functional.embedding(ids, table)])
-
-    def _sampler(self, rows: int, width: int) -> Work:
+    def sample(self, logits: Any) -> Any:
         """Greedy."""
-        logits = self.randn(rows, width)
-        return Work("torch float, argmax", [lambda: logits.float().argmax(-1)])
+        return logits.float().argmax(-1)
 
-    def _outer(self, values: int) -> range:
-        """Inputs of a small operator come fresh from the one before: a few sets, so that none stays in registers."""
-        return range(2 if values * 2 > self.timed_on.cache_bytes else 4)
+    # What is timed.
+
+    def gemm(self, m: int, n: int, k: int, dtype: str) -> Work:
+        x = self.randn(m, k)
+        weights = [self.weight(n, k, dtype) for _ in self._copies(n * k * self.bytes_of(dtype))]
+        padded = f", padded to {_INT8_LEAST_ROWS} rows" if dtype == "int8" and m < _INT8_LEAST_ROWS else ""
+        return Work(_PRODUCTS[dtype] + padded, [partial(self.multiply, x, w, dtype) for w in weights])
+
+    def attention(self, shape: HeadShape, pieces: Pieces) -> Work:
+        batch = PagedBatch(self.torch, self.on, pieces)
+        q = self.randn(batch.tokens, shape.heads, shape.head_dim)
+        out = self.torch.empty_like(q)
+        pool = (batch.blocks, BLOCK, shape.kv_heads, shape.head_dim)
+        size = 2 * batch.blocks * BLOCK * shape.kv_heads * shape.head_dim * q.element_size()
+        pools = [(self.randn(*pool), self.randn(*pool)) for _ in self._copies(size)]
+        attend = self.paged_attention(shape, batch)
+        return Work(self.attends_by, [partial(attend, q, *p, out) for p in pools])
+
+    attends_by = ""
+    """Name of the attention kernel."""
+    small_by: Mapping[str, str] = {
+        "norm": "torch add, rms_norm",
+        "activation": "torch silu, mul",
+        "rotary": "torch rotate_half",
+        "kv_write": "torch index_copy",
+        "embedding": "torch embedding",
+        "sampler": "torch float, argmax",
+    }
+    """Names of the kernels of the small operators."""
+
+    def rows(self, op: str, rows: int, width: int, shape: HeadShape | None = None) -> Work:
+        make = getattr(self, f"_{op}")
+        return Work(self.small_by[op], make(rows, width) if shape is None else make(rows, shape))
+
+    def _norm(self, rows: int, width: int) -> list[Callable[[], object]]:
+        weight = self.randn(width)
+        pairs = [(self.randn(rows, width), self.randn(rows, width)) for _ in range(4)]
+        return [partial(self.add_norm, *p, weight) for p in pairs]
+
+    def _activation(self, rows: int, width: int) -> list[Callable[[], object]]:
+        return [partial(self.activate, self.randn(rows, 2 * width)) for _ in range(4)]
+
+    def _rotary(self, rows: int, shape: HeadShape) -> list[Callable[[], object]]:
+        q, k = (self.randn(rows, heads, shape.head_dim) for heads in (shape.heads, shape.kv_heads))
+        rotation = self.rotation(self.torch.arange(rows, device=self.on), shape.head_dim)
+        return [lambda: self.rotate(q, k, rotation)]
+
+    def _kv_write(self, rows: int, width: int) -> list[Callable[[], object]]:
+        dim = 64 if width % 64 == 0 else width
+        k, v = (self.randn(rows, width // dim, dim) for _ in range(2))
+        blocks = ceil(4 * rows / BLOCK)
+        keys, values = (self.randn(blocks, BLOCK, width // dim, dim) for _ in range(2))
+        slots = self.torch.randperm(blocks * BLOCK, device=self.on)[:rows]
+        return [lambda: self.write_kv(k, v, keys, values, slots)]
+
+    def _embedding(self, rows: int, width: int) -> list[Callable[[], object]]:
+        table = self.randn(32_000, width)
+        ids = self.torch.randint(0, 32_000, (rows,), device=self.on)
+        return [lambda: self.torch.nn.functional.embedding(ids, table)]
+
+    def _sampler(self, rows: int, width: int) -> list[Callable[[], object]]:
+        logits = self.randn(rows, width)
+        return [lambda: self.sample(logits)]
+
+    def _copies(self, size: float) -> range:
+        """Indices of the buffers it takes to keep each other out of the cache."""
+        return range(self.timed_on.copies(int(size)))
