@@ -36,6 +36,10 @@ def engine(
     block_size: Annotated[int | None, typer.Option(help="Tokens of a KV block.")] = None,
     scheduler_type: Annotated[str, typer.Option(help="transformers: fifo or prefill_first.")] = "fifo",
     threads: Annotated[int, typer.Option(help="transformers on a processor: threads.")] = 1,
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=JSON", help="vllm: any field of EngineArgs, such as enable_prefix_caching=true."),
+    ] = None,
     warmup: Annotated[int, typer.Option(help="Requests before the logged ones.")] = 24,
     kernel_tables: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Profile of this machine: fits host terms to the warm-up.")
@@ -69,7 +73,7 @@ def engine(
     else:
         from servesim.calibrate.engines.vllm import VllmSettings, run_vllm
 
-        log = run_vllm(config, spec.name, loaded, VllmSettings(**given), warmup)
+        log = run_vllm(config, spec.name, loaded, VllmSettings(**given, more=_arguments(engine_arg or [])), warmup)
     log.check()
     terms, sheet = _fit(log, spec, kernel_tables) if kernel_tables is not None else (None, None)
     log.write(out, terms)
@@ -95,6 +99,19 @@ def _fit(log: Any, spec: Any, tables: Path) -> tuple[Any, Path | None]:
     gpu = Gpu.load(str(sheet) if sheet.is_file() else log.meta["gpu"])
     cost = build_cost_model(spec, gpu, dtype=log.meta["dtype"], kv_dtype=log.meta["kv_cache_dtype"], tables=tables)
     return fit_step_host(log.warmup, cost, log.meta["engine"]), sheet if sheet.is_file() else None
+
+
+def _arguments(assignments: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            raise UserError(f"--engine-arg {text}: KEY=JSON is needed, with a JSON value") from None
+        if not equals or not key.isidentifier():
+            raise UserError(f"--engine-arg {text}: KEY=JSON is needed")
+    return found
 
 
 def model_config(name_or_path: str) -> dict[str, Any]:

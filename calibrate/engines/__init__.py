@@ -100,15 +100,17 @@ class RequestLog:
     last_token: float = float("nan")
     tokens: int = 0
 
-    def took_part(self, step: EngineStep, sampled: bool) -> None:
-        """A step computed some of it."""
+    def took_part(self, start: float) -> None:
+        """A step that began then computes some of it."""
         if np.isnan(self.scheduled):
-            self.scheduled = step.start
-        if sampled:
-            self.tokens += 1
-            self.last_token = step.end
+            self.scheduled = start
+
+    def delivered(self, tokens: int, at: float) -> None:
+        """It has so many tokens now."""
+        if tokens > self.tokens:
+            self.tokens, self.last_token = tokens, at
             if np.isnan(self.first_token):
-                self.first_token = step.end
+                self.first_token = at
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -204,7 +206,8 @@ def fit_step_host(steps: Sequence[EngineStep], cost: TableCostModel, engine: str
         return (beyond - x[0] - x[1] * sequences) / scale
 
     start = [max(float(np.median(beyond)), 0.0) + 1.0, 1.0]
-    fitted = least_squares(residuals, start, loss="soft_l1", f_scale=0.2, bounds=([0, 0], [np.inf, np.inf])).x
+    bounds, steps_of = ([0, 0], [np.inf, np.inf]), [scale, scale / 10]
+    fitted = least_squares(residuals, start, loss="soft_l1", f_scale=0.05, bounds=bounds, x_scale=steps_of).x
     constant, each = (float(round(v)) for v in fitted)
     predicted = kernels + constant + each * sequences
     provenance = {
@@ -215,6 +218,20 @@ def fit_step_host(steps: Sequence[EngineStep], cost: TableCostModel, engine: str
     return HostTerms(
         engine=engine, overlapped=constant, overlapped_per_sequence=each, provenance=provenance
     )
+
+
+def prompt_tokens(trace: Trace, row: int, vocab: int, run: int) -> list[int]:
+    """Random token ids of a prompt: the same ones wherever the trace says that prompts share content."""
+    runs: list[tuple[tuple[int, ...], int]]
+    if trace.content is None:
+        runs = [((run, row), int(trace.prompt_len[row]))]
+    else:
+        shared = trace.content.runs(row)
+        runs = [((run, len(trace) + c) if c >= 0 else (run, 0, -c), length) for c, length in shared]
+    tokens: list[int] = []
+    for key, length in runs:
+        tokens += np.random.default_rng(key).integers(1, vocab, length).tolist()
+    return tokens
 
 
 def warmup_trace(trace: Trace, count: int) -> Trace:

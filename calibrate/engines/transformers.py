@@ -11,9 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from servesim.calibrate.engines import EngineLog, EngineStep, Piece, RequestLog, warmup_trace
+from servesim.calibrate.engines import EngineLog, EngineStep, Piece, RequestLog, prompt_tokens, warmup_trace
 from servesim.calibrate.timing import import_torch
 from servesim.errors import UserError
 from servesim.trace import Trace
@@ -132,7 +130,10 @@ class _Driver:
             )
             self.steps.append(step)
             for name, piece in members:
-                self._requests[name].took_part(step, piece.sampled)
+                log = self._requests[name]
+                log.took_part(step.start)
+                if piece.sampled:
+                    log.delivered(log.tokens + 1, step.end)
 
         processor.prepare_next_batch, processor.update_batch = prepare_next_batch, update_batch
 
@@ -140,20 +141,19 @@ class _Driver:
         """Send every request at its time and wait for the last one."""
         self.steps = []
         self._runs += 1
-        prompts = np.random.default_rng(self._runs)
+        prompts = [prompt_tokens(trace, row, self._vocab, self._runs) for row in range(len(trace))]
         logs = []
         began = time.perf_counter() - int(trace.arrival_ns[0]) / 1e9 if len(trace) else 0.0
         for row, (at, prompt, output) in enumerate(
             zip(trace.arrival_ns.tolist(), trace.prompt_len.tolist(), trace.output_len.tolist(), strict=True)
         ):
-            ids = prompts.integers(1, self._vocab, prompt).tolist()
             wait = began + at / 1e9 - time.perf_counter()
             if wait > 0:
                 time.sleep(wait)
             name = f"{self._runs}-{row}"
             log = self._requests[name] = RequestLog(row, prompt, output, queued=time.perf_counter())
             logs.append(log)
-            self._manager.add_request(ids, request_id=name, max_new_tokens=output, eos_token_id=-1)
+            self._manager.add_request(prompts[row], request_id=name, max_new_tokens=output, eos_token_id=-1)
         left = len(logs)
         while left:
             done = self._manager.get_result(timeout=1.0)

@@ -76,4 +76,10 @@ def _from_file(path: Path) -> Gpu:
             + "".join(f"; {key!r} is unknown" for key in sorted(given - wanted)[:1])
             + "".join(f"; {key!r} is missing" for key in sorted(wanted - given)[:1])
         )
-    return Gpu(name=path.stem, **sheet)
+    try:  # in YAML 1.1 `1e9` is a string
+        numbers = {k: float(v) for k, v in sheet.items() if k not in ("description", "flops", "memory_bytes", "tables")}
+        flops = {str(dtype): float(rate) for dtype, rate in sheet["flops"].items()}
+        memory = int(float(sheet["memory_bytes"]))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"GPU data sheet {path}: a number is needed: {error}") from None
+    return Gpu(path.stem, str(sheet["description"]), memory, flops=flops, tables=sheet["tables"], **numbers)
