@@ -51,8 +51,9 @@ def print_comparisons(found: list[Comparison]) -> None:
     console = Console()
     for c in found:
         server = c.run.server
+        gpu = Path(server.gpu).name if server.gpu else None  # of a data sheet, its file
         console.print(
-            f"{c.run.name}: {server.model} on {server.tp} x {Path(server.gpu or "").name}, {server.engine}, {len(c.run)} requests; "
+            f"{c.run.name}: {server.model} on {server.tp} x {gpu}, {server.engine}, {len(c.run)} requests; "
             f"host terms: {c.host or 'none known'}",
             style="bold",
             highlight=False,
