@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.contracts.kv import Hit, KVAllocator, KVMemory, Usage, kv_allocators
 from servesim.engine.request import Request
 
@@ -103,6 +106,23 @@ class Paged(KVAllocator):
             for table in due[step]:
                 self._take(table, 1)
             grown.append((step, len(due[step]) * bs))
+        return grown
+
+    def rounds_that_fit(self, requests: Sequence[Request], ends: NDArray[np.int64]) -> int:
+        held = np.array([len(self.tables[request]) for request in requests])
+        needed = np.maximum(-(-ends // self.block_size) - held, 0).sum(axis=1)
+        return int(np.searchsorted(needed, self.num_free_blocks(), side="right"))
+
+    def grow_rounds(
+        self, requests: Sequence[Request], ends: NDArray[np.int64], delivered: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        tables, grown = [self.tables[request] for request in requests], []
+        for i, blocks in enumerate((-(-ends // self.block_size)).tolist(), 1):
+            before = self._table_blocks
+            for table, end in zip(tables, blocks, strict=True):
+                self._take(table, end - len(table))
+            if self._table_blocks > before:
+                grown.append((i, (self._table_blocks - before) * self.block_size))
         return grown
 
     def check_integrity(self) -> None:

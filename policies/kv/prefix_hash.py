@@ -9,6 +9,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.contracts.kv import Hit, KVMemory, kv_allocators
 from servesim.engine.request import Request, State
 
@@ -87,6 +90,14 @@ class PrefixHash(Paged):
         for request in requests:
             known = request.num_tokens + k
             self._offer(request, min(request.num_computed_tokens + k, known), known)
+        return grown
+
+    def grow_rounds(
+        self, requests: Sequence[Request], ends: NDArray[np.int64], delivered: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        grown = super().grow_rounds(requests, ends, delivered)
+        for request, tokens in zip(requests, delivered, strict=True):
+            self._offer(request, request.num_tokens + tokens, request.num_tokens + tokens)
         return grown
 
     def publish(self, request: Request, upto: int) -> None:

@@ -60,6 +60,7 @@ class Vllm(Scheduler):
 
     def __init__(self, params: VllmParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
+        self.lookahead = params.num_lookahead_tokens
         self._by_priority = params.policy == "priority"
         self._heap: list[tuple[int, int, str, int, Request]] = []  # the waiting queue under "priority"
         self._max_scheduled = params.max_num_scheduled_tokens or limits.max_num_batched_tokens
@@ -80,7 +81,7 @@ class Vllm(Scheduler):
 
     def _plan_running(self, ctx: PlanContext, budget: _Budget, threshold: int, hold: bool) -> None:
         asynchronous = self.limits.async_scheduling
-        lookahead, max_len = self.params.num_lookahead_tokens, self.limits.max_model_len
+        lookahead, max_len = self.lookahead, self.limits.max_model_len
         tokens, grow = ctx.plan.tokens, ctx.kv.grow
         index = 0
         while index < len(self.running) and budget.left > 0:
@@ -160,7 +161,7 @@ class Vllm(Scheduler):
                 hit,
                 full_tokens=known if params.scheduler_reserve_full_isl else 0,
                 reserve=self._watermark() if self.running else 0,
-                lookahead=params.num_lookahead_tokens,
+                lookahead=self.lookahead,
                 drafts=drafts,
             )
             if not admitted:
@@ -204,19 +205,20 @@ class Vllm(Scheduler):
     # Fast-forward.
 
     def steady(self, plan: Plan) -> int:
-        if self.params.prefill_schedule_interval > 1 or self.params.num_lookahead_tokens:
+        if self.params.prefill_schedule_interval > 1 or (self.lookahead and not plan.drafts):
             return 0
         slots_left = len(self.running) < self._max_running
         if self.kv.shares and slots_left and self.num_waiting() and self._head().content is not None:
             return 0  # what is being generated may be a prefix of the head's, which then needs less
-        if not self.limits.async_scheduling:
+        most = max(plan.tokens.values())
+        if not self.limits.async_scheduling and most == 1:
             return 1 << 30
         # In flight already, the token before the cap ends a request's plans one step before its outputs.
         max_len = self.limits.max_model_len
         return min(
             min(r.prompt_len + r.max_tokens - r.num_tokens - 2, max_len - r.num_computed_tokens - 1)
             for r in plan.tokens
-        )
+        ) // most
 
     # Queues.
 

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.contracts.registry import Registry
 from servesim.engine.request import Request
 
@@ -190,6 +193,19 @@ class KVAllocator(ABC):
         takes as much from `usage().free`, and `external` stays. Called only with
         k <= steps_until_short(...)."""
         raise NotImplementedError(f"{self.name}: steps_until_short promises what grow_run does not keep")
+
+    def rounds_that_fit(self, requests: Sequence[Request], ends: NDArray[np.int64]) -> int:
+        """For how many rounds each of `requests` can have memory for as many tokens as `ends` says, of shape (rounds,
+        requests) and never falling. For runs that deliver several tokens a step. Default 0: never fast-forwarded."""
+        return 0
+
+    def grow_rounds(
+        self, requests: Sequence[Request], ends: NDArray[np.int64], delivered: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """Round by round, give each request in order memory for as many tokens as `ends` says; `delivered` tokens of
+        each become known in all of them, the counters are left to the caller. Returns as `grow_run`. Called only with
+        as many rounds as fit."""
+        raise NotImplementedError(f"{self.name}: rounds_that_fit promises what grow_rounds does not keep")
 
     def rollback(self, request: Request, num_tokens: int) -> None:
         """The last `num_tokens` tokens (rejected drafts) are void. Default: their slots stay."""

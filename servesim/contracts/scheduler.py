@@ -64,6 +64,9 @@ class Scheduler(ABC):
     supports: ClassVar[frozenset[str]] = frozenset()
     """"async": plans correctly with a step in flight (see Request.num_output_placeholders)."""
 
+    lookahead: int = 0
+    """KV slots it keeps ahead per request for drafts."""
+
     def __init__(self, params: Any, limits: Limits, kv: KVAllocator) -> None:
         self.params = params
         self.limits = limits
@@ -118,8 +121,9 @@ class Scheduler(ABC):
         return None
 
     def steady(self, plan: Plan) -> int:
-        """After `plan`, a pure decode step of one token a request: how many more plans, at least, will be
-        the same (same requests, same order), if nothing arrives, finishes or runs out of memory meanwhile.
+        """After `plan`, a pure decode step of one token a request, or of one and as many drafts each: how many more
+        plans, at least, will be the same (same requests, same order, same tokens), if nothing arrives, finishes or runs
+        out of memory meanwhile.
         Must not depend on time. Default 0: ask again each step, always right."""
         return 0
 

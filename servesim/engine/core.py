@@ -28,7 +28,7 @@ class Step:
     sampled: list[Request]
     """Requests that get a token when it is done, in batch order."""
     steady: bool
-    """Pure decode of one token a request, with nobody entering or leaving: the next may be the same."""
+    """Pure decode, with nobody entering or leaving: the next may be the same."""
     usage: Usage
     drafts: dict[Request, int] = field(default_factory=dict)
     preempted: int = 0
@@ -215,9 +215,9 @@ class EngineCore:
             lay_out(batch, plan)
         if self.speculator is not None and sampled:
             self._draft(batch, sampled)
-        steady = not prefill and not drafts and not plan.changes_queues
+        steady = not prefill and not plan.changes_queues
         if self.speculator is not None:
-            steady = steady and batch.draft_k == 0 and self.speculator.steady()
+            steady = steady and self.speculator.steady() and bool(drafts) == bool(batch.draft_k)
         usage, preempted = self.kv.usage(), len(plan.preempted)
         step = Step(plan.step_id, batch, sampled, steady, usage, dict(drafts), preempted, planned_ns=now)
         if drafts and (plan.admitted or plan.resumed):

@@ -21,22 +21,45 @@ from servesim.engine.request import Request
 MOST = 1024  # steps priced at once
 
 
-class Leap:
-    """`skip` planning points to be skipped, and what is needed to account for them afterwards."""
+class Run:
+    """`skip` planning points to be skipped."""
 
-    __slots__ = ("_ends", "_gpu", "_host", "_ns", "skip")
+    __slots__ = ("_ends", "skip")
 
-    def __init__(self, ends: list[int], ns: list[int], gpu: list[int], host: int) -> None:
-        self._ends = ends  # E_1..E_(m+depth)
-        self._ns = ns  # durations of the m steps to be planned meanwhile
-        self._gpu = gpu
-        self._host = host
-        self.skip = len(ns)
+    def __init__(self, ends: list[int], skip: int) -> None:
+        self._ends = ends  # E_1..E_(skip+depth)
+        self.skip = skip
 
     @property
     def end_ns(self) -> int:
         """When the replica wakes: E_(skip+1)."""
         return self._ends[self.skip]
+
+    def cut(self, now: int) -> bool:
+        """A request has arrived: plan for real at the first planning point from now on. Whether that
+        changes anything."""
+        skip = bisect_left(self._ends, now)
+        if skip >= self.skip:
+            return False
+        self.skip = skip
+        return True
+
+    def land(self, core: EngineCore, recorder: Recorder, replica: int) -> int:
+        """Commits and plans 1..skip have happened: make it so. The step that ends now is left in flight.
+        Returns when the last step in flight will end."""
+        raise NotImplementedError
+
+
+class Leap(Run):
+    """A run of steps of one token a request, and what is needed to account for them afterwards."""
+
+    __slots__ = ("_gpu", "_host", "_ns")
+
+    def __init__(self, ends: list[int], ns: list[int], gpu: list[int], host: int) -> None:
+        super().__init__(ends, len(ns))
+        self._ns = ns  # durations of the m steps to be planned meanwhile
+        self._gpu = gpu
+        self._host = host
 
     @classmethod
     def prepare(cls, core: EngineCore, cost: CostModel, horizon_ns: int | None) -> Leap | None:
@@ -73,18 +96,7 @@ class Leap:
         ends += accumulate(ns, initial=ends.pop())
         return cls(ends, ns, gpu, sum(host))
 
-    def cut(self, now: int) -> bool:
-        """A request has arrived: plan for real at the first planning point from now on. Whether that
-        changes anything."""
-        skip = bisect_left(self._ends, now)
-        if skip >= self.skip:
-            return False
-        self.skip = skip
-        return True
-
     def land(self, core: EngineCore, recorder: Recorder, replica: int) -> int:
-        """Commits and plans 1..skip have happened: make it so. The step that ends now is left in flight.
-        Returns when the last step in flight will end."""
         m, in_flight = self.skip, core.in_flight
         if m == 0:
             return in_flight[-1].end_ns

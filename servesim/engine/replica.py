@@ -9,7 +9,8 @@ from simpy.events import Event
 from servesim.contracts.cost import CostModel
 from servesim.engine.clock import COMPLETE, PLAN, Clock
 from servesim.engine.core import EngineCore, Step
-from servesim.engine.leap import Leap
+from servesim.engine.draft_leap import DraftLeap, can_run
+from servesim.engine.leap import Leap, Run
 from servesim.engine.recorder import Recorder
 from servesim.engine.request import Deadline, Request, State
 from servesim.errors import PolicyError
@@ -41,7 +42,7 @@ class Replica:
         self.recorder = recorder
         self.depth = depth
         self.fast = fast
-        self.leap: Leap | None = None
+        self.leap: Run | None = None
         self.horizon: Callable[[], int | None] = lambda: None
         """When something may arrive at the earliest, as far as is known: spares pricing beyond it."""
         core.on_leave = self._leave
@@ -110,7 +111,10 @@ class Replica:
         if not in_flight:
             return
         if self.fast and len(self._free_ns) == 1 and len(in_flight) == self.depth and in_flight[-1].steady:
-            self.leap = Leap.prepare(core, self.cost, self.horizon())
+            if not in_flight[-1].drafts:
+                self.leap = Leap.prepare(core, self.cost, self.horizon())
+            elif can_run(core):
+                self.leap = DraftLeap.prepare(core, self.cost, self.horizon())
         self._await(self.leap.end_ns if self.leap is not None else in_flight[0].end_ns)
 
     def _run(self, step: Step, now: int) -> None:

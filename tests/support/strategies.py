@@ -129,9 +129,10 @@ def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None) -> W
         max_num_batched_tokens=draw(st.sampled_from([200, 512] if scheduler == "continuous" else [16, 64, 512])),
         max_model_len=max_model_len,
         depth=depth,
-        asynchronous=(
-            depth > 1 and not speculation.startswith("ngram") and draw(st.booleans()) and "async" in supports
-        ),
+        asynchronous=draw(st.booleans())
+        and 1 < depth <= (2 if speculation else 3)  # with drafts, stages are planned synchronously
+        and not speculation.startswith("ngram")
+        and "async" in supports,
         replicas=draw(st.sampled_from([1, 1, 2, 3])),
         router=draw(st.sampled_from(["round-robin", "least-outstanding"])),
         cost=ToyCost(
