@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from servesim.contracts.cost import Batch
@@ -77,12 +77,10 @@ class Speculator(ABC):
         return drafts
 
     def passes(self, batch: Batch, k: int) -> list[Batch]:
-        """Batches through `model()` after the target's pass over `batch`. Default: one pass over all its tokens, which
-        keeps the draft KV in step even if nothing is drafted (k = 0), then k - 1 of one token a sequence."""
-        if self.model() is None:
-            return []
-        first = replace(batch, drafts=0, bytes_moved=0, bytes_copied=0)
-        return [first] + [one_token_each(batch, j) for j in range(1, k)]
+        """Batches through `model()`, if it has one, after the target's pass over `batch`. Default: one pass over all its
+        tokens, which keeps the draft KV in step even if nothing is drafted (k = 0), then k - 1 of one token a
+        sequence."""
+        return [all_tokens(batch)] + [one_token_each(batch, j) for j in range(1, k)]
 
     def host_ns(self, batch: Batch, k: int) -> int:
         """Host time the GPU waits for while drafting. Default: none beyond the engine's own."""
@@ -97,6 +95,22 @@ class Speculator(ABC):
         """Whether `limit` depends on the number of sequences in the batch alone, so that runs of equal steps can be
         fast-forwarded. Default: only if it is not overridden."""
         return type(self).limit is Speculator.limit
+
+
+def all_tokens(batch: Batch) -> Batch:
+    """A draft pass over all tokens of the target's batch; only the sequences that sample propose something."""
+    return Batch(
+        batch.linear_tokens,
+        batch.prefill,
+        batch.decode_count,
+        batch.decode_context_sum,
+        batch.decode_context_sumsq,
+        batch.decode_context_max,
+        batch.queries_per_sequence,
+        batch.sampled,
+        batch.padded_tokens,
+        sampled_context=batch.sampled_context,
+    )
 
 
 def one_token_each(batch: Batch, j: int) -> Batch:
