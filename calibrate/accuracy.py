@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.calibrate.importers.vidur import import_vidur
-from servesim.calibrate.lookup import lookup
+from servesim.calibrate.lookup import keys_of, lookup
 from servesim.cost.suspect import slow_collectives
 from servesim.cost.tables import KernelTables, Rows
 from servesim.errors import UserError, suggest
@@ -34,6 +34,7 @@ AXES = {
     "attention_decode": "past_tokens",
     "attention_prefill": "new_tokens",
     "attention_mixed": "past_tokens",
+    "attention_skew": "longest",
     "window_decode": "past_tokens",
     "window_prefill": "new_tokens",
     "mla_decode": "past_tokens",
@@ -46,6 +47,8 @@ _ALONE = ("all_reduce", "all_gather", "norm", "activation", "rotary", "embedding
 """Operators whose curves are not interpolated between: leaving one out leaves the formula."""
 _SHARE = 5
 """One row, or curve, of so many is held out."""
+_FEW = 3
+"""Rows whose errors say nothing."""
 SPLITS = ("random", "curves", "every 2nd", "every 4th", "largest")
 
 
@@ -70,7 +73,7 @@ def accuracy(tables: KernelTables, gpu: Gpu) -> Iterator[HeldOut]:
         rows = tables.rows(op, dtype)
         for split in SPLITS:
             held = held_out(op, rows, split)
-            if not held.any() or held.all():
+            if held.sum() < _FEW or held.all():
                 continue
             kept = tables.with_rows(op, dtype, {name: column[~held] for name, column in rows.items()})
             asked = {name: column[held] for name, column in rows.items()}
@@ -92,7 +95,7 @@ def suspicious(tables: KernelTables, gpu: Gpu) -> list[str]:
 def _spikes(op: str, rows: Rows) -> tuple[int, float, str]:
     """Points over twice as long as a larger one of their curve: how many, the worst ratio and its key."""
     axis, times = AXES.get(op, "m"), rows["time_us"]
-    names = [name for name in rows if name != "time_us"]
+    names = keys_of(rows)
     count, worst, where = 0, 0.0, ""
     for curve in _curves(rows, [name for name in names if name != axis]):
         points = curve[np.argsort(rows[axis][curve], kind="stable")]
@@ -109,8 +112,8 @@ def held_out(op: str, rows: Rows, split: str) -> NDArray[np.bool_]:
     """Which rows of an operator a split holds out."""
     count, axis = len(rows["time_us"]), AXES.get(op, "m")
     if split == "random":
-        return _hashed(rows, [name for name in rows if name != "time_us"])
-    names = [name for name in rows if name not in ("time_us", axis)]
+        return _hashed(rows, keys_of(rows))
+    names = [name for name in keys_of(rows) if name != axis]
     if split == "curves":
         return np.zeros(count, bool) if op in _ALONE else _hashed(rows, names)
     held = np.zeros(count, bool)

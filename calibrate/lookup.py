@@ -17,7 +17,7 @@ from servesim.cost.latent import DEEPSEEK, DEEPSEEK_HIDDEN, latent_attention, to
 from servesim.cost.linear import GemmTables, collective_curve, row_curve
 from servesim.cost.moe import experts_curve
 from servesim.cost.stage import AttentionLayers, Stage
-from servesim.cost.tables import KernelTables, Rows
+from servesim.cost.tables import KEY_COLUMNS, KernelTables, Rows
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import Experts
 
@@ -31,10 +31,15 @@ def lookup(tables: KernelTables, gpu: Gpu, op: str, dtype: str, rows: Rows) -> N
         for other in tables.dtypes("moe"):
             tables = tables if other == dtype else tables.with_rows("moe", other, {})
     gemms = GemmTables(tables, Roofline(gpu), Roofline(gpu))
-    names = [name for name in rows if name != "time_us"]
+    names = keys_of(rows)
     calls = [dict(zip(names, key, strict=True)) for key in zip(*(rows[name].tolist() for name in names), strict=True)]
     time = _attention(gemms, op, dtype) if "batch" in names else _curve(gemms, op, dtype)
     return np.array([time(call) for call in calls])
+
+
+def keys_of(rows: Rows) -> list[str]:
+    """The columns that say which call was measured."""
+    return [name for name in KEY_COLUMNS if name in rows]
 
 
 def _curve(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], float]:
@@ -78,16 +83,17 @@ def _attention(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], floa
         stage, projections = layer(
             call["heads"], call.get("kv_heads", 0), call.get("head_dim", 0), call.get("window", 0)
         )
-        batch = _batch(op, call["batch"], call["new_tokens"], call["past_tokens"])
+        batch = _batch(op, call["batch"], call["new_tokens"], call["past_tokens"], call.get("longest"))
         return stage.cost(batch, 0)[0] + sum(curve.at(batch.linear_tokens) for curve in projections)
 
     return time
 
 
-def _batch(op: str, count: int, new: int, past: int) -> Batch:
+def _batch(op: str, count: int, new: int, past: int, longest: int | None) -> Batch:
     """The step of a call; a decode attends the cached tokens and its own."""
     if op.endswith("prefill"):
         return Batch(count * new, [(new, past)] * count)
-    prompt = [(new, 0)] if op.endswith("mixed") else []
-    context = past + 1
-    return Batch(count + sum(n for n, _ in prompt), prompt, count, count * context, count * context**2, context)
+    prompt = [(new, 0)] if new and op in ("attention_mixed", "attention_skew") else []
+    context, longest = past + 1, (past if longest is None else longest) + 1
+    total = count + sum(n for n, _ in prompt)
+    return Batch(total, prompt, count, count * context, count * context**2, longest)

@@ -9,7 +9,9 @@ A profile is a folder `<GPU>/<model>/tp<N>` of CSV files with microseconds of on
   (the schema holds no other; on RTX PRO 6000 the calls left out, priced from these, are off by 3 % in the median and
   10 % in the mean, mostly too slow).
 
-`skew.csv` (decodes of unequal contexts) is not used: contexts count by their mean.
+- `skew.csv` where there is one (n, pc, kp, kv_mean, kv_big, t_mean_us, t_skew_us): n decodes of mean context kv_mean,
+  the longest kv_big or all alike, beside a prompt of pc tokens. Its times are those of several calls (three on RTX PRO
+  6000), found by comparison with `attention.csv`. Kept is what has no cached context before the prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from __future__ import annotations
 import datetime
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from servesim.calibrate.importers.columns import Columns, read_columns
 from servesim.cost.tables import write_table
@@ -29,8 +34,11 @@ _COLUMNS = {
     "per_sequence.csv": ("layer", "sequences", "time_us"),
     "attention.csv": ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"),
 }
+_SKEW_TIMES, _SKEW_COUNTS = ("t_mean_us", "t_skew_us"), ("n", "pc", "kp", "kv_mean", "kv_big")
 _LEFT_OUT = ("final_layernorm",)
 """The same operator as `layernorm`, of the same width."""
+_AGREE = 0.05
+"""The same decodes may differ by this share from one file to the other."""
 _NOT_MEASURED = (
     "writing the KV cache, host time and launch gaps; spread of the timings; several prompts in one call; decodes "
     "beside a prompt over cached context"
@@ -45,11 +53,15 @@ def import_llmservingsim(folder: str | Path, out_dir: str | Path) -> dict[str, i
     source = _profile(Path(folder))
     model, tp = _model(source)
     dense, rows, attention = (_read(source / name) for name in _COLUMNS)
+    skew = source / "skew.csv"
+    unequal = read_columns(skew, _SKEW_TIMES, _SKEW_COUNTS) if skew.is_file() else None
     tables = {
         "gemm.parquet": _gemms(source, model, tp, dense, rows),
         "small.parquet": _small(model, tp, dense, rows),
         "attention.parquet": _attention(model, tp, attention),
     }
+    if unequal is not None:
+        tables["skew.parquet"] = _skew(skew, model, tp, unequal, attention)
     written = {}
     for name, columns in tables.items():
         write_table(Path(out_dir) / name, columns, _provenance(source))
@@ -152,6 +164,41 @@ def _attention(model: ModelSpec, tp: int, columns: Columns) -> Columns:
     return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
+def _skew(path: Path, model: ModelSpec, tp: int, columns: Columns, attention: Columns) -> Columns:
+    """Rows of unequal contexts, and of equal ones of the same mean to compare with; repeats to their median."""
+    heads = (model.num_heads // tp, kv_heads_per_gpu(model, tp), model.head_dim)
+    names = ("batch", "new_tokens", "past_tokens", "longest", "heads", "kv_heads", "head_dim")
+    calls, repeats = _calls(path, columns, attention), dict[tuple[int, ...], list[float]]()
+    for equal, skewed, n, chunk, cached, mean, longest in zip(*columns.values(), strict=True):
+        if not cached:
+            for kv, time in ((mean, equal), (longest, skewed)):
+                repeats.setdefault((n, chunk, mean, kv, *heads), []).append(time / calls)
+    keys = sorted(repeats)
+    found = {name: list(column) for name, column in zip(names, zip(*keys, strict=True), strict=True)}
+    constant = {"op": "attention_skew", "dtype": "bf16", "kernel": "attention"}
+    found |= {name: [value] * len(keys) for name, value in constant.items()}
+    return found | {"time_us": [median(repeats[key]) for key in keys]}
+
+
+def _calls(path: Path, columns: Columns, attention: Columns) -> int:
+    """How many calls a time of skew.csv is of: what decodes of equal contexts take there over what they take in
+    attention.csv."""
+    lines: dict[int, dict[int, float]] = {}
+    for chunk, _, count, context, time in zip(*(attention[c] for c in _COLUMNS["attention.csv"]), strict=True):
+        if count and not chunk:
+            lines.setdefault(count, {})[context] = time
+    ratios = []
+    for n, chunk, mean, time in zip(*(columns[c] for c in ("n", "pc", "kv_mean", "t_mean_us")), strict=True):
+        if not chunk and n in lines and min(lines[n]) <= mean <= max(lines[n]):
+            contexts = sorted(lines[n])
+            ratios.append(time / float(np.interp(mean, contexts, [lines[n][c] for c in contexts])))
+    ratio = median(ratios) if ratios else 0.0
+    calls = round(ratio)
+    if not calls or abs(ratio / calls - 1.0) > _AGREE:
+        raise UserError(f"{path}: decodes of equal contexts take {ratio:.2f} times what they take in attention.csv")
+    return calls
+
+
 def _provenance(source: Path) -> dict[str, Any]:
     return {
         "project": "LLMServingSim 2.0",
@@ -162,7 +209,7 @@ def _provenance(source: Path) -> dict[str, Any]:
         "sources": [{"profile": "/".join(source.parts[-3:]), "files": sorted(_COLUMNS)}],
         "imported": datetime.date.today().isoformat(),
         "changes": "columns renamed to the neutral schema, layers to their widths in the model; left out: "
-        f"{', '.join(_LEFT_OUT)} (as layernorm), decodes beside a prompt over cached context, decodes of unequal "
-        "contexts (skew.csv)",
+        f"{', '.join(_LEFT_OUT)} (as layernorm), decodes beside a prompt over cached context; times of skew.csv "
+        "divided by the calls they are of",
         "not_measured": _NOT_MEASURED,
     }

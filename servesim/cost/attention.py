@@ -4,8 +4,8 @@ The tables measure decode by (sequences, context) and prefill of whole prompts b
 grid of head counts. Everything else follows from the structure of the kernels:
 
 - **Decode** costs what reading the KV of the batch costs, so it depends on the number of sequences and on
-  the sum of their contexts; between measured batch sizes it is linear at equal context. Contexts of unequal
-  length cost what equal ones of the same sum cost (split-KV balances them; the effect is left out).
+  the sum of their contexts; between measured batch sizes it is linear at equal context. What unequal contexts cost
+  beyond equal ones of the same sum is measured (`SkewExcess`) or left out.
 - **Prefill** of c tokens over p cached ones does the work of c * (p + c/2) query-key pairs and a fixed part
   per token. It takes the time of the whole prompt with that much work, and at least that of one decode step
   over the same context (the KV must be read); that part counts as extrapolated. Where the table has cached
@@ -37,7 +37,7 @@ from servesim.cost.grid import (
     window_rows,
     work,
 )
-from servesim.cost.measured import CachedPrefill, MixedExcess
+from servesim.cost.measured import CachedPrefill, MixedExcess, SkewExcess
 from servesim.cost.tables import KernelTables
 from servesim.hardware.gpu import Gpu
 
@@ -53,6 +53,8 @@ class Attention(Protocol):
     """Prompt pieces over cached tokens, where measured."""
     mixed: MixedExcess | None
     """Decodes beside a prompt, where measured."""
+    skew: SkewExcess | None
+    """Decodes of unequal contexts, where measured."""
 
     def decode(self, count: int) -> Curve:
         """Decode of `count` sequences over their mean context."""
@@ -72,6 +74,7 @@ class GridAttention:
 
     cached: CachedPrefill | None = None
     mixed: MixedExcess | None = None
+    skew: SkewExcess | None = None
 
     def __init__(self, decode: Grid, prefill: Grid, floor: float, window: int = 0) -> None:
         self._decode, self._prefill = decode, prefill
@@ -89,9 +92,16 @@ class TableAttention(GridAttention):
     """Attention over keys and values of heads."""
 
     def __init__(
-        self, tables: KernelTables, shape: HeadShape, kv_dtype: str, slowdown: float = 1.0, window: int = 0
+        self,
+        tables: KernelTables,
+        shape: HeadShape,
+        kv_dtype: str,
+        slowdown: float = 1.0,
+        window: int = 0,
+        skewed: bool = True,
     ) -> None:
-        """`slowdown`: memory bandwidth of the GPU measured on over that of the GPU priced."""
+        """`slowdown`: memory bandwidth of the GPU measured on over that of the GPU priced. `skewed`: whether unequal
+        contexts cost more than equal ones, where that was measured."""
         dtype = "bf16" if kv_dtype == "fp16" else kv_dtype
         decode, prefill = tables.rows("attention_decode", dtype), tables.rows("attention_prefill", dtype)
         measured = window_rows(tables, shape, dtype, window)
@@ -105,6 +115,7 @@ class TableAttention(GridAttention):
         if not window and slowdown == 1.0:
             self.cached = CachedPrefill.of(prefill, shape)
             self.mixed = MixedExcess.of(tables.rows("attention_mixed", dtype), decode, prefill, shape)
+            self.skew = SkewExcess.of(tables.rows("attention_skew", dtype), shape) if skewed else None
 
 
 class FormulaAttention:
@@ -112,6 +123,7 @@ class FormulaAttention:
 
     cached: CachedPrefill | None = None
     mixed: MixedExcess | None = None
+    skew: SkewExcess | None = None
 
     def __init__(self, floor: float, per_context: float, per_pair: float, window: int = 0) -> None:
         """Nanoseconds of a call, of reading one token of context, and of one query-key pair."""

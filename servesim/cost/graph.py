@@ -106,7 +106,8 @@ class LayerGraph:
             attention = latent_attention(self.gemms, gpu, latent, shape.heads, self.kv_dtype)
         elif kernels is not None and kernels.rows("attention_decode", _table_dtype(self.kv_dtype)):
             slowdown = self.gemms.measured_on.gpu.bandwidth / gpu.bandwidth
-            attention = TableAttention(kernels, shape, self.kv_dtype, slowdown, window)
+            # the steps that host terms were fitted to had unequal contexts: what those cost is in the terms
+            attention = TableAttention(kernels, shape, self.kv_dtype, slowdown, window, self.host is None)
         else:
             attention = roofline_attention(gpu, shape, kv_bytes, window)
         if self.host is not None and self.host.kv_bandwidth_share and latent is None:

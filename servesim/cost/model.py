@@ -19,9 +19,10 @@ class TableCostModel(CostModel):
 
     Operators are curves already multiplied by how often a step runs them: over the tokens of the step (padding
     included), or over the rows that sample. Attention of a mixed step is one kernel, so its fixed cost is paid
-    once. Decode depends on the sum of the contexts alone, not on their spread. Copies over PCIe are not overlapped
-    with the step. With `host` terms small batches are padded to CUDA-graph sizes, and computing beyond what the
-    clock sustains is slower. Under pipeline parallelism a step passes the stages one after the other.
+    once. Decode depends on the sum of the contexts, on their spread only where that was measured. Copies over PCIe
+    are not overlapped with the step. With `host` terms small batches are padded to CUDA-graph sizes, and computing
+    beyond what the clock sustains is slower. Under pipeline parallelism a step passes the stages one after the
+    other.
     """
 
     def __init__(

@@ -50,6 +50,7 @@ class Stage:
         self._per_token, self._per_sample, self._attention = per_token, per_sample, attention
         self._roofline, self._copied = roofline, copied
         self._cool_ns, self._slowdown = heat
+        self._skewed = any(layer.attention.skew is not None for layer in attention)
         # What repeats from step to step is remembered; the keys fix the values, so prices stay pure.
         self._token_costs: dict[int, tuple[float, list[float]]] = {}
         self._cold = [operator for operator in per_token if not operator.heats] if heat[1] else []
@@ -97,6 +98,8 @@ class Stage:
         ns, parts = self.constant(batch, tokens)
         if not batch.decode_count:
             return int(ns + 0.5), parts
+        if self._skewed:
+            ns += self._skew(batch, parts)
         curve, contexts = self.decode_curve(batch), batch.decode_context_sum
         start, y, slope, source = curve.piece(contexts)
         rise = (contexts - start) * slope
@@ -105,11 +108,26 @@ class Stage:
 
     def run(self, batch: Batch, tokens: int, k: int) -> NDArray[np.int64]:
         """Nanoseconds of k successive steps: of a pure decode batch if k > 1."""
-        base = self.constant(batch, tokens)[0]
+        base, parts = self.constant(batch, tokens)
         if not batch.decode_count:
             return np.array([int(base + 0.5)], dtype=np.int64)
+        if self._skewed:
+            base += self._skew(batch, parts)
         curve = self.decode_curve(batch)
         return curve.rounded_run(base, batch.decode_context_sum, batch.decode_count, k)
+
+    def _skew(self, batch: Batch, parts: list[float]) -> float:
+        """What unequal contexts cost beyond equal ones, added to `parts` too; it does not change along a run."""
+        excess = batch.decode_count * batch.decode_context_max - batch.decode_context_sum
+        if excess <= 0 or batch.queries_per_sequence > 1 or batch.attention == "per_request":
+            return 0.0
+        whole = 0.0
+        for attention, layers in self._attention:
+            if attention.skew is not None:
+                ns, source = attention.skew.at(batch.decode_count, excess, bool(batch.prefill))
+                parts[source] += ns * layers
+                whole += ns * layers
+        return whole
 
     def decode_curve(self, batch: Batch) -> Curve:
         """Decode attention of all layers over the sum of the contexts."""

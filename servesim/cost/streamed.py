@@ -20,6 +20,7 @@ class StreamedDecode:
         self.window: int = getattr(inner, "window", 0)
         self.cached = inner.cached
         self.mixed = inner.mixed
+        self.skew = inner.skew
 
     def decode(self, count: int) -> Curve:
         fixed = self._inner.decode(count).at(0.0)

@@ -6,9 +6,10 @@ below; columns an operator does not use are null. Times are microseconds of one 
 | column | type | meaning |
 |---|---|---|
 | op | string | `gemm`, `moe`, `attention_prefill`, `attention_decode`, `attention_mixed` (decodes and one prompt in
-one call), `window_prefill`, `window_decode` (attention limited to a window), `mla_prefill`, `mla_decode` (latent
-attention with its projections), `all_reduce`, `all_gather`, `norm` (with the residual addition), `activation`,
-`rotary`, `kv_write`, `embedding`, `sampler` |
+one call), `attention_skew` (decodes of unequal contexts, alone or beside one prompt), `window_prefill`,
+`window_decode` (attention limited to a window), `mla_prefill`, `mla_decode` (latent attention with its projections),
+`all_reduce`, `all_gather`, `norm` (with the residual addition), `activation`, `rotary`, `kv_write`, `embedding`,
+`sampler` |
 | dtype | string | of weights and activations (gemm, moe: `bf16`, `fp8`, `fp8_block`, `int8`, `int8_wo`, `int4`,
 `mxfp4`, `fp32`), of keys and values (attention: `bf16`, `fp8`, `fp32`), of activations (small operators), of the
 message |
@@ -16,9 +17,12 @@ message |
 size; norm, activation, rotary, kv_write, embedding, sampler: rows, output width (no k) |
 | experts, topk | int32 | moe: experts, and how many of them a token uses |
 | window | int32 | window_*: tokens attended |
+| longest | int32 | attention_skew: the largest of the past_tokens |
 | batch | int32 | attention: sequences of the call (mixed: that decode) |
-| new_tokens | int32 | attention: query tokens of each sequence (1 in decode; mixed: of the prompt, none cached) |
-| past_tokens | int32 | attention: tokens of each sequence already in the KV cache (mixed: of each that decodes) |
+| new_tokens | int32 | attention: query tokens of each sequence (1 in decode; mixed, skew: of the prompt, none cached;
+skew: 0 without one) |
+| past_tokens | int32 | attention: tokens of each sequence already in the KV cache (mixed: of each that decodes; skew:
+their mean; a row whose longest is the mean is of equal contexts) |
 | heads, kv_heads, head_dim | int32 | attention: on this GPU, after tensor parallelism |
 | gpus | int32 | all_reduce, all_gather: GPUs taking part |
 | bytes | int64 | all_reduce: size of the tensor; all_gather: size of the gathered result |
@@ -64,11 +68,12 @@ KEY_COLUMNS = (
     "experts",
     "topk",
     "window",
+    "longest",
     "kernel",
 )
 COLUMNS = (*KEY_COLUMNS, "time_us")
 _TEXT = ("op", "dtype", "kernel")
-_OPTIONAL = ("experts", "topk", "window")
+_OPTIONAL = ("experts", "topk", "window", "longest")
 """Columns a table of a dense decoder may lack."""
 SPREAD = ("p10_us", "p90_us", "samples")
 """Columns a table has where its source states the spread."""

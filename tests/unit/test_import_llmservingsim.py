@@ -15,6 +15,7 @@ from servesim.cost import KernelTables, TableCostModel, build_cost_model
 from servesim.cost.attention import TableAttention, prefill_ns
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED
 from servesim.cost.grid import HeadShape
+from servesim.cost.host import HostTerms
 from servesim.cost.measured import CachedPrefill, MixedExcess
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec
@@ -184,3 +185,62 @@ def test_the_command_finds_the_one_profile_and_says_what_it_wrote(profile: Path,
     (again / "dense.csv").write_text("layer,tokens,time_us\n")
     failed = CliRunner().invoke(app, ["calibrate", "import", "llmservingsim", str(above), "--out", str(out)])
     assert failed.exit_code != 0
+
+
+SKEW = [
+    # decodes, prompt tokens, cached before it, mean context, longest context, equal contexts, unequal ones: of 3 calls
+    (4, 0, 0, 100, 300, 60.0, 66.0),
+    (4, 0, 0, 300, 700, 120.0, 132.0),
+    (4, 64, 0, 100, 300, 135.0, 147.0),
+    (4, 64, 256, 100, 300, 999.0, 999.0),  # over cached context: no axis of the schema
+]
+
+
+def _skewed(profile: Path, rows: Sequence[Sequence[object]], out: Path) -> KernelTables:
+    _csv(profile / "skew.csv", "n,pc,kp,kv_mean,kv_big,t_mean_us,t_skew_us", rows)
+    import_llmservingsim(profile, out)
+    return KernelTables.load(folder=out)
+
+
+def test_times_of_several_calls_are_told_by_equal_contexts(profile: Path, tmp_path: Path) -> None:
+    rows = _skewed(profile, SKEW, tmp_path / "out").rows("attention_skew", "bf16")
+    calls = zip(*(rows[c].tolist() for c in ("new_tokens", "past_tokens", "longest", "time_us")), strict=True)
+    assert list(calls) == [
+        *((0, 100, 100, 20.0), (0, 100, 300, 22.0), (0, 300, 300, 40.0), (0, 300, 700, 44.0)),
+        *((64, 100, 100, 45.0), (64, 100, 300, 49.0)),
+    ]
+    other = [(n, pc, kp, mean, big, 1.2 * equal, unequal) for n, pc, kp, mean, big, equal, unequal in SKEW]
+    with pytest.raises(UserError, match=r"skew.csv: decodes of equal contexts take 3.60 times what they take in"):
+        _skewed(profile, other, tmp_path / "again")
+
+
+def test_the_longest_context_is_paid_for_beyond_the_mean(profile: Path, tmp_path: Path) -> None:
+    skew = TableAttention(_skewed(profile, SKEW, tmp_path / "out"), SHAPE, "bf16").skew
+    assert skew is not None
+    # 2 us for 200 tokens and 4 us for 400: 10 ns each; beside a prompt 4 us for 200
+    assert skew.at(4, 4 * 200, False) == (pytest.approx(2000.0), INTERPOLATED)
+    assert skew.at(4, 4 * 400, False)[0] == pytest.approx(4000.0)
+    assert skew.at(4, 4 * 200, True)[0] == pytest.approx(4000.0)
+    assert skew.at(8, 8 * 200, False)[1] == EXTRAPOLATED
+
+
+def test_a_step_of_unequal_contexts_costs_their_excess_in_every_layer_and_along_a_run(
+    profile: Path, tmp_path: Path
+) -> None:
+    model = cost(_skewed(profile, SKEW, tmp_path / "out"))
+    equal, unequal = (Batch(4, [], 4, 400, 0, longest, sampled=4) for longest in (100, 300))
+    assert model.price(unequal).ns - model.price(equal).ns == pytest.approx(32 * 2000, abs=1)
+    run = model.gpu_run(unequal, 50)
+    assert run.tolist() == [model.price(unequal.advance(j)).gpu_ns for j in range(50)]
+    verified = Batch(12, [], 4, 400, 0, 300, 3, sampled=12)
+    assert model.price(verified).ns == model.price(Batch(12, [], 4, 400, 0, 100, 3, sampled=12)).ns
+
+
+def test_terms_fitted_to_served_steps_hold_the_excess_already(profile: Path, tmp_path: Path) -> None:
+    tables = _skewed(profile, SKEW, tmp_path / "out")
+    terms = HostTerms(name="some", exposed=1.0)
+    model = build_cost_model(
+        ModelSpec.load("llama-3.1-8b"), Gpu.load("rtx-pro-6000"), tables=tables.folder, host=terms
+    )
+    equal, unequal = (Batch(4, [], 4, 400, 0, longest, sampled=4) for longest in (100, 300))
+    assert model.price(unequal) == model.price(equal)
