@@ -26,6 +26,7 @@ from servesim.cost.host import HostTerms, host_terms
 from servesim.engine.core import EngineCore
 from servesim.errors import UserError
 from servesim.hardware import Gpu, MemoryBudget, ModelSpec, VllmDefaults, memory_budget, vllm_defaults
+from servesim.hardware.kv import KvGroup, kv_groups, longest
 from servesim.metrics.summary import Deployment
 from servesim.notes import before_run
 from servesim.predictor import predict
@@ -89,15 +90,18 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     cost = _cost_model(scenario, model, gpu, terms, speculation)
     trace = open_scenario(scenario) if trace is None else _cut(trace, scenario)
     budget, fitting = _memory(scenario, model, gpu, policies, trace, speculation)
-    max_model_len = _max_model_len(scenario, model, budget.num_blocks)
+    asynchronous = scenario.engine.async_scheduling and "async" in policies.scheduler.supports and scenario.pp == 1
+    if speculation is not None:
+        asynchronous = asynchronous and "async" in speculation.speculator.supports
+    groups = _groups(scenario, model, policies)
+    in_flight = policies.max_num_batched_tokens * (1 + asynchronous)
+    room = longest(budget.num_blocks - 1, groups, scenario.engine.block_size, in_flight)
+    max_model_len = _max_model_len(scenario, model, room)
     if not getattr(policies.scheduler_params, "enable_chunked_prefill", True):
         _check_whole_prompts(policies.max_num_batched_tokens, max_model_len)
     scenario = _resolved(scenario, gpu, policies, budget, max_model_len, terms)
     if speculation is not None:
         scenario = scenario.model_copy(update=speculation.resolved())
-    asynchronous = scenario.engine.async_scheduling and "async" in policies.scheduler.supports and scenario.pp == 1
-    if speculation is not None:
-        asynchronous = asynchronous and "async" in speculation.speculator.supports
     limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
     engine = scenario.engine
     memory = KVMemory(
@@ -106,6 +110,8 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         max_model_len,
         host_blocks=int(engine.swap_space_gib * 2**30) // budget.block_bytes if budget.block_bytes else 0,
         bytes_per_token=budget.block_bytes * scenario.pp // engine.block_size,
+        windows=tuple(group.window or None for group in groups),
+        in_flight_tokens=in_flight,
     )
     cores = [_core(policies, limits, scenario, memory, speculation, cost) for _ in range(scenario.replicas)]
     cost.asynchronous = asynchronous
@@ -273,10 +279,12 @@ def _memory(
             num_blocks=num_blocks,
             ignore_memory=ignore,
             draft=draft,
+            hybrid=policies.kv.grouped,
         )
 
     if engine.ignore_memory:
         everything = int((-(-(trace.prompt_len + trace.max_tokens) // engine.block_size)).sum())
+        everything *= len(_groups(scenario, model, policies))
         return budget(engine.num_gpu_blocks or everything + 2, True), None
     if engine.num_gpu_blocks is None:
         fits = budget(None, False)
@@ -290,9 +298,18 @@ def _memory(
     return budget(engine.num_gpu_blocks, False), fitting
 
 
-def _max_model_len(scenario: Scenario, model: ModelSpec, num_blocks: int) -> int:
-    """As vLLM: what the model was made for and one request can be held with (the null block left out)."""
-    asked, room = scenario.engine.max_model_len, (num_blocks - 1) * scenario.engine.block_size
+def _groups(scenario: Scenario, model: ModelSpec, policies: _Policies) -> list[KvGroup]:
+    """Groups of layers with block tables of their own; one of all layers where the allocator knows no groups."""
+    if not policies.kv.grouped:
+        return [KvGroup(model.num_layers)]
+    if scenario.pp > 1:
+        raise UserError(f"kv {scenario.kv['name']}: groups of layers across pipeline stages are not known (use pp 1)")
+    return kv_groups(model.layers)
+
+
+def _max_model_len(scenario: Scenario, model: ModelSpec, room: int) -> int:
+    """As vLLM: what the model was made for and one request can be held with in `room` tokens."""
+    asked = scenario.engine.max_model_len
     if asked == "auto":
         return min(model.max_position, room)
     if not 1 <= asked <= model.max_position:

@@ -5,7 +5,7 @@ freed, until they are needed for something else (vLLM 0.33: vllm/v1/core/block_p
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,8 +161,12 @@ class PrefixHash(Paged):
 
     def _enter(self, request: Request, start: int, stop: int) -> None:
         """Make blocks start to stop of a request's table findable by their content."""
+        self._register(zip(self.tables[request][start:stop], self._keys(request, start, stop), strict=True))
+
+    def _register(self, blocks: Iterable[tuple[int, Hashable]]) -> None:
+        """Make blocks findable, each by its key."""
         cached, key_of = self._cached, self._key_of
-        for block, key in zip(self.tables[request][start:stop], self._keys(request, start, stop), strict=True):
+        for block, key in blocks:
             key_of[block] = key
             there = cached.setdefault(key, block)
             if there != block:  # another block with this content was first

@@ -56,6 +56,9 @@ class KVMemory:
     windows: tuple[int | None, ...] = (None,)
     """Sliding window in tokens of each group of layers (None: full attention). Groups hold tables of their own, in
     blocks of equal bytes from one pool."""
+    in_flight_tokens: int = 0
+    """Tokens that may be computed before memory behind a window is given back: of all steps in flight (0: of a whole
+    request)."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class KVAllocator(ABC):
     """Whether admission sets aside all the memory a request may come to need, so that no growth fails."""
     num_blocks: int
     """Allocation units there are, unusable ones included."""
+    grouped: ClassVar[bool] = False
+    """Whether it keeps a table for each group of layers (KVMemory.windows)."""
     block_size: int
     """Tokens per allocation unit (1: token by token)."""
     capacity_tokens: int
@@ -129,7 +134,7 @@ class KVAllocator(ABC):
     @abstractmethod
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         """Allocate what `num_tokens` beyond `num_computed_tokens` (and `lookahead` drafts) need.
-        False: out of memory, nothing changed. Growth inside a reservation never fails."""
+        False: out of memory, nothing taken. Growth inside a reservation never fails."""
 
     @abstractmethod
     def free(self, request: Request) -> None:

@@ -67,3 +67,15 @@ def max_concurrency(
 ) -> float:
     """Requests of `max_model_len` tokens that `num_blocks` blocks hold at a time, as vLLM reports it at start-up."""
     return num_blocks / sum(group.blocks(max_model_len, block_size, in_flight) for group in groups)
+
+
+def longest(num_blocks: int, groups: Sequence[KvGroup], block_size: int, in_flight: int) -> int:
+    """Tokens of the longest request that `num_blocks` blocks hold."""
+    low, high = 0, num_blocks * block_size
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(group.blocks(middle, block_size, in_flight) for group in groups) <= num_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from servesim.cost.formula import COMPUTE_DTYPE
 from servesim.engine.recorder import Rows
 from servesim.hardware import Gpu, ModelSpec
 from servesim.hardware.layers import Layer
+from servesim.metrics.prefix_cache import RecentHitRate
 from servesim.metrics.requests import SECOND, RequestColumns, counts, goodput, latencies_ms, per, throughput
 from servesim.metrics.stability import stability
 from servesim.metrics.steps import StepTotals
@@ -152,13 +155,23 @@ def kv_memory(columns: RequestColumns, totals: StepTotals, deployment: Deploymen
 
 
 def prefix_cache(columns: RequestColumns, deployment: Deployment) -> dict[str, Any] | None:
-    """Prompt tokens looked up when requests were first admitted, and those found; None without prefix caching."""
+    """Prompt tokens looked up when requests were first admitted, and those found; `recent_hit_rate` is what vLLM
+    would log at the end: of the last 1000 of them. None without prefix caching."""
     if not deployment.prefix_caching:
         return None
     admitted = columns.table["scheduled_ns"] >= 0
     queried = int(columns.table["prompt_len"][admitted].sum())
     hits = int(columns.table["hit_tokens"][admitted].sum())
-    return {"queried_tokens": queried, "hit_tokens": hits, "hit_rate": per(hits, queried)}
+    recent = RecentHitRate()
+    last = np.lexsort((columns.table["row"], columns.table["scheduled_ns"]))[-recent.window :]
+    for row in last[admitted[last]].tolist():
+        recent.observe(1, int(columns.table["prompt_len"][row]), int(columns.table["hit_tokens"][row]))
+    return {
+        "queried_tokens": queried,
+        "hit_tokens": hits,
+        "hit_rate": per(hits, queried),
+        "recent_hit_rate": recent.rate if queried else None,
+    }
 
 
 def price(columns: RequestColumns, deployment: Deployment) -> dict[str, float | None]:

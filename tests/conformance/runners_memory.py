@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from servesim.contracts import MISS, KVMemory, Request, build_params, kv_allocators
+from servesim.contracts import MISS, Hit, KVMemory, Request, build_params, kv_allocators
 from servesim.hardware import ModelSpec
+from servesim.hardware.kv import KvGroup, block_bytes, kv_groups, max_concurrency, page_bytes
+from servesim.hardware.layers import Latent
+from servesim.metrics.prefix_cache import RecentHitRate
 from servesim.policies.kv._radix import Node, RadixTree
-
-Case = dict[str, Any]
+from servesim.policies.kv.hybrid import window_hit
+from tests.conformance.cases import Case, make_requests
 
 
 class Key:
@@ -117,4 +121,160 @@ class ContiguousRun:
         return count
 
 
-RUNNERS = {"radix_tree": RadixRun, "contiguous_reservation": ContiguousRun}
+class WindowLookupRun:
+    """How much of a prefix a sliding window can go on from."""
+
+    def __init__(self, case: Case) -> None:
+        config = case["config"]
+        self.drop = int(config.get("eagle", False))
+        self.need = -(-(config["sliding_window"] - 1) // config["block_size"]) + self.drop
+
+    def run(self, case: Case) -> None:
+        for row in case["table"]:
+            cached = row["cached"]
+            got = max(window_hit(cached.__getitem__, len(cached), self.need) - self.drop, 0)
+            assert got == row["expect_hit_blocks"], f"{cached}: {got}"
+
+
+class HybridRun:
+    """Groups of layers: `full`, or `sw:` and a window."""
+
+    def __init__(self, case: Case) -> None:
+        config = case["config"]
+        self.cls, _ = kv_allocators.resolve("hybrid")
+        windows = tuple(None if group == "full" else int(group.split(":")[1]) for group in config["groups"])
+        keys = ("prefix_cache_retention_interval", "eagle_block_drop")
+        given = {k: config[k] for k in keys if config.get(k) is not None}
+        self.params = {"prefix_cache_retention_interval": "dense"} | given
+        length = config.get("max_model_len", 8192)
+        self.memory = KVMemory(config["num_blocks"], config["block_size"], length, windows=windows)
+        self.start(case)
+
+    def start(self, case: Case) -> None:
+        self.kv: Any = self.cls(build_params("hybrid", self.cls.Params, self.params), self.memory)
+        self.requests = make_requests(case["requests"])
+        self.hits: dict[str, Hit] = {}
+
+    def run(self, case: Case) -> None:
+        for number, op in enumerate(case["script"]):
+            seen = getattr(self, "op_" + op["op"])(op)
+            self.kv.held_tokens = sum(r.num_computed_tokens for r in self.kv.tables)
+            self.kv.check_integrity()
+            for key, expected in op.get("expect", {}).items():
+                assert seen[key] == expected, f"op {number} ({op['op']}): {key} is {seen[key]}, expected {expected}"
+        first, *_, asked = self.requests.values()
+        for row in case.get("evict_table", []):
+            gone = [self.kv.tables[first][group][block] for block, group in row["evict"]]
+            keys = [self.kv._key_of[block] for block in gone]
+            for block in gone:
+                self.kv._evict(block)
+            hit = self.kv.lookup(asked).num_tokens // self.kv.block_size
+            assert hit == row["expect_hit_blocks"], f"{row['evict']}: {hit} blocks"
+            self.kv._register(zip(gone, keys, strict=True))
+
+    def op_lookup(self, op: Case) -> dict[str, Any]:
+        hit = self.hits[op["req"]] = self.kv.lookup(self.requests[op["req"]])
+        return {"hit_block_ids": [list(t) for t in hit.blocks[0]] if hit.blocks else [], "hit_tokens": hit.num_tokens}
+
+    def op_alloc(self, op: Case) -> dict[str, Any]:
+        request, new, ahead = self.requests[op["req"]], op["new_tokens"], op.get("lookahead", 0)
+        if request in self.kv.tables:
+            held = [len(table) for table in self.kv.tables[request]]
+            done = self.kv.grow(request, new, ahead)
+        else:
+            hit = self.hits[op["req"]] if op.get("use_hit") else MISS
+            held = [hit.num_tokens // self.kv.block_size] * len(self.memory.windows)
+            done = self.kv.can_admit(request, hit, new + ahead, 0, 0)
+            if done:
+                self.kv.admit(request, hit, new, ahead)
+                request.num_computed_tokens = hit.num_tokens
+        tables = self.kv.tables[request] if done else []
+        new_blocks = [table[n:] for table, n in zip(tables, held, strict=True)] if done else None
+        return {"new_block_ids": new_blocks, "block_ids": [list(table) for table in tables]}
+
+    def op_advance(self, op: Case) -> dict[str, Any]:
+        request = self.requests[op["req"]]
+        request.num_computed_tokens = op["computed"]
+        request.content.ids.extend(op.get("append", []))  # type: ignore[union-attr]
+        request.num_tokens += len(op.get("append", []))
+        return {}
+
+    def op_free(self, op: Case) -> dict[str, Any]:
+        for name in op["reqs"] if "reqs" in op else [op["req"]]:
+            self.requests[name].num_computed_tokens = 0
+            self.kv.free(self.requests[name])
+        return {}
+
+    def op_check(self, op: Case) -> dict[str, Any]:
+        tables = {r.name: [list(t) for t in tables] for r, tables in self.kv.tables.items()}
+        return {
+            "block_ids": tables.get(op.get("req", ""), tables),
+            "free_blocks": self.kv.num_free_blocks(),
+            "free_order": self.kv.free_order(),
+        }
+
+
+class ConcurrencyRun:
+    """Requests of the longest kind that a pool holds at a time."""
+
+    def __init__(self, case: Case) -> None:
+        self.config = case["config"]
+
+    def run(self, case: Case) -> None:
+        config = self.config
+        for row in case["table"]:
+            groups = [KvGroup(1, config["sliding_window"] if group == "sw" else 0) for group in row["groups"]]
+            got = max_concurrency(
+                row["num_blocks"], groups, config["block_size"], config["max_model_len"], config["max_in_flight_tokens"]
+            )
+            assert got == row["expect"], f"{row}: {got}"
+
+
+class PageBytesRun:
+    """Bytes of a block of a model of the kind a row says."""
+
+    def __init__(self, case: Case) -> None:
+        self.block_size = case["config"]["block_size"]
+
+    def run(self, case: Case) -> None:
+        for row in case["table"]:
+            model = self.model(row)
+            dtype = {1: "fp8", 2: "bf16", 4: "fp32"}[row["dtype_bytes"]]
+            page = page_bytes(model, self.block_size, dtype)
+            assert block_bytes(kv_groups(model.layers), page) == row["expect_bytes_per_block"], row
+
+    def model(self, row: Case) -> ModelSpec:
+        if row["kind"] == "mla":
+            rope = 64
+            latent = Latent(row["latent"] - rope, rope, nope_dim=128, v_dim=128)
+            return replace(ModelSpec.load("deepseek-v3"), num_layers=row["layers"], latent=latent, layer_kinds=())
+        return replace(
+            ModelSpec.load("llama-2-7b"),
+            num_layers=row["layers"],
+            num_kv_heads=row["kv_heads"],
+            head_dim=row["head_size"],
+            layer_kinds=(),
+        )
+
+
+class HitRateRun:
+    """vLLM's logged hit rate."""
+
+    def __init__(self, case: Case) -> None:
+        self.recent = RecentHitRate(case["config"]["window_requests"])
+
+    def run(self, case: Case) -> None:
+        for row in case["table"]:
+            self.recent.observe(*row["observe"])
+            assert self.recent.rate == row["expect_rate"], row
+
+
+RUNNERS = {
+    "radix_tree": RadixRun,
+    "contiguous_reservation": ContiguousRun,
+    "sliding_window_lookup": WindowLookupRun,
+    "hybrid_kv": HybridRun,
+    "max_concurrency": ConcurrencyRun,
+    "kv_page_bytes": PageBytesRun,
+    "prefix_hit_rate_metric": HitRateRun,
+}

@@ -29,20 +29,26 @@ class Allocators(RuleBasedStateMachine):
     where there are block tables, of what each block must hold."""
 
     spec = "paged"
+    blocks = BLOCKS
+    windows: tuple[int | None, ...] = (None,)
 
     def __init__(self) -> None:
         super().__init__()
         cls, values = kv_allocators.resolve(self.spec)
-        memory = KVMemory(BLOCKS, BLOCK, MAX_LEN, host_blocks=8, windows=(None,))
+        memory = KVMemory(self.blocks, BLOCK, MAX_LEN, host_blocks=8, windows=self.windows, in_flight_tokens=6)
         self.kv: Any = cls(build_params(self.spec, cls.Params, dict(values)), memory)
         self.kv.output_len = output_len
-        self.tables: dict[Request, list[int]] = getattr(self.kv, "tables", {})
         self.prefixes = Prefixes()
         self.rows = 0
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.computed: set[object] = set()
-        self.filled: dict[int, object] = {}  # block -> key of the prefix whose last block it is
+        self.filled: dict[int, object] = {}  # block -> its group, and key of the prefix whose last block it is
+
+    def _tables(self, request: Request) -> list[list[int]]:
+        """Its block table in each group; none where there are no blocks."""
+        table: Any = getattr(self.kv, "tables", {}).get(request, [])
+        return table if self.kv.grouped else [table]
 
     def _advance(self, request: Request, tokens: int) -> None:
         """Tokens of a request have been computed."""
@@ -52,16 +58,37 @@ class Allocators(RuleBasedStateMachine):
         assert request.content is not None
         for stop in range(1, request.num_computed_tokens + 1):
             self.computed.add(request.content.prefix_key(stop))
-        for i in range(request.num_computed_tokens // BLOCK if self.tables else 0):
-            self.filled[self.tables[request][i]] = request.content.prefix_key((i + 1) * BLOCK)
+        for group, table in enumerate(self._tables(request)):
+            for i, block in enumerate(table[: request.num_computed_tokens // BLOCK]):
+                self.filled[block] = group, request.content.prefix_key((i + 1) * BLOCK)
 
     def _check_hit(self, request: Request, hit: Hit) -> None:
         assert hit.num_tokens < request.num_tokens, "the last token is always computed"
         assert request.content is not None
         if hit.num_tokens:
             assert request.content.prefix_key(hit.num_tokens) in self.computed, "a hit on what nobody computed"
-        for i, block in enumerate(hit.blocks if self.tables else ()):
-            assert self.filled[block] == request.content.prefix_key((i + 1) * BLOCK), "a hit on other content"
+        if self.kv.grouped and not self.kv.params.eagle_block_drop:
+            assert hit.num_tokens == self._longest(request) * BLOCK
+        if not hasattr(self.kv, "tables") or not hit.num_tokens:
+            return
+        for group, table in enumerate(hit.blocks[0] if self.kv.grouped else [hit.blocks]):
+            assert len(table) * BLOCK == hit.num_tokens
+            for i, block in enumerate(table):
+                key = group, request.content.prefix_key((i + 1) * BLOCK)
+                assert block == 0 or self.filled[block] == key, "a hit on other content"
+
+    def _longest(self, request: Request) -> int:
+        """Blocks of the longest prefix every group of layers can go on from, by trying them all."""
+        keys = list(self.kv._keys(request, 0, (request.num_tokens - 1) // BLOCK))
+
+        def goes_on(length: int) -> bool:
+            return all(
+                (group, keys[i]) in self.kv._cached
+                for group, window in enumerate(self.windows)
+                for i in range(max(length - -(-(window - 1) // BLOCK), 0) if window else 0, length)
+            )
+
+        return max(length for length in range(len(keys) + 1) if goes_on(length))
 
     def _try(self, request: Request, chunk: int, lookahead: int, reserve: int) -> bool:
         """Admit a waiting request as far as it can be."""
@@ -74,10 +101,11 @@ class Allocators(RuleBasedStateMachine):
         assert memory_state(kv) == before, "a question changed something"
         if not can:
             return False
-        free = kv.usage().free
+        before_free, before_external = kv.usage().free, kv.usage().external
         kv.admit(request, hit, new, lookahead)
-        assert kv.usage().free + kv.usage().external >= reserve, "an admission took what was reserved"
-        assert kv.usage().free <= free - idle, "an idle prefix was adopted and still counts as free"
+        left = kv.usage().free + kv.usage().external
+        assert left >= reserve, "an admission took what was reserved"
+        assert left <= before_free + before_external - idle, "an idle prefix was adopted and still counts as free"
         request.state = State.RUNNING
         request.num_computed_tokens = hit.num_tokens
         kv.held_tokens += hit.num_tokens
@@ -122,14 +150,16 @@ class Allocators(RuleBasedStateMachine):
         new = min(new, request._end_tokens - request.num_computed_tokens)
         if new < 1:
             return
-        before, held = memory_state(self.kv), list(self.tables.get(request, ()))
+        before, held = memory_state(self.kv), copy.deepcopy(self._tables(request))
         if self.kv.grow(request, new, lookahead):
-            assert self.tables.get(request, [])[: len(held)] == held, "tables are append-only"
+            for now, then in zip(self._tables(request), held, strict=True):
+                slid = now.count(0)
+                assert now[slid : len(then)] == then[slid:], "tables are append-only"
             self._advance(request, new)
             assert self.kv.slots(request) >= request.num_computed_tokens
         else:
             assert self.kv.name != "contiguous", "a reservation was not kept"
-            if self.kv.name != "prefix-radix":  # which has entered the chunk before, and nothing else
+            if self.kv.name not in ("prefix-radix", "hybrid"):  # which enter what is done, and let go what is past
                 assert memory_state(self.kv) == before, "a refused growth changed something"
 
     @rule(mask=PICK, k=st.integers(1, 9))
@@ -225,6 +255,12 @@ class Allocators(RuleBasedStateMachine):
         assert self.kv.lookup(Request(10_000, "x", 5, 1, 0)) == MISS
 
 
+def check(**settings_of_machine: Any) -> None:
+    case = type("Machine", (Allocators,), settings_of_machine).TestCase  # type: ignore[attr-defined]
+    case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    case("runTest").runTest()
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -249,7 +285,10 @@ class Allocators(RuleBasedStateMachine):
     ],
 )
 def test_allocator_keeps_its_account(spec: str) -> None:
-    machine = type("Machine", (Allocators,), {"spec": spec})
-    case = machine.TestCase  # type: ignore[attr-defined]
-    case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-    case("runTest").runTest()
+    check(spec=spec)
+
+
+@pytest.mark.parametrize("windows", [(None, 9), (None, 6, 6), (5,), (None, 4, 13), (None, None)])
+@pytest.mark.parametrize("variant", ["interval=0", "interval=dense", "interval=8,eagle_block_drop=1"])
+def test_groups_of_layers_keep_their_account(windows: tuple[int | None, ...], variant: str) -> None:
+    check(spec=f"hybrid:prefix_cache_retention_{variant}", windows=windows, blocks=12 * len(windows) + 1)

@@ -27,6 +27,11 @@ SHARING = [
     "prefix-radix:page_size=4,eviction_policy=lfu",
     "prefix-radix:eviction_policy=mru",
 ]
+GROUPED = [
+    "hybrid",
+    "hybrid:prefix_cache_retention_interval=dense",
+    "hybrid:prefix_cache_retention_interval=32,free_order=back",
+]
 ALL_AT_ONCE = ["contiguous", "contiguous:fit=first"]
 """These reserve max_model_len, which must fit."""
 

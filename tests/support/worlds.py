@@ -104,6 +104,7 @@ class World:
     num_blocks: int = 1000
     block_size: int = 16
     host_blocks: int = 0
+    windows: tuple[int | None, ...] = (None,)
     scheduler: str = "vllm"
     scheduler_params: dict[str, Any] = field(default_factory=dict)
     max_num_seqs: int = 256
@@ -122,7 +123,15 @@ class World:
     def core(self, check: bool = False) -> EngineCore:
         """One replica's state machine."""
         kv_class, kv_params = kv_allocators.resolve(self.kv)
-        memory = KVMemory(self.num_blocks, self.block_size, self.max_model_len, self.host_blocks, bytes_per_token=1)
+        memory = KVMemory(
+            self.num_blocks,
+            self.block_size,
+            self.max_model_len,
+            self.host_blocks,
+            bytes_per_token=1,
+            windows=self.windows,
+            in_flight_tokens=self.max_num_batched_tokens * (1 + self.asynchronous),
+        )
         kv = kv_class(build_params(self.kv, kv_class.Params, dict(kv_params)), memory)
         cls, _ = schedulers.resolve(self.scheduler)
         params = build_params(self.scheduler, cls.Params, self.scheduler_params)

@@ -147,7 +147,12 @@ def test_prefix_hits_are_tokens_found_of_tokens_asked_for(deployment: Deployment
     columns = request_columns(
         state=[State.FINISHED, State.REJECTED], prompt_len=[100, 999], hit_tokens=[40, 0], scheduled_ns=[0, -1]
     )
-    assert prefix_cache(columns, deployment) == {"queried_tokens": 100, "hit_tokens": 40, "hit_rate": 0.4}
+    assert prefix_cache(columns, deployment) == {
+        "queried_tokens": 100,
+        "hit_tokens": 40,
+        "hit_rate": 0.4,
+        "recent_hit_rate": 0.4,
+    }
 
 
 def test_the_price_of_a_run_is_that_of_all_its_gpus(deployment: Deployment, done: RequestColumns) -> None:

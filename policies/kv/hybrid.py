@@ -1,0 +1,268 @@
+"""Prefix caching for models whose layers do not all attend the whole context: a block table for every group of
+layers, all drawing on one pool of blocks of equal bytes (vLLM 0.33: vllm/v1/core/kv_cache_coordinator.py,
+single_type_kv_cache_manager.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from servesim.contracts.kv import MISS, Hit, KVMemory, Usage, kv_allocators
+from servesim.engine.request import Request, State
+
+from .prefix_hash import PrefixHash, PrefixHashParams
+
+NULL = 0
+"""The block that stands in a table for what has slid out of the window."""
+
+
+@dataclass(frozen=True)
+class HybridParams(PrefixHashParams):
+    """Variants of vLLM's prefix cache for groups."""
+
+    prefix_cache_retention_interval: int | Literal["dense"] = 0
+    """Which blocks of sliding windows stay findable. 0: those a hit at the end of the prompt needs (and at the end of
+    a prefix that was seen to be shared); a number of tokens: those at every such distance, too; dense: all."""
+
+
+@kv_allocators.register("hybrid")
+class Hybrid(PrefixHash):
+    """A group with a window gives back blocks that have slid out of it, and shares a prefix whose last window is
+    there. A prefix is found as far as every group has it. Capacity and usage count a token once for each group.
+    Not fast-forwarded."""
+
+    Params = HybridParams
+    params: HybridParams
+    grouped = True
+
+    def __init__(self, params: HybridParams, memory: KVMemory) -> None:
+        super().__init__(params, memory)
+        self.windows = memory.windows
+        self.tables: dict[Request, list[list[int]]] = {}  # type: ignore[assignment]
+        kinds: dict[int | None, list[int]] = {}
+        for group, window in enumerate(memory.windows):
+            kinds.setdefault(window, []).append(group)
+        self._kinds = sorted(kinds.items(), key=lambda kind: kind[0] is not None)  # full attention first
+        self._in_flight = memory.in_flight_tokens or self.max_model_len
+        self._slid: dict[Request, int] = {}  # tokens processed when its windows were last moved
+        self._boundary: dict[Request, int] = {}  # up to where another group knew more of its prompt
+
+    def fits(self, request: Request) -> bool:
+        return self._needed(request.prompt_len + request.max_tokens, MISS, capped=True) < self.num_blocks
+
+    def lookup(self, request: Request) -> Hit:
+        """Longest prefix all groups have, short of the last token: each kind of group in turn may shorten it, until
+        none does."""
+        most = min(request.num_tokens - 1, request.num_tokens - self.params.hash_lookahead_tokens) // self.block_size
+        keys = list(self._keys(request, 0, most))
+        lengths: dict[int | None, int] = {}
+        dropped: set[int | None] = set()  # kinds that have given up a block for EAGLE at this length
+        length, longest = most, 0
+        while True:
+            current = length
+            for window, groups in self._kinds:
+                if window is None and None in lengths:
+                    current = min(current, lengths[None])
+                    continue
+                drop = self.params.eagle_block_drop and window not in dropped
+                found = self._find(keys, groups, window, min(current + drop, most), drop)
+                if drop:
+                    dropped.add(window)
+                elif found < current:
+                    dropped.clear()
+                current = lengths[window] = found
+                longest = max(longest, current)
+            if current >= length or len(self._kinds) == 1:
+                break
+            length = current
+            if len(self._kinds) == 2 and self._kinds[0][0] is None:
+                break
+        hit = min(length, current)
+        if not hit:
+            return MISS if not longest else Hit(0, ((), longest * self.block_size))
+        tables = tuple(self._hit_table(keys[:hit], group) for group in range(len(self.windows)))
+        return Hit(hit * self.block_size, (tables, longest * self.block_size if longest > hit else 0))
+
+    def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
+        free = self.num_free_blocks() - self._blocks(reserve)
+        return (
+            self._needed(full_tokens, hit, capped=True) <= free
+            and self._needed(hit.num_tokens + now_tokens, hit, capped=False) <= free
+        )
+
+    def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
+        found, boundary = hit.blocks or ((), 0)
+        tables = self.tables[request] = [[] for _ in self.windows]
+        for table, blocks, window in zip(tables, found, self.windows, strict=False):
+            skipped = self._skipped(hit.num_tokens, window)
+            table += [NULL] * skipped
+            self._adopt(table, Hit(0, tuple(blocks[skipped:])))
+        self._table_blocks += sum(table.count(NULL) for table in tables)
+        end = min(hit.num_tokens + num_tokens + lookahead, self.max_model_len)
+        for table in tables:
+            self._take(table, self._blocks(end) - len(table))
+        self._published[request] = hit.num_tokens // self.block_size
+        self._slid[request] = hit.num_tokens
+        self._boundary[request] = boundary
+        self.publish(request, min(hit.num_tokens + num_tokens, request.num_tokens))
+
+    def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
+        """What has slid out of a window is given back in any case. Tokens of steps in flight have not been processed
+        yet (of those, chunks of a prompt are not known here)."""
+        self._slide(request, request.num_computed_tokens - request.num_output_placeholders)
+        tables = self.tables[request]
+        end = min(request.num_computed_tokens + num_tokens + lookahead, self.max_model_len)
+        short = self._blocks(end) - len(tables[0])
+        if short * len(tables) > self.num_free_blocks():
+            return False
+        if short > 0:
+            for table in tables:
+                self._take(table, short)
+        self.publish(request, min(request.num_computed_tokens + num_tokens, request.num_tokens))
+        return True
+
+    def free(self, request: Request) -> None:
+        """Group by group, last block first."""
+        published = self._published.pop(request)
+        if request.content is None and request.state is State.PREEMPTED:
+            self._enter(request, 0, published)
+        tables = self.tables.pop(request)
+        for table in tables:
+            self._table_blocks -= len(table)
+            self._release(table)
+        del self._slid[request], self._boundary[request]
+
+    def slots(self, request: Request) -> int:
+        tables = self.tables.get(request)
+        return len(tables[0]) * self.block_size if tables is not None else 0
+
+    def usage(self) -> Usage:
+        free = self.num_free_blocks() * self.block_size
+        internal = self._table_blocks * self.block_size - self.held_tokens * len(self.windows)
+        return Usage(self.capacity_tokens - free - internal, internal, 0, free)
+
+    def idle_tokens(self, hit: Hit) -> int:
+        found = hit.blocks[0] if hit.blocks else ()
+        return self.block_size * sum(1 for table in found for block in table if block in self._idle)
+
+    def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
+        return 0
+
+    def check_integrity(self) -> None:
+        flat = {request: [b for table in tables for b in table] for request, tables in self.tables.items()}
+        held = [b for blocks in flat.values() for b in blocks if b != NULL]
+        usage, free = self.usage(), self.free_order()
+        assert min(usage) >= 0, f"negative memory: {usage}"
+        assert sum(usage) == self.capacity_tokens, f"{usage} do not add up to {self.capacity_tokens}"
+        assert len(free) == len(set(free)), "a block is free twice"
+        assert self._table_blocks == sum(map(len, flat.values())), "table blocks miscounted"
+        assert not set(free) & set(held), "a block is free and held"
+        assert len(set(held)) + len(free) == self.num_blocks - 1, "a block is lost"
+        assert NULL not in free, "the null block is free"
+        for tables in self.tables.values():
+            assert len({len(table) for table in tables}) == 1, "groups of different lengths"
+            for table, window in zip(tables, self.windows, strict=True):
+                assert window or NULL not in table, "full attention has lost a block"
+                assert NULL not in table[table.count(NULL) :], "a hole inside the window"
+        self._check_sharing(held)
+
+    def _find(self, keys: list[Hashable], groups: list[int], window: int | None, most: int, drop: bool) -> int:
+        """Blocks of the longest prefix, at most `most`, that all groups of a kind have."""
+        cached = self._cached
+
+        def there(i: int) -> bool:
+            return all((group, keys[i]) in cached for group in groups)
+
+        if window is not None:
+            found = window_hit(there, most, self._window_blocks(window) + drop)
+        else:
+            found = next((i for i in range(most) if not there(i)), most)
+        return max(found - drop, 0)
+
+    def _hit_table(self, keys: list[Hashable], group: int) -> list[int]:
+        """The blocks of a group that hold a prefix; of a window, those a hit needs."""
+        window = self.windows[group]
+        first = 0 if window is None else max(len(keys) - self._window_blocks(window), 0)
+        table = [NULL] * first
+        for key in keys[first:]:
+            block = self._cached[group, key]
+            table.append(block if isinstance(block, int) else next(iter(block)))
+        return table
+
+    def _window_blocks(self, window: int) -> int:
+        """Blocks before a token that its window may reach into: what a hit needs."""
+        return self._blocks(window - 1)
+
+    def _skipped(self, processed: int, window: int | None) -> int:
+        """Blocks that no token after so many processed ones attends."""
+        return max(processed - window + 1, 0) // self.block_size if window is not None else 0
+
+    def _needed(self, tokens: int, hit: Hit, capped: bool) -> int:
+        """Free blocks that holding so many tokens behind a hit takes. What a window needs at a time is capped: it
+        slides on before more is computed than may be in flight."""
+        needed = 0
+        found = (hit.blocks[0] if hit.blocks else ()) or ((),) * len(self.windows)
+        tokens = min(tokens, self.max_model_len)
+        for table, window in zip(found, self.windows, strict=True):
+            blocks = self._blocks(tokens)
+            if capped and window is not None:
+                blocks = min(blocks, self._blocks(min(window - 1 + self._in_flight, self.max_model_len)) + 1)
+            skipped = self._skipped(hit.num_tokens, window)
+            needed += max(blocks - max(skipped, len(table)), 0)
+            needed += sum(1 for block in table[skipped:] if block in self._idle)
+        return needed
+
+    def _slide(self, request: Request, processed: int) -> None:
+        """Give back what no later token attends, the last block first."""
+        before = self._slid[request]
+        if processed <= before:
+            return
+        self._slid[request] = processed
+        for table, window in zip(self.tables[request], self.windows, strict=True):
+            first, last = self._skipped(before, window), min(self._skipped(processed, window), len(table))
+            if first < last:
+                self._release(table[first:last])
+                table[first:last] = [NULL] * (last - first)
+
+    def _release(self, blocks: list[int]) -> None:
+        """A request gives up blocks: those nobody else holds go to the back of the free queue if they can be found
+        by content, last block first, and to its front if not."""
+        free = [b for b in blocks if b != NULL and not (self._extra and self._still_held(b))]
+        cached = [b for b in free if self._key_of[b] is not None or self.params.free_order == "back"]
+        self._fresh += [b for b in free if self._key_of[b] is None] if self.params.free_order == "front" else []
+        self._idle.update(dict.fromkeys(reversed(cached)))
+
+    def _enter(self, request: Request, start: int, stop: int) -> None:
+        keys = list(self._keys(request, start, stop))
+        for group, (table, window) in enumerate(zip(self.tables[request], self.windows, strict=True)):
+            self._register(
+                (table[i], (group, key))
+                for i, key in enumerate(keys, start)
+                if table[i] != NULL and self._retained(request, i, window)
+            )
+
+    def _retained(self, request: Request, block: int, window: int | None) -> bool:
+        """Whether a block of a prompt stays findable."""
+        interval = self.params.prefix_cache_retention_interval
+        if interval == "dense" or window is None:
+            return True
+        need, shift = self._window_blocks(window) + self.params.eagle_block_drop, int(self.params.eagle_block_drop)
+        if interval:
+            segment = interval // self.block_size
+            if need >= segment or (block >= shift and (block - shift) % segment >= segment - need):
+                return True
+        ends = (boundary // self.block_size + shift for boundary in (request.prompt_len - 1, self._boundary[request]))
+        return any(end - need <= block < end for end in ends)
+
+
+def window_hit(cached: Callable[[int], bool], num_blocks: int, contiguous: int) -> int:
+    """Blocks of the longest prefix, at most `num_blocks`, that a sliding window can go on from: its last `contiguous`
+    blocks are cached, or, if it is shorter, all of it."""
+    run = 0
+    for i in reversed(range(num_blocks)):
+        run = run + 1 if cached(i) else 0
+        if run and run >= contiguous:
+            return i + run
+    return run

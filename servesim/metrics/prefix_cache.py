@@ -1,0 +1,35 @@
+"""Hit rates of a prefix cache as vLLM logs them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class RecentHitRate:
+    """Tokens found over tokens looked up, of the most recent requests (vLLM 0.33: vllm/v1/metrics/stats.py,
+    CachingMetrics). Observations go whole, oldest first, once they count more than `window` requests; the last one
+    always stays."""
+
+    def __init__(self, window: int = 1000) -> None:
+        self.window = window
+        self._seen: deque[tuple[int, int, int]] = deque()
+        self._requests = self._queries = self._hits = 0
+
+    def observe(self, requests: int, queries: int, hits: int) -> None:
+        """So many requests looked up `queries` tokens in all and found `hits`."""
+        if not requests:
+            return
+        self._seen.append((requests, queries, hits))
+        self._requests += requests
+        self._queries += queries
+        self._hits += hits
+        while len(self._seen) > 1 and self._requests > self.window:
+            requests, queries, hits = self._seen.popleft()
+            self._requests -= requests
+            self._queries -= queries
+            self._hits -= hits
+
+    @property
+    def rate(self) -> float:
+        """0 where nothing was looked up."""
+        return self._hits / self._queries if self._queries else 0.0

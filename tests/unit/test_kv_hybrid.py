@@ -1,0 +1,143 @@
+"""Groups of layers over one pool, by hand: what slides out, what is found again, what admission counts."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import pytest
+
+from servesim.contracts import MISS, KVMemory, Request, State, build_params, kv_allocators
+from servesim.hardware.kv import KvGroup, longest
+from servesim.policies.kv.hybrid import window_hit
+from tests.support.worlds import World, toy_trace
+
+BLOCK = 4
+
+
+class Word:
+    """Content whose tokens are letters."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def prefix_key(self, stop: int) -> Hashable:
+        return self.text[:stop]
+
+
+def hybrid(num_blocks: int, *windows: int | None, in_flight: int = 0, **params: Any) -> Any:
+    cls, _ = kv_allocators.resolve("hybrid")
+    memory = KVMemory(num_blocks, BLOCK, 1000, windows=windows, in_flight_tokens=in_flight)
+    return cls(build_params("hybrid", cls.Params, params), memory)
+
+
+def start(kv: Any, text: str, prompt: int, new: int | None = None) -> Request:
+    """Admit a request whose prompt is the first letters of a text."""
+    request = Request(len(kv.tables), text, prompt, len(text) - prompt, 0, content=Word(text))
+    hit = kv.lookup(request)
+    new = prompt - hit.num_tokens if new is None else new
+    assert kv.can_admit(request, hit, new, prompt, 0)
+    kv.admit(request, hit, new, 0)
+    request.state, request.num_computed_tokens = State.RUNNING, hit.num_tokens + new
+    kv.held_tokens += request.num_computed_tokens
+    kv.check_integrity()
+    return request
+
+
+def grow(kv: Any, request: Request, new: int = 1) -> None:
+    request.num_tokens = max(request.num_tokens, request.num_computed_tokens + new)
+    assert kv.grow(request, new)
+    request.num_computed_tokens += new
+    kv.held_tokens += new
+    kv.check_integrity()
+
+
+def stop(kv: Any, request: Request) -> None:
+    kv.held_tokens -= request.num_computed_tokens
+    kv.free(request)
+    kv.check_integrity()
+
+
+def test_a_window_gives_back_what_no_later_token_attends() -> None:
+    """Window 6: token 9 attends 4 to 9, so block 0 (tokens 0 to 3) is past; block 1 is from token 13 on."""
+    kv = hybrid(20, None, 6)
+    request = start(kv, "ABCDEFGHIJKLMNOPQ", 9)
+    assert kv.tables[request] == [[1, 2, 3], [4, 5, 6]]
+    grow(kv, request)
+    assert kv.tables[request] == [[1, 2, 3], [0, 5, 6]]
+    assert kv.free_order()[-1] == 4, "still to be found by another prompt of nine tokens"
+    for _ in range(4):
+        grow(kv, request)
+    assert kv.tables[request] == [[1, 2, 3, 7], [0, 0, 6, 8]], "tokens 8 to 13 lie in blocks 2 and 3"
+    assert kv.usage().used == 14 + 6
+
+
+def test_tokens_in_flight_still_need_their_window() -> None:
+    kv = hybrid(20, None, 6)
+    request = start(kv, "ABCDEFGHIJKLMNOPQ", 9)
+    request.num_output_placeholders = 1
+    grow(kv, request)
+    assert kv.tables[request][1] == [4, 5, 6]
+
+
+def test_by_default_windows_stay_findable_only_where_a_prompt_ends() -> None:
+    """A prompt of 18 tokens: a repeat goes on from token 16 and needs blocks 2 and 3 of the window."""
+    for interval, cached in ((0, [2, 3]), ("dense", [0, 1, 2, 3]), (16, [2, 3]), (12, [1, 2, 3])):
+        kv = hybrid(40, None, 6, prefix_cache_retention_interval=interval)
+        request = start(kv, "ABCDEFGHIJKLMNOPQRST", 18)
+        table = kv.tables[request][1]
+        assert [i for i, block in enumerate(table) if kv.is_cached(block)] == cached, interval
+        assert all(kv.is_cached(block) for block in kv.tables[request][0][:4])
+
+
+def test_a_shared_prefix_is_found_from_its_second_repeat_on() -> None:
+    """Full attention has eight tokens of it at once; the window keeps their end when it sees that."""
+    kv = hybrid(60, None, 6)
+    found = []
+    for tail in ("first prompt of them", "second prompt of them", "third prompt of them"):
+        request = start(kv, "COMMON:-" + tail, 8 + len(tail) - 1)
+        found.append(kv.lookup(Request(9, "", 28, 1, 0, content=Word("COMMON:-nobody asked before"))).num_tokens)
+        stop(kv, request)
+    assert found == [0, 8, 8]
+
+
+def test_all_groups_must_agree() -> None:
+    kv = hybrid(60, None, 6, 14, prefix_cache_retention_interval="dense")
+    request = start(kv, "ABCDEFGHIJKLMNOPQRSTUVWXYZ", 25)
+    again = Request(7, "", 25, 1, 0, content=Word("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
+    assert kv.lookup(again).num_tokens == 24
+    tables = kv.tables[request]
+    kv._evict(tables[2][5])  # the wide window: blocks 3 to 5 end a hit of six, 1 to 4 one of five
+    assert kv.lookup(again).num_tokens == 20
+    kv._evict(tables[1][3])  # the narrow one needs 3 and 4 there; 2 and 3 for four blocks; 1 and 2 for three
+    assert kv.lookup(again).num_tokens == 12
+    kv._evict(tables[0][0])
+    assert kv.lookup(again).num_tokens == 0
+
+
+def test_the_gate_counts_a_window_once_however_long_the_prompt() -> None:
+    """Window 6, 8 tokens in flight: at most ceil(13 / 4) + 1 = 5 blocks, besides 25 of full attention."""
+    request = Request(0, "", 100, 1, 0)
+    assert not hybrid(30, None, 6, in_flight=8).can_admit(request, MISS, 8, 100, 0)
+    assert hybrid(31, None, 6, in_flight=8).can_admit(request, MISS, 8, 100, 0)
+    assert not hybrid(31, None, 6, in_flight=8).can_admit(request, MISS, 64, 100, 0), "16 blocks twice at once"
+    assert longest(30, [KvGroup(1), KvGroup(1, 6)], BLOCK, 8) == 100
+
+
+@pytest.mark.parametrize(
+    ("cached", "contiguous", "blocks"),
+    [("110110111", 3, 9), ("110110110", 3, 2), ("0111", 2, 4), ("", 2, 0), ("10", 1, 1)],
+)
+def test_a_window_goes_on_from_its_last_blocks_or_from_the_start(cached: str, contiguous: int, blocks: int) -> None:
+    assert window_hit(lambda i: cached[i] == "1", len(cached), contiguous) == blocks
+
+
+def test_windows_hold_more_requests_than_full_attention_does() -> None:
+    """Prompts of 80 tokens, one after the other in chunks of 16, in 60 blocks: six blocks each in full attention, and
+    in a window of 20 at most four."""
+    trace = toy_trace([0] * 8, [80] * 8, [200] * 8)
+    most = {}
+    for windows in ((None, None), (None, 20)):
+        world = World(trace, "hybrid", 61, windows=windows, max_num_batched_tokens=32, max_model_len=300)
+        most[windows] = int(world.run(check=True).recorder.steps.column("decode_count").max())
+    assert most[None, None] < most[None, 20]
