@@ -93,6 +93,8 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     asynchronous = scenario.engine.async_scheduling and "async" in policies.scheduler.supports and scenario.pp == 1
     if speculation is not None:
         asynchronous = asynchronous and "async" in speculation.speculator.supports
+    depth = scenario.pp + asynchronous
+    drafts = speculation.most_verified if speculation is not None else 0
     groups = _groups(scenario, model, policies)
     in_flight = policies.max_num_batched_tokens * (1 + asynchronous)
     room = longest(budget.num_blocks - 1, groups, scenario.engine.block_size, in_flight)
@@ -112,6 +114,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         bytes_per_token=budget.block_bytes * scenario.pp // engine.block_size,
         windows=tuple(group.window or None for group in groups),
         in_flight_tokens=in_flight,
+        overrun_tokens=max(depth * (1 + drafts) - 2, 0),
     )
     cores = [_core(policies, limits, scenario, memory, speculation, cost) for _ in range(scenario.replicas)]
     cost.asynchronous = asynchronous
@@ -138,7 +141,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         cores=cores,
         router=policies.router(policies.router_params, scenario.replicas),
         cost=cost,
-        depth=scenario.pp + asynchronous,
+        depth=depth,
         deployment=deployment,
         defaults=defaults,
         notes=[

@@ -77,6 +77,12 @@ class Speculation:
         open_ = {name: value for name, value in wanted.items() if name in known and not getattr(params, name)}
         return dataclasses.replace(params, **open_)
 
+    @property
+    def most_verified(self) -> int:
+        """Draft tokens one verification of a request takes at most."""
+        speculator = self.make()
+        return speculator.verified(speculator.max_drafts)
+
     def resolved(self) -> dict[str, Settings]:
         """Both settings spelt out."""
         return {

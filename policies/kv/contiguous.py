@@ -21,7 +21,7 @@ class ContiguousParams:
 
     reservation: Literal["max", "pow2", "oracle"] = "max"
     """For each request: max_model_len tokens; its prompt and the next power of two of its true output length; exactly
-    its prompt and output. The latter two are oracles."""
+    its prompt and output. The latter two are oracles (and leave room for drafts that outrun the end)."""
     fit: Literal["buddy", "first", "best"] = "buddy"
     """Chunks of powers of two (buddy system), or of the very size in the first or smallest hole that fits."""
     compaction: bool = False
@@ -64,7 +64,7 @@ class Contiguous(KVAllocator):
         output = self.output_len(request)
         if self.params.reservation == "pow2":
             output = 1 << (output - 1).bit_length()
-        return min(request.prompt_len + output, self.max_model_len)
+        return min(request.prompt_len + output + self.memory.overrun_tokens, self.max_model_len)
 
     def fits(self, request: Request) -> bool:
         return self.space.chunk(self.reservation(request)) <= self.space.largest

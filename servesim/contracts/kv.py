@@ -59,6 +59,8 @@ class KVMemory:
     in_flight_tokens: int = 0
     """Tokens that may be computed before memory behind a window is given back: of all steps in flight (0: of a whole
     request)."""
+    overrun_tokens: int = 0
+    """Tokens a request may have computed beyond its last one: drafts, and steps in flight when it ends."""
 
 
 @dataclass(frozen=True)

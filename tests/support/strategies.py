@@ -118,7 +118,7 @@ def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None) -> W
     depth = draw(st.sampled_from([1, 2, 2, 3]))
     max_model_len = draw(st.sampled_from([1 << 20, 120]))
     params = {name: draw(values) for name, values in PARAMS.get(scheduler, {}).items()}
-    allocators = ALLOCATORS + SHARING * (1 + 3 * shared) + ALL_AT_ONCE * (max_model_len == 120)
+    allocators = ALLOCATORS + (SHARING + GROUPED) * (1 + 3 * shared) + ALL_AT_ONCE * (max_model_len == 120)
     supports = schedulers.resolve(scheduler)[0].supports
     speculation = draw(st.sampled_from(SPECULATION)) if "speculation" in supports else ""
     return World(
@@ -126,6 +126,7 @@ def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None) -> W
         speculation=speculation,
         acceptance=draw(st.sampled_from(ACCEPTANCE)),
         kv=kv or draw(st.sampled_from(allocators)),
+        windows=draw(st.sampled_from([(None, 40), (None, 20, 20), (33,), (None, 16, 50)])),
         num_blocks=draw(st.sampled_from([13, 18, 30, 400])),
         host_blocks=draw(st.sampled_from([0, 4, 1000])),
         scheduler=scheduler,

@@ -123,6 +123,7 @@ class World:
     def core(self, check: bool = False) -> EngineCore:
         """One replica's state machine."""
         kv_class, kv_params = kv_allocators.resolve(self.kv)
+        drafts = 8 if self.speculation else 0
         memory = KVMemory(
             self.num_blocks,
             self.block_size,
@@ -131,6 +132,7 @@ class World:
             bytes_per_token=1,
             windows=self.windows,
             in_flight_tokens=self.max_num_batched_tokens * (1 + self.asynchronous),
+            overrun_tokens=max(self.depth * (1 + drafts) - 2, 0),
         )
         kv = kv_class(build_params(self.kv, kv_class.Params, dict(kv_params)), memory)
         cls, _ = schedulers.resolve(self.scheduler)
