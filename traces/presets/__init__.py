@@ -13,10 +13,13 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from servesim.contracts.registry import parse_params
 from servesim.errors import UserError, suggest
 from servesim.trace import Content, Ints, Trace
 
+from ..synth.spec import to_float
 from .arrivals import ArrivalFit
+from .servegen import ServeGenFit
 from .tables import JointTable
 from .tree import TreeFit
 
@@ -68,13 +71,31 @@ def preset_names() -> list[str]:
 
 
 @lru_cache(maxsize=16)
-def load_fit(name: str) -> Fit:
+def load_fit(name: str) -> Fit | ServeGenFit:
     """The fitted statistics of a preset."""
     if name not in preset_names():
         raise UserError(f"unknown preset {name!r}{suggest(name, preset_names())}")
-    return Fit.from_json(json.loads((files(__name__) / f"{name}.json").read_text(encoding="utf-8")))
+    data = json.loads((files(__name__) / f"{name}.json").read_text(encoding="utf-8"))
+    return ServeGenFit.from_json(data) if "servegen" in data else Fit.from_json(data)
 
 
-def load_preset(name: str, requests: int | None = None, seed: int = 0) -> Trace:
-    """A twin of a public trace, the same for the same arguments."""
-    return load_fit(name).draw(requests, seed)
+def load_preset(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
+    """A twin of a public trace, the same for the same arguments. `spec` is its name; that of a day of traffic may go
+    on with `:scale=0.02,start=36000,seconds=3600`."""
+    name, _, rest = spec.partition(":")
+    fit = load_fit(name)
+    if isinstance(fit, ServeGenFit):
+        return fit.draw(requests, seed, **_numbers(name, rest))
+    if rest:
+        raise UserError(f"preset {name} has no parameters, such as {rest.split('=')[0]!r}")
+    return fit.draw(requests, seed)
+
+
+def _numbers(name: str, text: str) -> dict[str, float]:
+    known = ("scale", "start", "seconds")
+    values: dict[str, float] = {}
+    for key, value in parse_params(f"preset {name}", text).items():
+        if key not in known:
+            raise UserError(f"preset {name}: unknown parameter {key!r}{suggest(key, known)}")
+        values[key] = to_float(f"preset {name}: {key}", value)
+    return values

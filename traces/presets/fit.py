@@ -18,6 +18,7 @@ from servesim.trace import Trace
 from ..formats import detect_format
 from ..io import load_trace
 from .arrivals import fit_arrivals
+from .servegen import fit_servegen
 from .tables import JointTable
 from .tree import fit_tree
 
@@ -40,7 +41,7 @@ def fit_trace(trace: Trace, block_size: int = 512) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """Command line; exit code 2 and one line on bad input."""
     parser = argparse.ArgumentParser(prog="python -m servesim.traces.presets.fit", description=__doc__)
-    parser.add_argument("original", type=Path)
+    parser.add_argument("original", type=Path, help="a trace file, or a folder of ServeGen's chunk-N files")
     parser.add_argument("--name", required=True, help="the preset's name")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--source", default="", help="where the original comes from")
@@ -48,17 +49,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--citation", default="", help="what to cite")
     args = parser.parse_args(argv)
     try:
-        options = {"spread_ticks": "uniform"} if detect_format(args.original) == "mooncake" else {}
-        trace = load_trace(args.original, **options)
+        options: dict[str, Any] = {}
+        if args.original.is_dir():
+            statistics, hashed = fit_servegen(args.original), sorted(args.original.glob("chunk-*"))
+        else:
+            options = {"spread_ticks": "uniform"} if detect_format(args.original) == "mooncake" else {}
+            statistics, hashed = fit_trace(load_trace(args.original, **options)), [args.original]
+        digest = hashlib.sha256()
+        for path in hashed:
+            digest.update(path.read_bytes())
         origin = {
             "file": args.original.name,
-            "sha256": hashlib.sha256(args.original.read_bytes()).hexdigest(),
+            "sha256": digest.hexdigest(),
             "source": args.source,
             "licence": args.licence,
             "citation": args.citation,
             "read_with": options,
         }
-        fitted = {"name": args.name, "original": origin, **fit_trace(trace)}
+        fitted = {"name": args.name, "original": origin, **statistics}
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

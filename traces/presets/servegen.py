@@ -1,0 +1,237 @@
+"""Production traffic as a sum of clients with rates, burstiness and lengths of their own (Xiang et al., ServeGen,
+NSDI'26).
+
+A fit of one day keeps the rate of all clients together every ten minutes; for each client and quarter of the day its
+share of that rate and the mean coefficient of variation of its gaps, and quantiles of its lengths. In a
+twin every client has in every ten minutes as many requests as its share says; their gaps are Weibull, with the exponent
+at which they have the coefficient wanted as they stand, in an order of their own for each seed.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim import keyed
+from servesim.errors import UserError
+from servesim.trace import Ints, Trace
+
+from .tables import GIVEN_LEVELS
+
+Floats = NDArray[np.float64]
+DAY_S, WINDOW_S, WINDOWS, QUARTERS = 86_400, 600, 144, 4
+SCALE = 0.01  # of the load when nothing else is said: what a server of a GPU or two can carry
+SECOND = 1_000_000_000
+
+
+class Arrivals(NamedTuple):
+    """Requests: when (s of the day), whose, and how long."""
+
+    at: Floats
+    client: Ints
+    prompt: Ints
+    output: Ints
+
+    def take(self, which: Any) -> Arrivals:
+        """Those requests."""
+        return Arrivals(*(column[which] for column in self))
+
+
+@dataclass(frozen=True, slots=True)
+class ServeGenFit:
+    """The fitted statistics of a day."""
+
+    name: str
+    original: dict[str, Any]
+    rate: Floats  # requests/s of all clients, by window of ten minutes
+    share: Floats  # (client, quarter of the day): of the rate
+    cv: Floats  # (client, quarter): of the gaps; 0 where it sends nothing
+    prompt: Floats  # (client, quarter, level of GIVEN_LEVELS): quantiles; NaN: not known
+    output: Floats
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ServeGenFit:
+        day = data["servegen"]
+        unknown = [np.nan] * len(GIVEN_LEVELS)
+        lengths = [np.array([[q or unknown for q in row] for row in day[side]]) for side in ("prompt", "output")]
+        return cls(data["name"], data["original"], *(np.array(day[k]) for k in ("rate", "share", "cv")), *lengths)
+
+    def draw(
+        self, requests: int | None = None, seed: int = 0, scale: float = SCALE, start: float = 0, seconds: float = DAY_S
+    ) -> Trace:
+        """The requests from `start` on for `seconds` of the day, or the first `requests` of them; every client's rate
+        times `scale`."""
+        if not 0 < scale <= 100:
+            raise UserError(f"preset {self.name}: scale is {scale:g}, must be above 0 and at most 100")
+        if not 0 <= start < start + seconds <= DAY_S:
+            raise UserError(f"preset {self.name}: start={start:g}, seconds={seconds:g} is not within a day")
+        exponents = self.exponents(scale)
+        parts: list[Arrivals] = []
+        for window in range(int(start // WINDOW_S), int(-(-(start + seconds) // WINDOW_S))):
+            drawn = self._window(window, scale, seed, exponents)
+            parts.append(drawn.take((drawn.at >= start) & (drawn.at < start + seconds)))
+            if requests is not None and sum(len(part.at) for part in parts) >= requests:
+                break
+        drawn = Arrivals(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        if len(drawn.at) < (1 if requests is None else max(requests, 1)):
+            raise UserError(f"preset {self.name}: has {len(drawn.at)} requests there (a larger scale has more)")
+        drawn = drawn.take(slice(requests))
+        note = f"fitted twin of {self.original['file']} ({self.original['citation']}), seed {seed}"
+        return Trace.from_lengths(
+            f"preset:{self.name}",
+            np.rint((drawn.at - start) * SECOND).astype(np.int64),
+            drawn.prompt,
+            drawn.output,
+            labels={"tenant": tuple([f"client-{number}" for number in drawn.client.tolist()])},
+            notes=(note, f"scale {scale:g} of a day of {self.rate.mean():.0f} requests/s on average"),
+        )
+
+    def draw_lengths(self, requests: int, seed: int) -> tuple[Ints, Ints]:
+        """Prompt and output lengths of all clients together."""
+        rows = np.arange(requests)
+        load = self.rate.reshape(QUARTERS, -1).sum(axis=1)
+        quarter = np.searchsorted(np.cumsum(load / load.sum()), keyed.uniform(seed, "servegen quarter", rows))
+        client = np.zeros(requests, dtype=np.int64)
+        for q in range(QUARTERS):
+            reach = np.cumsum(self.share[:, q])
+            here = quarter == q
+            client[here] = np.searchsorted(reach / reach[-1], keyed.uniform(seed, "servegen client", rows[here]))
+        return self._lengths(client, quarter, seed, rows, 0)
+
+    def exponents(self, scale: float) -> Floats:
+        """Of each client and quarter: p such that as many gaps (-log u)^p as a window has, u evenly spaced, have its
+        coefficient of variation."""
+        mean = self.rate.reshape(QUARTERS, -1).mean(axis=1) * self.share * WINDOW_S * scale
+        out = np.ones_like(self.cv)
+        for cell in np.argwhere(self.cv > 0):
+            out[tuple(cell)] = _exponent(float(self.cv[tuple(cell)]), int(np.ceil(mean[tuple(cell)])) + 1)
+        return out
+
+    def _window(self, window: int, scale: float, seed: int, exponents: Floats) -> Arrivals:
+        """The requests of one window, in order of time."""
+        quarter = window * QUARTERS // WINDOWS
+        wanted = self.rate[window] * self.share[:, quarter] * WINDOW_S * scale
+        cells = window * len(wanted) + np.arange(len(wanted))
+        counts = np.floor(wanted + keyed.uniform(seed, "servegen count", cells)).astype(np.int64)
+        times = [self._times(int(cell), int(n), float(p), seed) for cell, n, p in
+                 zip(cells, counts, exponents[:, quarter], strict=True)]  # fmt: skip
+        client = np.repeat(np.arange(len(counts)), counts)
+        number = np.concatenate([np.arange(n) for n in counts])
+        prompt, output = self._lengths(client, np.full_like(client, quarter), seed, cells[client], number)
+        at = window * WINDOW_S + np.concatenate(times)
+        return Arrivals(at, client, prompt, output).take(np.argsort(at, kind="stable"))
+
+    def _lengths(self, client: Ints, quarter: Ints, seed: int, rows: Any, positions: Any) -> tuple[Ints, Ints]:
+        """Prompts and outputs by inverse transform; a client whose lengths are not known has those of others, each
+        request those of another one at another time, by load."""
+        cell = client * QUARTERS + quarter
+        known = ~np.isnan(self.prompt[:, :, 0].ravel())
+        load = (self.share * self.rate.reshape(QUARTERS, -1).sum(axis=1)).ravel()
+        reach = np.cumsum(np.where(known, load, 0.0))
+        lost = ~known[cell]
+        cell[lost] = np.searchsorted(reach / reach[-1], keyed.uniform(seed, "servegen stand-in", rows, positions)[lost])
+        drawn = []
+        for side, tables in (("prompt", self.prompt), ("output", self.output)):
+            u = keyed.uniform(seed, f"servegen {side}", rows, positions)
+            values = np.empty(len(u))
+            for number in np.unique(cell):
+                here = cell == number
+                values[here] = np.interp(u[here], GIVEN_LEVELS, tables[number // QUARTERS, number % QUARTERS])
+            drawn.append(np.maximum(np.rint(values), 1).astype(np.int64))
+        return drawn[0], drawn[1]
+
+    @staticmethod
+    def _times(cell: int, count: int, exponent: float, seed: int) -> Floats:
+        """`count` times within a window: its gaps fill it."""
+        if count == 0:
+            return np.empty(0)
+        gaps = _gaps(count + 1, exponent)[np.argsort(keyed.uniform(seed, "servegen gaps", cell, np.arange(count + 1)))]
+        ends = np.cumsum(gaps)
+        return np.asarray(ends[:-1] / ends[-1] * WINDOW_S)
+
+
+def _gaps(count: int, exponent: float) -> Floats:
+    u = (np.arange(count) + 0.5) / count
+    return np.asarray((-np.log(u)) ** exponent)
+
+
+def _exponent(cv: float, count: int) -> float:
+    """The exponent whose `count` gaps have that coefficient of variation, or as near as so few can come."""
+    from scipy.optimize import brentq
+
+    def excess(exponent: float) -> float:
+        gaps = _gaps(count, exponent)
+        return float(gaps.std() / gaps.mean()) - cv
+
+    low, high = 0.05, 60.0
+    if excess(high) < 0:
+        return high
+    return low if excess(low) > 0 else float(brentq(excess, low, high, xtol=1e-4))
+
+
+def fit_servegen(folder: Path) -> dict[str, Any]:
+    """The statistics of the first day of a ServeGen workload: `chunk-N-trace.csv` (window start s, rate, cv, pattern,
+    two parameters), and `chunk-N-dataset.json` (by window: histograms of lengths) where it is there."""
+    files = sorted(folder.glob("chunk-*-trace.csv"), key=lambda path: int(path.name.split("-")[1]))
+    if not files:
+        raise UserError(f"{folder}: no chunk-N-trace.csv in it")
+    rates, cvs = (np.array(column) for column in zip(*(_profile(path) for path in files), strict=True))
+    rate = rates.sum(axis=0)
+    by_quarter = rates.reshape(len(files), QUARTERS, -1)
+    share = by_quarter.sum(axis=2) / rate.reshape(QUARTERS, -1).sum(axis=1)
+    weighted = (by_quarter * cvs.reshape(len(files), QUARTERS, -1)).sum(axis=2)
+    cv = np.divide(weighted, by_quarter.sum(axis=2), out=np.zeros_like(share), where=share > 0)
+    sends = share.sum(axis=1) > 0
+    lengths = [_length_tables(path) for path, kept in zip(files, sends, strict=True) if kept]
+    return {
+        "servegen": {
+            "rate": np.round(rate, 2).tolist(),
+            "share": [[float(f"{x:.4g}") for x in row] for row in share[sends].tolist()],
+            "cv": np.round(cv[sends], 2).tolist(),
+            "prompt": [sides[0] for sides in lengths],
+            "output": [sides[1] for sides in lengths],
+        }
+    }
+
+
+def _profile(path: Path) -> tuple[Floats, Floats]:
+    rate, cv = np.zeros(WINDOWS), np.zeros(WINDOWS)
+    with path.open(newline="") as file:
+        for line, row in enumerate(csv.reader(file), start=1):
+            try:
+                window = int(float(row[0])) // WINDOW_S
+                if window < WINDOWS:
+                    rate[window], cv[window] = float(row[1]), float(row[2])
+            except (ValueError, IndexError):
+                raise UserError(f"{path}: line {line}: not window start, rate, cv, pattern and two numbers") from None
+    return rate, cv
+
+
+def _length_tables(path: Path) -> tuple[list[list[float]], list[list[float]]]:
+    """Quantiles of prompts and outputs by quarter of the day; empty where there are none."""
+    beside = path.with_name(path.name.replace("-trace.csv", "-dataset.json"))
+    windows = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+    tables: list[list[list[float]]] = [[[] for _ in range(QUARTERS)] for _ in range(2)]
+    for start, window in windows.items():
+        quarter = int(start) * QUARTERS // DAY_S
+        if quarter < QUARTERS:
+            sides = [ast.literal_eval(window[key]) for key in ("input_tokens", "output_tokens")]
+            if all(sides):  # a client without requests there has empty histograms
+                tables[0][quarter], tables[1][quarter] = (_quantiles(side) for side in sides)
+    return tables[0], tables[1]
+
+
+def _quantiles(histogram: dict[int, float]) -> list[float]:
+    """At GIVEN_LEVELS, of a histogram of tokens."""
+    tokens = np.array(sorted(histogram))
+    reached = np.cumsum([histogram[t] for t in tokens.tolist()])
+    at = np.searchsorted(reached / reached[-1], GIVEN_LEVELS - 1e-12)
+    quantiles: list[float] = tokens[np.minimum(at, len(tokens) - 1)].tolist()
+    return quantiles
