@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.scheduler import Limits, Scheduler, SchedulerParams, schedulers
@@ -53,7 +54,7 @@ class VllmParams(SchedulerParams):
 class Vllm(Scheduler):
     """vLLM V1: running first, then waiting, chunked by a token budget; preemption by recomputation."""
 
-    Params = VllmParams
+    Params: ClassVar[type[Any]] = VllmParams
     paper = "Kwon et al., Efficient Memory Management for LLM Serving with PagedAttention, SOSP 2023"
     supports = frozenset({"async", "speculation"})
     params: VllmParams

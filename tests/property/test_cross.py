@@ -61,7 +61,7 @@ def test_every_scheduler_serves_everything_on_every_allocator(
 
 
 @pytest.mark.parametrize("scheduler", [name for name in schedulers.names() if name != "vllm"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_fast_mode_equals_plain_stepping_under_every_scheduler(scheduler: str, data: st.DataObject) -> None:
     compared(data.draw(worlds(scheduler) | social_worlds(scheduler)))

@@ -1,0 +1,190 @@
+"""Skip-join multi-level feedback queue (FastServe, arXiv 2305.05920).
+
+Short answers are found out by running: a request is demoted when it has used up the quantum of its queue, and starts
+in the queue whose quantum its prefill fits, skipping those above. Preemption is between tokens and keeps the KV; where
+memory is short, requests that will not run for longest move to host memory ahead of need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from servesim.contracts import KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
+from servesim.contracts.scheduler import SchedulerParams, schedulers
+
+from ._common import pending, refuse_if_hopeless
+
+
+@dataclass(frozen=True)
+class FastServeParams(SchedulerParams):
+    """Time is counted in iterations of one decode, the paper's shortest quantum."""
+
+    num_queues: int = 8
+    quantum: int = 1
+    """Of the highest queue."""
+    quantum_ratio: int = 2
+    """Of each queue to the one above."""
+    tokens_per_iteration: int = 256
+    """Prompt tokens whose prefill takes as long as one decode: the engine's profile."""
+    starve_limit: int = 1000
+    """A request that has not run for so many iterations is promoted to the highest queue."""
+    free_fraction: float = 0.05
+    """Share of the memory kept free for newcomers by swapping out ahead of need."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_queues", "quantum", "quantum_ratio", "tokens_per_iteration", "starve_limit"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
+
+
+@dataclass(slots=True)
+class _Job:
+    """A request's place in the queues."""
+
+    queue: int
+    since: int
+    """When it came into its queue (iterations of the scheduler): first come, first served within one."""
+    used: int = 0
+    """Iterations of its quantum it has used."""
+    ran: int = 0
+    """When it last ran, or arrived."""
+
+
+@schedulers.register("fastserve")
+class FastServe(Scheduler):
+    """Runs up to max_num_seqs requests of the highest queues in each iteration."""
+
+    Params = FastServeParams
+    supports = frozenset({"swap"})
+    paper = "Wu et al., Fast Distributed Inference Serving for Large Language Models, arXiv 2305.05920"
+    params: FastServeParams
+
+    def __init__(self, params: FastServeParams, limits: Limits, kv: KVAllocator) -> None:
+        super().__init__(params, limits, kv)
+        self.jobs: dict[Request, _Job] = {}
+        self.iteration = 0
+        self.keep_free = int(params.free_fraction * kv.capacity_tokens)
+
+    def plan(self, ctx: PlanContext) -> Plan:
+        self.iteration += 1
+        self._promote_starved()
+        ranked = sorted(self.jobs, key=self._rank)
+        budget = self.limits.max_num_batched_tokens
+        for i, request in enumerate(ranked):
+            if len(ctx.plan.tokens) == self.limits.max_num_seqs or budget <= 0:
+                break
+            if request.state is State.RUNNING and not pending(request):
+                continue  # in flight
+            budget -= self._run(ctx, request, ranked[i + 1 :], budget)
+        for request in ctx.plan.tokens:
+            self._account(request, ctx.plan.tokens[request])
+        self._swap_ahead(ctx, ranked)
+        return ctx.plan
+
+    def _rank(self, request: Request) -> tuple[int, int, int]:
+        job = self.jobs[request]
+        return job.queue, job.since, request.row
+
+    def _run(self, ctx: PlanContext, request: Request, behind: Sequence[Request], budget: int) -> int:
+        """Let a request compute what it can; memory is taken from those behind it, the last first. Tokens given."""
+        holders = [r for r in behind if r.state is State.RUNNING and r not in ctx.plan.tokens and pending(r)]
+        while not self._start(ctx, request, budget):
+            if not holders:
+                return 0
+            self._evict(ctx, holders.pop())
+        return ctx.plan.tokens.get(request, 0)
+
+    def _start(self, ctx: PlanContext, request: Request, budget: int) -> bool:
+        """Schedule a request; False: for want of memory."""
+        if request.state is State.RUNNING:
+            return ctx.extend(request, min(pending(request), budget))
+        if request.state is State.SWAPPED:
+            if not ctx.swap_in(request, min(pending(request), budget)):
+                return False
+        else:
+            hit = self.kv.lookup(request)
+            if not ctx.admit(request, min(request.num_tokens - hit.num_tokens, budget), hit):
+                if refuse_if_hopeless(self, ctx, request):
+                    del self.jobs[request]
+                    return True
+                return False
+        self.waiting.remove(request)
+        self.running.append(request)
+        return True
+
+    def _evict(self, ctx: PlanContext, victim: Request) -> None:
+        """Take a request's memory: to the host, or for good if that is full."""
+        if not ctx.swap_out(victim):
+            ctx.preempt(victim)
+        self.running.remove(victim)
+        self.waiting.append(victim)
+
+    def _swap_ahead(self, ctx: PlanContext, ranked: Sequence[Request]) -> None:
+        """Requests that did not run and will not for longest (the last of the lowest queue) go to the host until
+        newcomers find room."""
+        idle = [r for r in ranked if r.state is State.RUNNING and r not in ctx.plan.tokens and pending(r)]
+        while idle and self.kv.usage().free < self.keep_free and ctx.swap_out(idle[-1]):
+            victim = idle.pop()
+            self.running.remove(victim)
+            self.waiting.append(victim)
+
+    # The queues.
+
+    def _quantum(self, queue: int) -> int:
+        return int(self.params.quantum * self.params.quantum_ratio**queue)
+
+    def _queue_for(self, iterations: int, above: int = 0) -> int:
+        """The highest queue, not higher than `above`, whose quantum holds so many iterations."""
+        last = self.params.num_queues - 1
+        queue = min(above, last)
+        while queue < last and self._quantum(queue) < iterations:
+            queue += 1
+        return queue
+
+    def _prefill_iterations(self, tokens: int) -> int:
+        return -(-tokens // self.params.tokens_per_iteration)
+
+    def _account(self, request: Request, tokens: int) -> None:
+        job = self.jobs[request]
+        job.ran = self.iteration
+        job.used += self._prefill_iterations(tokens)
+        if job.used >= self._quantum(job.queue):
+            lowest = self.params.num_queues - 1
+            job.queue, job.since, job.used = min(job.queue + 1, lowest), self.iteration, 0
+
+    def _promote_starved(self) -> None:
+        for job in self.jobs.values():
+            if job.queue and self.iteration - job.ran > self.params.starve_limit:
+                job.queue, job.since, job.used, job.ran = 0, self.iteration, 0, self.iteration
+
+    def on_arrival(self, request: Request) -> None:
+        super().on_arrival(request)
+        queue = self._queue_for(self._prefill_iterations(request.prompt_len))
+        self.jobs[request] = _Job(queue, self.iteration, 0, self.iteration)
+
+    def on_finish(self, requests: Sequence[Request]) -> None:
+        super().on_finish(requests)
+        for request in requests:
+            del self.jobs[request]
+
+    def waiters(self) -> Iterator[Request]:
+        return iter(sorted(self.waiting, key=self._rank))
+
+    # Fast-forward: while everyone runs in every iteration, queues only say who would be first.
+
+    def steady(self, plan: Plan) -> int:
+        alone = not self.waiting and len(plan.tokens) == len(self.running)
+        if not alone or list(plan.tokens) != sorted(plan.tokens, key=self._rank):
+            return 0
+        return min(self._until_demotion(self.jobs[r]) for r in plan.tokens)
+
+    def _until_demotion(self, job: _Job) -> int:
+        return max(self._quantum(job.queue) - job.used - 1, 0)
+
+    def advance(self, k: int) -> None:
+        self.iteration += k
+        for request in self.running:
+            job = self.jobs[request]
+            job.used += k
+            job.ran = self.iteration

@@ -1,0 +1,19 @@
+"""Shortest job first: waiting requests in order of predicted output length. Who runs, runs on."""
+
+from __future__ import annotations
+
+from servesim.contracts import Request
+from servesim.contracts.scheduler import PREDICTED, schedulers
+
+from ._ordered import Ordered
+
+
+@schedulers.register("sjf")
+class Sjf(Ordered):
+    """Short answers first, as far as the predictor knows them."""
+
+    needs = frozenset({PREDICTED})
+    paper = "the classic; for LLM serving with a length predictor, Qiu et al., SSJF, arXiv 2404.08509"
+
+    def rank(self, request: Request) -> float:
+        return request.predicted_output_len

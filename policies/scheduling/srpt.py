@@ -1,0 +1,45 @@
+"""Shortest remaining processing time: whoever has the least output left, as predicted, runs; preemptive.
+
+`srpt-oracle` is told the true lengths: what no predictor can beat by this rule.
+"""
+
+from __future__ import annotations
+
+from servesim.contracts import KVAllocator, Limits, Plan, PlanContext, Request
+from servesim.contracts.scheduler import PREDICTED, schedulers
+
+from ._ordered import Ordered, OrderedParams
+
+
+@schedulers.register("srpt")
+class Srpt(Ordered):
+    """Least predicted output left first. One that outlives its prediction counts as nearly done."""
+
+    preemptive = True
+    needs = frozenset({PREDICTED})
+    paper = "Schrage, 1968; for LLM serving with predictions, Shahout et al., TRAIL, ICLR 2025"
+
+    def rank(self, request: Request) -> float:
+        return max(request.predicted_output_len - request.num_output_tokens, 0)
+
+
+@schedulers.register("srpt-oracle")
+class SrptOracle(Srpt):
+    """SRPT with true output lengths."""
+
+    needs = frozenset({"output_len"})
+
+    def __init__(self, params: OrderedParams, limits: Limits, kv: KVAllocator) -> None:
+        super().__init__(params, limits, kv)
+        self._output_len: dict[Request, int] = {}
+
+    def plan(self, ctx: PlanContext) -> Plan:
+        for request in list(self.waiters()):
+            if request not in self._output_len:  # arrived since the last plan
+                self.drop_waiter(request)
+                self._output_len[request] = ctx.output_len(request)
+                self.on_arrival(request)
+        return super().plan(ctx)
+
+    def rank(self, request: Request) -> float:
+        return self._output_len.get(request, 0) - request.num_output_tokens
