@@ -60,7 +60,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the document instead o
 def compare(
     settings: Arguments = None,
     replicates: Annotated[int, typer.Option(help="Seeds, or windows of a recorded trace; 1: blocks in one run.")] = 10,
-    baseline: Annotated[str | None, typer.Option(help="Variant to compare with. [default: the first]")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Compare with it. [default: the first stable variant]")] = None,
     metrics: Annotated[str | None, typer.Option(help="Such as ttft_p99,output_throughput.")] = None,
     rank_by: Annotated[str, typer.Option(help="Metric of the ranking and the headline.")] = "ttft_p99",
     margin: Annotated[float, typer.Option(help="Changes within it do not matter.")] = 0.02,
@@ -208,7 +208,10 @@ def scenario_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, A
             key, assigned, value = value.partition("=")
             if not assigned:
                 raise UserError(f"--set {key}: write key=value, such as engine.block_size=32")
-        found[key.strip()] = value
+        if key == "shape":
+            found.setdefault("shape", []).append(value)
+        else:
+            found[key.strip()] = value
     return files, found
 
 

@@ -12,6 +12,7 @@ no colon before the equals sign; any other part starts a new value:
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,10 @@ from typing import Any
 from servesim.errors import UserError, suggest
 from servesim.scenario import EngineSettings, Scenario, Settings, load_settings, override
 
-NAMES = frozenset(("scheduler", "kv", "speculation", "router", "model", "gpu", "trace"))
+NAMES = frozenset(("scheduler", "kv", "speculation", "acceptance", "router", "model", "gpu", "trace"))
 """Settings whose values speak for themselves in a label; others stand there as key=value."""
-SINGLE = frozenset(("slo",))
-"""Settings whose commas are their own."""
+SINGLE = frozenset(("slo", "shape"))
+"""Settings that hold several values themselves."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,9 @@ def split_values(text: str) -> list[str]:
 
 def axis_values(key: str, given: Any) -> list[Any]:
     """The values of an axis: a comma list on the command line, a list in YAML or Python, or one value."""
-    if isinstance(given, str) and key not in SINGLE:
+    if key in SINGLE:
+        return [given]
+    if isinstance(given, str):
         values: list[Any] = split_values(given)
     elif isinstance(given, Sequence) and not isinstance(given, str):
         values = list(given)
@@ -114,11 +117,9 @@ def label_of(key: str, value: Any) -> str:
 def _with(settings: Mapping[str, Any], point: Mapping[str, Any]) -> Settings:
     changed = dict(settings)
     for key, value in point.items():
-        if isinstance(value, str) and (key not in NAMES and key not in SINGLE):
-            changed = override(changed, [f"{key}={value}"])  # numbers and booleans are read as YAML
-        elif "." in key:
-            outer, _, inner = key.partition(".")
-            changed[outer] = {**changed.get(outer, {}), inner: value}
+        if "." in key or (isinstance(value, str) and key not in NAMES and key not in SINGLE):
+            text = value if isinstance(value, str) else json.dumps(value)  # which is YAML
+            changed = override(changed, [f"{key}={text}"])  # numbers and booleans in text are read as YAML
         else:
             changed[key] = value
     return changed

@@ -33,19 +33,19 @@ deployment, whatever the rate); failed (see error: often the model does not fit)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.errors import UserError
-from servesim.experiments.axes import Variant, load_grid, product
+from servesim.experiments.axes import load_grid, product
 from servesim.experiments.capacity_study import Study
 from servesim.experiments.documents import write_document
 from servesim.experiments.measures import check_window
 from servesim.experiments.replicates import replicates_of
 from servesim.experiments.runner import OnProgress, open_runner
 from servesim.experiments.statistics import LEVEL
-from servesim.scenario import Scenario
+from servesim.experiments.variants import first_scenario, shared_settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +80,9 @@ def capacity(
     _check(attainment, tolerance, max_replicas)
     settings, lists = load_grid(scenario, axes)
     variants = product(settings, lists)
-    known = _scenario(variants)
+    known = first_scenario(variants)
+    if not known.slo:
+        raise UserError("capacity: give an SLO to meet, such as --slo ttft:500,tpot:50")
     if "rate" in {key for v in variants for key in v.axes}:
         raise UserError("capacity: one rate is needed for the cheapest deployment, none for the highest rate")
     if known.rate is not None and any("replicas" in v.axes for v in variants):
@@ -89,7 +91,6 @@ def capacity(
         repeats = replicates_of(variants[0].settings, replicates)
         study = Study(runner, variants, repeats, attainment, warmup, cooldown)
         rows = study.highest_rates(tolerance) if known.rate is None else study.cheapest(known.rate, max_replicas)
-        shared = [v.settings for v in variants]
         document = {
             "schema": SCHEMA,
             "question": "highest rate" if known.rate is None else "cheapest deployment",
@@ -102,7 +103,7 @@ def capacity(
                 "cooldown": cooldown,
                 "max_replicas": max_replicas,
             },
-            "workload": {k: x for k, x in sorted(shared[0].items()) if all(s.get(k) == x for s in shared)},
+            "workload": shared_settings([v.settings for v in variants]),
             "replicates": {"kind": repeats.kind, "count": len(repeats)},
             "rows": rows,
             "points": [{k: x for k, x in p.items() if k != "values"} for p in study.points],
@@ -123,19 +124,3 @@ def _check(attainment: float, tolerance: float, max_replicas: int) -> None:
         raise UserError(f"tolerance is {tolerance:g}, must be from 0.001 to 0.5")
     if max_replicas < 1:
         raise UserError(f"max_replicas is {max_replicas}, must be at least 1")
-
-
-def _scenario(variants: Sequence[Variant]) -> Scenario:
-    """The first valid scenario, which must have an SLO."""
-    wrong: UserError | None = None
-    for v in variants:
-        try:
-            known = Scenario.of(v.settings)
-        except UserError as error:
-            wrong = wrong or error
-            continue
-        if not known.slo:
-            raise UserError("capacity: give an SLO to meet, such as --slo ttft:500,tpot:50")
-        return known
-    assert wrong is not None
-    raise wrong

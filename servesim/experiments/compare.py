@@ -38,22 +38,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from servesim.contracts import Registry
 from servesim.errors import UserError
-from servesim.experiments.axes import Variant, load_grid, product
+from servesim.experiments.axes import Variant
 from servesim.experiments.documents import write_document
 from servesim.experiments.drill import divergence_text, drill_down
 from servesim.experiments.measures import METRICS, Metric, check_window, measure, metrics_of
-from servesim.experiments.replicates import WORKLOAD, Replicates, replicates_of
+from servesim.experiments.replicates import Replicates, replicates_of
 from servesim.experiments.runner import OnProgress, Runner, open_runner
 from servesim.experiments.statistics import check_method
 from servesim.experiments.store import Cell
+from servesim.experiments.variants import (
+    first_scenario,
+    is_oracle,
+    named,
+    put_first,
+    same_workload,
+    shared_settings,
+    variants_of,
+)
 from servesim.experiments.verdicts import Settings, is_unstable, judge, sentence
-from servesim.scenario import Scenario, policy_settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,29 +90,36 @@ def compare(
     """Compare policies on one workload under common random numbers; the rows of the document as a DataFrame.
 
     Either one scenario (or none) and `axes`, settings by keyword of which some have several values (a list or a
-    comma list: `scheduler="static,vllm"`), or several scenarios that replay the same workload. The first variant is
-    the baseline unless one is named. `replicates` are seeds of a synthetic workload or preset, windows of a recorded
-    trace; 1: moving blocks within one run. `margin`: changes within it (2 %, for shares 2 percentage points) do not
-    matter. The whole document is in `.attrs["document"]`. UserError where the question makes no sense.
+    comma list: `scheduler="static,vllm"`), or several scenarios that replay the same workload. The baseline is the
+    first variant that runs and is stable, unless one is named. `replicates` are seeds of a synthetic workload or
+    preset, windows of a recorded trace; 1: moving blocks within one run. `margin`: changes within it (2 %, for shares
+    2 percentage points) do not matter. The whole document is in `.attrs["document"]`. UserError where the question
+    makes no sense.
     """
     import pandas as pd
 
     check_window(warmup, cooldown)
     check_method(interval)
     variants = variants_of(scenarios, axes)
-    _same_workload(variants)
-    first = _baseline(variants, baseline)
-    variants = [first, *(v for v in variants if v is not first)]
-    known = _first_scenario(variants)
+    same_workload(variants)
+    if baseline is not None:
+        variants = put_first(variants, named(variants, baseline))
+    known = first_scenario(variants)
     settings = Settings(level, margin, warmup, cooldown, interval, _rank_by(rank_by))
     wanted = metrics_of(metrics, known.slo)
     if METRICS[settings.rank_by] not in wanted:
         wanted.insert(0, METRICS[settings.rank_by])
-    repeats = replicates_of(first.settings, replicates)
+    repeats = replicates_of(known.model_dump(), replicates, [v.settings for v in variants])
     with open_runner(out, executor, jobs, on_progress) as runner:
         cells = [[runner.cell({**v.settings, **change}) for change in repeats.changes] for v in variants]
         runner.run([cell for row in zip(*cells, strict=True) for cell in row])
-        document = _document(runner, variants, cells, repeats, wanted, settings)
+        found = [_Measured.of(runner, row, wanted, settings) for row in cells]
+        if baseline is None:
+            usable = [i for i, m in enumerate(found) if m.error is None and 2 * m.unstable < len(repeats)]
+            runs = [i for i, m in enumerate(found) if m.error is None]
+            best = (usable or runs or [0])[0]
+            found, cells, variants = put_first(found, best), put_first(cells, best), put_first(variants, best)
+        document = _document(runner, variants, cells, found, repeats, wanted, settings)
         values = document.pop("values")
         if out is not None:
             write_document(Path(out), COMPARISON, document, VALUES, values)
@@ -113,71 +128,26 @@ def compare(
     return frame
 
 
-def variants_of(scenarios: Sequence[str | Path | Mapping[str, Any]], axes: Mapping[str, Any]) -> list[Variant]:
-    """What is compared: every combination of the axes over every scenario."""
-    given = [load_grid(s, axes) for s in scenarios] or [({}, dict(axes))]
-    if len(given) == 1:
-        return product(*given[0])
-    names = [Path(s).stem if not isinstance(s, Mapping) else f"scenario {i + 1}" for i, s in enumerate(scenarios)]
-    if len(set(names)) < len(names):
-        names = [str(s) if not isinstance(s, Mapping) else name for s, name in zip(scenarios, names, strict=True)]
-    found = []
-    for name, (settings, lists) in zip(names, given, strict=True):
-        for v in product(settings, lists):
-            label = f"{name} / {v.label}" if v.label else name
-            found.append(Variant(label, {"scenario": name, **v.axes}, v.settings))
-    return found
+class _Measured(NamedTuple):
+    """What the runs of a variant came to."""
 
+    values: NDArray[np.float64]
+    """Shape (replicates, metrics); NaN where there is nothing."""
+    unstable: int
+    error: str | None
 
-def is_oracle(settings: Mapping[str, Any]) -> bool:
-    """Whether a policy among the settings is told true output lengths."""
-    from servesim import contracts
-
-    registries = [r for r in vars(contracts).values() if isinstance(r, Registry)]
-    for registry in registries:
-        if settings.get(registry.kind) is None:
-            continue
-        try:
-            policy, _ = registry.resolve(policy_settings(settings[registry.kind])["name"])
-        except UserError:
-            continue  # its cells say what is wrong with it
-        if "output_len" in getattr(policy, "needs", ()):
-            return True
-    return False
-
-
-def _same_workload(variants: Sequence[Variant]) -> None:
-    if len(variants) < 2:
-        raise UserError("compare: give an axis with several values, such as --scheduler static,vllm, or two scenarios")
-    for v in variants[1:]:
-        for key in WORKLOAD:
-            one, other = variants[0].settings.get(key), v.settings.get(key)
-            if one != other:
-                raise UserError(
-                    f"compare: {variants[0].label} and {v.label} replay different workloads "
-                    f"({key}: {one} and {other}); pairs need the same one (servesim sweep varies workloads)"
-                )
-
-
-def _baseline(variants: Sequence[Variant], label: str | None) -> Variant:
-    if label is None:
-        return variants[0]
-    found = [v for v in variants if label in (v.label, *v.label.split(" / "))]
-    if len(found) != 1:
-        raise UserError(f"baseline {label!r}: name one of {'; '.join(v.label for v in variants)}")
-    return found[0]
-
-
-def _first_scenario(variants: Sequence[Variant]) -> Scenario:
-    """A valid scenario among them; its error if there is none."""
-    error: UserError | None = None
-    for v in variants:
-        try:
-            return Scenario.of(v.settings)
-        except UserError as wrong:
-            error = error or wrong
-    assert error is not None
-    raise error
+    @classmethod
+    def of(cls, runner: Runner, cells: Sequence[Cell], metrics: Sequence[Metric], settings: Settings) -> _Measured:
+        values = np.full((len(cells), len(metrics)), np.nan)
+        unstable = 0
+        for j, cell in enumerate(cells):
+            if cell.address not in runner.errors:
+                run = runner.load(cell)
+                unstable += run.unstable
+                found = measure(run, metrics, settings.warmup, settings.cooldown)
+                values[j] = [found[m.name] for m in metrics]
+        error = next((runner.errors[c.address] for c in cells if c.address in runner.errors), None)
+        return cls(values, unstable, error)
 
 
 def _rank_by(name: str | None) -> str:
@@ -188,21 +158,13 @@ def _document(
     runner: Runner,
     variants: Sequence[Variant],
     cells: Sequence[Sequence[Cell]],
+    found: Sequence[_Measured],
     repeats: Replicates,
     metrics: Sequence[Metric],
     settings: Settings,
 ) -> dict[str, Any]:
-    values = np.full((len(variants), len(repeats), len(metrics)), np.nan)
-    unstable = np.zeros(len(variants), dtype=np.int64)
-    for i, row in enumerate(cells):
-        for j, cell in enumerate(row):
-            if cell.address in runner.errors:
-                continue
-            run = runner.load(cell)
-            unstable[i] += run.unstable
-            found = measure(run, metrics, settings.warmup, settings.cooldown)
-            values[i, j] = [found[m.name] for m in metrics]
-    errors = [next((runner.errors[c.address] for c in row if c.address in runner.errors), None) for row in cells]
+    values = np.stack([m.values for m in found])
+    errors = [m.error for m in found]
     if errors[0] is not None:
         raise UserError(f"compare: the baseline {variants[0].label} does not run: {errors[0]}")
     described = [
@@ -210,7 +172,7 @@ def _document(
             "label": v.label,
             "axes": v.axes,
             "oracle": is_oracle(v.settings),
-            "unstable": int(unstable[i]),
+            "unstable": found[i].unstable,
             "error": errors[i],
             "cells": [None if c.address in runner.errors else c.address for c in cells[i]],
         }
@@ -249,11 +211,6 @@ def _document(
             "value": values.ravel().tolist(),
         },
     }
-
-
-def shared_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings that are the same in all."""
-    return {k: v for k, v in sorted(settings[0].items()) if all(k in s and s[k] == v for s in settings)}
 
 
 def _ranking(variants: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], metric: Metric) -> Any:

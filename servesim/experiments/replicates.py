@@ -7,14 +7,18 @@ acceptance luck, in whatever order it runs things.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from servesim.deployment import open_scenario
 from servesim.errors import UserError
 from servesim.scenario import Scenario, Settings
 
-WORKLOAD = ("trace", "requests", "skip", "rate", "sort", "timing", "shape", "spread_ticks", "seed", "clients")
+WORKLOAD = (
+    *("trace", "requests", "skip", "rate", "sort", "timing", "shape", "spread_ticks"),
+    *("seed", "clients", "acceptance"),
+)
 """Settings that say what is replayed: the same for all that is compared."""
 
 
@@ -25,31 +29,39 @@ class Replicates:
     kind: str
     """seeds or windows."""
     changes: tuple[Settings, ...]
-    """What each one changes in the scenario: {"seed"} or {"skip", "requests"}."""
+    """What each one changes in the scenario: {"seed"}, or {"skip", "requests"} and, where policies draw, {"seed"}."""
 
     def __len__(self) -> int:
         return len(self.changes)
 
 
-def replicates_of(settings: Mapping[str, Any], count: int) -> Replicates:
+def replicates_of(settings: Mapping[str, Any], count: int, others: Sequence[Mapping[str, Any]] = ()) -> Replicates:
     """`count` replicates of a scenario's workload, or fewer windows if a recorded trace is shorter than that.
 
-    With `requests` each window has as many; without, the trace is cut into `count` equal ones.
+    With `requests` each window has as many; without, the trace is cut into `count` equal ones. `others`: settings of
+    what it is compared with.
     """
     if count < 1:
         raise UserError(f"replicates is {count}, must be at least 1")
     scenario = Scenario.of(settings)
     if scenario.trace.startswith(("preset:", "synth:")):
         return Replicates("seeds", tuple({"seed": scenario.seed + i} for i in range(count)))
-    available = _length(scenario) - scenario.skip
+    available = len(open_scenario(scenario.model_copy(update={"requests": None, "skip": 0}))) - scenario.skip
     size = scenario.requests or available // count
     if not 1 <= size <= available:
         raise UserError(f"trace {scenario.trace}: {available} requests are too few for {count} windows of {size}")
-    starts = [scenario.skip + i * size for i in range(min(count, available // size))]
-    return Replicates("windows", tuple({"skip": start, "requests": size} for start in starts))
+    changes: list[Settings] = [
+        {"skip": scenario.skip + i * size, "requests": size} for i in range(min(count, available // size))
+    ]
+    if not scenario.shape and any(map(_draws, (settings, *others))):  # shaping draws too, over the whole trace
+        changes = [{**change, "seed": scenario.seed + i} for i, change in enumerate(changes)]
+    return Replicates("windows", tuple(changes))
 
 
-def _length(scenario: Scenario) -> int:
-    from servesim.deployment import open_scenario
-
-    return len(open_scenario(scenario.model_copy(update={"requests": None, "skip": 0})))
+def _draws(settings: Mapping[str, Any]) -> bool:
+    """Whether a replay of a recorded trace draws anything: which drafts are accepted, what lengths are predicted."""
+    try:
+        scenario = Scenario.of(settings)
+    except UserError:
+        return False
+    return scenario.speculation["name"] != "none" or scenario.predictor.startswith("random")

@@ -173,15 +173,21 @@ def block_interval(
 
 
 def replicates_needed(
-    d: Floats, margin: float, family: int = 1, level: float = LEVEL, power: float = POWER
+    d: Floats,
+    margin: float,
+    family: int = 1,
+    level: float = LEVEL,
+    power: float = POWER,
+    effect: float | None = None,
 ) -> int | None:
     """Replicates in all with which a difference like the one seen would be told from 0, or found to lie within
     the margin, whichever takes fewer, with probability `power`; None where more than 100,000 would be needed.
 
     The spread is the one seen; from few replicates that is a rough guess. `family`: comparisons Holm adjusts for.
+    `effect`: a difference to look for, instead of the one seen.
     """
     spread = float(d.std(ddof=1))
-    effect = abs(float(d.mean()))
+    effect = abs(float(d.mean()) if effect is None else effect)
     gap = max(effect, margin - effect)
     if gap <= 0:
         return None

@@ -27,7 +27,7 @@ from servesim.scenario import Scenario, Settings
 from servesim.simulation import simulate, versions
 
 CELLS = "cells"
-_FILE_KEYS = ("trace", "model", "host", "kernel_tables")
+_FILE_KEYS = ("trace", "model", "gpu", "host", "kernel_tables")
 _CODE = ("*.py", "*.json", "*.yaml", "*.npz", "*.parquet")
 _PACKAGES = (
     *(f"servesim.{name}" for name in ("contracts", "engine", "hardware", "cost", "metrics")),
@@ -138,14 +138,13 @@ def code_digest() -> str:
 
 
 def _files(scenario: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name as the scenario has it, hash) of the files a scenario names."""
-    for key, value in scenario.items():
-        if key in _FILE_KEYS and isinstance(value, str):
-            path = Path(value)
-        elif isinstance(value, Mapping) and ".py:" in str(value.get("name")):
-            path = Path(value["name"].partition(".py:")[0] + ".py")
-        else:
-            continue
+    """(name as the scenario has it, hash) of the files a scenario names, policies and their parameters included."""
+    named = [scenario[key] for key in _FILE_KEYS]
+    for policy in (value for value in scenario.values() if isinstance(value, Mapping) and "name" in value):
+        head, py, _ = str(policy["name"]).partition(".py:")
+        named += [f"{head}.py"] if py else []
+        named += [value for key, value in policy.items() if key != "name" and isinstance(value, str)]
+    for path in (Path(name) for name in named if isinstance(name, str)):
         if path.is_file():
             yield str(path), _sha256(path)
         elif path.is_dir():

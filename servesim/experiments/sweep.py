@@ -41,9 +41,9 @@ from servesim.experiments.measures import METRICS, Metric, check_window, measure
 from servesim.experiments.replicates import Replicates, replicates_of
 from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
 from servesim.experiments.store import Cell
+from servesim.experiments.variants import shared_settings
 from servesim.experiments.verdicts import is_unstable
 from servesim.metrics.requests import parse_slo
-from servesim.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -203,7 +203,7 @@ class Table:
         entries = list(self._cells.values())
         shared = [v.settings for v, _, _ in entries]
         return {
-            "workload": {k: x for k, x in sorted(shared[0].items()) if all(s.get(k) == x for s in shared)},
+            "workload": shared_settings(shared),
             "replicates": {"kind": entries[0][1].kind, "count": self._count},
             "metrics": [vars(m) for m in self._metrics],
             "variants": found,
@@ -252,9 +252,3 @@ def _notes(variants: Sequence[Mapping[str, Any]]) -> list[str]:
     if unstable:
         notes.append(f"unstable, so not ranked (a queue grows as long as requests arrive): {'; '.join(unstable)}")
     return notes
-
-
-def check_slo_given(scenario: Scenario, command: str) -> None:
-    """UserError without an SLO."""
-    if not scenario.slo:
-        raise UserError(f"{command}: give an SLO to meet, such as --slo ttft:500,tpot:50")

@@ -102,6 +102,13 @@ def test_an_unstable_variant_is_named_and_not_ranked() -> None:
     assert any("unstable in 2 of 2 runs" in note for note in document["notes"])
 
 
+def test_an_unstable_first_variant_is_no_baseline_unless_it_is_named() -> None:
+    asked = WORKLOAD | {"trace": "synth:rate=100,prompt=400,output=30", "requests": 120, "replicates": 2}
+    asked |= {"scheduler": ["vllm:max_num_seqs=1", "vllm"], "metrics": "ttft_p99"}
+    assert compare(**asked).attrs["document"]["baseline"] == "vllm"
+    assert compare(**asked, baseline="vllm:max_num_seqs=1")["verdict"].tolist() == ["unstable", "unstable"]
+
+
 def test_every_row_shows_the_gap_to_the_oracle(tmp_path: Path) -> None:
     (tmp_path / "seer.py").write_text(ORACLE)
     seer = f"{tmp_path / 'seer.py'}:Seer"
@@ -120,8 +127,8 @@ def test_a_recorded_trace_is_cut_into_windows(tmp_path: Path) -> None:
     assert document["replicates"]["kind"] == "windows"
     assert document["replicates"]["changes"] == [{"skip": s, "requests": 20} for s in (0, 20, 40)]
     asked["requests"] = 25
-    document = compare(**asked, scheduler=["vllm", SLOW], replicates=3).attrs["document"]
-    assert document["replicates"]["changes"] == [{"skip": s, "requests": 25} for s in (0, 25)]
+    document = compare(**asked, speculation=["none", "eagle3:k=2"], replicates=3).attrs["document"]
+    assert document["replicates"]["changes"] == [{"skip": 25 * i, "requests": 25, "seed": i} for i in range(2)]
 
 
 def test_one_run_is_compared_by_blocks_of_its_requests() -> None:

@@ -1,0 +1,91 @@
+"""What is compared with what: variants of one workload, and which of them are oracles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from servesim.contracts import Registry
+from servesim.errors import UserError
+from servesim.experiments.axes import Variant, load_grid, product
+from servesim.experiments.replicates import WORKLOAD
+from servesim.scenario import Scenario, policy_settings
+
+T = TypeVar("T")
+
+
+def variants_of(scenarios: Sequence[str | Path | Mapping[str, Any]], axes: Mapping[str, Any]) -> list[Variant]:
+    """What is compared: every combination of the axes over every scenario."""
+    given = [load_grid(s, axes) for s in scenarios] or [({}, dict(axes))]
+    if len(given) == 1:
+        return product(*given[0])
+    names = [Path(s).stem if not isinstance(s, Mapping) else f"scenario {i + 1}" for i, s in enumerate(scenarios)]
+    if len(set(names)) < len(names):
+        names = [str(s) if not isinstance(s, Mapping) else name for s, name in zip(scenarios, names, strict=True)]
+    found = []
+    for name, (settings, lists) in zip(names, given, strict=True):
+        for v in product(settings, lists):
+            label = f"{name} / {v.label}" if v.label else name
+            found.append(Variant(label, {"scenario": name, **v.axes}, v.settings))
+    return found
+
+
+def is_oracle(settings: Mapping[str, Any]) -> bool:
+    """Whether a policy among the settings is told true output lengths."""
+    from servesim import contracts
+
+    registries = [r for r in vars(contracts).values() if isinstance(r, Registry)]
+    for registry in registries:
+        if settings.get(registry.kind) is None:
+            continue
+        try:
+            policy, _ = registry.resolve(policy_settings(settings[registry.kind])["name"])
+        except UserError:
+            continue  # its cells say what is wrong with it
+        if "output_len" in getattr(policy, "needs", ()):
+            return True
+    return False
+
+
+def same_workload(variants: Sequence[Variant]) -> None:
+    if len(variants) < 2:
+        raise UserError("compare: give an axis with several values, such as --scheduler static,vllm, or two scenarios")
+    for v in variants[1:]:
+        for key in WORKLOAD:
+            one, other = variants[0].settings.get(key), v.settings.get(key)
+            if one != other:
+                raise UserError(
+                    f"compare: {variants[0].label} and {v.label} replay different workloads "
+                    f"({key}: {one} and {other}); pairs need the same one (servesim sweep varies workloads)"
+                )
+
+
+def named(variants: Sequence[Variant], label: str) -> int:
+    found = [i for i, v in enumerate(variants) if label in (v.label, *v.label.split(" / "))]
+    exact = [i for i, v in enumerate(variants) if label == v.label]
+    if len(exact or found) != 1:
+        raise UserError(f"baseline {label!r}: name one of {'; '.join(v.label for v in variants)}")
+    return (exact or found)[0]
+
+
+def put_first(items: Sequence[T], index: int) -> list[T]:
+    """The same with one of them in front."""
+    return [items[index], *items[:index], *items[index + 1 :]]
+
+
+def first_scenario(variants: Sequence[Variant]) -> Scenario:
+    """A valid scenario among them; its error if there is none."""
+    error: UserError | None = None
+    for v in variants:
+        try:
+            return Scenario.of(v.settings)
+        except UserError as wrong:
+            error = error or wrong
+    assert error is not None
+    raise error
+
+
+def shared_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings that are the same in all."""
+    return {k: v for k, v in sorted(settings[0].items()) if all(k in s and s[k] == v for s in settings)}
