@@ -41,23 +41,34 @@ def percentiles(files: list[Path], rates: np.ndarray, side: str) -> list[int]:
     return [int(tokens[np.searchsorted(reached, reached[-1] * level / 100)]) for level in LEVELS]
 
 
+@pytest.fixture(scope="module")
+def profiles(clients: list[Path]) -> tuple[np.ndarray, np.ndarray]:
+    rates, cvs = (np.array(column) for column in zip(*map(_profile, clients), strict=True))
+    return rates, cvs
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 7])
-def test_the_twin_of_m_large_has_its_rates_burstiness_and_lengths(clients: list[Path], seed: int) -> None:
-    rates, cvs = (np.array(column) for column in zip(*map(_profile, clients), strict=True))
+def test_the_twin_of_a_day_has_its_rates_and_lengths(
+    clients: list[Path], profiles: tuple[np.ndarray, np.ndarray], seed: int
+) -> None:
+    scale, rates = 0.02, profiles[0]
+    twin = load_preset(f"servegen-m-large:scale={scale}", seed=seed)
+    counts = np.bincount(twin.arrival_ns // (600 * 10**9), minlength=144)
+    assert counts / (600 * scale) == pytest.approx(rates.sum(axis=0), rel=0.05)
+    for drawn, side in ((twin.prompt_len, "input_tokens"), (twin.output_len, "output_tokens")):
+        assert np.percentile(drawn, LEVELS) == pytest.approx(percentiles(clients, rates, side), rel=0.1)
+
+
+@pytest.mark.slow
+def test_the_clients_of_the_twin_are_as_bursty_as_the_originals(profiles: tuple[np.ndarray, np.ndarray]) -> None:
+    rates, cvs = profiles
     bursty = all_gaps = 0.0
-    prompts, outputs = [], []
-    for window in range(seed, 144, 16):
-        twin = load_preset(f"servegen-m-large:scale=1,start={window * 600},seconds=600", seed=seed)
-        assert len(twin) == pytest.approx(rates[:, window].sum() * 600, rel=0.05)
+    for window in range(4, 144, 20):
+        twin = load_preset(f"servegen-m-large:scale=1,start={window * 600},seconds=600")
         tenant = np.unique(np.array(twin.labels["tenant"]), return_inverse=True)[1]
         for client in range(tenant.max() + 1):
             gaps = np.diff(twin.arrival_ns[tenant == client])
             if len(gaps) > 1 and gaps.mean() > 0:
                 bursty, all_gaps = bursty + len(gaps) * gaps.std() / gaps.mean(), all_gaps + len(gaps)
-        prompts.append(twin.prompt_len)
-        outputs.append(twin.output_len)
-    assert bursty / all_gaps == pytest.approx((rates * cvs).sum() / rates.sum(), rel=0.2)  # of the day
-    for drawn, side in ((prompts, "input_tokens"), (outputs, "output_tokens")):
-        known = percentiles(clients, rates, side)
-        assert np.percentile(np.concatenate(drawn), LEVELS) == pytest.approx(known, rel=0.1)
+    assert bursty / all_gaps == pytest.approx((rates * cvs).sum() / rates.sum(), rel=0.2)
