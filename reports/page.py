@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from servesim import __version__
 
+EXPERIMENTS = {"comparison.json": "compare_page", "sweep.json": "sweep_page", "capacity.json": "capacity_page"}
+"""Documents of experiments, and the modules whose `page` shows them."""
 HERE = Path(__file__).resolve().parent
 
 
@@ -44,6 +47,28 @@ class Share:
     share: float
     text: str
     colour: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a section: kind "drawing", "table", "pairs" (of name and value) or "list" (of sentences)."""
+
+    kind: str
+    title: str
+    content: Any
+    wide: bool = False
+    text: str = ""
+    """A line below it."""
+    lines: Sequence[str] = ()
+    """Sentences above it."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a heading."""
+
+    title: str
+    blocks: list[Block]
 
 
 @dataclass
@@ -87,8 +112,13 @@ def _style() -> Any:
 
 def build(folder: str | Path, window_s: tuple[float, float] | None = None) -> str:
     """The report of a result directory, as HTML. `window_s`: the seconds the request chart shows."""
+    folder = Path(folder)
+    for name, module in EXPERIMENTS.items():
+        if (folder / name).is_file():
+            html: str = import_module(f"servesim.reports.{module}").page(folder).html()
+            return html
     from servesim.reports.run_page import run_page
     from servesim.result import Result
 
-    html: str = run_page(Result.load(folder), window_s).html()
+    html = run_page(Result.load(folder), window_s).html()
     return html

@@ -123,7 +123,7 @@ def _inline(text: str, name: str, title: str, alt: str, width: int, height: int)
     body = re.sub(r'<g id="[^"]*"', "<g", body)  # layer names: unused, and not unique on a page
     body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.S)
     body = re.sub(r'(id="|href="#|url\(#)([0-9a-z]+)', rf"\g<1>{name}-\g<2>", body)
-    body = re.sub(r"(\d\.\d)\d+", r"\1", body)
+    body = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d\.\d)\d+", r"\1", tag[0]), body)  # tenths of a pixel
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body).replace("font-weight: 700", "font-weight: 600")
     for colour, stand_in in INK.items():
         body = body.replace(stand_in, f"var(--{colour})")

@@ -231,6 +231,10 @@ _OPTIONS = (
 
 
 def _print(document: dict[str, Any], table: Any, as_json: bool, out: Path | None) -> None:
+    if out is not None:
+        from servesim.cli_report import write_report
+
+        write_report(out)
     if as_json:
         from servesim.experiments.documents import plain
         from servesim.result_files import to_json

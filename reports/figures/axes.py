@@ -15,13 +15,17 @@ def time_ticks(axis: Any, decades: bool = True) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     if decades:
-        axis.set_major_locator(LogLocator(10, numticks=6))
+        low, high = axis.get_view_interval()
+        subs = (1.0,) if high > 60 * low else (1.0, 2.0, 5.0)
+        axis.set_major_locator(LogLocator(10, subs, numticks=8))
         axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda ms, _: short_time(ms)))
 
 
 def short_time(ms: float) -> str:
     """`10 ms`, `2 s`, `1 min`: for ticks."""
+    if ms <= 0:
+        return "0"
     if ms < 1:
         return f"{ms * 1e3:g} µs"
     if ms < 1000:

@@ -70,14 +70,14 @@ def _panel(axes: Any, values: Any, colour: str, limit: float | None, ticks: int)
     low, high = float(x[0]), float(x[-1])
     if limit is not None:
         low, high = min(low, limit), max(high, limit)
-    _scale(axes, low, high, ticks)
+    scale(axes, low, high, ticks)
     if limit is not None:
-        _mark_limit(axes, limit, float((values <= limit).mean()))
+        mark_limit(axes, limit, float((values <= limit).mean()))
     axes.set_ylim(0, 1.02)
     axes.set_yticks([0, 0.5, 0.9, 1.0], ["0", "50 %", "90 %", "100 %"])
 
 
-def _scale(axes: Any, low: float, high: float, ticks: int) -> None:
+def scale(axes: Any, low: float, high: float, ticks: int) -> None:
     """Logarithmic where latencies span more than a decade and a half."""
     from matplotlib.ticker import MaxNLocator
 
@@ -93,9 +93,11 @@ def _scale(axes: Any, low: float, high: float, ticks: int) -> None:
         time_ticks(axes.xaxis, decades=False)
 
 
-def _mark_limit(axes: Any, limit: float, within: float) -> None:
+def mark_limit(axes: Any, limit: float, within: float | None = None) -> None:
     """The limit as a dashed line, and beside it the share of requests within, where the curve is not."""
     axes.axvline(limit, color=INK["rose"], linestyle=(0, (4, 3)), linewidth=1.3)
+    if within is None:
+        return
     right = axes.transLimits.transform(axes.transScale.transform((limit, 0)))[0] > 0.6
     axes.annotate(
         percent(within), (limit, 0.93 if within < 0.5 else 0.07), xytext=(-5 if right else 5, 0),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from servesim.reports.figures.gantt import window_of
 from servesim.reports.page import build
 from servesim.reports.priced import price_steps
 from servesim.reports.run import Run
+from tests.support.pages import assert_sound
 
 SETTINGS: dict[str, Any] = {
     "trace": "synth:rate=60,prompt=lognormal(p50=300,p95=900),output=lognormal(p50=30,p95=90)",
@@ -46,59 +45,8 @@ def run(folder: Path) -> Run:
     return Run(servesim.Result.load(folder))
 
 
-class Elements(HTMLParser):
-    """Every element with its attributes, and unclosed ones."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in ("meta", "link"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def test_the_page_needs_nothing_but_itself(html: str) -> None:
-    assert len(html.encode()) < 3_000_000
-    elements = Elements(html)
-    assert elements.open == []
-    for tag, attributes in elements.found:
-        assert tag not in ("script", "img", "iframe", "object"), tag
-        for name in ("src", "href", "xlink:href"):
-            assert (attributes.get(name) or "#").startswith(("#", "data:")), attributes
-    assert "url(http" not in html
-    assert "@import" not in html
-
-
-def test_every_figure_says_in_words_what_it_shows(html: str) -> None:
-    elements = Elements(html)
-    ids = [a["id"] for _, a in elements.found if "id" in a]
-    assert len(ids) == len(set(ids))
-    drawings = [a for tag, a in elements.found if tag == "svg"]
-    assert len(drawings) >= 10
-    for attributes in drawings:
-        assert attributes["role"] == "img"
-        title, description = (attributes["aria-labelledby"] or "").split()
-        for which in (title, description):
-            text = re.search(rf'id="{which}">([^<]+)<', html)
-            assert text is not None
-            assert text[1].strip()
-    for reference in re.findall(r'(?:href="#|url\(#)([^")]+)', html):
-        assert reference in ids
-
-
-def test_no_colour_is_fixed_that_dark_mode_could_not_change(html: str) -> None:
-    drawn = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.S))
-    assert re.findall(r"(?:fill|stroke): #[0-9a-f]+", drawn) == []
+def test_the_page_is_self_contained_and_told_in_words_too(html: str) -> None:
+    assert_sound(html, figures=10)
 
 
 def test_same_result_same_bytes(folder: Path, html: str, tmp_path: Path) -> None:

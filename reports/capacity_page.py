@@ -1,0 +1,152 @@
+"""The page of a capacity question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from servesim.reports.experiment import (
+    amount,
+    colours,
+    load,
+    notes_of,
+    pill,
+    provenance,
+    shared_settings,
+    workload_words,
+)
+from servesim.reports.figures.load import attainment, pareto
+from servesim.reports.page import Alert, Block, Page, Section, Table
+from servesim.reports.words import number, percent
+
+
+def page(folder: Path) -> Page:
+    """What each deployment carries, at what price, and how sure that is."""
+    document = load(folder / "capacity.json")
+    served, replayed = workload_words(document["workload"])
+    settings = document["settings"]
+    limits = ", ".join(f"{name.upper()} ≤ {limit:g} ms" for name, limit in settings["slo"].items())
+    sections = [
+        Section("Deployments", [Block("table", "", _table(document), wide=True, text=_how_to_read(document))]),
+        Section("Behind it", _drawings(document)),
+        Section("How it was done", _provenance(folder, document)),
+    ]
+    question = "Highest rate within the limits" if _by_rate(document) else "Cheapest deployment within the limits"
+    return Page(
+        "experiment",
+        "capacity",
+        f"{question}: {served}" if served else question,
+        replayed,
+        [
+            ("limits", limits),
+            ("for", f"{100 * settings['attainment']:g} % of requests"),
+            ("replicates", f"{document['replicates']['count']} {document['replicates']['kind']}"),
+        ],
+        [Alert(f"{r['label']} failed:", str(r["error"])) for r in document["rows"] if r["error"]],
+        {"tiles": _tiles(document), "sections": [s for s in sections if s.blocks]},
+    )
+
+
+def _by_rate(document: Mapping[str, Any]) -> bool:
+    return bool(document["question"] == "highest rate")
+
+
+def _tiles(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Up to four deployments: the highest rates, or the lowest prices."""
+    carried = [r for r in document["rows"] if r["verdict"] == "carries"]
+    if _by_rate(document):
+        order = sorted(carried, key=lambda r: -r["rate"])
+        return [
+            {"name": r["label"], "value": number(r["rate"]), "unit": "req/s", "note": _between(r) or "carried"}
+            for r in order[:4]
+        ]
+    order = sorted(carried, key=lambda r: r["usd_per_hour"])
+    return [
+        {"name": r["label"], "value": f"${number(r['usd_per_hour'])}", "unit": "an hour",
+         "note": f"{r['replicas']} replica{'s' * (r['replicas'] != 1)}, {r['gpus']} GPU{'s' * (r['gpus'] != 1)}"}
+        for r in order[:4]
+    ]  # fmt: skip
+
+
+def _between(row: Mapping[str, Any]) -> str:
+    if row["rate_low"] is None and row["rate_high"] is None:
+        return ""
+    low, high = (number(row[key]) if row[key] is not None else "?" for key in ("rate_low", "rate_high"))
+    return f"{low} to {high}"
+
+
+def _table(document: Mapping[str, Any]) -> Table:
+    by_rate = _by_rate(document)
+    rows = []
+    for r in document["rows"]:
+        said = pill("cheapest", "up") if r["cheapest"] else pill(r["verdict"])
+        values = r["values"] or {}
+        size = (
+            f"{r['replicas']} × {r['gpu'].upper()}"
+            if r["gpus"] == r["replicas"]
+            else f"{r['gpus']} × {r['gpu'].upper()}"
+        )
+        carried = (number(r["rate"]), _between(r) or "–") if by_rate else (size, percent(r["attainment"]))
+        rows.append(
+            (
+                r["label"],
+                said,
+                *carried,
+                amount(r["usd_per_hour"], "$"),
+                *(amount(values.get(name), unit) for name, unit in (
+                    ("usd_per_million_tokens", "$"), ("output_throughput", ""), ("ttft_p99", "ms"), ("tpot_p99", "ms"),
+                )),
+            )
+        )  # fmt: skip
+    what = ("requests/s", "interval") if by_rate else ("GPUs", "within limits")
+    columns = ("deployment", "", *what, "$ an hour", "$ per M tokens", "output tokens/s", "p99 TTFT", "p99 TPOT")
+    return Table("Deployments", columns, rows, (False, False, *[True] * 7))
+
+
+def _how_to_read(document: Mapping[str, Any]) -> str:
+    s = document["settings"]
+    text = (
+        f"A rate is carried if on average {100 * s['attainment']:g} % of the requests in the steady window meet every "
+        "limit and less than half of the runs are unstable. "
+    )
+    if _by_rate(document):
+        return (
+            text
+            + f"The interval ({100 * s['level']:g} %) contains what bisection leaves open. Other columns: at that rate."
+        )
+    return text + "Cheapest: the lowest price per request carried."
+
+
+def _drawings(document: Mapping[str, Any]) -> list[Block]:
+    by_rate = _by_rate(document)
+    points: dict[str, list[tuple[float, float]]] = {}
+    for p in document["points"]:
+        if p["attainment"] is not None:
+            points.setdefault(p["label"], []).append((p["rate"] if by_rate else p["replicas"], p["attainment"]))
+    blocks = []
+    palette = colours([r["label"] for r in document["rows"]])
+    if points:
+        unit = "requests/s" if by_rate else "replicas"
+        target = document["settings"]["attainment"]
+        blocks.append(Block("drawing", "", attainment(points, palette, target, unit)))
+    rows = []
+    for r in document["rows"]:
+        values = r["values"] or {}
+        found = [values.get(name) for name in ("usd_per_million_tokens", "e2el_p99", "output_throughput")]
+        if r["verdict"] == "carries" and None not in found:
+            price, ms, flow = found
+            rows.append((r["label"], palette[r["label"]], price, ms, flow, r["pareto"]))
+    if len(rows) > 1:
+        blocks.append(Block("drawing", "", pareto(rows)))
+    return blocks
+
+
+def _provenance(folder: Path, document: Mapping[str, Any]) -> list[Block]:
+    first = next((p["address"] for p in document["points"] if p["address"]), None)
+    rests = provenance(folder, first)
+    return [
+        *shared_settings(document),
+        *([Block("pairs", "What it rests on", rests, wide=True)] if rests else []),
+        *notes_of(document),
+    ]

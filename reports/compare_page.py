@@ -1,0 +1,210 @@
+"""The page of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from servesim.experiments.measures import Run
+from servesim.metrics.requests import parse_slo
+from servesim.reports.experiment import (
+    BARE,
+    SERIES,
+    amount,
+    change,
+    colours,
+    interval,
+    load,
+    metric_words,
+    notes_of,
+    pill,
+    provenance,
+    shared_settings,
+    text_table,
+    with_unit,
+    workload_words,
+)
+from servesim.reports.figures.forest import forest
+from servesim.reports.figures.overlay import overlay
+from servesim.reports.page import Alert, Block, Page, Section, Table
+from servesim.reports.words import time_ms
+
+COLUMNS_AT_MOST = 6
+WORST = 5
+
+
+def page(folder: Path) -> Page:
+    """Verdicts, intervals, distributions, and what became of single requests."""
+    document = load(folder / "comparison.json")
+    served, replayed = workload_words(document["workload"])
+    sections = [
+        Section("Verdicts", _verdicts(document)),
+        Section("Distributions", _distributions(folder, document)),
+        Section("Every metric", [Block("table", "", _matrix(document), wide=True, text=_how_to_read(document))]),
+        Section("What became of single requests", _drill_down(document)),
+        Section("How it was done", _provenance(folder, document)),
+    ]
+    settings = document["settings"]
+    return Page(
+        "experiment",
+        "comparison",
+        f"{len(document['variants'])} policies compared: {served}" if served else "Policies compared",
+        replayed,
+        [
+            ("baseline", document["baseline"]),
+            ("replicates", f"{document['replicates']['count']} {document['replicates']['kind']}, paired"),
+            ("intervals", f"{100 * settings['level']:g} %"),
+            ("ranked by", metric_words(settings["rank_by"])),
+        ],
+        _alerts(document),
+        {"tiles": [], "sections": [s for s in sections if s.blocks]},
+    )
+
+
+def _rows(document: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["variant"], row["metric"]): row for row in document["rows"]}
+
+
+def _alerts(document: Mapping[str, Any]) -> list[Alert]:
+    unstable, failed = document["ranking"]["unstable"], [v for v in document["variants"] if v["error"]]
+    alerts = [Alert(f"{v['label']} failed:", v["error"]) for v in failed]
+    if unstable:
+        text = f"{', '.join(unstable)}: queues grow without end, so latencies are not compared."
+        alerts.append(Alert("Unstable.", text))
+    return alerts
+
+
+def _verdicts(document: Mapping[str, Any]) -> list[Block]:
+    """The ranking, best first, and the figure of changes."""
+    rank_by, rows = document["settings"]["rank_by"], _rows(document)
+    ranking = document["ranking"]
+    order = [*ranking["order"], *ranking["unstable"], *ranking["failed"]]
+    cells: list[tuple[Any, ...]] = []
+    for place, label in enumerate(order, 1):
+        row = rows.get((label, rank_by))
+        if row is None:
+            cells.append(("–", label, pill("failed"), "–", "–", "–", "–"))
+            continue
+        gap = change(row["gap_to_oracle"], row["scale"], row["unit"])
+        ranked = label in ranking["order"]
+        cells.append(
+            (str(place) if ranked else "–", label, pill(row["verdict"]), amount(row["value"], row["unit"]),
+             change(row["change"], row["scale"], row["unit"]), interval(row), gap)
+        )  # fmt: skip
+    columns = ("", "policy", "verdict", metric_words(rank_by), "change", "interval", "gap to oracle")
+    table = Table("Ranking", columns, cells, (True, False, False, True, True, True, True))
+    if all(cell[-1] == "–" for cell in cells):
+        table = Table("Ranking", columns[:-1], [cell[:-1] for cell in cells], table.numeric[:-1])
+    drawn = forest(document)
+    blocks = [Block("table", "Ranking", table, wide=True)]
+    blocks += [Block("list", "In words", document["headline"], wide=True)] if document["headline"] else []
+    return blocks + ([Block("drawing", "", drawn)] if drawn else [])
+
+
+def _distributions(folder: Path, document: Mapping[str, Any]) -> list[Block]:
+    """Latencies of all replicates together; with many variants the best ones and the baseline."""
+    order = [document["baseline"], *(label for label in document["ranking"]["order"] if label != document["baseline"])]
+    shown = order[: len(SERIES)]
+    values = {}
+    for variant in document["variants"]:
+        if variant["label"] in shown:
+            runs = [Run.load(path) for a in variant["cells"] if a and (path := folder / "cells" / a).is_dir()]
+            if runs:
+                values[variant["label"]] = {key: _latencies(runs, key) for key in ("ttft", "tpot", "e2el")}
+    if not values:
+        return []
+    slo = document["workload"].get("slo") or {}
+    caption = "All completed requests of all replicates." + (" Dashed lines are the limits." if slo else "")
+    if len(order) > len(shown):
+        caption += f" The {len(shown) - 1} best of {len(order)} and the baseline."
+    limits = parse_slo(slo) if isinstance(slo, str) else slo
+    drawn = overlay(values, colours(list(values)), limits, caption)
+    return [Block("drawing", "", drawn)] if drawn else []
+
+
+def _latencies(runs: list[Run], key: str) -> Any:
+    values = np.concatenate([run.latency_ms(key)[run.done] for run in runs])
+    return np.sort(values[np.isfinite(values)])
+
+
+def _matrix(document: Mapping[str, Any]) -> Table:
+    """Values and changes of every metric; the shorter of variants and metrics become columns."""
+    rows, metrics = _rows(document), document["metrics"]
+    labels = [v["label"] for v in document["variants"]]
+    names = [with_unit(m) for m in metrics]
+
+    def cell(label: str, metric: str) -> Markup:
+        row = rows.get((label, metric))
+        if row is None:
+            return Markup("–")
+        value = Markup("{}").format(amount(row["value"], row["unit"] if row["unit"] in BARE else ""))
+        if row["verdict"] == "baseline":
+            return value
+        tone = {"better": "up", "worse": "down"}.get(row["verdict"], "even")
+        said, ends = change(row["change"], row["scale"], row["unit"]), interval(row)
+        within = "" if ends == "–" else f"({ends})"
+        return Markup('{}<small><span class="{}">{}</span> {}</small>').format(value, tone, said, within)
+
+    if len(labels) <= COLUMNS_AT_MOST:
+        body = [(name, *(cell(label, m["name"]) for label in labels)) for name, m in zip(names, metrics, strict=True)]
+        return Table("Every metric", ("", *labels), body, kind="matrix")
+    body = [(label, *(cell(label, m["name"]) for m in metrics)) for label in labels]
+    return Table("Every metric", ("", *names), body, kind="matrix")
+
+
+def _how_to_read(document: Mapping[str, Any]) -> str:
+    s = document["settings"]
+    return (
+        f"Means over replicates; change from {document['baseline']} with its {100 * s['level']:g} % interval below. "
+        f"Coloured where the verdict is better or worse. The first {100 * s['warmup']:g} % and the last "
+        f"{100 * s['cooldown']:g} % of the arrivals are left out."
+    )
+
+
+def _drill_down(document: Mapping[str, Any]) -> list[Block]:
+    blocks = []
+    for drill in document["drill_down"]:
+        counts = f"{drill['compared']:,} requests compared: {drill['worse']:,} slower, {drill['better']:,} faster"
+        if drill["not_completed"]:
+            counts += f", {drill['not_completed']:,} not completed by both"
+        causes = ", ".join(f"{cause} {n:,}" for cause, n in drill["causes"].items())
+        lines = [counts + (f". Slower by: {causes}." if causes else ".")]
+        if drill["divergence_text"]:
+            lines.append(f"First difference {drill['divergence_text']}.")
+        table = _worst(drill) if drill["worst"] else lines
+        kind, above = ("table", lines) if drill["worst"] else ("list", [])
+        blocks.append(Block(kind, drill["variant"], table, wide=True, lines=above))
+    return blocks
+
+
+def _worst(drill: Mapping[str, Any]) -> Table:
+    rows = [
+        (
+            f"{w['row']:,}",
+            f"{w['prompt_len']:,}",
+            f"{w['output_len']:,}",
+            *(time_ms(ms) for ms in w["e2el_ms"]),
+            *(f"{w['more_ms'][part]:+,.0f} ms".replace("-", "−") for part in ("queue", "prefill", "decode")),
+            w["cause"],
+        )
+        for w in drill["worst"][:WORST]
+    ]
+    columns = ("request", "prompt", "output", "E2E, baseline", "E2E, variant", "queue", "prefill", "decode", "cause")
+    table = text_table(f"Slowed most by {drill['variant']}", columns, rows)
+    return Table(table.title, table.columns, rows, (*table.numeric[:-1], False))
+
+
+def _provenance(folder: Path, document: Mapping[str, Any]) -> list[Block]:
+    first = next((a for v in document["variants"] for a in v["cells"] if a), None)
+    rests = provenance(folder, first)
+    runs = [(v["label"], ", ".join(a or "failed" for a in v["cells"])) for v in document["variants"]]
+    return [
+        *shared_settings(document),
+        *([Block("pairs", "What it rests on", rests, wide=True)] if rests else []),
+        *([Block(b.kind, b.title, b.content, wide=True) for b in notes_of(document)]),
+        Block("pairs", "Runs", runs, wide=True, text="Directories under cells/: servesim report shows one by itself."),
+    ]

@@ -1,0 +1,151 @@
+"""What pages of experiments share: words for metrics and settings, colours of variants, the runs behind them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from servesim.cli_tables import LABELS
+from servesim.errors import UserError
+from servesim.reports.page import Block, Table
+from servesim.reports.words import number, percent, time_ms
+from servesim.result_files import SUMMARY
+
+SERIES = ("blue", "amber", "teal", "violet", "rose", "sky", "lime", "slate")
+"""Colours of variants, in their order; those beyond share the last."""
+LATENCY_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E", "ntpot": "NTPOT", "queue_time": "queue time"}
+BARE = ("ms", "$", "share")
+"""Units that are written with each value."""
+TONES = {
+    "undecided": "open",
+    "better": "up",
+    "worse": "down",
+    "failed": "down",
+    "unstable": "down",
+    "never": "down",
+    "carries": "up",
+}
+
+
+def load(path: Path) -> dict[str, Any]:
+    """An experiment's document."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: damaged: {error}") from error
+    return document
+
+
+def metric_words(name: str) -> str:
+    """`p99 TTFT` for ttft_p99."""
+    if name in LABELS:
+        return LABELS[name]
+    latency, _, statistic = name.rpartition("_")
+    if latency in LATENCY_WORDS:
+        return f"{statistic} {LATENCY_WORDS[latency]}"
+    return name.replace("_", " ")
+
+
+def with_unit(metric: Mapping[str, Any]) -> str:
+    """A metric's words, and its unit unless every value says it."""
+    words = metric_words(metric["name"])
+    return words if metric["unit"] in BARE or not metric["unit"] else f"{words}, {metric['unit']}"
+
+
+def amount(value: float | None, unit: str) -> str:
+    """A metric's value with its unit."""
+    if value is None:
+        return "–"
+    if unit == "ms":
+        return str(time_ms(value))
+    text: str = number(value) if unit != "share" else percent(value)
+    return f"${text}" if unit == "$" else text if unit == "share" else f"{text} {unit}".strip()
+
+
+def change(value: float | None, scale: str, unit: str) -> str:
+    """A change with its sign: relative, or in points or units."""
+    if value is None:
+        return "–"
+    if scale == "ratio" or unit == "share":
+        points = "%" if scale == "ratio" else "points"
+        size = 100 * value
+        text = f"{size:+,.0f}" if abs(size) >= 100 else f"{size:+.1f}"
+        return f"{text.replace('-', '−')} {points}"
+    return f"{value:+.3g}".replace("-", "−")
+
+
+def interval(row: Mapping[str, Any]) -> str:
+    """A change's interval."""
+    if row["change_low"] is None:
+        return "–"
+    low, high = (change(row[key], row["scale"], row["unit"]) for key in ("change_low", "change_high"))
+    return f"{low.partition(' ')[0]} to {high}"
+
+
+def pill(text: str, tone: str | None = None) -> Markup:
+    """A word as a coloured label."""
+    return Markup('<span class="pill {}">{}</span>').format(tone or TONES.get(text, "even"), text)
+
+
+def colours(labels: Sequence[str]) -> dict[str, str]:
+    """A colour for each variant."""
+    return {label: SERIES[min(i, len(SERIES) - 1)] for i, label in enumerate(labels)}
+
+
+def workload_words(workload: Mapping[str, Any]) -> tuple[str, str]:
+    """(model on GPU, what is replayed) as far as all variants share them."""
+    parts = [str(workload[key]) for key in ("model",) if workload.get(key)]
+    served = f"{parts[0]} on {str(workload['gpu']).upper()}" if parts and workload.get("gpu") else "".join(parts)
+    replayed = str(workload.get("trace", "a workload"))
+    if workload.get("requests"):
+        replayed = f"{workload['requests']:,} requests of {replayed}"
+    if workload.get("rate"):
+        replayed += f" at {workload['rate']:g} requests/s"
+    return served, replayed
+
+
+def shared_settings(document: Mapping[str, Any]) -> list[Block]:
+    """The settings all runs share, and how the experiment was made."""
+    facts = [(key, _plain(value)) for key, value in sorted(document["workload"].items())]
+    repeats = document["replicates"]
+    how = [("replicates", f"{repeats['count']} {repeats['kind']}")]
+    how += [(key.replace("_", " "), _plain(value)) for key, value in document["settings"].items() if value is not None]
+    return [Block("pairs", "What all runs share", facts), Block("pairs", "How it was done", how)]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_plain(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(_plain(inner) for inner in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def provenance(folder: Path, address: str | None) -> list[tuple[str, str]]:
+    """Where the numbers come from, as one of the runs tells it."""
+    summary = folder / "cells" / str(address) / SUMMARY
+    if address is None or not summary.is_file():
+        return []
+    p = json.loads(summary.read_text(encoding="utf-8"))["provenance"]
+    tables = p["kernel_tables"]
+    measured = f"{tables['name']}, measured by {', '.join(tables['measured_by'])}" if tables else "none: roofline"
+    return [
+        ("trace", f"{p['trace']['name']}, sha256 {p['trace']['sha256'][:16]}…"),
+        ("cost model", p["cost_model"]),
+        ("kernel tables", measured),
+        ("versions", ", ".join(f"{name} {v}" for name, v in sorted(p["versions"].items()))),
+    ]
+
+
+def notes_of(document: Mapping[str, Any]) -> list[Block]:
+    """The notes, if there are any."""
+    return [Block("list", "Notes", list(document["notes"]))] if document["notes"] else []
+
+
+def text_table(title: str, columns: Sequence[str], rows: list[tuple[Any, ...]], texts: int = 1) -> Table:
+    """A table whose first `texts` columns are words and whose others are numbers."""
+    return Table(title, tuple(columns), rows, tuple(i >= texts for i in range(len(columns))))

@@ -1,0 +1,122 @@
+"""Changes against a baseline with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from servesim.reports.experiment import change, metric_words
+from servesim.reports.svg import INK, Drawing, wide
+
+VERDICT_COLOURS = {"better": "teal", "worse": "rose", "equivalent": "slate", "identical": "slate", "undecided": "amber"}
+SHOWN = 4
+PREFERRED = ("ttft_p99", "tpot_p99", "e2el_p99", "output_throughput", "slo_attainment", "usd_per_million_tokens")
+
+
+def forest(document: Mapping[str, Any]) -> Drawing | None:
+    """A panel a metric, a line a variant: the change from the baseline and its interval."""
+    chosen = _metrics(document)
+    rows = {(r["variant"], r["metric"]): r for r in document["rows"]}
+    labels = [v["label"] for v in document["variants"][1:]]
+    labels = [label for label in labels if any(_drawn(rows.get((label, m["name"]))) for m in chosen)]
+    if not labels or not chosen:
+        return None
+    margin = document["settings"]["margin"]
+
+    def paint(figure: Any, narrow: bool) -> None:
+        shape = (len(chosen), 1) if narrow else (1, len(chosen))
+        grid = figure.subplots(*shape, squeeze=False, sharey=True).ravel()
+        for i, (axes, metric) in enumerate(zip(grid, chosen, strict=True)):
+            _panel(axes, metric, [rows.get((label, metric["name"])) for label in labels], margin)
+            axes.set_ylim(len(labels) - 0.45, -0.75)
+            axes.set_yticks([])
+            axes.set_title(metric_words(metric["name"]), pad=8)
+            if narrow or i == 0:
+                for y, label in enumerate(labels):
+                    place = axes.get_yaxis_transform()
+                    box = {"facecolor": INK["surface"], "alpha": 0.8, "pad": 1, "linewidth": 0}
+                    axes.text(0, y - 0.42, _short(label, 52), transform=place, fontsize=10.5, va="center", bbox=box)
+        figure.subplots_adjust(
+            left=0.02, right=0.98, top=1 - 34 / (figure.get_figheight() * 72), wspace=0.12, hspace=0.3,
+            bottom=30 / (figure.get_figheight() * 72),
+        )  # fmt: skip
+
+    each = 46
+    heights = (each * len(labels) + 70, (each * len(labels) + 62) * len(chosen))
+    alt = f"Changes from {document['baseline']} with {100 * document['settings']['level']:g} % intervals: " + "; ".join(
+        f"{label}, {metric_words(m['name'])} {_words(rows[label, m['name']])}"
+        for m in chosen
+        for label in labels
+        if _drawn(rows.get((label, m["name"])))
+    )
+    caption = (
+        f"Change from {document['baseline']}, with {100 * document['settings']['level']:g} % intervals of the paired "
+        f"replicates. Within the grey band ({100 * margin:g} %) a change does not matter."
+    )
+    found = {r["verdict"] for r in document["rows"]}
+    legend = tuple((c, name) for name, c in VERDICT_COLOURS.items() if name in found and name != "identical")
+    return wide("forest", "How much better or worse", alt + ".", paint, heights, caption, legend=legend)
+
+
+def _metrics(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    known = {m["name"]: m for m in document["metrics"]}
+    wanted = dict.fromkeys([document["settings"]["rank_by"], *PREFERRED, *known])
+    return [known[name] for name in wanted if name in known][:SHOWN]
+
+
+def _drawn(row: Mapping[str, Any] | None) -> bool:
+    return row is not None and row["change"] is not None and row["verdict"] != "baseline"
+
+
+def _words(row: Mapping[str, Any]) -> str:
+    said = change(row["change"], row["scale"], row["unit"])
+    if row["change_low"] is None:
+        return f"{said}, {row['verdict']}"
+    ends = [change(row[key], row["scale"], row["unit"]) for key in ("change_low", "change_high")]
+    return f"{said} ({ends[0]} to {ends[1]}), {row['verdict']}"
+
+
+def _panel(axes: Any, metric: Mapping[str, Any], rows: Sequence[Mapping[str, Any] | None], margin: float) -> None:
+    """Relative changes on a logarithmic axis: half as much is as far from no change as twice as much."""
+    ratio = metric["scale"] == "ratio"
+
+    def place(value: float) -> float:
+        return float(np.log(max(1 + value, 1e-3))) if ratio else value
+
+    reach = place(margin) * 2 if ratio or metric["unit"] == "share" else 0.0
+    for y, row in enumerate(rows):
+        if row is None or not _drawn(row):
+            continue
+        colour = INK[VERDICT_COLOURS.get(row["verdict"], "slate")]
+        x = place(row["change"])
+        low, high = (place(row[k]) if row[k] is not None else x for k in ("change_low", "change_high"))
+        axes.plot([low, high], [y, y], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt")
+        axes.plot([x], [y], "o", color=colour, markersize=8, markeredgecolor=INK["surface"], markeredgewidth=1.2)
+        reach = max(reach, abs(low), abs(high))
+    reach = reach * 1.12 or 1.0
+    axes.set_xlim(-reach, reach)
+    if ratio or metric["unit"] == "share":
+        axes.axvspan(place(-margin), place(margin), color=INK["slate"], alpha=0.18, linewidth=0)
+    axes.axvline(0, color=INK["muted"], linewidth=1)
+    axes.grid(axis="y", visible=False)
+    _ticks(axes, reach, ratio, metric["unit"])
+
+
+def _ticks(axes: Any, reach: float, ratio: bool, unit: str) -> None:
+    if not ratio:
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        scale, sign = (100, " pt") if unit == "share" else (1, "")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{scale * v:+g}{sign}".replace("-", "−")))
+        return
+    steps = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0, 9.0, 99.0)
+    step = next((s for s in steps if np.log1p(s) > reach * 0.45), steps[-1])
+    ticks = [-step / (1 + step), 0.0, step]
+    axes.set_xticks([np.log1p(t) for t in ticks], [f"{100 * t:+.0f} %".replace("-", "−") if t else "0" for t in ticks])
+
+
+def _short(label: str, most: int) -> str:
+    return label if len(label) <= most else f"{label[: most - 1]}…"

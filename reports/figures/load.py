@@ -1,0 +1,201 @@
+"""Latency against load, with the knee of each curve; what share of requests a rate leaves within the limits; prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from servesim.reports.experiment import amount, metric_words
+from servesim.reports.figures.axes import percents, time_ticks
+from servesim.reports.svg import INK, Drawing, half, wide
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One variant over rates, ascending."""
+
+    label: str
+    colour: str
+    rates: Sequence[float]
+    values: Mapping[str, Sequence[float | None]]
+    """By metric."""
+    stable: Sequence[bool]
+
+
+BEND = 0.1
+"""How far below its chord a curve must reach, as a share of its rise, to have a knee."""
+
+
+def knee(rates: Sequence[float], values: Sequence[float | None], stable: Sequence[bool]) -> float | None:
+    """The rate at which a curve that rises with load bends most: of the stable points the one farthest below the chord
+    from the first to the last point (Satopaa et al., Kneedle, 2011). None with fewer than three points, or where none
+    lies below it by a tenth of the rise."""
+    known = [(r, v, ok) for r, v, ok in zip(rates, values, stable, strict=True) if v is not None]
+    if len(known) < 3 or known[-1][1] <= known[0][1]:
+        return None
+    (r0, v0, _), (r1, v1, _) = known[0], known[-1]
+    below = [((r - r0) / (r1 - r0) - (v - v0) / (v1 - v0), r) for r, v, ok in known[1:-1] if ok]
+    depth, rate = max(below, default=(0.0, 0.0))
+    return rate if depth > BEND else None
+
+
+def against_load(curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]]) -> Drawing:
+    """A panel a metric, a line a variant; unstable points hollow, knees ringed."""
+
+    def paint(figure: Any, narrow: bool) -> None:
+        shape = (len(metrics), 1) if narrow else (1, len(metrics))
+        grid = figure.subplots(*shape, squeeze=False).ravel()
+        for axes, metric in zip(grid, metrics, strict=True):
+            for curve in curves:
+                _line(axes, curve, metric)
+            _axes(axes, metric, [v for c in curves for v in c.values[metric["name"]] if v is not None])
+            axes.set_title(metric_words(metric["name"]))
+            axes.set_xlabel("requests/s")
+        high = figure.get_figheight() * 72
+        figure.subplots_adjust(
+            left=0.15 if narrow else 0.055, right=0.985, top=1 - 32 / high, bottom=44 / high, wspace=0.2, hspace=0.42
+        )
+
+    knees = [(c.label, m, k) for c in curves for m in metrics if m["latency"] and (k := _knee(c, m)) is not None]
+    alt = "Against the rate of arrivals: " + "; ".join(
+        f"{c.label}, {metric_words(m['name'])} from {_at(c, m, 0)} at {c.rates[0]:g} to {_at(c, m, -1)} at "
+        f"{c.rates[-1]:g} requests/s"
+        for c in curves
+        for m in metrics
+    )
+    if knees:
+        alt += ". Knees: " + "; ".join(f"{label}, {metric_words(m['name'])} at {k:g}" for label, m, k in knees)
+    caption = "Hollow: the queue grows without end in at least half of the runs."
+    if knees:
+        caption += (
+            " A ring marks the knee: the stable point farthest below the line from a curve's first point to its last."
+        )
+    legend = tuple((c.colour, c.label) for c in curves)
+    return wide("load", "Latency against load", alt + ".", paint, (320, 300 * len(metrics)), caption, legend=legend)
+
+
+def _knee(curve: Curve, metric: Mapping[str, Any]) -> float | None:
+    return knee(curve.rates, curve.values[metric["name"]], curve.stable) if metric["latency"] else None
+
+
+def _at(curve: Curve, metric: Mapping[str, Any], i: int) -> str:
+    return str(amount(curve.values[metric["name"]][i], metric["unit"]))
+
+
+def _line(axes: Any, curve: Curve, metric: Mapping[str, Any]) -> None:
+    values = [np.nan if v is None else max(v, 1e-3) for v in curve.values[metric["name"]]]
+    colour = INK[curve.colour]
+    axes.plot(curve.rates, values, color=colour, linewidth=1.6)
+    for rate, value, ok in zip(curve.rates, values, curve.stable, strict=True):
+        axes.plot([rate], [value], "o", color=colour if ok else INK["surface"], markeredgecolor=colour, markersize=5)
+    bend = _knee(curve, metric)
+    if bend is not None:
+        at = values[list(curve.rates).index(bend)]
+        axes.plot([bend], [at], "o", markersize=13, markerfacecolor="none", markeredgecolor=colour, markeredgewidth=1.6)
+
+
+def _axes(axes: Any, metric: Mapping[str, Any], values: Sequence[float]) -> None:
+    if metric["unit"] == "ms":
+        if values and max(values) > 12 * max(min(values), 1e-3):
+            axes.set_yscale("log")
+            axes.set_ylim(max(min(values), 1e-3) / 1.6, max(values) * 1.6)
+            time_ticks(axes.yaxis)
+        else:
+            axes.set_ylim(0, max(values, default=1.0) * 1.12)
+            time_ticks(axes.yaxis, decades=False)
+    elif metric["unit"] == "share":
+        axes.set_ylim(0, 1.04)
+        percents(axes.yaxis)
+    else:
+        axes.set_ylim(0, max(values, default=1.0) * 1.12)
+    axes.set_xlim(left=0)
+
+
+def attainment(
+    points: Mapping[str, Sequence[tuple[float, float]]], palette: Mapping[str, str], target: float, unit: str
+) -> Drawing:
+    """Share of requests within the limits, at every rate (or size) that was tried."""
+    from matplotlib.ticker import MaxNLocator
+
+    def paint(figure: Any, narrow: bool) -> None:
+        axes = figure.subplots()
+        for label, pairs in points.items():
+            x, y = zip(*sorted(pairs), strict=True)
+            axes.plot(x, y, "o", color=INK[palette[label]], markersize=4.5, alpha=0.55, markeredgewidth=0)
+            rates = sorted(set(x))
+            means = [float(np.mean([b for a, b in pairs if a == rate])) for rate in rates]
+            axes.plot(rates, means, color=INK[palette[label]], linewidth=1.6)
+        axes.axhline(target, color=INK["rose"], linestyle=(0, (4, 3)), linewidth=1.3)
+        axes.set_ylim(0, 1.04)
+        axes.set_xlim(left=0)
+        percents(axes.yaxis)
+        if unit == "replicas":
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.set_xlabel(unit)
+        figure.subplots_adjust(left=0.1, right=0.98, top=0.97, bottom=0.15)
+
+    alt = f"Share of requests within every limit by {unit}: " + "; ".join(
+        f"{label}, {len(pairs)} runs from {min(pairs)[0]:g} to {max(pairs)[0]:g}" for label, pairs in points.items()
+    )
+    caption = f"Each dot is a run, lines join means. Dashed: the share asked for, {100 * target:g} %."
+    legend = tuple((palette[label], label) for label in points)
+    return half("attainment", "Within every limit", alt + ".", paint, 320, caption, legend=legend)
+
+
+def pareto(rows: Sequence[tuple[str, str, float, float, float, bool]]) -> Drawing:
+    """Price against latency; the area of a dot is its throughput. Rows: (label, colour, $ per million tokens, p99
+    end-to-end ms, output tokens/s, on the front)."""
+    from matplotlib.ticker import MaxNLocator
+
+    lows, highs = min(r[2] for r in rows), max(r[2] for r in rows)
+    room = (highs - lows) * 0.22 or highs * 0.2
+
+    def paint(figure: Any, narrow: bool) -> None:
+        axes = figure.subplots()
+        most = max(r[4] for r in rows) or 1.0
+        for _, colour, price, ms, flow, front in rows:
+            size, edge = 5 + 15 * (max(flow, 0.0) / most) ** 0.5, INK["ink"] if front else INK[colour]
+            axes.plot([price], [ms], "o", color=INK[colour], markersize=size, alpha=0.85 if front else 0.3, mec=edge)
+        axes.set_xlim(max(lows - room, 0), highs + room)
+        _axes_time(axes, [r[3] for r in rows])
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(lambda v, _: f"${v:.3g}")
+        axes.set_xlabel("price per million tokens")
+        axes.set_title("p99 end to end", fontsize=11, fontweight="normal", color=INK["muted"])
+        figure.subplots_adjust(left=0.11, right=0.98, top=0.91, bottom=0.15)
+        _name(axes, [(label, price, ms) for label, _, price, ms, _, front in rows if front])
+
+    best = [r for r in rows if r[5]]
+    alt = "Price, p99 end-to-end latency and output throughput. On the Pareto front: " + "; ".join(
+        f"{label} at {amount(price, '$')} per million tokens, {amount(ms, 'ms')}, {amount(flow, 'tokens/s')}"
+        for label, _, price, ms, flow, _ in best
+    )
+    caption = "Dots grow with throughput. Outlined: nothing else is at least as good in all three and better in one."
+    return half("pareto", "Price, latency, throughput", alt + ".", paint, 320, caption)
+
+
+def _axes_time(axes: Any, values: Sequence[float]) -> None:
+    high = max(values)
+    if high > 12 * min(values):
+        axes.set_yscale("log")
+        axes.set_ylim(min(values) / 1.6, high * 2)
+        time_ticks(axes.yaxis)
+    else:
+        axes.set_ylim(0, high * 1.25)
+        time_ticks(axes.yaxis, decades=False)
+
+
+def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
+    """Labels above points, as far as they do not lie on one another."""
+    taken: list[tuple[float, float]] = []
+    for label, x, y in sorted(points, key=lambda p: (p[1], p[2])):
+        text = label if len(label) <= 30 else f"{label[:29]}…"
+        across, up = axes.transData.transform((x, y))
+        reach = 3.2 * len(text)
+        if any(abs(across - a) < reach + 60 and abs(up - b) < 14 for a, b in taken):
+            continue
+        taken.append((across, up))
+        axes.annotate(text, (x, y), xytext=(0, 12), textcoords="offset points", ha="center", fontsize=10)

@@ -1,0 +1,62 @@
+"""Latency distributions of several variants over one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from servesim.reports.figures.latency import POINTS, mark_limit, scale
+from servesim.reports.svg import INK, Drawing, wide
+from servesim.reports.words import time_ms
+
+PANELS = (("ttft", "Time to first token"), ("tpot", "Time per output token"), ("e2el", "End to end"))
+
+Latencies = Mapping[str, Mapping[str, Any]]
+"""Milliseconds of all completed requests, ascending, by variant and latency."""
+
+
+def overlay(values: Latencies, palette: Mapping[str, str], slo: Mapping[str, float], caption: str) -> Drawing | None:
+    """Cumulative distributions, a line a variant."""
+    panels = [(key, title) for key, title in PANELS if any(len(v[key]) for v in values.values())]
+    if not panels:
+        return None
+
+    def paint(figure: Any, narrow: bool) -> None:
+        shape = (len(panels), 1) if narrow else (1, len(panels))
+        grid = figure.subplots(*shape, squeeze=False, sharey=not narrow).ravel()
+        for axes, (key, title) in zip(grid, panels, strict=True):
+            _lines(axes, {label: v[key] for label, v in values.items() if len(v[key])}, palette, slo.get(key))
+            axes.set_title(title)
+        figure.subplots_adjust(
+            left=0.13 if narrow else 0.045, right=0.985, top=0.955 if narrow else 0.89, bottom=0.05 if narrow else 0.12,
+            wspace=0.12, hspace=0.35,
+        )  # fmt: skip
+
+    said = [
+        f"{label}: median {title.lower()} {time_ms(float(np.percentile(v[key], 50)))}, "
+        f"99th percentile {time_ms(float(np.percentile(v[key], 99)))}"
+        for key, title in panels
+        for label, v in values.items()
+        if len(v[key])
+    ]
+    legend = tuple((palette[label], label) for label in values)
+    alt = "Cumulative distributions of latency. " + "; ".join(said) + "."
+    return wide("overlay", "Latency distributions", alt, paint, (300, 620), caption, legend=legend)
+
+
+def _lines(axes: Any, values: Mapping[str, Any], palette: Mapping[str, str], limit: float | None) -> None:
+    shares = np.unique(np.concatenate([np.linspace(0, 1, POINTS), 1 - np.geomspace(0.1, 1e-3, 20)]))
+    low, high = np.inf, 0.0
+    for label, latencies in values.items():
+        x = np.maximum(np.quantile(latencies, shares, method="inverted_cdf"), 1e-3)
+        axes.plot(x, shares, color=INK[palette[label]], linewidth=1.7)
+        low, high = min(low, float(x[0])), max(high, float(x[-1]))
+    if limit is not None:
+        low, high = min(low, limit), max(high, limit)
+    scale(axes, low, high, 4)
+    if limit is not None:
+        mark_limit(axes, limit)
+    axes.set_ylim(0, 1.02)
+    axes.set_yticks([0, 0.5, 0.9, 1.0], ["0", "50 %", "90 %", "100 %"])

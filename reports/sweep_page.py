@@ -1,0 +1,185 @@
+"""The page of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from servesim.reports.experiment import (
+    BARE,
+    SERIES,
+    amount,
+    colours,
+    load,
+    metric_words,
+    notes_of,
+    pill,
+    provenance,
+    shared_settings,
+    with_unit,
+    workload_words,
+)
+from servesim.reports.figures.load import Curve, against_load, knee, pareto
+from servesim.reports.page import Alert, Block, Page, Section, Table
+
+PANELS = ("ttft_p99", "tpot_p99", "e2el_p99", "slo_attainment", "ttft_mean", "tpot_mean", "e2el_mean")
+PANELS_AT_MOST = 3
+
+
+def page(folder: Path) -> Page:
+    """Every combination, the best, latency against load, and the Pareto front."""
+    document = load(folder / "sweep.json")
+    served, replayed = workload_words(document["workload"])
+    curves = _curves(document)
+    drawn = _drawings(document, curves)
+    sections = [
+        Section("Under load" if curves else "At a glance", drawn),
+        Section("Every combination", [Block("table", "", _table(document), wide=True, text=_how_to_read(document))]),
+        Section("How it was done", _provenance(folder, document)),
+    ]
+    best, axes = document["best"], document["axes"]
+    chips = [(key, ", ".join(map(str, values))) for key, values in axes.items()]
+    chips.append(("replicates", f"{document['replicates']['count']} {document['replicates']['kind']}"))
+    return Page(
+        "experiment",
+        "sweep",
+        f"{len(document['variants'])} combinations: {served}"
+        if served
+        else f"{len(document['variants'])} combinations",
+        replayed,
+        chips,
+        _alerts(document),
+        {"tiles": _tiles(document, best, curves), "sections": [s for s in sections if s.blocks]},
+    )
+
+
+def _metrics(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {m["name"]: m for m in document["metrics"]}
+
+
+def _curves(document: Mapping[str, Any]) -> list[Curve]:
+    """A curve for each combination of the other axes, where rate is an axis; the first ones if they are many."""
+    rates = document["axes"].get("rate", [])
+    if len(rates) < 2:
+        return []
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for variant in document["variants"]:
+        others = [str(value) for key, value in variant["axes"].items() if key != "rate"]
+        groups.setdefault(" / ".join(others) or "all", []).append(variant)
+    palette = colours(list(groups))
+    names = [m["name"] for m in document["metrics"]]
+    repeats = document["replicates"]["count"]
+    found = []
+    for label, variants in list(groups.items())[: len(SERIES)]:
+        good = sorted((v for v in variants if v["status"] == "ok"), key=lambda v: float(v["axes"]["rate"]))
+        if good:
+            found.append(
+                Curve(
+                    label,
+                    palette[label],
+                    [float(v["axes"]["rate"]) for v in good],
+                    {name: [v["values"].get(name) for v in good] for name in names},
+                    [2 * v["unstable"] < repeats for v in good],
+                )
+            )
+    return found
+
+
+def _drawings(document: Mapping[str, Any], curves: list[Curve]) -> list[Block]:
+    metrics = _metrics(document)
+    blocks = []
+    panels = [metrics[name] for name in PANELS if name in metrics][:PANELS_AT_MOST]
+    if curves and panels:
+        blocks.append(Block("drawing", "", against_load(curves, panels)))
+        bends = _knees(curves, metrics)
+        if bends:
+            blocks.append(Block("table", "Knees", bends))
+    rows = _pareto(document)
+    if len(rows) > 1:
+        blocks.append(Block("drawing", "", pareto(rows)))
+    return blocks
+
+
+def _knees(curves: list[Curve], metrics: Mapping[str, Any]) -> Table | None:
+    names = [name for name in ("ttft_p99", "tpot_p99", "e2el_p99") if name in metrics]
+    rows = []
+    for curve in curves:
+        stable = [rate for rate, ok in zip(curve.rates, curve.stable, strict=True) if ok]
+        bends = [knee(curve.rates, curve.values[name], curve.stable) for name in names]
+        cells = ["–" if bend is None else f"{bend:g}" for bend in bends]
+        rows.append((curve.label, *cells, f"{max(stable):g}" if stable else "–"))
+    columns = ("requests/s", *(metric_words(name) for name in names), "last stable")
+    return Table("Knees", columns, rows) if names else None
+
+
+def _pareto(document: Mapping[str, Any]) -> list[tuple[str, str, float, float, float, bool]]:
+    needed = ("usd_per_million_tokens", "e2el_p99", "output_throughput")
+    repeats = document["replicates"]["count"]
+    rows = []
+    for v in document["variants"]:
+        price, ms, flow = (v["values"].get(name) if v["status"] == "ok" else None for name in needed)
+        if price is not None and ms is not None and flow is not None and 2 * v["unstable"] < repeats:
+            rows.append((v["label"], "teal" if v["pareto"] else "slate", price, ms, flow, v["pareto"]))
+    return rows
+
+
+def _tiles(document: Mapping[str, Any], best: Mapping[str, Any] | None, curves: list[Curve]) -> list[dict[str, Any]]:
+    if best is None:
+        return []
+    metrics = _metrics(document)
+    variant = next(v for v in document["variants"] if v["label"] == best["label"])
+    wanted = [best["metric"], "ttft_p99", "tpot_p99", "output_throughput", "usd_per_million_tokens", "slo_attainment"]
+    tiles = []
+    for name in dict.fromkeys(n for n in wanted if n in metrics):
+        value, _, unit = amount(variant["values"].get(name), metrics[name]["unit"]).partition(" ")
+        said = f"best: {variant['label']}" if name == best["metric"] else "of the best"
+        tiles.append({"name": metric_words(name), "value": value, "unit": unit, "note": said})
+    return tiles[:4]
+
+
+def _alerts(document: Mapping[str, Any]) -> list[Alert]:
+    failed = [v for v in document["variants"] if v["status"] != "ok"]
+    alerts = [Alert(f"{v['label']} failed:", str(v["error"])) for v in failed[:5]]
+    if len(failed) > 5:
+        alerts.append(Alert(f"{len(failed) - 5} more failed.", "See the table."))
+    return alerts
+
+
+def _table(document: Mapping[str, Any]) -> Table:
+    metrics, repeats = document["metrics"], document["replicates"]["count"]
+    best = document["best"]["label"] if document["best"] else None
+    rows = []
+    for v in document["variants"]:
+        if v["status"] != "ok":
+            state = pill("failed")
+        elif v["unstable"]:
+            state = pill("unstable" if 2 * v["unstable"] >= repeats else f"{v['unstable']} of {repeats} unstable", None)
+        elif v["label"] == best:
+            state = pill("best", "up")
+        else:
+            state = pill("Pareto", "open") if v["pareto"] else ""
+        values = v["values"] or {}
+        cells = [amount(values.get(m["name"]), m["unit"] if m["unit"] in BARE else "") for m in metrics]
+        rows.append((v["label"], state, *cells))
+    columns = ("combination", "", *(with_unit(m) for m in metrics))
+    return Table("Every combination", columns, rows, (False, False, *[True] * len(metrics)), kind="matrix")
+
+
+def _how_to_read(document: Mapping[str, Any]) -> str:
+    s = document["settings"]
+    return (
+        f"Means over replicates. The first {100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % of the "
+        "arrivals are left out. Pareto: no stable combination is at least as good in price, p99 end-to-end latency and "
+        "output throughput, and better in one."
+    )
+
+
+def _provenance(folder: Path, document: Mapping[str, Any]) -> list[Block]:
+    first = next((a for v in document["variants"] for a in v["cells"] if a), None)
+    rests = provenance(folder, first)
+    return [
+        *shared_settings(document),
+        *([Block("pairs", "What it rests on", rests, wide=True)] if rests else []),
+        *notes_of(document),
+    ]
