@@ -21,8 +21,9 @@ FAMILIES = (
     ("projections", "sky", "attention projections", ("qkv", "attention_out", "latent", "rotary", "kv_write")),
     ("mlp", "violet", "MLP and experts", ("up", "down", "activation", "shared_", "router", "experts")),
     ("head", "teal", "LM head and sampler", ("lm_head", "sampler", "embedding")),
+    ("drafting", "lime", "drafting", ("drafting",)),
     ("network", "amber", "communication", ("all_reduce", "all_gather", "send", "all_to_all", "copy")),
-    ("clock", "lime", "lowered clock", ("lower_clock",)),
+    ("clock", "ink", "lowered clock", ("lower_clock",)),
     ("other", "slate", "norms and the rest", ()),
     ("host", "rose", "host time the GPU waits for", ("host",)),
 )
@@ -85,6 +86,7 @@ def price_steps(run: Run) -> Priced:
         chosen = run.sample(rows, SAMPLE)
         for row in chosen.tolist():
             batch, k = batch_of(run.steps, row)
+            batch.draft_k = int(scenario.speculation.get("k", 0))  # at most; how many is not recorded
             for name, value in breakdown(cost, batch).items():
                 parts[name] = parts.get(name, 0.0) + value * k
             gpu_ns = int(run.steps["gpu_ns"][row])
@@ -109,7 +111,7 @@ def batch_of(steps: dict[str, Column], row: int, nth: int | None = None) -> tupl
     queries = count + c["drafts"]
     context = c["decode_context"]
     batch = Batch(
-        linear_tokens=c["prefill_tokens"] + queries,
+        linear_tokens=c["prefill_tokens"] + queries - c["padded_tokens"],  # pieces and rows are recorded with padding
         prefill=prefill,
         decode_count=count,
         decode_context_sum=context,
@@ -119,6 +121,8 @@ def batch_of(steps: dict[str, Column], row: int, nth: int | None = None) -> tupl
         sampled=c["sampled"],
         padded_tokens=c["padded_tokens"],
         bytes_moved=c["bytes_moved"],
+        drafts=c["drafts"],
+        sampled_context=context + (c["prefill_tokens"] + c["prefill_context"] if c["sampled"] > count else 0),
     )
     nth = (c["k"] - 1) // 2 if nth is None else nth
     return (batch.advance(nth) if nth else batch), c["k"]

@@ -9,6 +9,7 @@ from servesim.errors import UserError
 from servesim.reports.figures.gantt import gantt
 from servesim.reports.figures.latency import cdf
 from servesim.reports.figures.operators import operators, roofline
+from servesim.reports.figures.speculation import by_position, over_time
 from servesim.reports.figures.timeline import memory_map, timeline
 from servesim.reports.page import Alert, Page, Share, Table
 from servesim.reports.priced import Priced, price_steps
@@ -26,6 +27,7 @@ GLOSSARY = (
     ("goodput", "requests a second that meet every limit"),
     ("MFU, MBU", "useful arithmetic, and necessary memory traffic, over what the GPUs could do in the same time"),
     ("preemption", "a running request loses its KV memory and computes it again later"),
+    ("acceptance length", "tokens a verification of drafts gives: 1 + accepted / verifications"),
     ("prefill, decode, mixed", "steps that compute prompts, output tokens, or both"),
     ("measured, interpolated, extrapolated, roofline", "kernel times from measured points, between them, beyond them, "
      "or by formula from the data sheet"),
@@ -43,11 +45,12 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
         priced = price_steps(run) if len(run.steps["k"]) else None
     except UserError as error:
         unpriced = f"Steps are not broken down by operator: {error}."
+    drafts = summary["speculation"]
     figures = {
         "latency": _present(cdf(run)),
         "time": _present(timeline(run), memory_map(run), gantt(run, window_s)),
         "cost": _present(operators(run, priced), roofline(run, priced)) if priced else [],
-        "speculation": [],
+        "speculation": _present(by_position(drafts), over_time(run)) if drafts else [],
     }
     return Page(
         "run",
@@ -101,6 +104,8 @@ def chips(run: Run) -> list[tuple[str, str]]:
     found = [("scheduler", s.scheduler["name"]), ("KV cache", s.kv["name"])]
     if s.replicas > 1:
         found.append(("router", s.router["name"]))
+    if s.speculation["name"] != "none":
+        found.append(("speculation", s.speculation["name"]))
     found.append(("weights", s.dtype))
     if s.tp > 1:
         found.append(("tensor parallel", str(s.tp)))
@@ -206,8 +211,19 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("steps", f"{engine['steps']:,}: {', '.join(kinds)}"),
         ("batch", f"{number(batch['mean'])} requests a step, at most {batch['max']:.0f}" if batch else "–"),
         ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
+        ("speculation", _drafts(summary["speculation"])),
         ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens computed again"),
     ]  # fmt: skip
+
+
+def _drafts(figures: dict[str, Any] | None) -> str:
+    if figures is None:
+        return "none"
+    wasted = figures["draft_tokens"] - figures["accepted_tokens"] + figures["unverified_tokens"]
+    return (
+        f"{figures['draft_tokens']:,} draft tokens verified, {percent(figures['acceptance_rate'])} accepted, "
+        f"acceptance length {number(figures['acceptance_length'])}, {wasted:,} drafted in vain"
+    )
 
 
 def _provenance(run: Run) -> list[tuple[str, str]]:

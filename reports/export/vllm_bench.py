@@ -61,7 +61,7 @@ def record(result: Result) -> dict[str, Any]:
         "errors": ["" if ok else f"{State(state).name.lower()}: {reason}" for ok, state, reason in
                    zip(done.tolist(), frame["state"].tolist(), frame["reason"].tolist(), strict=True)],
         **_aggregates(arrays, gaps, done),
-        **_speculation(summary.get("speculation")),
+        **_speculation(summary["speculation"]),
     }  # fmt: skip
 
 
@@ -112,4 +112,7 @@ def _aggregates(arrays: dict[str, Any], gaps: list[Any], done: Any) -> dict[str,
 
 def _speculation(figures: dict[str, Any] | None) -> dict[str, Any]:
     """Counts of speculative decoding; nothing without it, as in vLLM."""
-    return {}
+    if figures is None:
+        return {}
+    names = ("acceptance_rate", "acceptance_length", "num_drafts", "draft_tokens", "accepted_tokens")
+    return {f"spec_decode_{name}": figures[name] for name in (*names, "per_position_acceptance_rates")}

@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from servesim.contracts.cost import Batch
 from servesim.cost.model import TableCostModel
+from servesim.cost.stage import Stage
 
 ATTENTION_PREFILL, ATTENTION_DECODE = "attention_prefill", "attention_decode"
-COPY, LOWER_CLOCK = "copy", "lower_clock"
+COPY, LOWER_CLOCK, DRAFTING = "copy", "lower_clock", "drafting"
 
 
 def breakdown(cost: TableCostModel, batch: Batch) -> dict[str, float]:
     """Nanoseconds of each operator of a step, all layers, stages and repetitions together, in the order of the
     forward pass; their sum is the step's `gpu_ns` before it is rounded. Beside the operators: `copy` (bytes over
-    PCIe) and `lower_clock` (what the lowered clock of a long step adds)."""
-    tokens = cost._tokens(batch)
+    PCIe and within the GPU), `lower_clock` (what the lowered clock of a long step adds) and `drafting` (all passes of
+    a draft model)."""
+    parts = [part for stage in cost._stages for part in _of_stage(stage, batch, cost._tokens(batch))]
+    for stage, passed in cost._drafts(batch):
+        parts += [(DRAFTING, ns) for _, ns in _of_stage(stage, passed, cost._tokens(passed))]
     found: dict[str, float] = {}
-
-    def add(name: str, ns: float) -> None:
+    for name, ns in parts:
         if ns:
             found[name] = found.get(name, 0.0) + ns
-
-    for stage in cost._stages:
-        computing = 0.0
-        for name, curve, _ in stage._per_token:
-            ns = curve.at(tokens)
-            computing += ns
-            add(name, ns)
-        if batch.prefill:
-            ns = stage._prefill(batch)[0]
-            computing += ns
-            add(ATTENTION_PREFILL, ns)
-        if batch.decode_count:
-            add(ATTENTION_DECODE, stage.decode_curve(batch).at(batch.decode_context_sum))
-        if batch.sampled:
-            for name, curve, _ in stage._per_sample:
-                add(name, curve.at(batch.sampled))
-        if batch.bytes_moved:
-            add(COPY, stage._roofline.copy_ns(batch.bytes_moved) * stage._copied)
-        if stage._slowdown and computing > stage._cool_ns:
-            add(LOWER_CLOCK, stage.lower_clock(computing, tokens))
     return found
+
+
+def _of_stage(stage: Stage, batch: Batch, tokens: int) -> Iterator[tuple[str, float]]:
+    """The same of one stage; in the steps of `Stage.constant`."""
+    computing = 0.0
+    for operator in stage._per_token:
+        ns = operator.curve.at(tokens)
+        computing += ns
+        yield operator.name, ns
+    if batch.prefill:
+        ns = stage._prefill(batch)[0]
+        computing += ns
+        yield ATTENTION_PREFILL, ns
+    if stage._slowdown and computing > stage._cool_ns:
+        yield LOWER_CLOCK, stage.lower_clock(computing, tokens)
+    if batch.decode_count:
+        yield ATTENTION_DECODE, stage.decode_curve(batch).at(batch.decode_context_sum)
+    if batch.sampled:
+        for operator in stage._per_sample:
+            yield operator.name, operator.curve.at(batch.sampled + batch.drafts)
+    if batch.bytes_moved or batch.bytes_copied:
+        moved = stage._roofline.copy_ns(batch.bytes_moved) + stage._roofline.move_ns(batch.bytes_copied)
+        yield COPY, moved * stage._copied

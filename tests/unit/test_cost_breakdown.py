@@ -6,7 +6,7 @@ import pytest
 
 from servesim.contracts.cost import Batch
 from servesim.cost import build_cost_model
-from servesim.cost.breakdown import ATTENTION_DECODE, ATTENTION_PREFILL, breakdown
+from servesim.cost.breakdown import ATTENTION_DECODE, ATTENTION_PREFILL, DRAFTING, breakdown
 from servesim.cost.host import HostTerms
 from servesim.cost.work import step_work
 from servesim.hardware import Gpu, ModelSpec
@@ -14,7 +14,7 @@ from servesim.hardware import Gpu, ModelSpec
 BATCHES = (
     Batch(8, decode_count=8, decode_context_sum=9000, decode_context_max=2000, sampled=8),
     Batch(2000, prefill=[(1500, 0), (500, 700)], sampled=1),
-    Batch(1034, [(1024, 512)], 10, 12_345, sampled=11, padded_tokens=6, bytes_moved=1 << 20),
+    Batch(1034, [(1024, 512)], 10, 12_345, sampled=11, padded_tokens=6, bytes_moved=1 << 20, bytes_copied=1 << 24),
     Batch(32, decode_count=8, decode_context_sum=9000, queries_per_sequence=4, sampled=8),
 )
 
@@ -32,6 +32,24 @@ def test_operators_add_up_to_the_price(model: str, gpu: str, tp: int, pp: int, b
     assert (ATTENTION_PREFILL in parts) == bool(batch.prefill)
     assert (ATTENTION_DECODE in parts) == bool(batch.decode_count)
     assert min(parts.values()) > 0
+
+
+def test_drafts_are_an_operator_of_their_own_and_verified_in_the_head() -> None:
+    from servesim.contracts import build_params, speculators
+
+    model = ModelSpec.load("llama-3.1-8b")
+    method, _ = speculators.resolve("eagle3")
+    speculator = method(build_params("eagle3", method.Params, {"k": 3}), model)
+    cost = build_cost_model(model, Gpu.load("h100"), speculator=speculator)
+    batch = Batch(32, decode_count=8, decode_context_sum=9000, queries_per_sequence=4, sampled=8, drafts=24, draft_k=3)
+    batch.sampled_context = 9000
+    parts = breakdown(cost, batch)
+    assert parts[DRAFTING] > 0
+    assert sum(parts.values()) == pytest.approx(cost.price(batch).gpu_ns, abs=4)
+    fewer = Batch(8, decode_count=8, decode_context_sum=9000, sampled=8)
+    plain = build_cost_model(model, Gpu.load("h100"))
+    assert parts["lm_head"] == breakdown(plain, batch)["lm_head"] > breakdown(plain, fewer)["lm_head"]
+    assert breakdown(cost, fewer)[DRAFTING] < parts[DRAFTING]
 
 
 TINY = ModelSpec(

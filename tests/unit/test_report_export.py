@@ -98,6 +98,19 @@ def test_aggregates_agree_with_the_arrays_beside_them(record: dict[str, Any], re
         assert record[key] == pytest.approx(result.summary["throughput"][key])
 
 
+def test_vllm_json_counts_drafts_and_their_tokens_come_together(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "model": "llama-3.1-8b", "requests": 40, "engine": {}, "speculation": "eagle3:k=3"}
+    result = servesim.simulate(**settings, out=tmp_path / "run")
+    record = json.loads(written(tmp_path / "run", "vllm-bench", tmp_path / "bench.json"))
+    drafts, accepted = record["spec_decode_num_drafts"], record["spec_decode_accepted_tokens"]
+    assert record["spec_decode_acceptance_length"] == pytest.approx(1 + accepted / drafts)
+    assert record["spec_decode_acceptance_rate"] == accepted / record["spec_decode_draft_tokens"]
+    assert sum(record["spec_decode_per_position_acceptance_rates"]) == pytest.approx(accepted / drafts)
+    gaps = np.concatenate(record["itls"])
+    assert (gaps == 0).sum() == result.steps["accepted"].sum() > 0
+    assert record["mean_itl_ms"] == pytest.approx(result.summary["latency_ms"]["itl"]["mean"])
+
+
 def test_our_own_reader_of_vllm_json_takes_it(tmp_path: Path) -> None:
     settings = {**SETTINGS, "engine": {}, "requests": 30}
     result = servesim.simulate(**settings, out=tmp_path / "run")

@@ -64,6 +64,18 @@ def test_what_users_name_is_text_and_not_markup(tmp_path: Path) -> None:
     assert "&lt;b&gt;x.csv" in html
 
 
+def test_a_run_with_drafts_shows_what_became_of_them(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "model": "llama-3.1-8b", "requests": 40, "engine": {}, "speculation": "eagle3:k=3"}
+    figures = servesim.simulate(**settings, out=tmp_path / "run").summary["speculation"]
+    html = build(tmp_path / "run")
+    assert_sound(html, figures=12)
+    assert "Acceptance by position" in html
+    assert f"{figures['draft_tokens']:,} draft tokens verified" in html
+    priced = price_steps(Run(servesim.Result.load(tmp_path / "run")))
+    assert priced.recorded == pytest.approx(1.0, abs=0.02)
+    assert priced.operators()["drafting"] > 0
+
+
 def test_a_run_that_completes_nothing_still_has_a_page(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5000,3\n")

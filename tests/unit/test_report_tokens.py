@@ -25,13 +25,15 @@ CASES: dict[str, dict[str, Any]] = {
     "preempting": {"engine": TIGHT, "replicas": 2},
     "few tokens a step": {"scheduler": "vllm:max_num_batched_tokens=64", "engine": {"async_scheduling": False}},
     "two stages": {"pp": 2},
+    "speculation": {"model": "llama-3.1-8b", "speculation": "eagle3:k=3"},
+    "static batches": {"scheduler": "static", "kv": "contiguous"},
     "no host terms": {"host": "none"},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gaps_of_the_tokens_are_those_the_run_counted(case: str) -> None:
-    result = servesim.simulate(**WORKLOAD, **CASES[case])
+    result = servesim.simulate(**{**WORKLOAD, **CASES[case]})
     tokens = Tokens(result)
     gaps = np.concatenate([np.diff(tokens.of(i)) for i in range(len(result.requests))])
     found, counted = describe(gaps, 1e6), result.summary["latency_ms"]["itl"]
@@ -44,8 +46,8 @@ def test_gaps_of_the_tokens_are_those_the_run_counted(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["asynchronous", "synchronous", "preempting"])
 def test_steps_written_out_are_those_of_plain_stepping(case: str) -> None:
-    fast = servesim.simulate(**WORKLOAD, **CASES[case])
-    plain = servesim.simulate(**WORKLOAD, **CASES[case], mode="reference")
+    fast = servesim.simulate(**{**WORKLOAD, **CASES[case]})
+    plain = servesim.simulate(**{**WORKLOAD, **CASES[case]}, mode="reference")
     assert len(fast.steps) < len(plain.steps)
     steps = Tokens(fast).steps
     expected = plain.steps.sort_values(["replica", "step"])
