@@ -23,7 +23,7 @@ FAMILIES = (
     ("head", "teal", "LM head and sampler", ("lm_head", "sampler", "embedding")),
     ("drafting", "lime", "drafting", ("drafting",)),
     ("network", "amber", "communication", ("all_reduce", "all_gather", "send", "all_to_all", "copy")),
-    ("clock", "ink", "lowered clock", ("lower_clock",)),
+    ("clock", "muted", "lowered clock", ("lower_clock",)),
     ("other", "slate", "norms and the rest", ()),
     ("host", "rose", "host time the GPU waits for", ("host",)),
 )
