@@ -34,16 +34,20 @@ class Speculation:
     @classmethod
     def of(cls, scenario: Scenario, target: ModelSpec) -> Speculation | None:
         """None without speculation. UserError where a name or a parameter is wrong."""
-        name = scenario.speculation["name"]
-        if name == "none":
-            if scenario.acceptance is not None:
-                raise UserError("acceptance changes nothing without speculation (give --speculation, such as eagle3)")
-            return None
-        speculator, params = _resolve(speculators, "speculation", scenario.speculation)
-        settings = scenario.acceptance or policy_settings(speculator.acceptance)
+        if scenario.speculation["name"] != "none":
+            return cls.resolve(scenario.speculation, scenario.acceptance, scenario.seed, target)
+        if scenario.acceptance is not None:
+            raise UserError("acceptance changes nothing without speculation (give --speculation, such as eagle3)")
+        return None
+
+    @classmethod
+    def resolve(cls, method: Settings, acceptance: Settings | None, seed: int, target: ModelSpec) -> Speculation:
+        """From settings of both; without `acceptance` the method's own assumption."""
+        speculator, params = _resolve(speculators, "speculation", method)
+        settings = acceptance or policy_settings(speculator.acceptance)
         model, values = _resolve(acceptance_models, "acceptance", settings)
-        acceptance = model(values, scenario.seed)
-        return cls(name, speculator, params, target, acceptance, settings["name"], scenario.acceptance is None)
+        truth, assumed = model(values, seed), acceptance is None
+        return cls(method["name"], speculator, params, target, truth, settings["name"], assumed)
 
     def make(self) -> Speculator:
         """A speculator of its own for each replica."""

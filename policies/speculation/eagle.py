@@ -42,6 +42,9 @@ class Eagle3Params(DrafterParams):
 
     draft_vocab: int = 32000
     """Words of the reduced vocabulary its LM head knows (most published heads: 32000)."""
+    mlp_width: int = 0
+    """Width of its MLP; 0: the target's, or 6 hidden sizes on a mixture of experts (17280 in the head published for
+    gpt-oss-120b)."""
 
 
 @speculators.register("eagle3")
@@ -54,7 +57,9 @@ class Eagle3(_Head):
     acceptance = "positions:marginal=0.730/0.521/0.355"
 
     def model(self) -> DraftModel:
-        return eagle3_head(self.target, self.params.draft_vocab)
+        target = self.target
+        width = self.params.mlp_width or (6 * target.hidden_size if target.experts else target.intermediate_size)
+        return eagle3_head(target, self.params.draft_vocab, width)
 
 
 @speculators.register("mtp")

@@ -77,8 +77,8 @@ class Speculator(ABC):
         return drafts
 
     def passes(self, batch: Batch, k: int) -> list[Batch]:
-        """Batches through `model()`, if it has one, after the target's pass over `batch`. Default: one pass over all its
-        tokens, which keeps the draft KV in step even if nothing is drafted (k = 0), then k - 1 of one token a
+        """Batches through `model()`, if it has one, after the target's pass over `batch`. Default: one pass over all
+        its tokens, which keeps the draft KV in step even if nothing is drafted (k = 0), then k - 1 of one token a
         sequence."""
         return [all_tokens(batch)] + [one_token_each(batch, j) for j in range(1, k)]
 

@@ -23,7 +23,7 @@ from servesim.experiments.recorded import (
 )
 
 BENCH = {"completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms"}
-SPECULATIVE = "not priced: it ran with speculative decoding"
+DRAFTERS = ("eagle3", "eagle", "mtp", "medusa", "ngram")
 NO_LENGTHS = "lengths of requests are not recorded: all take the mean"
 
 
@@ -40,6 +40,7 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
         for ours, theirs in (("mean", "mean"), ("p50", "median"), ("p99", "p99")):
             if f"{theirs}_{metric}_ms" in record:
                 totals[f"{metric}_{ours}"] = float(record[f"{theirs}_{metric}_ms"])
+    drafter, acceptance, unknown = _speculation(path, settings, record)
     server = Server(
         model=known_model(record.get("model_id")),
         gpu=gpu_of(path, settings),
@@ -51,10 +52,11 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
         max_num_batched_tokens=settings.get("max_num_batched_tokens"),
         max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),
         moe_backend=settings.get("moe_backend"),
+        speculation=drafter,
+        acceptance=acceptance,
     )
     rate = record.get("request_rate")
     open_loop = rate not in (None, "inf")
-    speculative = SPECULATIVE if _speculates(path, settings) else ""
     return RecordedRun(
         name=run_name(path, root),
         path=path,
@@ -67,7 +69,7 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
         e2el_ms=e2el,
         concurrency=None if open_loop else int(record.get("max_concurrency") or count),
         totals=totals | {key: float(record[key]) for key in ("total_input_tokens", "total_output_tokens")},
-        unpriced="its arrival times are not recorded" if open_loop else speculative,
+        unpriced="its arrival times are not recorded" if open_loop else unknown,
         notes=() if record.get("input_lens") else (NO_LENGTHS,),
     )
 
@@ -109,9 +111,9 @@ def _lengths(record: dict[str, Any], name: str, total: str, count: int) -> Ints:
     return mean
 
 
-def _counters(path: Path) -> str:
-    """The server's counters after the run (`<stem>.m1.gz`), empty without."""
-    paths = [path.with_name(path.name.removesuffix(".json") + end) for end in (".m1.gz", ".m1")]
+def _counters(path: Path, when: str = "m1") -> str:
+    """The server's counters after the run (`<stem>.m1.gz`; before it: m0), empty without."""
+    paths = [path.with_name(f"{path.name.removesuffix('.json')}.{when}{end}") for end in (".gz", "")]
     return "\n".join(read_text(p) for p in paths if p.is_file())
 
 
@@ -122,8 +124,55 @@ def _cache_config(counters: str) -> dict[str, Any]:
     return {key: int(stated[key]) for key in ("num_gpu_blocks", "block_size") if stated.get(key, "").isdigit()}
 
 
-def _speculates(path: Path, settings: dict[str, Any]) -> bool:
-    """Whether the settings or the server's counters beside the run speak of drafts."""
-    if any("specul" in key and value for key, value in settings.items()):
-        return True
-    return "spec_decode_num_drafts" in _counters(path)
+def _speculation(path: Path, settings: dict[str, Any], record: dict[str, Any]) -> tuple[str, str, str]:
+    """(speculator, acceptance, why it is not known) from the settings beside a run, the names of its folders and the
+    server's counters of drafts; empty without drafts.
+
+    The counters hold warm-up requests too, a fifth more. What the run itself had accepted follows from its mean gap
+    between chunks: rates are theirs, scaled to its acceptance length."""
+    stated = settings.get("speculative_config") or {}
+    rates = _accepted(path)
+    length = _acceptance_length(record)
+    if rates and length:
+        rates = [min(1.0, rate * (length - 1.0) / sum(rates)) for rate in rates]
+    if not stated and not rates:
+        return "", "", ""
+    parts = reversed(path.parts)
+    named = next((method for part in parts for method in DRAFTERS if re.match(rf"{method}([_.-]|$)", part)), "")
+    method = stated.get("method") or named
+    k = int(stated.get("num_speculative_tokens") or len(rates))
+    if method not in DRAFTERS or not k or not rates:
+        return "", "", "not priced: it drafted, but how, or what was accepted, is not recorded"
+    return f"{method}:k={k}", "positions:marginal=" + "/".join(f"{rate:.6f}" for rate in rates), ""
+
+
+def _acceptance_length(record: dict[str, Any]) -> float | None:
+    """Tokens a chunk of a streamed answer, first ones aside: tokens over gaps, of which there are as many as the mean
+    gap fits into all the time after first tokens."""
+    count, gap = record["completed"], record.get("mean_itl_ms")
+    decoding = count * (record.get("mean_e2el_ms", 0.0) - record["mean_ttft_ms"])
+    return (record["total_output_tokens"] - count) / (decoding / gap) if gap and decoding > 0 else None
+
+
+def _accepted(path: Path) -> list[float]:
+    """Accepted drafts of each position over verifications, during the run."""
+    after, before = (_spec_counters(_counters(path, when)) for when in ("m1", "m0"))
+    drafts = after.get("drafts", 0.0) - before.get("drafts", 0.0)
+    if drafts <= 0:
+        return []
+    positions = sorted((key for key in after if key != "drafts"), key=int)
+    return [(after[key] - before.get(key, 0.0)) / drafts for key in positions]
+
+
+def _spec_counters(text: str) -> dict[str, float]:
+    """`drafts`, and accepted tokens by position."""
+    found = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition("{")
+        if name == "vllm:spec_decode_num_drafts_total":
+            found["drafts"] = float(rest.rpartition(" ")[2])
+        elif name == "vllm:spec_decode_num_accepted_tokens_per_pos_total":
+            position = re.search(r'position="(\d+)"', rest)
+            if position:
+                found[position.group(1)] = float(rest.rpartition(" ")[2])
+    return found

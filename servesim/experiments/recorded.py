@@ -42,6 +42,10 @@ class Server:
     """Kernel of routed experts."""
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
+    speculation: str = ""
+    """The speculator that stands for the engine's own; empty: none."""
+    acceptance: str = ""
+    """What its counters say was accepted."""
     scheduler: str = "vllm"
     """The policy that stands for the engine's own scheduler, as on the command line."""
 

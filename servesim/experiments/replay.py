@@ -17,6 +17,8 @@ from servesim.engine.workload import Clients, FrontEnd, TraceWorkload, Workload
 from servesim.errors import UserError
 from servesim.experiments.recorded import Floats, Ints, RecordedRun
 from servesim.hardware import Gpu, ModelSpec, memory_budget, vllm_defaults
+from servesim.scenario import policy_settings
+from servesim.speculation import Speculation
 from servesim.trace import Content, Trace
 
 
@@ -39,7 +41,8 @@ def replay(
 ) -> Replay:
     """Simulate a recorded run; UserError where its model or GPU is not known. `moe_backend`: kernel of routed experts
     where neither the run nor the host terms say."""
-    core, limits = _engine(run)
+    speculation = _speculation(run)
+    core, limits = _engine(run, speculation)
     assert run.server.model is not None
     assert run.server.gpu is not None
     model, gpu = ModelSpec.load(run.server.model), Gpu.load(run.server.gpu)
@@ -53,7 +56,10 @@ def replay(
         tables=tables,
         host=host,
         moe_backend=moe_backend,
+        speculator=speculation.make() if speculation is not None else None,
     )
+    if speculation is not None:
+        core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance
     cost.asynchronous = limits.async_scheduling
     front = host if host is not None and not run.at_engine else None
     in_ns, out_ns = (round(front.front_in), round(front.front_out)) if front else (0, 0)
@@ -71,7 +77,15 @@ def replay(
     return _outcome(recorder, core.kv.num_blocks, limits.async_scheduling)
 
 
-def _engine(run: RecordedRun) -> tuple[EngineCore, Limits]:
+def _speculation(run: RecordedRun) -> Speculation | None:
+    server = run.server
+    if not server.speculation or server.model is None:
+        return None
+    acceptance = policy_settings(server.acceptance) if server.acceptance else None
+    return Speculation.resolve(policy_settings(server.speculation), acceptance, 0, ModelSpec.load(server.model))
+
+
+def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCore, Limits]:
     server = run.server
     if server.model is None:
         raise UserError(f"{run.path}: the model is not recorded beside it; give --model")
@@ -93,7 +107,10 @@ def _engine(run: RecordedRun) -> tuple[EngineCore, Limits]:
     allocator, _ = kv_allocators.resolve(name)
     kv = allocator(build_params(name, allocator.Params, {}), KVMemory(blocks, server.block_size, max_len))
     scheduler, given = schedulers.resolve(server.scheduler)
-    return EngineCore(scheduler(build_params(server.scheduler, scheduler.Params, given), limits, kv), kv), limits
+    params = build_params(server.scheduler, scheduler.Params, given)
+    if speculation is not None:
+        params = speculation.tune(params)
+    return EngineCore(scheduler(params, limits, kv), kv), limits
 
 
 def _workload(run: RecordedRun) -> Workload:

@@ -48,12 +48,13 @@ def eagle_head(target: ModelSpec, draft_vocab: int | None = None) -> DraftModel:
     return DraftModel(_layers(target, 1, draft_vocab), linears=((h, 2 * h),), owns_lm_head=draft_vocab is not None)
 
 
-def eagle3_head(target: ModelSpec, draft_vocab: int) -> DraftModel:
+def eagle3_head(target: ModelSpec, draft_vocab: int, mlp_width: int) -> DraftModel:
     """EAGLE-3 (arXiv 2503.01840): one dense layer whose attention reads embedding and hidden state side by side; hidden
     states of three target layers are fused before the first pass; an LM head over a reduced vocabulary."""
     h = target.hidden_size
     qkv = target.q_size + 2 * target.kv_size
-    return DraftModel(_layers(target, 1, draft_vocab), linears=((qkv, h),), first_linears=((h, 3 * h),))
+    spec = replace(_layers(target, 1, draft_vocab), intermediate_size=mlp_width)
+    return DraftModel(spec, linears=((qkv, h),), first_linears=((h, 3 * h),))
 
 
 def mtp_head(target: ModelSpec) -> DraftModel:
