@@ -61,6 +61,33 @@ def host(
     typer.echo(f"written to {out}")
 
 
+REPORT_EXAMPLES = """
+Examples:
+
+  servesim calibrate report tables -o tables.html
+
+  servesim calibrate report tables --against h200 --against other-tables -o tables.html
+"""
+
+
+@calibrate_app.command(epilog=REPORT_EXAMPLES)
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="TABLE", help="Folder of kernel tables.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")],
+    gpu: Annotated[str | None, typer.Option(help="GPU of tables that do not state theirs.")] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="Other tables, shipped or a folder; repeatable. [default: those shipped for the GPU]"),
+    ] = None,
+) -> None:
+    """Coverage, repeat error, anomalies of kernel tables, and how others of the same GPU differ, as one HTML page."""
+    from servesim.reports.table_page import table_html
+    from servesim.result_files import write_text
+
+    write_text(out, table_html(folder, gpu, against), "--out")
+    typer.echo(f"written to {out}")
+
+
 import_app = typer.Typer(help="Kernel tables from measurements of other projects.", no_args_is_help=True)
 calibrate_app.add_typer(import_app, name="import")
 
