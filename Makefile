@@ -1,22 +1,27 @@
 # make run     replay an embedded workload and print the summary
 # make test    run the whole test suite
+# make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
 # make readme put the present output of make run into the README
 # All make a virtual environment in the checkout first, with the locked versions, when it is missing or outdated.
 
 PYTHON ?= python3
 VENV := .venv
+CALIBRATE := .venv-calibrate
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # Build tools are locked too: pip reads the one variable or the other, by its age.
 LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(CURDIR)/requirements.lock"
 
-.PHONY: run test readme
+.PHONY: run test test-calibrate readme
 
 run: $(READY)
 	$(VENV)/bin/servesim run --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
 
 test: $(READY)
 	$(VENV)/bin/python -m pytest
+
+test-calibrate: $(CALIBRATE)/.ready
+	$(CALIBRATE)/bin/python -m pytest tests/torch
 
 readme: $(READY)
 	$(VENV)/bin/python tests/unit/test_cli_readme.py
@@ -25,4 +30,9 @@ $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: servesim needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 2; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(LOCKED) $(PIP) install --quiet --editable '.[test]'
+	@touch $@
+
+$(CALIBRATE)/.ready: pyproject.toml requirements.lock
+	test -x $(CALIBRATE)/bin/python || $(PYTHON) -m venv $(CALIBRATE)
+	$(LOCKED) $(CALIBRATE)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[calibrate,test]'
 	@touch $@
