@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,6 +146,15 @@ class Curve:
         copy.slopes = [s * factor / x_factor for s in self.slopes]
         copy.knot_source, copy.segment_source, copy._arrays = self.knot_source, self.segment_source, None
         return copy
+
+
+def rise(sizes: Sequence[float], times: Sequence[float]) -> float:
+    """Nanoseconds a unit at the end of a curve: the middle one of the slopes between its last point and those at a half
+    and a quarter of it, any one of which may be an outlier."""
+    last = sizes[-1]
+    places = sorted({next(i for i, size in enumerate(sizes) if size * part >= last) for part in (1, 2, 4)})
+    slopes = [(times[j] - times[i]) / (sizes[j] - sizes[i]) for i, j in combinations(places, 2)]
+    return max(median(slopes), 0.0) if slopes else times[-1] / last
 
 
 def blend(a: Curve, b: Curve, weight: float, source: int = INTERPOLATED) -> Curve:

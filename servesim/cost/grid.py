@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve, blend
+from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve, blend, rise
 from servesim.cost.gaps import Lines, missing
 from servesim.cost.tables import KernelTables
 
@@ -150,7 +150,8 @@ def completed(lines: Lines, source: int = MEASURED) -> Entries:
         points = lines[y] | gaps.get(y, {})
         xs = sorted(points)
         sources = [source if x in lines[y] else max(source, INTERPOLATED) for x in xs]
-        entries.append((y, Curve(xs, [points[x] for x in xs], sources)))
+        ys = [points[x] for x in xs]
+        entries.append((y, Curve(xs, ys, sources, last_slope=rise(xs, ys))))
     return entries
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.cost.attention import Attention, FormulaAttention, GridAttention
-from servesim.cost.curve import INTERPOLATED, Curve
+from servesim.cost.curve import INTERPOLATED, Curve, rise
 from servesim.cost.formula import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, LAUNCH_NS
 from servesim.cost.grid import Entries, Grid, at_best_rate, work
 from servesim.cost.linear import GemmTables
@@ -64,7 +64,7 @@ def _entries(rows: dict[str, NDArray[Any]], heads: int, projections: list[Curve]
         xs = sorted(points)
         # what is left of nearly equal times may fall by their noise; more context never costs less
         ys = np.maximum.accumulate([points[x] for x in xs]).tolist()
-        entries.append((float(batch), Curve(xs, ys, INTERPOLATED)))
+        entries.append((float(batch), Curve(xs, ys, INTERPOLATED, last_slope=rise(xs, ys))))
     return entries
 
 

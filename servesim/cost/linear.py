@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve
+from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve, rise
 from servesim.cost.formula import Roofline
 from servesim.cost.suspect import ROUNDS
 from servesim.cost.tables import KernelTables
@@ -59,7 +59,9 @@ class GemmTables:
 
     def _extended(self, tokens: list[int], times: list[float], source: int, n: int, k: int, dtype: str) -> Curve:
         """The curve, with a knot at twice its last token count from which on it holds the share of the roofline the
-        last three points reach in the middle: any one of them may be a bad pick of the library."""
+        last three points reach in the middle: any one of them may be a bad pick of the library. (As the package does
+        that most tables come from. The largest points held out of the H100 table: mean error 13 %, and 7 % for going
+        on at the middle of the last slopes, which leaves its steps of 65,536 tokens and more by up to 8 %.)"""
         shares = sorted(self.roofline.gemm(m, n, k, dtype) / t for m, t in zip(tokens[-3:], times[-3:], strict=True))
         far = 2 * tokens[-1]
         beyond = self.roofline.gemm(far, n, k, dtype) / shares[len(shares) // 2]
@@ -75,8 +77,7 @@ def collective_curve(
     if not mask.any():
         return roofline.collective(ROUNDS[op] * (gpus - 1) / gpus * bytes_per_token)
     size, time = rows["bytes"][mask], rows["time_us"][mask]
-    order = np.argsort(size)
-    return Curve((size[order] / bytes_per_token).tolist(), (time[order] * 1e3).tolist())
+    return _by_size(size / bytes_per_token, time)
 
 
 def row_curve(gemms: GemmTables, op: str, width: int, bytes_per_row: float, dtype: str = "bf16") -> Curve:
@@ -86,9 +87,14 @@ def row_curve(gemms: GemmTables, op: str, width: int, bytes_per_row: float, dtyp
     mask = rows["n"] == width if rows else np.zeros(0, bool)
     if not mask.any():
         return gemms.roofline.memory_op(bytes_per_row)
-    count, time = rows["m"][mask], rows["time_us"][mask] * 1e3
-    order = np.argsort(count)
-    return Curve(count[order].tolist(), time[order].tolist())
+    return _by_size(rows["m"][mask], rows["time_us"][mask])
+
+
+def _by_size(sizes: NDArray[Any], us: NDArray[np.float64]) -> Curve:
+    """The curve of what takes a constant time and one in proportion to its size, at the end at least."""
+    order = np.argsort(sizes)
+    xs, times = sizes[order].tolist(), (us[order] * 1e3).tolist()
+    return Curve(xs, times, last_slope=rise(xs, times))
 
 
 _SITES = 4

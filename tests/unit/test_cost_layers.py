@@ -11,12 +11,12 @@ import pytest
 from servesim.contracts.cost import Batch
 from servesim.cost import KernelTables, TableCostModel, build_cost_model
 from servesim.cost.attention import TableAttention, prefill_ns, roofline_attention
-from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, ROOFLINE
+from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, ROOFLINE, rise
 from servesim.cost.formula import LAUNCH_NS, Roofline
 from servesim.cost.graph import LayerGraph
 from servesim.cost.grid import HeadShape, work
 from servesim.cost.latent import latent_attention, token_linears
-from servesim.cost.linear import GemmTables
+from servesim.cost.linear import GemmTables, collective_curve
 from servesim.cost.moe import experts_curve
 from servesim.cost.tables import write_table
 from servesim.hardware import Experts, Gpu, Latent, ModelSpec
@@ -257,3 +257,21 @@ def test_gemms_past_the_last_token_count_hold_the_middle_of_three_rates() -> Non
     shares = sorted(roofline.gemm(m, 4096, 4096, "bf16") / curve.at(m) for m in (8192, 16_384, 32_768))
     assert roofline.gemm(2**17, 4096, 4096, "bf16") / curve.at(2**17) == pytest.approx(shares[1], rel=0.01)
     assert curve.source(2**17) == EXTRAPOLATED
+
+
+def test_collectives_beyond_the_table_go_on_at_their_rise() -> None:
+    curve = collective_curve(KernelTables.load("h100"), Roofline(Gpu.load("h100")), "all_reduce", 4, 8192)
+    a, b, c = (curve.at(bytes_ / 8192) for bytes_ in (2**27, 2**28, 2**29))
+    slope = sorted([(b - a) / 2**27, (c - a) / (3 * 2**27), (c - b) / 2**28])[1]
+    assert curve.at(2**30 / 8192) == pytest.approx(c + slope * 2**29)
+
+
+def test_one_outlier_at_the_end_of_a_curve_does_not_set_its_rise() -> None:
+    sizes = [1.0, 10.0, 25.0, 50.0, 90.0, 100.0]
+    line = [5.0 + 2.0 * x for x in sizes]
+    assert rise(sizes, line) == pytest.approx(2.0)
+    # the points asked are at 25, 50 and 100
+    assert rise(sizes, [*line[:4], 9000.0, line[5]]) == pytest.approx(2.0)
+    assert rise(sizes, [*line[:3], 2.0 * line[3], *line[4:]]) == pytest.approx(2.0)
+    assert rise([4.0], [12.0]) == 3.0
+    assert rise([1.0, 2.0], [9.0, 3.0]) == 0.0  # larger is never faster
