@@ -52,6 +52,9 @@ def print_summary(result: Result, out: Path | None) -> None:
     console.print(_title(summary), style="bold")
     console.print(_latency_table(summary["latency_ms"]))
     console.print(_figures(summary))
+    for kind in ("class", "tenant"):
+        if rows := summary.get(f"{kind}es" if kind == "class" else "tenants"):
+            console.print(_group_table(kind, rows))
     if summary["stability"]["unstable"]:
         console.print(
             "UNSTABLE: the queue still grows when the arrivals end, so latencies tell the length of the trace",
@@ -68,6 +71,30 @@ def print_summary(result: Result, out: Path | None) -> None:
     console.print(_measurements(summary), style="dim")
     if out is not None:
         console.print(f"written to {escape(str(out))}", style="dim")
+
+
+MOST_GROUPS = 12
+
+
+def _group_table(kind: str, figures: dict[str, Any]) -> Table:
+    """Classes or tenants, those with most requests first."""
+    groups = sorted(figures["classes" if kind == "class" else "tenants"].items(), key=lambda item: -item[1]["arrived"])
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (kind, "requests", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "within SLO"):
+        table.add_column(column, justify="left" if column == kind else "right")
+    for name, group in groups[:MOST_GROUPS]:
+        cells = [escape(name) or "(none)", f"{group['arrived']:,}"]
+        for metric in ("ttft", "tpot"):
+            stats = group["latency_ms"][metric]
+            cells += [number(stats[p]) if stats else "" for p in ("p50", "p99")]
+        goodput = group["goodput"]
+        table.add_row(*cells, percent(goodput["slo_attainment"]) if goodput else "")
+    if len(groups) > MOST_GROUPS:
+        table.add_row(f"and {len(groups) - MOST_GROUPS} more")
+    if "jain_index" in figures:
+        said = ", ".join(f"{key} {number(value)}" for key, value in figures["jain_index"].items())
+        table.caption, table.caption_justify = f"Jain's fairness index: {said}", "left"
+    return table
 
 
 def _title(summary: dict[str, Any]) -> str:

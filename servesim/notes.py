@@ -47,6 +47,9 @@ def before_run(
     for key in () if drafts else ("num_speculative_tokens", "draft_slots_per_request", "num_lookahead_tokens"):
         if scenario.scheduler.get(key):
             yield f"scheduler {key}={scenario.scheduler[key]}: nothing is drafted, only room is kept for it"
+    for name in scenario.slo_classes:
+        if name not in trace.labels.get("class", ()):
+            yield f"slo_classes.{name} changes nothing: no request of the trace is of that class"
     if "tpot" in scenario.slo and int(trace.output_len.max()) == 1:
         yield "slo tpot changes nothing: every request has one output token"
     swap_space = type(scenario.engine).model_fields["swap_space_gib"].default

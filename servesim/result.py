@@ -26,6 +26,7 @@ from servesim.result_files import (
     arrow_strings,
 )
 from servesim.scenario import Scenario, load_settings
+from servesim.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,17 +122,19 @@ class Result:
         return [np.stack([g[name].to_numpy() for name in STREAMED[file]], axis=1) for g in groups]
 
 
-def request_table(columns: RequestColumns, reasons: Mapping[int, str], names: tuple[str, ...] | None) -> Any:
-    """The request records as a pyarrow table: recorded columns, then reason, name and latencies (null unless
-    completed; tpot null for a single output token)."""
+def request_table(columns: RequestColumns, reasons: Mapping[int, str], trace: Trace) -> Any:
+    """The request records as a pyarrow table: recorded columns, then reason, name, the trace's labels and latencies
+    (null unless completed; tpot null for a single output token)."""
     import pyarrow as pa
 
     rows, done = columns.table["row"].tolist(), columns.done
     table = {name: arrow_array(column) for name, column in columns.table.items()}
     table["reason"] = arrow_strings([reasons[row] for row in rows])
-    if names is not None:
-        attempts = [divmod(row, len(names)) for row in rows]
+    attempts = [divmod(row, len(trace)) for row in rows]
+    if (names := trace.request_id) is not None:
         table["name"] = arrow_strings([f"{names[row]}#{again}" if again else names[row] for again, row in attempts])
+    for label, texts in trace.labels.items():
+        table[label] = arrow_strings([texts[row] for _, row in attempts])
 
     def spread(values: Any, valid: Any) -> Any:
         full = np.zeros(len(done), dtype=values.dtype)

@@ -132,6 +132,8 @@ class Scenario(BaseModel):
     engine: EngineSettings = EngineSettings()
     slo: dict[str, float] = Field(default={})
     """Limits in milliseconds of ttft, tpot and e2el, as a mapping or `ttft:500,tpot:50`."""
+    slo_classes: dict[str, dict[str, float]] = Field(default={})
+    """Limits of single classes (the trace's labels `class`), written as `slo` is; that holds for the rest."""
     mode: Literal["fast", "reference"] = "fast"
     """reference: every step by itself; the same result to the nanosecond, slowly."""
     check: bool = False
@@ -162,6 +164,18 @@ class Scenario(BaseModel):
     @classmethod
     def _limits(cls, value: dict[str, float]) -> dict[str, float]:
         return check_slo(value)
+
+    @field_validator("slo_classes", mode="before")
+    @classmethod
+    def _slo_classes(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {name: parse_slo(limits) if isinstance(limits, str) else limits for name, limits in value.items()}
+
+    @field_validator("slo_classes")
+    @classmethod
+    def _class_limits(cls, value: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        return {name: check_slo(limits) for name, limits in value.items()}
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:

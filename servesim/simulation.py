@@ -14,6 +14,7 @@ from servesim.deployment import OBJECT, Setup, set_up
 from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import Recorder, Rows
 from servesim.engine.workload import Clients, FrontEnd, TraceWorkload
+from servesim.metrics.classes import by_class, by_tenant
 from servesim.metrics.requests import SECOND, RequestColumns
 from servesim.metrics.steps import StepTotals
 from servesim.metrics.summary import summarize
@@ -108,7 +109,7 @@ def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: 
     columns = RequestColumns.of(recorder.requests.array())
     summary = _summary(setup, columns, recorder, totals, workload.unsent)
     timing = _timing(began, loop, ended, len(columns), totals.steps)
-    requests = request_table(columns, recorder.reasons, setup.trace.request_id)
+    requests = request_table(columns, recorder.reasons, setup.trace)
     if writer is not None:
         writer.finish(summary, requests, setup.scenario.to_yaml(), timing)
     return Result(summary, setup.scenario, timing, requests, streamed)
@@ -136,6 +137,11 @@ def _summary(
     figures = summarize(columns, recorder.itl(), totals, recorder.reasons, setup.deployment, scenario.slo)
     tables = setup.cost.tables
     figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
+    labels = setup.trace.labels
+    if "class" in labels:
+        figures["classes"] = by_class(columns, labels["class"], scenario.slo, scenario.slo_classes)
+    if "tenant" in labels:
+        figures["tenants"] = by_tenant(columns, labels["tenant"], scenario.slo)
     figures["requests"] |= {"retries": int((columns.table["row"] >= len(setup.trace)).sum()), "unsent": unsent}
     figures["speculation"] = speculation_figures(core.spec_stats for core in setup.cores)
     return {

@@ -64,10 +64,16 @@ class ServeGenFit:
         return cls(data["name"], data["original"], *(np.array(day[k]) for k in ("rate", "share", "cv")), *lengths)
 
     def draw(
-        self, requests: int | None = None, seed: int = 0, scale: float = SCALE, start: float = 0, seconds: float = DAY_S
+        self,
+        requests: int | None = None,
+        seed: int = 0,
+        scale: float = SCALE,
+        start: float = 0,
+        seconds: float | None = None,
     ) -> Trace:
-        """The requests from `start` on for `seconds` of the day, or the first `requests` of them; every client's rate
-        times `scale`."""
+        """The requests from `start` on for `seconds` (none: to the end of the day), or the first `requests` of them;
+        every client's rate times `scale`."""
+        seconds = DAY_S - start if seconds is None else seconds
         if not 0 < scale <= 100:
             raise UserError(f"preset {self.name}: scale is {scale:g}, must be above 0 and at most 100")
         if not 0 <= start < start + seconds <= DAY_S:
