@@ -2,6 +2,7 @@
 # make test    run the whole test suite
 # make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
 # make readme put the present output of make run into the README
+# make sample make reports/sample.html anew
 # All make a virtual environment in the checkout first, with the locked versions, when it is missing or outdated.
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # Build tools are locked too: pip reads the one variable or the other, by its age.
 LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(CURDIR)/requirements.lock"
 
-.PHONY: run test test-calibrate readme
+.PHONY: run test test-calibrate readme sample
 
 run: $(READY)
 	$(VENV)/bin/servesim run --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
@@ -25,6 +26,10 @@ test-calibrate: $(CALIBRATE)/.ready
 
 readme: $(READY)
 	$(VENV)/bin/python tests/unit/test_cli_readme.py
+
+sample: $(READY)
+	$(VENV)/bin/servesim run reports/sample.yaml --out $(VENV)/sample
+	cp $(VENV)/sample/report.html reports/sample.html
 
 $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: servesim needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 2; }

@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from servesim import __version__
+from servesim.errors import UserError
+
+if TYPE_CHECKING:
+    from servesim.result import Result
 
 EXPERIMENTS = {"comparison.json": "compare_page", "sweep.json": "sweep_page", "capacity.json": "capacity_page"}
 """Documents of experiments, and the modules whose `page` shows them."""
@@ -110,15 +114,25 @@ def _style() -> Any:
     return Markup((HERE / "style.css").read_text(encoding="utf-8").strip())
 
 
-def build(folder: str | Path, window_s: tuple[float, float] | None = None) -> str:
-    """The report of a result directory, as HTML. `window_s`: the seconds the request chart shows."""
-    folder = Path(folder)
-    for name, module in EXPERIMENTS.items():
-        if (folder / name).is_file():
-            html: str = import_module(f"servesim.reports.{module}").page(folder).html()
-            return html
-    from servesim.reports.run_page import run_page
+def report(result: Result | str | Path, window_s: tuple[float, float] | None = None) -> str:
+    """A run, or a directory that a run, compare, sweep or capacity wrote, as one HTML page. `window_s`: the seconds
+    the chart of requests shows, of a run."""
     from servesim.result import Result
 
-    html = run_page(Result.load(folder), window_s).html()
-    return html
+    if not isinstance(result, Result):
+        folder = Path(result)
+        for name, module in EXPERIMENTS.items():
+            if (folder / name).is_file():
+                if window_s is not None:
+                    raise UserError(
+                        f"{folder}: holds an experiment, whose page has no chart of requests to set a window of"
+                    )
+                return _html(import_module(f"servesim.reports.{module}").page(folder))
+        result = Result.load(folder)
+    from servesim.reports.run_page import run_page
+
+    return _html(run_page(result, window_s))
+
+
+def _html(page: Page) -> str:
+    return page.html()

@@ -32,6 +32,8 @@ GLOSSARY = (
     ("measured, interpolated, extrapolated, roofline", "kernel times from measured points, between them, beyond them, "
      "or by formula from the data sheet"),
 )  # fmt: skip
+COST_NOTES = ("extrapolated", "uncertainty")
+"""Beginnings of notes on what is known of kernel times."""
 ORIGINS = (("measured", "teal"), ("interpolated", "blue"), ("extrapolated", "amber"), ("roofline", "slate"))
 
 
@@ -65,11 +67,11 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
             "figures": figures,
             "operators": _operators(priced) if priced else None,
             "origins": _origins(run),
-            "origin_notes": [unpriced] if unpriced else [],
+            "origin_notes": [*_cost_notes(run), *([unpriced] if unpriced else [])],
             "slowest": slowest(run),
             "facts": _facts(run),
             "provenance": _provenance(run),
-            "notes": summary["notes"],
+            "notes": [note for note in summary["notes"] if not note.startswith(COST_NOTES)],
             "scenario_yaml": run.scenario.to_yaml(),
             "glossary": GLOSSARY,
         },
@@ -195,6 +197,14 @@ def _operators(priced: Priced) -> Table:
 def _origins(run: Run) -> list[Share]:
     shares = run.summary["cost_shares"]
     return [Share(name, shares[name] or 0.0, percent(shares[name]), colour) for name, colour in ORIGINS]
+
+
+def _cost_notes(run: Run) -> list[str]:
+    """How sure the kernel times are, and which of them lie outside the tables."""
+    within = run.summary["uncertainty"]
+    known = [] if within is None else [f"GPU time within ±{percent(within)} by repeated measurements (95 %)."]
+    notes = [note for note in run.summary["notes"] if note.startswith(COST_NOTES)]
+    return known + [f"{note[0].upper()}{note[1:]}." for note in notes]
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

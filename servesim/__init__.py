@@ -29,6 +29,7 @@ __all__ = [
     "capacity",
     "compare",
     "load_trace",
+    "report",
     "simulate",
     "sweep",
 ]
@@ -42,6 +43,7 @@ _HOME = {
     "capacity": "servesim.experiments.capacity",
     "compare": "servesim.experiments.compare",
     "load_trace": "servesim.traces",
+    "report": "servesim.reports.page",
     "simulate": "servesim.simulation",
     "sweep": "servesim.experiments.sweep",
 }

@@ -53,7 +53,7 @@ def export(
 def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, float] | None = None) -> Path:
     """Write the page of a result directory, into it unless told otherwise."""
     from servesim.reports.files import writing
-    from servesim.reports.page import build
+    from servesim.reports.page import report as build
     from servesim.result_files import REPORT
 
     path = out or folder / REPORT

@@ -2,26 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
+from markupsafe import Markup
+
 from servesim.reports.export import one_run
-from servesim.reports.page import Table
+from servesim.reports.page import EXPERIMENTS, Alert, Page, Section, Table
 from servesim.reports.run import Run
 from servesim.reports.run_page import alerts, chips, latency_table, subtitle, tiles, title
 
 
 def write(folder: Path, file: TextIO) -> None:
-    """Write the figures of a result."""
+    """Write the figures of a run or an experiment."""
+    for name, module in EXPERIMENTS.items():
+        if (folder / name).is_file():
+            file.write(of_page(import_module(f"servesim.reports.{module}").page(folder)))
+            return
     file.write(of_run(Run(one_run(folder, "markdown"))))
+
+
+def of_page(page: Page) -> str:
+    """Warnings, sentences and tables of an experiment's page; what comes after the first section is folded."""
+    lines = [*_head(page.title, page.subtitle, page.chips), *_alerts(page.alerts)]
+    first, *others = page.values["sections"]
+    lines += _blocks(first)
+    for section in others:
+        inside = _blocks(section)
+        if inside:
+            lines += ["", f"<details><summary>{section.title}</summary>", *inside, "", "</details>"]
+    return "\n".join([*lines, ""])
+
+
+def _blocks(section: Section) -> list[str]:
+    lines: list[str] = []
+    for block in section.blocks:
+        body: list[str] = [f"- {plain(line)}" for line in block.lines]
+        if block.kind == "table":
+            body += ["", *rows(block.content)]
+        elif block.kind == "pairs":
+            body += [f"- {plain(name)}: {plain(value)}" for name, value in block.content]
+        elif block.kind == "list":
+            body += [f"- {plain(line)}" for line in block.content]
+        if body:
+            lines += ["", *([f"**{plain(block.title)}**", ""] if block.title else []), *body]
+    return lines
+
+
+def _head(title: str, subtitle: str, chips: Sequence[tuple[str, str]]) -> list[str]:
+    settings = ", ".join(f"{name} **{plain(value)}**" for name, value in chips)
+    return [f"### {plain(title)}", "", f"{plain(subtitle)}  ", settings]
+
+
+def _alerts(alerts: Sequence[Alert]) -> list[str]:
+    return [line for alert in alerts for line in ("", f"> **{plain(alert.head)}** {plain(alert.text)}")]
 
 
 def of_run(run: Run) -> str:
     """Headline, warnings, key figures and latencies of one run."""
-    lines = [f"### {plain(title(run))}", "", plain(subtitle(run)) + "  "]
-    lines.append(", ".join(f"{name} **{plain(value)}**" for name, value in chips(run)))
-    for alert in alerts(run):
-        lines += ["", f"> **{plain(alert.head)}** {plain(alert.text)}"]
+    lines = [*_head(title(run), subtitle(run), chips(run)), *_alerts(alerts(run))]
     figures = [(t["name"], f"{t['value']} {t['unit']}".strip(), t["note"]) for t in tiles(run)]
     lines += ["", *rows(Table("", ("figure", "value", ""), figures, (False, True, False)))]
     lines += ["", *rows(latency_table(run))]
@@ -35,12 +76,12 @@ def rows(table: Table) -> list[str]:
     """A table as Markdown."""
     align = ["---:" if numeric else "---" for numeric in table.numeric]
     cells = [table.columns, align, *table.rows]
-    return ["| " + " | ".join(plain(cell) if cell not in align else cell for cell in row) + " |" for row in cells]
+    return ["| " + " | ".join(cell if row is align else plain(cell) for cell in row) + " |" for row in cells]
 
 
 def plain(text: object) -> str:
     """Text that Markdown leaves as it is."""
-    escaped = str(text)
+    escaped = text.replace(Markup("<small>"), Markup(" <small>")).striptags() if isinstance(text, Markup) else str(text)
     for character in "\\`*_{}[]<>|#":
         escaped = escaped.replace(character, f"\\{character}")
     return escaped.replace("\n", " ")

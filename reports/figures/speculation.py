@@ -62,9 +62,7 @@ def over_time(run: Run) -> Drawing | None:
         figure.subplots_adjust(left=0.1, right=0.98, top=0.97, bottom=0.17)
 
     share = percent(float(accepted.sum()) / float(drafts.sum()))
-    alt = (
-        f"Draft tokens verified a second, at most {all_of_them.max():,.0f}; {share} are accepted and delivered."
-    )
+    alt = f"Draft tokens verified a second, at most {all_of_them.max():,.0f}; {share} are accepted and delivered."
     caption = f"Draft tokens verified a second: {share} of them are accepted and delivered, the rest is thrown away."
     legend = (("teal", "accepted"), ("slate", "thrown away"))
     return half("drafts", "Drafts over time", alt, paint, 300, caption, legend=legend)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import servesim
-from servesim.reports.page import build
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 pytestmark = [
@@ -33,28 +34,40 @@ def opened(page: Path) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-@pytest.fixture(scope="module")
-def html(tmp_path_factory: pytest.TempPathFactory) -> str:
-    out = tmp_path_factory.mktemp("run") / "result"
-    servesim.simulate(
-        trace="synth:rate=60,prompt=400,output=lognormal(p50=30,p95=90)", requests=150, model="llama-3.2-1b",
-        gpu="h200", slo="ttft:50", engine={"num_gpu_blocks": 120}, out=out,
-    )  # fmt: skip
-    return build(out)
+WORKLOAD: dict[str, Any] = {
+    "trace": "synth:rate=60,prompt=400,output=lognormal(p50=30,p95=90)",
+    "requests": 100,
+    "model": "llama-3.2-1b",
+    "gpu": "h200",
+}
+SLO = "ttft:50,tpot:10"
+PAGES: dict[str, Callable[[Path], Any]] = {
+    "run": lambda out: servesim.simulate(**WORKLOAD, slo=SLO, engine={"num_gpu_blocks": 120}, out=out),
+    "compare": lambda out: servesim.compare(
+        **WORKLOAD, slo=SLO, scheduler=["vllm", "vllm:max_num_batched_tokens=512"], replicates=2, jobs=1, out=out
+    ),
+    "sweep": lambda out: servesim.sweep(**WORKLOAD, rate=[20, 40, 80], jobs=1, out=out),
+    "capacity": lambda out: servesim.capacity(**WORKLOAD, slo=SLO, tolerance=0.5, replicates=2, jobs=1, out=out),
+}
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_a_page_opens_without_a_word_on_the_console_and_fits(html: str, width: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_page_opens_without_a_word_on_the_console_and_fits(kind: str, tmp_path: Path) -> None:
+    PAGES[kind](tmp_path / "result")
+    html = servesim.report(tmp_path / "result")
+    for width in (1280, 390):
+        page = tmp_path / f"{width}.html"
+        page.write_text(FRAME.format(width=width, page=escape(html)))
+        document, console = opened(page)
+        assert console == []
+        said = re.search(r"<title>width (\d+)</title>", document)
+        assert said is not None
+        assert int(said[1]) <= width
+
+
+def test_a_broken_page_would_be_noticed(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    page.write_text(FRAME.format(width=width, page=escape(html)))
-    document, console = opened(page)
-    assert console == []
-    said = re.search(r"<title>width (\d+)</title>", document)
-    assert said is not None
-    assert int(said[1]) <= width
-
-
-def test_a_broken_page_would_be_noticed(html: str, tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    page.write_text(html.replace("</body>", "<script>missing();</script></body>"))
+    page.write_text("<!DOCTYPE html><html><body><script>missing();</script></body></html>")
     assert "missing is not defined" in opened(page)[1][0]
+    page.write_text(FRAME.format(width=390, page=escape('<div style="width: 500px">wide</div>')))
+    assert "<title>width 508</title>" in opened(page)[0]

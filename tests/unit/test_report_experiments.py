@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from html import unescape
@@ -15,8 +16,9 @@ from typer.testing import CliRunner
 import servesim
 from servesim.cli import app
 from servesim.reports.experiment import amount, change
+from servesim.reports.export import export
 from servesim.reports.figures.load import knee
-from servesim.reports.page import build
+from servesim.reports.page import report
 from tests.support.pages import assert_sound
 
 TRACE = "synth:arrivals=poisson,rate=20,prompt=lognormal(p50=300,p95=900),output=lognormal(p50=20,p95=60)"
@@ -48,7 +50,7 @@ def test_every_command_leaves_a_page_of_its_own(command: str, figures: int, expe
     out = experiment(command)
     html = (out / "report.html").read_text()
     assert_sound(html, figures)
-    assert build(out) == html
+    assert report(out) == html
 
 
 def test_a_comparison_shows_every_verdict_with_its_interval(experiment: Callable[[str], Path]) -> None:
@@ -72,7 +74,7 @@ def test_a_sweep_shows_every_combination_and_its_failures(experiment: Callable[[
     failed = document["variants"][0]
     failed |= {"status": "failed", "error": "the model <does> not fit", "values": {}, "cells": [None]}
     (out / "sweep.json").write_text(json.dumps(document))
-    html = build(out)
+    html = report(out)
     assert_sound(html, figures=3)
     assert f"{failed['label']} failed:" in html
     assert "the model &lt;does&gt; not fit" in html
@@ -89,10 +91,25 @@ def test_a_capacity_page_says_what_is_carried_and_between_what(experiment: Calla
             assert amount(row[key], "") in html
 
 
+@pytest.mark.parametrize("command", QUESTIONS)
+def test_markdown_of_an_experiment_has_its_tables(
+    command: str, experiment: Callable[[str], Path], tmp_path: Path
+) -> None:
+    export(experiment(command), "markdown", tmp_path / "comment.md")
+    text = (tmp_path / "comment.md").read_text()
+    assert text.startswith("### ")
+    assert "<small>" not in text
+    assert text.count("<details>") == text.count("</details>") > 0
+    widths = [len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")]
+    assert len(widths) >= 3
+    with pytest.raises(servesim.UserError, match="holds an experiment"):
+        export(experiment(command), "perfetto", tmp_path / "trace.json")
+
+
 def test_a_damaged_document_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text("{")
     with pytest.raises(servesim.UserError, match=r"sweep\.json: damaged"):
-        build(tmp_path)
+        report(tmp_path)
 
 
 Points = list[Any]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import servesim
 from servesim.cli import app
 from servesim.reports.figures.gantt import window_of
-from servesim.reports.page import build
+from servesim.reports.page import report
 from servesim.reports.priced import price_steps
 from servesim.reports.run import Run
 from tests.support.pages import assert_sound
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def html(folder: Path) -> str:
-    return build(folder)
+    return report(folder)
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +50,16 @@ def test_the_page_is_self_contained_and_told_in_words_too(html: str) -> None:
 
 
 def test_same_result_same_bytes(folder: Path, html: str, tmp_path: Path) -> None:
-    assert build(folder) == html
+    assert report(folder) == html
     servesim.simulate(folder / "scenario.yaml", out=tmp_path / "again")
-    assert build(tmp_path / "again") == html
+    assert report(tmp_path / "again") == html
 
 
 def test_what_users_name_is_text_and_not_markup(tmp_path: Path) -> None:
     trace = tmp_path / "<b>x.csv"
     trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,3\n0.1,20,4\n")
     servesim.simulate(trace=str(trace), model="llama-3.2-1b", gpu="h200", out=tmp_path / "out")
-    html = build(tmp_path / "out")
+    html = report(tmp_path / "out")
     assert "<b>x.csv" not in html
     assert "&lt;b&gt;x.csv" in html
 
@@ -67,7 +67,7 @@ def test_what_users_name_is_text_and_not_markup(tmp_path: Path) -> None:
 def test_a_run_with_drafts_shows_what_became_of_them(tmp_path: Path) -> None:
     settings = {**SETTINGS, "model": "llama-3.1-8b", "requests": 40, "engine": {}, "speculation": "eagle3:k=3"}
     figures = servesim.simulate(**settings, out=tmp_path / "run").summary["speculation"]
-    html = build(tmp_path / "run")
+    html = report(tmp_path / "run")
     assert_sound(html, figures=12)
     assert "Acceptance by position" in html
     assert f"{figures['draft_tokens']:,} draft tokens verified" in html
@@ -82,7 +82,7 @@ def test_a_run_that_completes_nothing_still_has_a_page(tmp_path: Path) -> None:
     servesim.simulate(
         trace=str(trace), model="llama-3.2-1b", gpu="h200", engine={"max_model_len": 100}, out=tmp_path / "out"
     )
-    html = build(tmp_path / "out")
+    html = report(tmp_path / "out")
     assert "1 rejected:" in html
     assert "nothing completed" in html
 
