@@ -13,7 +13,9 @@ import typer
 from servesim import __version__
 from servesim.cli_calibrate import calibrate_app
 from servesim.cli_experiments import register as register_experiments
+from servesim.cli_policies import policies
 from servesim.cli_report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
+from servesim.cli_reproduce import reproduce
 from servesim.cli_trace import trace_app
 from servesim.cli_validate import validate
 from servesim.errors import Interrupted, PolicyError, UserError
@@ -50,6 +52,8 @@ app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 app.add_typer(calibrate_app, name="calibrate")
 app.command(epilog=VALIDATE_EXAMPLES)(validate)
+app.command()(policies)
+app.command()(reproduce)
 register_experiments(app)
 app.command(epilog=REPORT_EXAMPLES)(report)
 app.command(epilog=EXPORT_EXAMPLES)(export)

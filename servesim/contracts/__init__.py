@@ -1,5 +1,7 @@
 """What a policy author needs: the contracts, and the registries that find policies by name."""
 
+from typing import Any
+
 from servesim.contracts.acceptance import AcceptanceModel, acceptance_models
 from servesim.contracts.cost import Batch, CostModel, Host, Price
 from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, NoParams, Usage, kv_allocators
@@ -10,8 +12,12 @@ from servesim.contracts.speculator import Speculator, SpeculatorParams, speculat
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State
 
+REGISTRIES: tuple[Registry[Any], ...] = (schedulers, kv_allocators, routers, speculators, acceptance_models)
+"""Everything that can be plugged in, by kind."""
+
 __all__ = [
     "MISS",
+    "REGISTRIES",
     "AcceptanceModel",
     "Batch",
     "CostModel",

@@ -1,0 +1,91 @@
+"""`servesim policies`: what can be plugged together, and what each policy is."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Annotated, Any
+
+import typer
+
+from servesim.errors import UserError, suggest
+
+
+def policies(
+    name: Annotated[str, typer.Argument(help="A policy, or file.py:Class; none: all.", show_default=False)] = "",
+) -> None:
+    """List the policies, or show one: its idea, parameters with defaults, what it needs, and the paper."""
+    from servesim.contracts import REGISTRIES
+
+    if not name:
+        for registry in REGISTRIES:
+            typer.echo(registry.kind)
+            for known in registry.names():
+                typer.echo(f"  {known:22}{_idea(registry.resolve(known)[0]).splitlines()[0]}")
+        return
+    if ".py:" not in name:
+        everything = {known: registry for registry in REGISTRIES for known in registry.names()}
+        if name not in everything:
+            raise UserError(f"unknown policy {name!r}{suggest(name, everything)}")
+        _show(everything[name].kind, name, everything[name].resolve(name)[0])
+        return
+    for registry in REGISTRIES:
+        try:
+            cls = registry.resolve(name)[0]
+        except UserError:
+            if registry is REGISTRIES[-1]:
+                raise
+            continue
+        _show(registry.kind, name, cls)
+        return
+
+
+def _show(kind: str, name: str, cls: type[Any]) -> None:
+    typer.echo(f"{kind} {name}\n\n{_idea(cls)}\n")
+    for label in ("needs", "supports"):
+        if getattr(cls, label, ()):
+            typer.echo(f"{label}: {', '.join(sorted(getattr(cls, label)))}")
+    if getattr(cls, "paper", ""):
+        typer.echo(f"paper: {cls.paper}")
+    parameters = dataclasses.fields(cls.Params)
+    if not parameters:
+        typer.echo("parameters: none")
+        return
+    typer.echo("parameters:")
+    told = _field_docs(cls.Params)
+    for parameter in parameters:
+        typer.echo(f"  {parameter.name} = {_default(parameter)}")
+        for line in told.get(parameter.name, "").splitlines():
+            typer.echo(f"      {line.strip()}")
+
+
+def _idea(cls: type[Any]) -> str:
+    """The docstrings of a policy's module and class."""
+    module = inspect.getmodule(cls)
+    parts = [inspect.cleandoc(text) for text in ((module.__doc__ if module else None), cls.__doc__) if text]
+    return "\n\n".join(parts)
+
+
+def _default(parameter: dataclasses.Field[Any]) -> str:
+    if parameter.default is not dataclasses.MISSING:
+        return "(by GPU and model)" if parameter.default is None else repr(parameter.default)
+    return "(required)"
+
+
+def _field_docs(params: type[Any]) -> dict[str, str]:
+    """Docstrings that stand under the fields of a dataclass and its bases."""
+    import ast
+    import textwrap
+
+    docs: dict[str, str] = {}
+    for cls in reversed(params.__mro__):
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        except (OSError, TypeError):
+            continue
+        assert isinstance(body, ast.ClassDef)
+        for line, after in zip(body.body, body.body[1:], strict=False):
+            told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            if told and isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                docs[line.target.id] = str(after.value.value)  # type: ignore[attr-defined]
+    return docs
