@@ -43,12 +43,12 @@ AXES = {
     "all_gather": "bytes",
 }
 """What the curves of an operator run over; of all others tokens or rows (m)."""
-_ALONE = ("all_reduce", "all_gather", "norm", "activation", "rotary", "embedding", "sampler")
+_ALONE = ("all_reduce", "all_gather", "norm", "activation", "rotary", "kv_write", "embedding", "sampler")
 """Operators whose curves are not interpolated between: leaving one out leaves the formula."""
 _SHARE = 5
 """One row, or curve, of so many is held out."""
 _FEW = 3
-"""Rows whose errors say nothing."""
+"""Rows so few that their errors say nothing."""
 SPLITS = ("random", "curves", "every 2nd", "every 4th", "largest")
 
 

@@ -54,7 +54,7 @@ def _curve(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], float]:
             return experts_curve(gemms, experts, shape["k"], 1, dtype.removesuffix("_marlin"))
         if op in _COLLECTIVES:
             return collective_curve(gemms.tables, roofline, op, shape["gpus"], 1)
-        return row_curve(gemms, op, shape["n"], 4.0 * shape["n"])
+        return row_curve(gemms, op, shape["n"], 4.0 * shape["n"], dtype)
 
     def time(call: _Call) -> float:
         size = call.pop("bytes" if op in _COLLECTIVES else "m")

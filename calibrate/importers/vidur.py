@@ -18,7 +18,7 @@ from __future__ import annotations
 import datetime
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ _NOT_MEASURED = (
 
 _Row = tuple[tuple[Any, ...], str, float]
 """Key, kernel and microseconds."""
+_Reader = Callable[[Path], Iterator[_Row]]
 
 
 def import_vidur(
@@ -62,18 +63,24 @@ def import_vidur(
     root = Path(folder)
     if not root.is_dir():
         raise UserError(f"{root}: no such folder")
-    known = _below(root, "compute", "mlp.csv", "attention*.csv")
-    kind = _chosen("GPU", known, gpu, root)
-    found = {
-        "gemm": _gathered(root, kind, "mlp.csv", _gemms),
-        "small": _gathered(root, kind, "mlp.csv", _small),
-        "attention": _gathered(root, kind, "attention*.csv", _attention),
-        "comm": _all_reduces(root, kind or gpu or "", network),
+    compute = _below(root, "compute", "mlp.csv", "attention*.csv")
+    kind = _chosen("GPU", compute, gpu, root)
+    layers = [path for path in compute.get(kind, []) if path.name == "mlp.csv"]
+    found: dict[str, tuple[list[Path], _Reader]] = {
+        "gemm": (layers, _gemms),
+        "small": (layers, _small),
+        "attention": ([path for path in compute.get(kind, []) if path not in layers], _attention),
+        "comm": (_network(root, kind or gpu or "", network), _all_reduces),
     }
-    if not any(found.values()):
+    if not any(paths for paths, _ in found.values()):
         raise UserError(f"{root}: no profile of Vidur (mlp.csv, attention*.csv, all_reduce.csv) in it")
-    device, paths = gpu or kind or root.resolve().name, {name: Path(out_dir) / f"{name}.parquet" for name in found}
-    return {paths[name].name: _write(paths[name], _KEYS[name], rows, device) for name, rows in found.items() if rows}
+    tables = {name: (paths, [row for path in paths for row in read(path)]) for name, (paths, read) in found.items()}
+    written, device = {}, gpu or kind or root.resolve().name
+    for name, (paths, rows) in tables.items():
+        if rows:
+            sources = [str(path.relative_to(root.resolve())) for path in paths]
+            written[f"{name}.parquet"] = _write(Path(out_dir), name, rows, {"device": device, "sources": sources})
+    return written
 
 
 def _below(root: Path, kind: str, *patterns: str) -> dict[str, list[Path]]:
@@ -97,9 +104,13 @@ def _chosen(what: str, found: dict[str, list[Path]], asked: str | None, root: Pa
     return next(iter(found), "")
 
 
-def _gathered(root: Path, gpu: str, pattern: str, rows: Any) -> list[_Row]:
-    paths = _below(root, "compute", pattern).get(gpu, [])
-    return [row for path in paths for row in rows(path)]
+def _network(root: Path, gpu: str, asked: str | None) -> list[Path]:
+    """The all-reduce times of the server asked for, else of the one with every GPU on one switch."""
+    found = _below(root, "network", "all_reduce.csv")
+    mine = {name: paths for name, paths in found.items() if name.partition("_")[0] == gpu or not gpu}
+    if asked is None and f"{gpu}_dgx" in mine:
+        asked = f"{gpu}_dgx"
+    return mine.get(_chosen("network", mine, asked, root), [])
 
 
 def _mlp(path: Path, operators: tuple[str, ...]) -> Iterator[tuple[dict[str, float], dict[str, int]]]:
@@ -152,36 +163,32 @@ def _attention(path: Path) -> Iterator[_Row]:
         if time is None:
             raise UserError(f"{path}: row {i + 1}: the time of its phase is missing (is_prefill is {prefill})")
         batch, chunk, cached, hidden, heads, kv_heads, tp = (columns[name][i] for name in _ATTENTION)
+        if not (batch and tp and heads) or heads % tp or hidden % heads:
+            raise UserError(f"{path}: row {i + 1}: {heads} heads of {hidden} cannot be split over {tp} GPUs")
         op, new = ("attention_prefill", chunk) if prefill == "True" else ("attention_decode", 1)
         shape = (heads // tp, max(kv_heads // tp, 1), hidden // heads)
         yield (op, batch, new, cached, *shape), backends[0].rpartition(".")[2].lower(), time * 1e3
 
 
-def _all_reduces(root: Path, gpu: str, network: str | None) -> list[_Row]:
-    found = _below(root, "network", "all_reduce.csv")
-    mine = {name: paths for name, paths in found.items() if name.partition("_")[0] == gpu or not gpu}
-    if network is None and f"{gpu}_dgx" in mine:
-        network = f"{gpu}_dgx"
-    rows: list[_Row] = []
-    for path in mine.get(_chosen("network", mine, network, root), []):
-        columns = read_columns(path, ("time_stats.all_reduce.median",), _NETWORK)
-        for time, gpus, per_node, size in zip(*columns.values(), strict=True):
-            if gpus == per_node:
-                rows.append((("all_reduce", gpus, size), "all_reduce", time * 1e3))
-    return rows
+def _all_reduces(path: Path) -> Iterator[_Row]:
+    columns = read_columns(path, ("time_stats.all_reduce.median",), _NETWORK)
+    for time, gpus, per_node, size in zip(*columns.values(), strict=True):
+        if gpus == per_node:
+            yield ("all_reduce", gpus, size), "all_reduce", time * 1e3
 
 
-def _write(path: Path, names: tuple[str, ...], rows: list[_Row], device: str) -> int:
+def _write(folder: Path, table: str, rows: list[_Row], source: dict[str, Any]) -> int:
     repeats: dict[tuple[Any, ...], list[float]] = {}
     kernels: dict[tuple[Any, ...], str] = {}
     for key, kernel, us in rows:
         repeats.setdefault(key, []).append(us)
         kernels.setdefault(key, kernel)
     keys = sorted(repeats)
-    columns = {name: list(column) for name, column in zip(names, zip(*keys, strict=True), strict=True)}
+    columns = {name: list(column) for name, column in zip(_KEYS[table], zip(*keys, strict=True), strict=True)}
     columns |= {"dtype": ["bf16"] * len(keys), "kernel": [kernels[key] for key in keys]}
     columns["time_us"] = [statistics.median(repeats[key]) for key in keys]
-    write_table(path, columns, _provenance(device, _relative_error(list(repeats.values()))))
+    provenance = _provenance(_relative_error(list(repeats.values()))) | source
+    write_table(folder / f"{table}.parquet", columns, provenance)
     return len(keys)
 
 
@@ -197,13 +204,12 @@ def _relative_error(repeats: list[list[float]]) -> float | None:
     return round(math.sqrt(squares / freedom), 6)
 
 
-def _provenance(device: str, relative_error: float | None) -> dict[str, Any]:
+def _provenance(relative_error: float | None) -> dict[str, Any]:
     entry = {
         "project": "Vidur",
         "licence": "MIT",
         "copyright": "Copyright (c) Microsoft Corporation",
         "framework": "sarathi-serve",
-        "device": device,
         "imported": datetime.date.today().isoformat(),
         "changes": "columns renamed to the neutral schema, milliseconds to microseconds, operators to their widths in "
         "the model, norms and residual addition joined, repeats to their median; left out: rows over several servers",

@@ -105,7 +105,9 @@ def test_decodes_and_prompts_carry_heads_and_cached_tokens(profiles: Path, tmp_p
         (32, 4, 128)
     }
     assert (prefill["new_tokens"].tolist(), prefill["past_tokens"].tolist()) == ([256, 256], [0, 512])
-    assert tables.provenance["attention.parquet"]["licence"] == "MIT"
+    entry = tables.provenance["attention.parquet"]
+    assert (entry["licence"], entry["device"]) == ("MIT", "x1")
+    assert entry["sources"] == ["compute/x1/maker/Model-8B/attention_tp2.csv"]
 
 
 def test_all_reduce_is_that_of_one_server_and_of_the_network_named(profiles: Path, tmp_path: Path) -> None:
