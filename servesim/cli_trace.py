@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-trace_app = typer.Typer(help="Look at traces and convert them.", no_args_is_help=False)
+if TYPE_CHECKING:
+    from servesim.trace import Trace
+
+trace_app = typer.Typer(help="Look at traces, convert and fetch them.", no_args_is_help=False)
+
+Shape = Annotated[
+    list[str] | None, typer.Option(metavar="STEP", help="Shape the trace, such as thin:keep=0.5; repeatable.")
+]
 
 
 @trace_app.callback(invoke_without_command=True)
@@ -23,14 +30,15 @@ def inspect(
     block_size: Annotated[int, typer.Option(help="Tokens per KV block for the ideal hit rate.")] = 16,
     requests: Annotated[int | None, typer.Option(help="Look at the first so many requests.")] = None,
     sort: Annotated[bool, typer.Option("--sort", help="Order the file's rows by arrival time.")] = False,
+    timing: Annotated[str | None, typer.Option(help="Of conversations: think, original or open.")] = None,
+    shape: Shape = None,
+    seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Requests, span, rate, burstiness, lengths and the hit rate an infinite prefix cache would have."""
-    from servesim.traces import open_trace
     from servesim.traces.inspect import inspect as inspect_trace
 
-    options: dict[str, Any] = {"sort": True} if sort else {}
-    summary = inspect_trace(open_trace(trace, requests=requests, **options), block_size=block_size)
+    summary = inspect_trace(_opened(trace, requests, seed, sort, timing, shape), block_size=block_size)
     if as_json:
         from servesim.result_files import to_json
 
@@ -47,14 +55,69 @@ def convert(
     target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     to: Annotated[str, typer.Option("--to", help="Format to write; an unknown one lists them.")],
     requests: Annotated[int | None, typer.Option(help="The first so many requests.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of synthetic traces and presets.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
     sort: Annotated[bool, typer.Option("--sort", help="Order the file's rows by arrival time.")] = False,
+    timing: Annotated[str | None, typer.Option(help="Of conversations: think, original or open.")] = None,
+    shape: Shape = None,
     lossy: Annotated[bool, typer.Option("--lossy", help="Drop what the format cannot hold.")] = False,
 ) -> None:
     """Write a trace in another format."""
-    from servesim.traces import open_trace, save_trace
+    from servesim.traces import save_trace
 
-    options: dict[str, Any] = {"sort": True} if sort else {}
-    trace = open_trace(source, requests=requests, seed=seed, **options)
+    trace = _opened(source, requests, seed, sort, timing, shape)
     save_trace(trace, target, to, lossy=lossy)
     typer.echo(f"{target}: {len(trace)} requests, format {to}")
+
+
+@trace_app.command("list")
+def list_traces() -> None:
+    """What there is: presets, public traces that can be fetched, formats that can be read."""
+    from servesim.traces import preset_names
+    from servesim.traces.catalogue import catalogue
+    from servesim.traces.formats import formats
+
+    typer.echo("presets (preset:NAME), fitted twins of public traces:")
+    for name in preset_names():
+        typer.echo(f"  {name}")
+    typer.echo("public traces (servesim trace fetch NAME):")
+    for entry in catalogue().values():
+        size = f"{entry.size:,} bytes" if entry.size is not None else "size unknown"
+        typer.echo(f"  {entry.name:<22}{entry.about}; {entry.licence}, {size}")
+    typer.echo("formats, found from the content of a file:")
+    for name, module in formats().items():
+        typer.echo(f"  {name:<22}{module.ABOUT}{'' if hasattr(module, 'write') else ' (read only)'}")
+
+
+@trace_app.command(epilog="Example: servesim trace fetch mooncake-conversation")
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of `servesim trace list`.")],
+    out: Annotated[Path | None, typer.Option(help="File to write. [default: its own name, here]")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say where it is, download nothing.")] = False,
+) -> None:
+    """Say where a public trace is, under what licence, its size and checksum; download and verify it."""
+    from servesim.traces.catalogue import entry_of
+    from servesim.traces.catalogue import fetch as download
+
+    entry = entry_of(name)
+    size = f"{entry.size:,} bytes" if entry.size is not None else "not known"
+    note = f" ({entry.note})" if entry.note else ""
+    for key, value in (
+        ("source", entry.url),
+        ("licence", entry.licence),
+        ("cite", entry.citation),
+        ("size", size),
+        ("sha256", f"{entry.sha256}{note}"),
+    ):
+        typer.echo(f"{key:<9}{value}")
+    if not dry_run:
+        typer.echo(f"written  {download(entry, out or Path(entry.file))}")
+
+
+def _opened(
+    spec: str, requests: int | None, seed: int, sort: bool, timing: str | None, steps: list[str] | None
+) -> Trace:
+    from servesim.traces import open_trace, shape
+
+    options: dict[str, Any] = ({"sort": True} if sort else {}) | ({"timing": timing} if timing else {})
+    trace: Trace = shape(open_trace(spec, requests=requests, seed=seed, **options), steps or (), seed)
+    return trace
