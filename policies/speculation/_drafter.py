@@ -20,6 +20,9 @@ class DrafterParams(SpeculatorParams):
     """fixed: always k. table: by the number of sequences (vLLM's dynamic k). sglang: by acceptance seen, within what
     the number of sequences allows (SGLang's adaptive slots). goodput: the most expected tokens per second at the price
     of the cost model and the acceptance seen (SmartSpec/TurboSpec). oracle: the same with the true acceptance rates."""
+    scorer: str = "mqa"
+    """mqa: all drafts of a sequence are verified over one reading of its context. batch-expansion: as a sequence each
+    (vLLM before 0.6.4)."""
     table: str = ""
     """For adapt=table: from-to:k parts, such as 1-16:3/32-128:2/256-2048:0; gaps carry the k before."""
 
@@ -27,6 +30,8 @@ class DrafterParams(SpeculatorParams):
         super().__post_init__()
         if self.adapt not in _LENGTHS:
             raise ValueError(f"adapt is {self.adapt!r}: one of {', '.join(_LENGTHS)}")
+        if self.scorer not in ("mqa", "batch-expansion"):
+            raise ValueError(f"scorer is {self.scorer!r}: mqa or batch-expansion")
         if (self.adapt == "table") != bool(self.table):
             raise ValueError("adapt=table goes with table=1-16:3/32-128:2/...")
         if self.table:
@@ -41,6 +46,7 @@ class Drafter(Speculator):
 
     def __init__(self, params: DrafterParams, target: ModelSpec) -> None:
         super().__init__(params, target)
+        self.expands = params.scorer == "batch-expansion"
         if params.adapt == "oracle":
             self.needs = frozenset({"acceptance"})
 

@@ -165,12 +165,13 @@ def verification(batch: Batch, k: int, drafter: Any) -> Batch:
     n = batch.sampled
     nodes = drafter.verified(k)
     contexts = batch.sampled_context + n * (1 + nodes)
+    sequences = 1 + nodes if drafter.expands else 1
     return Batch(
         linear_tokens=n * (1 + nodes),
-        decode_count=n,
-        decode_context_sum=contexts,
+        decode_count=n * sequences,
+        decode_context_sum=contexts * sequences - n * (sequences * (sequences - 1) // 2),
         decode_context_max=batch.decode_context_max + 1 + nodes,
-        queries_per_sequence=1 + nodes,
+        queries_per_sequence=(1 + nodes) // sequences,
         sampled=n,
         drafts=n * nodes,
         draft_k=k,

@@ -50,6 +50,8 @@ class Speculator(ABC):
     """Tokens after a block that its prefix hash covers too, for drafters that need the next token's KV (vLLM)."""
     width: int = 1
     """Candidates per draft position: siblings in a tree."""
+    expands: bool = False
+    """Every draft is verified as a sequence of its own, which reads the whole context again (vLLM before 0.6.4)."""
     price: Callable[[Batch], int]
     """What a step would take in ns, drafting included; set by the engine. For methods that weigh cost and gain."""
     rates: Callable[[int], list[float]]

@@ -13,7 +13,7 @@ from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator, Usage
 from servesim.contracts.scheduler import Scheduler
 from servesim.contracts.speculator import Speculator
-from servesim.engine.layout import lay_out
+from servesim.engine.layout import expand, lay_out
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State
 from servesim.errors import PolicyError
@@ -214,6 +214,8 @@ class EngineCore:
         if plan.layout != "mixed":
             lay_out(batch, plan)
         if self.speculator is not None and sampled:
+            if drafts and self.speculator.expands:
+                expand(batch, plan)
             self._draft(batch, sampled)
         steady = not prefill and not plan.changes_queues
         if self.speculator is not None:

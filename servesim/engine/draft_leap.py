@@ -25,7 +25,7 @@ def can_run(core: EngineCore) -> bool:
     """Whether the steps in flight may be followed by others like them."""
     last = core.in_flight[-1]
     speculator, acceptance = core.speculator, core.acceptance
-    if speculator is None or not last.drafts or not speculator.steady():
+    if speculator is None or not last.drafts or speculator.expands or not speculator.steady():
         return False
     if acceptance is None or type(acceptance).available is not AcceptanceModel.available:
         return False  # how many drafts there are differs from token to token

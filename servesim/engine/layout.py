@@ -30,6 +30,20 @@ def lay_out(batch: Batch, plan: Plan) -> None:
     batch.padded_tokens = computed - batch.linear_tokens
 
 
+def expand(batch: Batch, plan: Plan) -> None:
+    """Draft i of a sequence becomes a sequence of its own, of the context before it; called with the requests'
+    `num_computed_tokens` advanced."""
+    for request, drafts in plan.drafts.items():
+        if plan.tokens[request] != 1 + drafts:
+            continue
+        after = request.num_computed_tokens
+        batch.decode_count += drafts
+        for context in range(after - drafts, after):
+            batch.decode_context_sum += context
+            batch.decode_context_sumsq += context * context
+    batch.queries_per_sequence = 1
+
+
 def _no_decode(batch: Batch) -> None:
     batch.decode_count = batch.decode_context_sum = batch.decode_context_sumsq = batch.decode_context_max = 0
     batch.queries_per_sequence = 1

@@ -77,7 +77,8 @@ PARAMS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
 """Parameters worth varying, by scheduler."""
 SPECULATION = (
     *("",) * 4, "eagle3:k=3", "eagle:k=1", "ngram:k=4", "draft-model:k=2,model=llama-3.2-1b", "medusa:k=2,width=2",
-    "early-exit:k=2", "eagle3:k=4,adapt=goodput", "eagle3:k=4,adapt=oracle", "eagle:k=7,adapt=sglang",
+    "early-exit:k=2", "eagle:k=2,scorer=batch-expansion", "eagle3:k=4,adapt=goodput", "eagle3:k=4,adapt=oracle",
+    "eagle:k=7,adapt=sglang",
     "eagle3:k=3,adapt=table,table=1-2:3/3-5:1/6-9:0",
 )  # fmt: skip
 ACCEPTANCE = (

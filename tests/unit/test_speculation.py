@@ -142,6 +142,17 @@ def test_drafting_and_verifying_are_priced() -> None:
         assert cost.price(verify).ns == int(cost.price_run(verify, 1)[0])
 
 
+def test_batch_expansion_reads_the_context_for_every_draft() -> None:
+    """One sequence of context 100 that verifies 2 drafts: 98 + 99 + 100 instead of 100."""
+    world = World(toy_trace([0], [90], [40]), speculation="eagle:k=2,scorer=batch-expansion", acceptance="copy:")
+    steps = world.run().recorder.steps
+    drafted = steps.column("drafts") == 2
+    plain = World(toy_trace([0], [90], [40]), speculation="eagle:k=2", acceptance="copy:").run().recorder.steps
+    assert (steps.column("decode_count")[drafted] == 3).all()
+    first = plain.column("decode_context")[plain.column("drafts") == 2][0]
+    assert steps.column("decode_context")[drafted][0] == 3 * first - 3
+
+
 def test_draft_weights_and_kv_take_memory() -> None:
     blocks = {
         s: run(speculation=s).scenario.engine.num_gpu_blocks
