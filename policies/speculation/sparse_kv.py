@@ -1,0 +1,38 @@
+"""Self-drafting over a sparse KV cache (MagicDec, arXiv 2408.11049): the target drafts for itself, reading only sinks
+and the most recent tokens, so that a draft costs what the weights cost, however long the context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from servesim.contracts import Batch, speculators
+from servesim.hardware.draft import DraftModel
+
+from ._drafter import Drafter, DrafterParams
+
+
+@dataclass(frozen=True)
+class SparseKvParams(DrafterParams):
+    """The draft's view."""
+
+    budget: int = 512
+    """Tokens of context a draft pass reads."""
+
+
+@speculators.register("sparse-kv")
+class SparseKv(Drafter):
+    """k passes of one token a sequence through the whole target. Worth it where contexts are long and batches large:
+    verification then reads KV, and drafting does not."""
+
+    Params = SparseKvParams
+    params: SparseKvParams
+    acceptance = "independent:alpha=0.85"
+
+    def model(self) -> DraftModel:
+        return DraftModel(self.target, owns_lm_head=False, shares_layers=True)
+
+    def passes(self, batch: Batch, k: int) -> list[Batch]:
+        n = batch.sampled
+        read = min(batch.sampled_context, n * self.params.budget)
+        longest = min(batch.decode_context_max, self.params.budget)
+        return [Batch(n, [], n, read, 0, longest, 1, n)] * k if n else []
