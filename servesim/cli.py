@@ -84,6 +84,13 @@ def run(
     gpu: Annotated[
         str | None, typer.Option(help="h100, h200, a100, a100-40g, l40s, rtx-pro-6000, or a YAML data sheet.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Policies and defaults of a system: vllm, vllm-v0, sglang, orca, fastertransformer, tgi, "
+            "tensorrt-llm, llama.cpp, hf-generate."
+        ),
+    ] = None,
     scheduler: Annotated[
         str | None, typer.Option(help="name, name:key=value,... or file.py:Class. [default: vllm]")
     ] = None,
@@ -173,6 +180,8 @@ def run(
     }
     flags = {key: value for key, value in values.items() if value is not None}
     settings = load_settings(scenario) if scenario is not None else {}
+    if engine is not None:
+        settings = {**settings, "preset": engine}
     settings = override(settings, assignments or ()) | flags
     if max_concurrency is not None:
         settings = override(settings, [f"clients.max_concurrency={max_concurrency}"])

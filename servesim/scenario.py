@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from servesim.contracts.registry import parse_params
 from servesim.errors import UserError, suggest
 from servesim.metrics.requests import check_slo, parse_slo
+from servesim.presets import preset_settings, under
 
 Settings = dict[str, Any]
 
@@ -120,6 +121,8 @@ class Scenario(BaseModel):
     """Stages of a replica (pipeline parallelism); as many steps are in flight, planned synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)
     """Copies of the model behind the router."""
+    preset: str | None = None
+    """A serving system (engines.yaml): its policies and settings hold where the scenario says nothing."""
     scheduler: Settings = Field(default={"name": "vllm"})
     kv: Settings = Field(default={"name": "prefix-hash"})
     """Prefix caching is on, as in vLLM; `paged` is the same memory without it."""
@@ -181,7 +184,7 @@ class Scenario(BaseModel):
     def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:
         """A scenario from plain settings; `source` names their file, if any, in errors."""
         try:
-            return cls.model_validate(dict(settings))
+            return cls.model_validate(under(settings, policy_settings))
         except ValidationError as error:
             raise UserError(f"{source}: {_first_error(error, cls)}".removeprefix(": ")) from None
 
@@ -252,7 +255,8 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
         return
     current = settings.get(outer)
     if outer in ("scheduler", "kv", "router", "speculation", "acceptance"):
-        default = Scenario.model_fields[outer].default
+        preset = preset_settings(settings["preset"]) if settings.get("preset") else {}
+        default = preset.get(outer, Scenario.model_fields[outer].default)
         current = policy_settings(default if current is None else current) if current or default else None
     elif outer == "slo" and isinstance(current, str):
         current = parse_slo(current)

@@ -14,7 +14,15 @@ from itertools import chain
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.scheduler import SchedulerParams, schedulers
 
-from ._common import may_find_more, one_block_free, pending, steps_with_blocks_free, watermark
+from ._common import (
+    FOREVER,
+    may_find_more,
+    one_block_free,
+    pending,
+    refuse_if_hopeless,
+    steps_with_blocks_free,
+    watermark,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,8 @@ class ContinuousParams(SchedulerParams):
     """Fraction of the blocks that admissions and returns leave free."""
     preemption_mode: str = "recompute"
     """"recompute" (V0's choice for requests of one sequence) or "swap"."""
+    reserve_output: bool = False
+    """Admissions set memory for the longest possible output aside, so that nobody is preempted (TGI)."""
     enable_chunked_prefill = False  # no parameter: prompts run whole
 
     def __post_init__(self) -> None:
@@ -45,6 +55,7 @@ class Continuous(Scheduler):
         super().__init__(params, limits, kv)
         self.swapped: deque[Request] = deque()
         self.reserve = watermark(kv, params.watermark)
+        self._reserves = params.reserve_output and not kv.reserves
 
     @classmethod
     def complete(cls, params: ContinuousParams, defaults: Defaults) -> ContinuousParams:
@@ -71,7 +82,10 @@ class Continuous(Scheduler):
             new = request.num_tokens - hit.num_tokens
             if new > budget or len(self.running) >= self.limits.max_num_seqs:
                 return
-            if not ctx.admit(request, new, hit, reserve=self.reserve):
+            output = request.prompt_len + request.max_tokens - request.num_tokens if self._reserves else 0
+            if not ctx.admit(request, new, hit, reserve=self.reserve, lookahead=output):
+                if refuse_if_hopeless(self, ctx, request):
+                    continue
                 return
             self.running.append(self.waiting.popleft())
             budget -= new
@@ -84,7 +98,7 @@ class Continuous(Scheduler):
 
     def _decode(self, ctx: PlanContext) -> None:
         queue, self.running = deque(self.running), []
-        plenty = self.kv.usage().free >= len(queue) * self.kv.block_size
+        plenty = self._reserves or self.kv.usage().free >= len(queue) * self.kv.block_size
         while queue:
             request = queue.popleft()
             if pending(request):
@@ -115,7 +129,7 @@ class Continuous(Scheduler):
     def steady(self, plan: Plan) -> int:
         if may_find_more(self) and len(self.running) < self.limits.max_num_seqs:
             return 0
-        return steps_with_blocks_free(self.kv, len(plan.tokens))
+        return FOREVER if self._reserves else steps_with_blocks_free(self.kv, len(plan.tokens))
 
     def waiters(self) -> Iterator[Request]:
         return chain(self.swapped, self.waiting)

@@ -8,7 +8,7 @@ decodes of others. Linear layers see one flat batch, attention is computed reque
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.scheduler import schedulers
@@ -24,6 +24,10 @@ class SelectiveParams:
     """Requests of an iteration; None: vLLM's max_num_seqs for the GPU."""
     n_slots: int | None = None
     """Slots for keys and values of a token; None: as many as the allocator has."""
+    max_num_tokens: int | None = None
+    """Tokens of an iteration (TensorRT-LLM); None: no limit. A longer prompt runs without others."""
+    fused_attention: bool = False
+    """One attention kernel for all requests, as engines after Orca have."""
 
     @property
     def max_num_seqs(self) -> int | None:
@@ -47,24 +51,29 @@ class Selective(Scheduler):
 
     @classmethod
     def complete(cls, params: SelectiveParams, defaults: Defaults) -> SelectiveParams:
-        return cls.Params(params.max_bs or defaults.max_num_seqs, params.n_slots)
+        return replace(params, max_bs=params.max_bs or defaults.max_num_seqs)
 
     def plan(self, ctx: PlanContext) -> Plan:
-        ctx.plan.attention, ctx.plan.layout = self.attention, self.layout
+        ctx.plan.attention = "fused" if self.params.fused_attention else self.attention
+        ctx.plan.layout = self.layout
         for request in self.running:
             if pending(request):
                 ctx.extend(request, 1)
+        budget = (self.params.max_num_tokens or FOREVER) - len(ctx.plan.tokens)
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[0]
             slots = request.prompt_len + request.max_tokens
             hit = self.kv.lookup(request)
             new = request.num_tokens - hit.num_tokens
+            if new > budget and ctx.plan.admitted:
+                break
             unused = 0 if self.kv.reserves else slots - request.num_tokens
             if self.n_rsrv + slots > self.n_slots or not ctx.admit(request, new, hit, lookahead=unused):
                 if refuse_if_hopeless(self, ctx, request):
                     continue
                 break
             self.n_rsrv += slots
+            budget -= new
             self.running.append(self.waiting.popleft())
         return ctx.plan
 

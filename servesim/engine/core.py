@@ -18,6 +18,9 @@ from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State
 from servesim.errors import PolicyError
 
+PATIENCE = 1 << 16
+"""Tokens computed without one delivered before anyone asks whether the policy gets anywhere."""
+
 
 @dataclass(slots=True)
 class Step:
@@ -88,6 +91,8 @@ class EngineCore:
         self.next_step_id = 0
         self.last_plan: Plan | None = None
         self._empty = 0  # plans in a row that came out empty
+        self.fruitless = 0  # tokens computed since the last one was delivered
+        self._patience = PATIENCE
         self.spec_stats = SpecStats()
         self.on_leave: Callable[[Request], None] = lambda request: None
         """Called for each request that has finished or was rejected, its record complete."""
@@ -147,10 +152,26 @@ class EngineCore:
         step = self._enter(plan, now)
         self.next_step_id += 1
         self._empty = 0
+        self.fruitless += step.batch.linear_tokens
+        if self.fruitless > self._patience:
+            self._check_progress(now)
         self.in_flight.append(step)
         if self.checks:
             self.check_integrity()
         return step
+
+    def _check_progress(self, now: int) -> None:
+        """Everything in the house can be computed once before a token must come out. PolicyError when it has been many
+        times over: requests are preempted and computed again for ever."""
+        here = [*self.scheduler.running, *self.scheduler.waiters()]
+        self._patience = PATIENCE + 4 * sum(r.num_tokens for r in here)
+        if self.fruitless > self._patience:
+            raise PolicyError(
+                f"{self.scheduler.name} at {now} ns: on kv {self.kv.name} {self.fruitless} tokens were computed since "
+                f"the last one was delivered; {len(self.scheduler.running)} requests run, "
+                f"{self.scheduler.num_waiting()} wait, {self.kv.usage().free} of {self.kv.capacity_tokens} tokens are "
+                f"free: they preempt each other for ever"
+            )
 
     def moved(self) -> bool:
         """Whether the last plan, empty, changed the queues: the next may not be. False once as many plans in a row
@@ -289,6 +310,7 @@ class EngineCore:
             else:
                 late.append((request.row, request.last_token_ns, delivered))
             request.last_token_ns = now
+            self.fruitless = 0
             if request.num_tokens >= request._end_tokens:
                 finished.append(request)
         if on_time:

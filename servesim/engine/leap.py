@@ -105,6 +105,7 @@ class Leap(Run):
         grown = core.kv.grow_run(requests, m)
         core.kv.held_tokens += batch_size * m
         core.next_step_id += m
+        core.fruitless = 0
         self._stamp(recorder, requests, m, core.committed_ns)
         core.committed_ns = self._ends[m - 1]
         core.scheduler.advance(m)

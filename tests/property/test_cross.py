@@ -14,7 +14,7 @@ from tests.support.strategies import ALL_AT_ONCE, ALLOCATORS, SHARING, social_wo
 from tests.support.worlds import World, toy_trace
 
 VARIANTS = {
-    "continuous": [{}, {"preemption_mode": "swap"}],
+    "continuous": [{}, {"preemption_mode": "swap"}, {"reserve_output": True}],
     "sarathi": [{"chunk_size": 48}],
     "sglang": [
         {"chunked_prefill_size": 64, "schedule_policy": "lpm"},
@@ -24,10 +24,9 @@ VARIANTS = {
 """Parameters under which a scheduler takes other paths than by default."""
 
 
-def crowd(seed: int) -> Trace:
-    """40 requests that come nearly at once, a third of them with a common beginning, more than memory holds."""
+def crowd(seed: int, n: int = 40) -> Trace:
+    """Requests that come nearly at once, a third of them with a common beginning, more than memory holds."""
     rng = np.random.default_rng(seed)
-    n = 40
     prompts = rng.integers(1, 100, n).tolist()
     runs = [[(1, min(p, 40)), (100 + i, p - 40)][: 1 + (p > 40)] if i % 3 == 0 else [(100 + i, p)]
             for i, p in enumerate(prompts)]  # fmt: skip
@@ -37,27 +36,47 @@ def crowd(seed: int) -> Trace:
     return toy_trace(arrivals, prompts, outputs, caps=caps, priorities=rng.integers(0, 3, n).tolist(), runs=runs)
 
 
-@pytest.mark.parametrize("kv", ALLOCATORS + SHARING + ALL_AT_ONCE)
-@pytest.mark.parametrize(
-    ("scheduler", "params"), [(name, p) for name in schedulers.names() for p in VARIANTS.get(name, [{}])]
+everything = pytest.mark.parametrize(
+    ("scheduler", "params", "kv"),
+    [
+        (name, params, kv)
+        for name in schedulers.names()
+        for params in VARIANTS.get(name, [{}])
+        for kv in ALLOCATORS + SHARING + ALL_AT_ONCE
+    ],
 )
+
+
+def crowded(trace: Trace, blocks: int, scheduler: str, params: dict[str, object], kv: str) -> World:
+    return World(
+        trace,
+        kv=kv,
+        num_blocks=blocks,
+        host_blocks=20,
+        scheduler=scheduler,
+        scheduler_params=params,
+        max_num_seqs=12,
+        max_num_batched_tokens=128 if scheduler != "continuous" else 256,
+        max_model_len=192,
+    )
+
+
+@everything
 def test_every_scheduler_serves_everything_on_every_allocator(
     scheduler: str, params: dict[str, object], kv: str
 ) -> None:
     for blocks in (17, 40):
-        world = World(
-            crowd(blocks),
-            kv=kv,
-            num_blocks=blocks,
-            host_blocks=20,
-            scheduler=scheduler,
-            scheduler_params=params,
-            max_num_seqs=12,
-            max_num_batched_tokens=128 if scheduler != "continuous" else 256,
-            max_model_len=192,
-        )
-        recorder = compared(world)[0].recorder
+        recorder = compared(crowded(crowd(blocks), blocks, scheduler, params, kv))[0].recorder
         assert set(recorder.requests.column("state").tolist()) == {State.FINISHED}
+
+
+@pytest.mark.cross
+@everything
+def test_every_scheduler_serves_2000_requests_on_every_allocator(
+    scheduler: str, params: dict[str, object], kv: str
+) -> None:
+    recorder = crowded(crowd(1, 2000), 40, scheduler, params, kv).run("fast", check=True).recorder
+    assert recorder.requests.column("state").tolist() == [State.FINISHED] * 2000
 
 
 @pytest.mark.parametrize("scheduler", [name for name in schedulers.names() if name != "vllm"])

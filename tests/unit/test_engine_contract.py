@@ -285,3 +285,20 @@ def test_answers_held_back_leave_with_the_batch(tmp_path: Path) -> None:
     assert len(set(requests.column("finished_ns").tolist())) == 1
     assert sorted(requests.column("last_token_ns").tolist())[0] < requests.column("finished_ns")[0]
     assert steps.column("padded_tokens").tolist() == [3, 1, 1]  # 2 x 8 for 13; then one finished row beside one
+
+
+def test_policies_that_preempt_for_ever_are_stopped_by_name_and_state(tmp_path: Path) -> None:
+    file = tmp_path / "quarrel.py"
+    file.write_text(
+        "from servesim.contracts import Scheduler\n"
+        "class Quarrel(Scheduler):\n"
+        "    def plan(self, ctx):\n"
+        "        if self.running:\n"
+        "            ctx.preempt(self.running[0])\n"
+        "            self.waiting.append(self.running.pop())\n"
+        "        self.running.append(self.waiting.popleft())\n"
+        "        ctx.admit(self.running[0], 7)\n"
+        "        return ctx.plan\n"
+    )
+    with pytest.raises(PolicyError, match=r"Quarrel at .* on kv paged .* 1 requests run, 2 wait, .* for ever"):
+        World(SMALL, scheduler=f"{file}:Quarrel").run()

@@ -1,0 +1,50 @@
+"""The policies shown in docs/writing-a-policy.md do exactly what the built-in ones named there do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.property.test_cross import crowd
+from tests.support.worlds import World
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "writing-a-policy.md"
+WORLD = World(crowd(3), num_blocks=60, max_num_seqs=12, max_num_batched_tokens=128, max_model_len=192)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("policies")
+    found = {}
+    for name, code in re.findall(r"<!-- policy: (\S+) -->\n```python\n(.*?)```", PAGE.read_text(), flags=re.S):
+        found[name] = folder / name
+        found[name].write_text(code)
+    assert set(found) == {"fcfs.py", "tokens.py", "least.py"}
+    return found
+
+
+def records(world: World) -> tuple[list[list[int]], list[list[int]]]:
+    recorder = world.run("reference", check=True).recorder
+    return recorder.requests.array().tolist(), recorder.steps.array().tolist()
+
+
+@pytest.mark.parametrize("kv", ["paged", "prefix-hash"])
+def test_the_scheduler_is_selective_batching(files: dict[str, Path], kv: str) -> None:
+    theirs = replace(WORLD, kv=kv, scheduler=f"{files['fcfs.py']}:Fcfs")
+    ours = replace(WORLD, kv=kv, scheduler="selective", scheduler_params={"fused_attention": True})
+    assert records(theirs) == records(ours)
+
+
+@pytest.mark.parametrize("scheduler", ["vllm", "continuous", "sarathi"])
+def test_the_allocator_is_paged_memory_in_blocks_of_one(files: dict[str, Path], scheduler: str) -> None:
+    small = replace(WORLD, scheduler=scheduler, block_size=1, num_blocks=400, max_num_batched_tokens=200)
+    theirs = replace(small, kv=f"{files['tokens.py']}:Tokens")
+    assert records(theirs) == records(replace(small, kv="paged", num_blocks=401))  # one is the null block
+
+
+def test_the_router_is_least_outstanding(files: dict[str, Path]) -> None:
+    theirs = replace(WORLD, replicas=3, router=f"{files['least.py']}:Least")
+    assert records(theirs) == records(replace(WORLD, replicas=3, router="least-outstanding"))
