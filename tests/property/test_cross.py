@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from servesim.contracts import State, schedulers
+from servesim.contracts import State, kv_allocators, schedulers
 from servesim.trace import Trace
 from tests.property.test_fast_equals_reference import compared
 from tests.support.strategies import ALL_AT_ONCE, ALLOCATORS, SHARING, social_worlds, worlds
@@ -36,15 +36,12 @@ def crowd(seed: int, n: int = 40) -> Trace:
     return toy_trace(arrivals, prompts, outputs, caps=caps, priorities=rng.integers(0, 3, n).tolist(), runs=runs)
 
 
-everything = pytest.mark.parametrize(
-    ("scheduler", "params", "kv"),
-    [
-        (name, params, kv)
-        for name in schedulers.names()
-        for params in VARIANTS.get(name, [{}])
-        for kv in ALLOCATORS + SHARING + ALL_AT_ONCE
-    ],
-)
+def crossed(allocators: list[str]) -> pytest.MarkDecorator:
+    """A test of each scheduler, with its variants, on each allocator."""
+    return pytest.mark.parametrize(
+        ("scheduler", "params", "kv"),
+        [(name, p, kv) for name in schedulers.names() for p in VARIANTS.get(name, [{}]) for kv in allocators],
+    )
 
 
 def crowded(trace: Trace, blocks: int, scheduler: str, params: dict[str, object], kv: str) -> World:
@@ -61,7 +58,7 @@ def crowded(trace: Trace, blocks: int, scheduler: str, params: dict[str, object]
     )
 
 
-@everything
+@crossed(ALLOCATORS + SHARING + ALL_AT_ONCE)
 def test_every_scheduler_serves_everything_on_every_allocator(
     scheduler: str, params: dict[str, object], kv: str
 ) -> None:
@@ -71,7 +68,7 @@ def test_every_scheduler_serves_everything_on_every_allocator(
 
 
 @pytest.mark.cross
-@everything
+@crossed(kv_allocators.names())
 def test_every_scheduler_serves_2000_requests_on_every_allocator(
     scheduler: str, params: dict[str, object], kv: str
 ) -> None:
