@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.calibrate.importers.vidur import import_vidur
+from servesim.calibrate.journal import SHEET
 from servesim.calibrate.lookup import keys_of, lookup
 from servesim.cost.suspect import slow_collectives
 from servesim.cost.tables import KernelTables, Rows
@@ -176,6 +177,9 @@ def open_tables(name: str, gpu: str | None = None) -> tuple[KernelTables, Gpu]:
 def _measured_on(tables: KernelTables, gpu: str | None) -> Gpu:
     if gpu is not None:
         return Gpu.load(gpu)
+    sheet = tables.folder / SHEET
+    if sheet.is_file():
+        return Gpu.load(str(sheet))
     for entry in tables.provenance.values():
         stated = str(entry.get("device", ""))
         for known in gpu_names():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from servesim.calibrate.accuracy import SPLITS, accuracy, held_out, open_tables
@@ -121,3 +123,12 @@ def test_a_gpu_is_known_by_what_its_tables_say(tmp_path: Path) -> None:
     write_table(tmp_path / "gemm.parquet", columns, {"device": "RTXPRO6000"})
     assert open_tables(str(tmp_path))[1].name == "rtx-pro-6000"
     assert open_tables("a100")[1].name == "a100"
+
+
+def test_a_profile_of_one_s_own_brings_its_data_sheet(tmp_path: Path) -> None:
+    linear(tmp_path, [1, 2, 4, 8, 16, 32])
+    sheet = {f.name: getattr(H100, f.name) for f in dataclasses.fields(Gpu) if f.name != "name"}
+    (tmp_path / "device.yaml").write_text(yaml.safe_dump({**sheet, "bandwidth": 1e11}))
+    tables, gpu = open_tables(str(tmp_path))
+    assert gpu.bandwidth == 1e11
+    assert {e.operator for e in accuracy(tables, gpu)} == {"gemm"}
