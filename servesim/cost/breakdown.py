@@ -41,7 +41,7 @@ def _of_stage(stage: Stage, batch: Batch, tokens: int) -> Iterator[tuple[str, fl
     if stage._slowdown and computing > stage._cool_ns:
         yield LOWER_CLOCK, stage.lower_clock(computing, tokens)
     if batch.decode_count:
-        yield ATTENTION_DECODE, stage.decode_curve(batch).at(batch.decode_context_sum)
+        yield ATTENTION_DECODE, stage.decode_curve(batch).at(batch.decode_context_sum) + stage.skew(batch)[0]
     if batch.sampled:
         for operator in stage._per_sample:
             yield operator.name, operator.curve.at(batch.sampled + batch.drafts)

@@ -99,7 +99,9 @@ class Stage:
         if not batch.decode_count:
             return int(ns + 0.5), parts
         if self._skewed:
-            ns += self._skew(batch, parts)
+            beyond, source = self.skew(batch)
+            parts[source] += beyond
+            ns += beyond
         curve, contexts = self.decode_curve(batch), batch.decode_context_sum
         start, y, slope, source = curve.piece(contexts)
         rise = (contexts - start) * slope
@@ -108,26 +110,25 @@ class Stage:
 
     def run(self, batch: Batch, tokens: int, k: int) -> NDArray[np.int64]:
         """Nanoseconds of k successive steps: of a pure decode batch if k > 1."""
-        base, parts = self.constant(batch, tokens)
+        base = self.constant(batch, tokens)[0]
         if not batch.decode_count:
             return np.array([int(base + 0.5)], dtype=np.int64)
         if self._skewed:
-            base += self._skew(batch, parts)
+            base += self.skew(batch)[0]
         curve = self.decode_curve(batch)
         return curve.rounded_run(base, batch.decode_context_sum, batch.decode_count, k)
 
-    def _skew(self, batch: Batch, parts: list[float]) -> float:
-        """What unequal contexts cost beyond equal ones, added to `parts` too; it does not change along a run."""
+    def skew(self, batch: Batch) -> tuple[float, int]:
+        """What unequal contexts cost beyond equal ones, and its source; it does not change along a run."""
         excess = batch.decode_count * batch.decode_context_max - batch.decode_context_sum
+        whole, source = 0.0, 0
         if excess <= 0 or batch.queries_per_sequence > 1 or batch.attention == "per_request":
-            return 0.0
-        whole = 0.0
+            return whole, source
         for attention, layers in self._attention:
             if attention.skew is not None:
-                ns, source = attention.skew.at(batch.decode_count, excess, bool(batch.prefill))
-                parts[source] += ns * layers
-                whole += ns * layers
-        return whole
+                ns, its = attention.skew.at(batch.decode_count, excess, bool(batch.prefill))
+                whole, source = whole + ns * layers, max(source, its)
+        return whole, source
 
     def decode_curve(self, batch: Batch) -> Curve:
         """Decode attention of all layers over the sum of the contexts."""

@@ -13,6 +13,7 @@ from servesim.cli import app
 from servesim.contracts.cost import Batch
 from servesim.cost import KernelTables, TableCostModel, build_cost_model
 from servesim.cost.attention import TableAttention, prefill_ns
+from servesim.cost.breakdown import breakdown
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED
 from servesim.cost.grid import HeadShape
 from servesim.cost.host import HostTerms
@@ -230,6 +231,7 @@ def test_a_step_of_unequal_contexts_costs_their_excess_in_every_layer_and_along_
     model = cost(_skewed(profile, SKEW, tmp_path / "out"))
     equal, unequal = (Batch(4, [], 4, 400, 0, longest, sampled=4) for longest in (100, 300))
     assert model.price(unequal).ns - model.price(equal).ns == pytest.approx(32 * 2000, abs=1)
+    assert sum(breakdown(model, unequal).values()) == pytest.approx(model.price(unequal).gpu_ns, abs=1)
     run = model.gpu_run(unequal, 50)
     assert run.tolist() == [model.price(unequal.advance(j)).gpu_ns for j in range(50)]
     verified = Batch(12, [], 4, 400, 0, 300, 3, sampled=12)
