@@ -102,7 +102,8 @@ class _Run:
 
     def grid(self) -> None:
         """Every point that is not there yet; one made under drift is made again at the end."""
-        todo = [p for p in self.points if p.key not in self.journal.grid or self.journal.grid[p.key].suspect]
+        grid, failed = self.journal.grid, self.journal.settings.get("failed", {})
+        todo = [p for p in self.points if p.key not in failed and (p.key not in grid or grid[p.key].suspect)]
         total, done = len(self.points), len(self.points) - len(todo)
         reserve = _FOR_REPEATS * self.options.budget_s
         for i, point in enumerate(todo):
@@ -139,9 +140,10 @@ class _Run:
         drift = [round(t / self.reference - 1.0, 4) for t in self.checks]
         self.journal.settings["runs"][-1] |= {"drift": drift, "seconds": round(time.monotonic() - self.began, 1)}
         self.tables = self.journal.save_tables()
-        self.device.release()
 
     def outcome(self) -> Outcome:
+        for what in self.journal.settings.get("failed", {}).values():
+            self.skipped[what] = self.skipped.get(what, 0) + 1
         drift = max(abs(t / self.reference - 1.0) for t in self.checks)
         there = sum(p.key in self.journal.grid for p in self.points)
         return Outcome(there, len(self.points), self.skipped, drift, self.tables)
@@ -152,6 +154,12 @@ class _Run:
             timing = self.device.time(work.calls)
         except (RuntimeError, MemoryError, NotImplementedError) as error:
             what = "out of memory" if "out of memory" in str(error).lower() else f"{point.op}: {_first_line(error)}"
+            if "CUDA error" in what:  # the device is of no more use to this process
+                self.journal.settings.setdefault("failed", {})[point.key] = what
+                raise UserError(
+                    f"{what}, at {point.key}. {self.options.out} keeps what was measured; the same command goes on "
+                    "without this point"
+                ) from error
             self.skipped[what] = self.skipped.get(what, 0) + 1
             self.device.release()
             return

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.calibrate.engines import EngineLog, EngineStep, Piece, RequestLog, prompt_tokens, warmup_trace
-from servesim.calibrate.timing import import_torch
+from servesim.calibrate.timing import import_torch, open_device
 from servesim.errors import UserError
 from servesim.trace import Trace
 
@@ -34,8 +34,7 @@ def run_transformers(
 ) -> EngineLog:
     """Serve `trace` by the model of a Hugging Face config; `warmup` requests go before it."""
     torch = import_torch()
-    if device == "cpu":
-        torch.set_num_threads(settings.threads)
+    on = open_device(device, settings.threads)
     driver = _Driver(torch, config, settings, device)
     try:
         driver.serve(warmup_trace(trace, warmup))
@@ -45,6 +44,7 @@ def run_transformers(
         driver.close()
     version = driver.version
     meta = {
+        **({"gpu": on.name} if on.kind == "cuda" else {}),
         "engine": f"transformers {version}",
         "model": name,
         "dtype": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[driver.dtype],

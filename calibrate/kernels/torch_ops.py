@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from math import ceil
 from pathlib import Path
@@ -51,17 +51,31 @@ class PagedBatch:
         table = torch.zeros(len(news), max(need), dtype=torch.int32)
         for row, (count, end) in enumerate(zip(need, accumulate(need), strict=True)):
             table[row, :count] = ids[end - count : end]
-        offsets = torch.arange(self.max_context)
-        every = table.long()[:, offsets // BLOCK] * BLOCK + offsets % BLOCK
-        self.read = [every[row, :end].to(on) for row, end in enumerate(ends)]
-        """Slots of the whole context of each sequence."""
-        self.write = torch.cat([every[row, past : past + new] for row, (new, past) in enumerate(pieces)]).to(on)
-        """Slots of the new tokens."""
-        self.positions = torch.cat([torch.arange(past, past + new) for new, past in pieces]).to(on)
+        self._torch, self._on, self._table = torch, on, table
         ints = {"dtype": torch.int32, "device": on}
         self.table = table.to(on)
         self.starts = torch.tensor([0, *accumulate(news)], **ints)
         self.used = torch.tensor(ends, **ints)
+
+    @cached_property
+    def read(self) -> list[Any]:
+        """Slots of the whole context of each sequence."""
+        return [self._slots(row, 0, past + new) for row, (new, past) in enumerate(self.pieces)]
+
+    @cached_property
+    def write(self) -> Any:
+        """Slots of the new tokens."""
+        rows = enumerate(self.pieces)
+        return self._torch.cat([self._slots(row, past, past + new) for row, (new, past) in rows])
+
+    @cached_property
+    def positions(self) -> Any:
+        """Of the new tokens in their sequences."""
+        return self._torch.cat([self._torch.arange(past, past + new) for new, past in self.pieces]).to(self._on)
+
+    def _slots(self, row: int, start: int, stop: int) -> Any:
+        offsets = self._torch.arange(start, stop)
+        return (self._table[row].long()[offsets // BLOCK] * BLOCK + offsets % BLOCK).to(self._on)
 
 
 class TorchOps(KernelSet):

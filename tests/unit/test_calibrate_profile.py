@@ -189,6 +189,23 @@ def test_what_does_not_fit_into_memory_is_skipped_and_counted(tmp_path: Path) ->
     assert outcome.measured + outcome.skipped["out of memory"] == outcome.total
 
 
+def test_an_error_of_the_gpu_ends_the_run_and_the_next_one_leaves_that_point_out(tmp_path: Path) -> None:
+    device = FormulaDevice()
+
+    def fault(timed: int) -> None:
+        if timed == 50:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+
+    device.on_time = fault
+    with pytest.raises(UserError, match=r"CUDA error: an illegal memory access .* goes on without this point"):
+        run(tmp_path / "p", device)
+    assert len(Journal.load(tmp_path / "p").grid) == 49
+    device.on_time = lambda timed: None
+    outcome = run(tmp_path / "p", device)
+    assert outcome.measured == outcome.total - 1
+    assert list(outcome.skipped.values()) == [1]
+
+
 def test_too_little_gpu_memory_is_said_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has 1\.0 GiB free, the largest linear layer needs 2\.9 GiB.*--tp"):
         run(tmp_path / "p", FormulaDevice(memory=1 << 30))
