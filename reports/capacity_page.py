@@ -13,6 +13,7 @@ from servesim.reports.experiment import (
     notes_of,
     pill,
     provenance,
+    replicates,
     shared_settings,
     workload_words,
 )
@@ -41,7 +42,7 @@ def page(folder: Path) -> Page:
         [
             ("limits", limits),
             ("for", f"{100 * settings['attainment']:g} % of requests"),
-            ("replicates", f"{document['replicates']['count']} {document['replicates']['kind']}"),
+            ("replicates", replicates(document)),
         ],
         [Alert(f"{r['label']} failed:", str(r["error"])) for r in document["rows"] if r["error"]],
         {"tiles": _tiles(document), "sections": [s for s in sections if s.blocks]},

@@ -13,7 +13,6 @@ from servesim.experiments.measures import Run
 from servesim.metrics.requests import parse_slo
 from servesim.reports.experiment import (
     BARE,
-    SERIES,
     amount,
     change,
     colours,
@@ -23,6 +22,7 @@ from servesim.reports.experiment import (
     notes_of,
     pill,
     provenance,
+    replicates,
     shared_settings,
     text_table,
     with_unit,
@@ -31,6 +31,7 @@ from servesim.reports.experiment import (
 from servesim.reports.figures.forest import forest
 from servesim.reports.figures.overlay import overlay
 from servesim.reports.page import Alert, Block, Page, Section, Table
+from servesim.reports.svg import SERIES
 from servesim.reports.words import time_ms
 
 COLUMNS_AT_MOST = 6
@@ -56,7 +57,7 @@ def page(folder: Path) -> Page:
         replayed,
         [
             ("baseline", document["baseline"]),
-            ("replicates", f"{document['replicates']['count']} {document['replicates']['kind']}, paired"),
+            ("replicates", f"{replicates(document)}, paired"),
             ("intervals", f"{100 * settings['level']:g} %"),
             ("ranked by", metric_words(settings["rank_by"])),
         ],

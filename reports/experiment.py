@@ -12,11 +12,10 @@ from markupsafe import Markup
 from servesim.cli_tables import LABELS
 from servesim.errors import UserError
 from servesim.reports.page import Block, Table
+from servesim.reports.svg import SERIES
 from servesim.reports.words import number, percent, time_ms
 from servesim.result_files import SUMMARY
 
-SERIES = ("blue", "amber", "teal", "violet", "rose", "sky", "lime", "slate")
-"""Colours of variants, in their order; those beyond share the last."""
 LATENCY_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E", "ntpot": "NTPOT", "queue_time": "queue time"}
 BARE = ("ms", "$", "share")
 """Units that are written with each value."""
@@ -92,7 +91,7 @@ def pill(text: str, tone: str | None = None) -> Markup:
 
 
 def colours(labels: Sequence[str]) -> dict[str, str]:
-    """A colour for each variant."""
+    """A colour for each variant; those beyond the last colour share it."""
     return {label: SERIES[min(i, len(SERIES) - 1)] for i, label in enumerate(labels)}
 
 
@@ -108,11 +107,16 @@ def workload_words(workload: Mapping[str, Any]) -> tuple[str, str]:
     return served, replayed
 
 
+def replicates(document: Mapping[str, Any]) -> str:
+    """`10 seeds`."""
+    count, kind = document["replicates"]["count"], document["replicates"]["kind"]
+    return f"{count} {kind if count != 1 else kind.removesuffix('s')}"
+
+
 def shared_settings(document: Mapping[str, Any]) -> list[Block]:
     """The settings all runs share, and how the experiment was made."""
     facts = [(key, _plain(value)) for key, value in sorted(document["workload"].items())]
-    repeats = document["replicates"]
-    how = [("replicates", f"{repeats['count']} {repeats['kind']}")]
+    how = [("replicates", replicates(document))]
     how += [(key.replace("_", " "), _plain(value)) for key, value in document["settings"].items() if value is not None]
     return [Block("pairs", "What all runs share", facts), Block("pairs", "How it was done", how)]
 

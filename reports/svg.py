@@ -20,6 +20,9 @@ COLOURS = (
 INK = {name: f"#0101{i + 1:02x}" for i, name in enumerate(COLOURS)}
 """Stand-in colours by the names of the CSS variables that replace them."""
 
+SERIES = ("blue", "amber", "teal", "violet", "rose", "sky", "lime", "slate")
+"""Colours of several things of a kind, in their order."""
+
 WIDE, NARROW, HALF = 1040, 350, 500
 """Widths in CSS pixels: across the page, on a phone, one of two columns."""
 

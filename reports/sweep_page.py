@@ -8,7 +8,6 @@ from typing import Any
 
 from servesim.reports.experiment import (
     BARE,
-    SERIES,
     amount,
     colours,
     load,
@@ -16,12 +15,15 @@ from servesim.reports.experiment import (
     notes_of,
     pill,
     provenance,
+    replicates,
     shared_settings,
     with_unit,
     workload_words,
 )
 from servesim.reports.figures.load import Curve, against_load, knee, pareto
+from servesim.reports.figures.strip import strip
 from servesim.reports.page import Alert, Block, Page, Section, Table
+from servesim.reports.svg import SERIES
 
 PANELS = ("ttft_p99", "tpot_p99", "e2el_p99", "slo_attainment", "ttft_mean", "tpot_mean", "e2el_mean")
 PANELS_AT_MOST = 3
@@ -40,7 +42,7 @@ def page(folder: Path) -> Page:
     ]
     best, axes = document["best"], document["axes"]
     chips = [(key, ", ".join(map(str, values))) for key, values in axes.items()]
-    chips.append(("replicates", f"{document['replicates']['count']} {document['replicates']['kind']}"))
+    chips.append(("replicates", replicates(document)))
     return Page(
         "experiment",
         "sweep",
@@ -58,32 +60,61 @@ def _metrics(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {m["name"]: m for m in document["metrics"]}
 
 
-def _curves(document: Mapping[str, Any]) -> list[Curve]:
-    """A curve for each combination of the other axes, where rate is an axis; the first ones if they are many."""
-    rates = document["axes"].get("rate", [])
-    if len(rates) < 2:
-        return []
+def _groups(document: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """Variants by everything but their rate, each group by rate; those that failed left out."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for variant in document["variants"]:
-        others = [str(value) for key, value in variant["axes"].items() if key != "rate"]
-        groups.setdefault(" / ".join(others) or "all", []).append(variant)
-    palette = colours(list(groups))
+        if variant["status"] == "ok":
+            rate = f"rate={variant['axes'].get('rate')}"
+            label = " / ".join(part for part in variant["label"].split(" / ") if part != rate)
+            groups.setdefault(label or "all", []).append(variant)
+    return {label: sorted(found, key=lambda v: float(v["axes"].get("rate", 0))) for label, found in groups.items()}
+
+
+def _stable(document: Mapping[str, Any], variant: Mapping[str, Any]) -> bool:
+    return bool(2 * variant["unstable"] < document["replicates"]["count"])
+
+
+def _curves(document: Mapping[str, Any]) -> list[Curve]:
+    """A curve for each combination of the other axes, where rate is an axis; of many those that stay stable longest."""
+    if len(document["axes"].get("rate", [])) < 3:
+        return []
+    groups = {label: found for label, found in _groups(document).items() if len(found) > 2}
+    last = {label: sum(_stable(document, v) for v in found) for label, found in groups.items()}
+    chosen = sorted(groups, key=lambda label: -last[label])[: len(SERIES)]
+    palette = colours([label for label in groups if label in chosen])
     names = [m["name"] for m in document["metrics"]]
-    repeats = document["replicates"]["count"]
-    found = []
-    for label, variants in list(groups.items())[: len(SERIES)]:
-        good = sorted((v for v in variants if v["status"] == "ok"), key=lambda v: float(v["axes"]["rate"]))
-        if good:
-            found.append(
-                Curve(
-                    label,
-                    palette[label],
-                    [float(v["axes"]["rate"]) for v in good],
-                    {name: [v["values"].get(name) for v in good] for name in names},
-                    [2 * v["unstable"] < repeats for v in good],
-                )
-            )
-    return found
+    return [
+        Curve(
+            label,
+            palette[label],
+            [float(v["axes"]["rate"]) for v in groups[label]],
+            {name: [v["values"].get(name) for v in groups[label]] for name in names},
+            [_stable(document, v) for v in groups[label]],
+        )
+        for label in palette
+    ]
+
+
+def _strip(document: Mapping[str, Any], panels: list[dict[str, Any]]) -> list[Block]:
+    """Every combination that ran, as dots."""
+    rates = [str(rate) for rate in document["axes"].get("rate", [])]
+    rows = [
+        {
+            "label": label,
+            "points": [(_series(v), _stable(document, v), v["values"]) for v in found],
+        }
+        for label, found in _groups(document).items()
+    ]
+    if len(rows) < 2 or not panels:
+        return []
+    series = [f"{rate} requests/s" for rate in rates] or [""]
+    return [Block("drawing", "", strip(rows, series, panels))]
+
+
+def _series(variant: Mapping[str, Any]) -> str:
+    rate = variant["axes"].get("rate")
+    return f"{rate} requests/s" if rate is not None else ""
 
 
 def _drawings(document: Mapping[str, Any], curves: list[Curve]) -> list[Block]:
@@ -92,9 +123,11 @@ def _drawings(document: Mapping[str, Any], curves: list[Curve]) -> list[Block]:
     panels = [metrics[name] for name in PANELS if name in metrics][:PANELS_AT_MOST]
     if curves and panels:
         blocks.append(Block("drawing", "", against_load(curves, panels)))
-        bends = _knees(curves, metrics)
-        if bends:
-            blocks.append(Block("table", "Knees", bends))
+    if len(curves) < len(_groups(document)):
+        blocks += _strip(document, panels)
+    bends = _knees(curves, metrics) if curves else None
+    if bends:
+        blocks.append(Block("table", "Knees", bends))
     rows = _pareto(document)
     if len(rows) > 1:
         blocks.append(Block("drawing", "", pareto(rows)))
@@ -139,11 +172,15 @@ def _tiles(document: Mapping[str, Any], best: Mapping[str, Any] | None, curves: 
 
 
 def _alerts(document: Mapping[str, Any]) -> list[Alert]:
-    failed = [v for v in document["variants"] if v["status"] != "ok"]
-    alerts = [Alert(f"{v['label']} failed:", str(v["error"])) for v in failed[:5]]
-    if len(failed) > 5:
-        alerts.append(Alert(f"{len(failed) - 5} more failed.", "See the table."))
-    return alerts
+    """Failures, one line an error."""
+    failed: dict[str, list[str]] = {}
+    for v in document["variants"]:
+        if v["status"] != "ok":
+            failed.setdefault(str(v["error"]), []).append(v["label"])
+    return [
+        Alert(f"{labels[0]} failed:" if len(labels) == 1 else f"{len(labels)} combinations failed:", error, "warn")
+        for error, labels in failed.items()
+    ]
 
 
 def _table(document: Mapping[str, Any]) -> Table:

@@ -1,0 +1,79 @@
+"""Every combination of a sweep at a glance: one row each, a dot for every rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from servesim.reports.experiment import amount, metric_words
+from servesim.reports.figures.axes import percents, time_ticks
+from servesim.reports.svg import INK, SERIES, Drawing, wide
+
+ROWS_AT_MOST = 30
+
+Row = Mapping[str, Any]
+"""label, points: [(series, stable, values by metric)]."""
+
+
+def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> Drawing:
+    """A panel a metric, a line of dots a combination; `series` are the rates, or one."""
+    shown = rows[:ROWS_AT_MOST]
+
+    def paint(figure: Any, narrow: bool) -> None:
+        high = figure.get_figheight() * 72
+        shape = (len(metrics), 1) if narrow else (1, len(metrics))
+        grid = figure.subplots(*shape, squeeze=False, sharey=True).ravel()
+        for axes, metric in zip(grid, metrics, strict=True):
+            _panel(axes, shown, series, metric)
+            axes.set_title(metric_words(metric["name"]))
+            axes.set_ylim(len(shown) - 0.4, -0.6)
+            axes.set_yticks(range(len(shown)), ["" if narrow else _short(r["label"], 34) for r in shown])
+            axes.tick_params(axis="y", labelcolor=INK["ink"])
+            if narrow:
+                for y, row in enumerate(shown):
+                    place = axes.get_yaxis_transform()
+                    axes.text(0, y - 0.36, _short(row["label"], 48), transform=place, fontsize=10, va="center")
+        figure.subplots_adjust(
+            left=0.02 if narrow else 0.2, right=0.97, top=1 - 30 / high, bottom=30 / high, wspace=0.1, hspace=0.14
+        )
+
+    said = [
+        f"{row['label']}, {name}: {', '.join(amount(values.get(m['name']), m['unit']) for m in metrics)}"
+        for row in shown
+        for name, _, values in row["points"]
+    ]
+    alt = f"{', '.join(metric_words(m['name']) for m in metrics)} of every combination. {'; '.join(said)}."
+    caption = "Hollow: the queue grows without end in at least half of the runs."
+    if len(rows) > len(shown):
+        caption += f" The first {len(shown)} of {len(rows)}."
+    legend = tuple((SERIES[i % len(SERIES)], name) for i, name in enumerate(series)) if len(series) > 1 else ()
+    heights = (24 * len(shown) + 66, (36 * len(shown) + 80) * len(metrics))
+    return wide("strip", "Every combination at a glance", alt, paint, heights, caption, legend=legend)
+
+
+def _panel(axes: Any, rows: Sequence[Row], series: Sequence[str], metric: Mapping[str, Any]) -> None:
+    found = []
+    for y, row in enumerate(rows):
+        for name, stable, values in row["points"]:
+            value = values.get(metric["name"])
+            if value is None:
+                continue
+            found.append(max(value, 1e-3) if metric["unit"] == "ms" else value)
+            colour = INK[SERIES[list(series).index(name) % len(SERIES)]]
+            fill = colour if stable else INK["surface"]
+            axes.plot([found[-1]], [y], "o", color=fill, markeredgecolor=colour, markeredgewidth=1.4, markersize=7)
+    axes.grid(axis="x", visible=True)
+    if metric["unit"] == "ms" and found and max(found) > 12 * min(found):
+        axes.set_xscale("log")
+        axes.set_xlim(min(found) / 1.7, max(found) * 1.7)
+        time_ticks(axes.xaxis)
+    else:
+        axes.set_xlim(0, max(found, default=1.0) * 1.12 or 1.0)
+        if metric["unit"] == "ms":
+            time_ticks(axes.xaxis, decades=False)
+        elif metric["unit"] == "share":
+            percents(axes.xaxis)
+
+
+def _short(label: str, most: int) -> str:
+    return label if len(label) <= most else f"{label[: most - 1]}…"
