@@ -16,7 +16,6 @@ REPORTS = Path(__file__).resolve().parents[2] / "reports"
 def structure(html: str) -> dict[str, list[str]]:
     """What a reader finds on a page, its numbers apart."""
     return {
-        "style": re.findall(r"<style>.*?</style>", html, flags=re.S),
         "headings": re.findall(r"<h([123])>(.*?)</h", html),
         "figures": re.findall(r'<figure id="([^"]+)"', html),
         "terms": re.findall(r"<dt>(.*?)</dt>", html),
