@@ -22,6 +22,10 @@ Examples:
   servesim compare --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --kv paged,prefix-hash
 
   servesim compare a.yaml b.yaml --metrics ttft_p99,tpot_mean --out result
+
+  servesim compare scenario.yaml bench.json
+
+bench.json is what vllm bench serve --save-detailed measured: its requests are replayed, and it is the baseline.
 """
 SWEEP_EXAMPLES = """
 Examples:

@@ -57,19 +57,21 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
     )
     rate = record.get("request_rate")
     open_loop = rate not in (None, "inf")
+    starts = np.array(record.get("start_times") or []) if open_loop else np.zeros(count)
+    timed = len(starts) == count
     return RecordedRun(
         name=run_name(path, root),
         path=path,
         format="vllm bench",
         server=server,
-        arrival_ns=np.zeros(count, np.int64),
+        arrival_ns=np.rint(starts * 1e9).astype(np.int64) if timed else np.zeros(count, np.int64),
         prompt_len=_lengths(record, "input_lens", "total_input_tokens", count),
         output_len=_lengths(record, "output_lens", "total_output_tokens", count),
         ttft_ms=ttft,
         e2el_ms=e2el,
         concurrency=None if open_loop else int(record.get("max_concurrency") or count),
         totals=totals | {key: float(record[key]) for key in ("total_input_tokens", "total_output_tokens")},
-        unpriced="its arrival times are not recorded" if open_loop else unknown,
+        unpriced=unknown if timed else "its arrival times are not recorded",
         notes=() if record.get("input_lens") else (NO_LENGTHS,),
     )
 

@@ -44,9 +44,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.errors import UserError
-from servesim.experiments.axes import Variant
+from servesim.experiments.axes import Variant, load_grid
 from servesim.experiments.documents import write_document
 from servesim.experiments.drill import divergence_text, drill_down
+from servesim.experiments.measured import (
+    is_recording,
+    measured_document,
+    measured_metrics,
+    measured_variants,
+    read_recording,
+)
 from servesim.experiments.measures import METRICS, Metric, check_window, measure, metrics_of
 from servesim.experiments.replicates import Replicates, replicates_of
 from servesim.experiments.runner import OnProgress, Runner, open_runner
@@ -61,7 +68,7 @@ from servesim.experiments.variants import (
     shared_settings,
     variants_of,
 )
-from servesim.experiments.verdicts import Settings, is_unstable, judge, sentence
+from servesim.experiments.verdicts import Settings, is_unstable, judge, ranking, sentence
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,39 +100,80 @@ def compare(
     comma list: `scheduler="static,vllm"`), or several scenarios that replay the same workload. The baseline is the
     first variant that runs and is stable, unless one is named. `replicates` are seeds of a synthetic workload or
     preset, windows of a recorded trace; 1: moving blocks within one run. `margin`: changes within it (2 %, for shares
-    2 percentage points) do not matter. The whole document is in `.attrs["document"]`. UserError where the question
-    makes no sense.
+    2 percentage points) do not matter. A scenario may be a measured run (JSON of `vllm bench serve --save-detailed`):
+    then its requests are replayed, and it is the baseline. The whole document is in `.attrs["document"]`. UserError
+    where the question makes no sense.
     """
     import pandas as pd
 
     check_window(warmup, cooldown)
     check_method(interval)
-    variants = variants_of(scenarios, axes)
-    same_workload(variants)
-    if baseline is not None:
-        variants = put_first(variants, named(variants, baseline))
-    known = first_scenario(variants)
-    settings = Settings(level, margin, warmup, cooldown, interval, _rank_by(rank_by))
-    wanted = metrics_of(metrics, known.slo)
-    if METRICS[settings.rank_by] not in wanted:
-        wanted.insert(0, METRICS[settings.rank_by])
-    repeats = replicates_of(known.model_dump(), replicates, [v.settings for v in variants])
+    settings = Settings(level, margin, warmup, cooldown, interval, rank_by or "ttft_p99")
     with open_runner(out, executor, jobs, on_progress) as runner:
-        cells = [[runner.cell({**v.settings, **change}) for change in repeats.changes] for v in variants]
-        runner.run([cell for row in zip(*cells, strict=True) for cell in row])
-        found = [_Measured.of(runner, row, wanted, settings) for row in cells]
-        if baseline is None:
-            usable = [i for i, m in enumerate(found) if m.error is None and 2 * m.unstable < len(repeats)]
-            runs = [i for i, m in enumerate(found) if m.error is None]
-            best = (usable or runs or [0])[0]
-            found, cells, variants = put_first(found, best), put_first(cells, best), put_first(variants, best)
-        document = _document(runner, variants, cells, found, repeats, wanted, settings)
+        recordings = [s for s in scenarios if is_recording(s)]
+        if recordings:
+            others = [s for s in scenarios if not is_recording(s)]
+            document = _with_measured(runner, others, recordings, axes, metrics, settings)
+        else:
+            document = _simulated(runner, scenarios, axes, replicates, baseline, metrics, settings)
         values = document.pop("values")
         if out is not None:
             write_document(Path(out), COMPARISON, document, VALUES, values)
     frame = pd.DataFrame(document["rows"])
     frame.attrs["document"] = document
     return frame
+
+
+def _simulated(
+    runner: Runner,
+    scenarios: Sequence[Any],
+    axes: Mapping[str, Any],
+    replicates: int,
+    baseline: str | None,
+    metrics: Sequence[str] | str | None,
+    settings: Settings,
+) -> dict[str, Any]:
+    """Policies against each other."""
+    variants = variants_of(scenarios, axes)
+    same_workload(variants)
+    if baseline is not None:
+        variants = put_first(variants, named(variants, baseline))
+    known = first_scenario(variants)
+    wanted = _with_goal(metrics_of(metrics, known.slo), settings.rank_by)
+    repeats = replicates_of(known.model_dump(), replicates, [v.settings for v in variants])
+    cells = [[runner.cell({**v.settings, **change}) for change in repeats.changes] for v in variants]
+    runner.run([cell for row in zip(*cells, strict=True) for cell in row])
+    found = [_Measured.of(runner, row, wanted, settings) for row in cells]
+    if baseline is None:
+        usable = [i for i, m in enumerate(found) if m.error is None and 2 * m.unstable < len(repeats)]
+        runs = [i for i, m in enumerate(found) if m.error is None]
+        best = (usable or runs or [0])[0]
+        found, cells, variants = put_first(found, best), put_first(cells, best), put_first(variants, best)
+    return _document(_judged(runner, variants, cells, found, repeats, wanted, settings), repeats, wanted, settings)
+
+
+def _with_measured(
+    runner: Runner,
+    scenarios: Sequence[Any],
+    recordings: Sequence[Any],
+    axes: Mapping[str, Any],
+    metrics: Sequence[str] | str | None,
+    settings: Settings,
+) -> dict[str, Any]:
+    """Policies against one measured run."""
+    if len(recordings) > 1 or len(scenarios) > 1:
+        raise UserError("compare: one measured run and at most one scenario are compared")
+    recording = read_recording(recordings[0])
+    wanted = _with_goal(measured_metrics(recording, metrics), settings.rank_by)
+    given, lists = load_grid(scenarios[0] if scenarios else None, axes)
+    variants = measured_variants(recording, runner.store.root, given, lists)
+    judged = measured_document(runner, recording, variants, wanted, settings)
+    return _document(judged, Replicates("blocks", ({},)), wanted, settings)
+
+
+def _with_goal(metrics: list[Metric], goal: str) -> list[Metric]:
+    metric = metrics_of([goal], {"ttft": 1.0})[0]
+    return metrics if metric in metrics else [metric, *metrics]
 
 
 class _Measured(NamedTuple):
@@ -150,11 +198,7 @@ class _Measured(NamedTuple):
         return cls(values, unstable, error)
 
 
-def _rank_by(name: str | None) -> str:
-    return metrics_of([name or "ttft_p99"], {"ttft": 1.0})[0].name
-
-
-def _document(
+def _judged(
     runner: Runner,
     variants: Sequence[Variant],
     cells: Sequence[Sequence[Cell]],
@@ -163,6 +207,7 @@ def _document(
     metrics: Sequence[Metric],
     settings: Settings,
 ) -> dict[str, Any]:
+    """What depends on what is compared."""
     values = np.stack([m.values for m in found])
     errors = [m.error for m in found]
     if errors[0] is not None:
@@ -178,50 +223,45 @@ def _document(
         }
         for i, v in enumerate(variants)
     ]
-    folders = None
+    runs = None
     if len(repeats) == 1:
-        folders = [runner.folder(row[0]) if error is None else None for row, error in zip(cells, errors, strict=True)]
-    rows = judge(described, values, metrics, settings, folders)
-    ranking = _ranking(described, rows, METRICS[settings.rank_by])
+        runs = [runner.load(row[0]) if error is None else None for row, error in zip(cells, errors, strict=True)]
     return {
-        "schema": SCHEMA,
-        "baseline": variants[0].label,
-        "settings": settings._asdict(),
         "workload": shared_settings([v.settings for v in variants]),
-        "replicates": {
-            "kind": "blocks" if len(repeats) == 1 else repeats.kind,
-            "count": len(repeats),
-            "changes": list(repeats.changes),
-        },
-        "metrics": [vars(m) for m in metrics],
         "variants": described,
-        "rows": rows,
-        "ranking": ranking,
-        "headline": [
-            sentence(row, variants[0].label)
-            for row in rows
-            if row["metric"] == settings.rank_by and row["variant"] != variants[0].label
-        ],
+        "rows": judge(described, values, metrics, settings, runs),
+        "values": values,
         "drill_down": _drill_downs(runner, variants, cells),
-        "notes": _notes(described, repeats, ranking),
-        "values": {
-            "variant": [v.label for v in variants for _ in range(len(repeats) * len(metrics))],
-            "replicate": [j for _ in variants for j in range(len(repeats)) for _ in metrics],
-            "metric": [m.name for _ in variants for _ in range(len(repeats)) for m in metrics],
-            "value": values.ravel().tolist(),
-        },
+        "notes": _notes(described, repeats),
     }
 
 
-def _ranking(variants: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], metric: Metric) -> Any:
-    """Best first; unstable and failed ones are named, not ranked."""
-    value = {row["variant"]: row["value"] for row in rows if row["metric"] == metric.name}
-    unstable = [v["label"] for v in variants if is_unstable(v) and v["error"] is None]
-    failed = [v["label"] for v in variants if v["error"] is not None]
-    ranked = [v["label"] for v in variants if v["label"] not in (*unstable, *failed) and value[v["label"]] is not None]
-    sign = 1 if metric.better == "lower" else -1
-    order = sorted(ranked, key=lambda label: sign * value[label])
-    return {"metric": metric.name, "order": order, "unstable": unstable, "failed": failed}
+def _document(
+    judged: dict[str, Any], repeats: Replicates, metrics: Sequence[Metric], settings: Settings
+) -> dict[str, Any]:
+    variants, rows = judged["variants"], judged["rows"]
+    labels, count = [v["label"] for v in variants], len(repeats)
+    compared = [row for row in rows if row["metric"] == settings.rank_by and row["variant"] != labels[0]]
+    return {
+        "schema": SCHEMA,
+        "baseline": labels[0],
+        "settings": settings._asdict(),
+        "replicates": {
+            "kind": "blocks" if count == 1 else repeats.kind,
+            "count": count,
+            "changes": list(repeats.changes),
+        },
+        "metrics": [vars(m) for m in metrics],
+        "ranking": ranking(variants, rows, METRICS[settings.rank_by]),
+        "headline": [sentence(row, labels[0]) for row in compared],
+        **judged,
+        "values": {
+            "variant": [label for label in labels for _ in range(count * len(metrics))],
+            "replicate": [j for _ in labels for j in range(count) for _ in metrics],
+            "metric": [m.name for _ in labels for _ in range(count) for m in metrics],
+            "value": judged["values"].ravel().tolist(),
+        },
+    }
 
 
 def _drill_downs(runner: Runner, variants: Sequence[Variant], cells: Sequence[Sequence[Cell]]) -> list[dict[str, Any]]:
@@ -237,14 +277,14 @@ def _drill_downs(runner: Runner, variants: Sequence[Variant], cells: Sequence[Se
     return found
 
 
-def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates, ranking: Mapping[str, Any]) -> list[str]:
+def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[str]:
     notes = [f"{v['label']} failed: {v['error']}" for v in variants if v["error"] is not None]
     for v in variants:
         if v["unstable"]:
             so = "its latencies tell the length of the trace, they are not compared and it is not ranked"
             notes.append(
                 f"{v['label']} is unstable in {v['unstable']} of {len(repeats)} runs (the queue still grows when the "
-                f"arrivals end): {so if v['label'] in ranking['unstable'] else 'it is near its limit'}"
+                f"arrivals end): {so if is_unstable(v) else 'it is near its limit'}"
             )
     if len(repeats) == 1:
         notes.append("one run of each: intervals come from moving blocks within it and say nothing about other traces")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,11 +48,10 @@ def judge(
     values: Array,
     metrics: Sequence[Metric],
     settings: Settings,
-    folders: Sequence[Path | None] | None,
+    runs: Sequence[Run | None] | None,
 ) -> list[Row]:
-    """A row for each metric and variant. `values`: (variants, replicates, metrics), the baseline first; `folders`:
-    result directories by variant, where there is one replicate and blocks within it are resampled."""
-    runs = [Run.load(f) if f is not None else None for f in folders] if folders is not None else None
+    """A row for each metric and variant. `values`: (variants, replicates, metrics), the baseline first; `runs`: the
+    one run of each variant (None: it failed), where there is one replicate and blocks within it are resampled."""
     rows = []
     for m, metric in enumerate(metrics):
         rows += _metric_rows(variants, values[:, :, m], metric, settings, runs)
@@ -190,6 +188,17 @@ def _change(difference: float, ratio: bool) -> float | None:
     """On the scale people read; None where nothing is known."""
     changed = float(np.expm1(difference)) if ratio else difference
     return changed if np.isfinite(changed) else None
+
+
+def ranking(variants: Sequence[Mapping[str, Any]], rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
+    """Best first; unstable and failed ones are named, not ranked."""
+    value = {row["variant"]: row["value"] for row in rows if row["metric"] == metric.name}
+    unstable = [v["label"] for v in variants if is_unstable(v) and v["error"] is None]
+    failed = [v["label"] for v in variants if v["error"] is not None]
+    ranked = [v["label"] for v in variants if v["label"] not in (*unstable, *failed) and value[v["label"]] is not None]
+    sign = 1 if metric.better == "lower" else -1
+    order = sorted(ranked, key=lambda label: sign * value[label])
+    return {"metric": metric.name, "order": order, "unstable": unstable, "failed": failed}
 
 
 def sentence(row: Row, baseline: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 import servesim
 from servesim import UserError
 from servesim.experiments.compare import compare
+from servesim.reports.export import export
 
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:rate=40,prompt=lognormal(400,1200),output=lognormal(30,80)",
@@ -152,6 +153,24 @@ def test_scenario_files_are_variants_named_by_their_files(tmp_path: Path) -> Non
     (tmp_path / "tight.yaml").write_text((tmp_path / "tight.yaml").read_text().replace("40", "30"))
     with pytest.raises(UserError, match="replay different workloads"):
         compare(*files)
+
+
+def test_a_measured_run_is_replayed_and_compared_request_by_request(tmp_path: Path) -> None:
+    settings = {k: v for k, v in WORKLOAD.items() if k != "jobs"} | {"requests": 120}
+    servesim.simulate(settings, out=tmp_path / "run")
+    bench = tmp_path / "bench.json"
+    export(tmp_path / "run", "vllm-bench", bench)
+    scenario = {k: v for k, v in settings.items() if k in ("model", "gpu")}
+    frame = compare(scenario, bench, scheduler=["vllm", SLOW], jobs=1, out=tmp_path / "c")
+    document = frame.attrs["document"]
+    assert [v["label"] for v in document["variants"]] == ["measured", "vllm", SLOW]
+    # the measured run is a simulated one, so its replay differs by the rounding of the export at most
+    assert {row["verdict"] for row in rows(document, "vllm").values()} <= {"equivalent", "identical"}
+    assert rows(document, SLOW)["ttft_mean"]["verdict"] == "worse"
+    with pytest.raises(UserError, match="the measured run says what is replayed"):
+        compare(scenario, bench, rate=3)
+    with pytest.raises(UserError, match="only ttft, tpot, e2el, ntpot are known"):
+        compare(scenario, bench, metrics="output_throughput")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,157 @@
+"""A simulated server against a measured one: the same requests, paired one by one, in moving blocks.
+
+There is one measured run, so the intervals speak of that run, not of others like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.engine.request import State
+from servesim.errors import UserError
+from servesim.experiments.axes import Variant, product
+from servesim.experiments.measures import METRICS, MS, Metric, Run, measure
+from servesim.experiments.readers import read_folder
+from servesim.experiments.recorded import RecordedRun
+from servesim.experiments.runner import Runner
+from servesim.experiments.variants import is_oracle, shared_settings
+from servesim.experiments.verdicts import Settings, judge
+from servesim.trace import Content, Trace
+
+DEFAULTS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "e2el_mean", "e2el_p99")
+LABEL = "measured"
+
+
+def is_recording(source: Any) -> bool:
+    """Whether a scenario argument is a measured run: JSON, as `vllm bench serve --save-result` writes it."""
+    return not isinstance(source, Mapping) and str(source).endswith((".json", ".json.gz"))
+
+
+def read_recording(path: str | Path) -> RecordedRun:
+    """A measured run with times of its requests; UserError otherwise."""
+    run = read_folder(Path(path))[0]
+    if run.unpriced and run.concurrency is None:
+        raise UserError(f"{path}: {run.unpriced}")
+    if not _known(run):
+        raise UserError(
+            f"{path}: holds no times of requests (vllm bench serve --save-detailed keeps them; servesim validate "
+            "compares totals)"
+        )
+    return run
+
+
+def measured_metrics(run: RecordedRun, names: Sequence[str] | str | None) -> list[Metric]:
+    """Those asked for, or the usual ones, of the latencies that were measured."""
+    known = _known(run)
+    usual = [name for name in DEFAULTS if name.rpartition("_")[0] in known]
+    names = names.split(",") if isinstance(names, str) else list(names or usual)
+    for name in names:
+        if name not in METRICS or name.rpartition("_")[0] not in known:
+            raise UserError(f"metric {name!r}: of {run.path.name} only {', '.join(known)} are known")
+    return [METRICS[name] for name in names]
+
+
+def _known(run: RecordedRun) -> list[str]:
+    values = {"ttft": run.ttft_ms, "tpot": run.tpot_ms, "e2el": run.e2el_ms, "ntpot": run.e2el_ms}
+    return [name for name, column in values.items() if not np.isnan(column).all()]
+
+
+def measured_variants(
+    run: RecordedRun, scratch: Path, given: Mapping[str, Any], axes: Mapping[str, Any]
+) -> list[Variant]:
+    """Scenarios that replay the run: the recorded server's settings, where the scenario and the axes say nothing.
+
+    The requests are written to `scratch` as a trace.
+    """
+    from servesim.traces import save_trace
+
+    content = None
+    if run.prompt_id is not None:
+        content = Content(np.arange(len(run) + 1, dtype=np.int64), run.prompt_id, run.prompt_len)
+    sent = run.arrival_ns if run.concurrency is None else np.zeros_like(run.prompt_len)
+    trace = Trace.from_lengths(run.name, sent, run.prompt_len, run.output_len, content=content)
+    path = scratch / "measured.jsonl"
+    save_trace(trace, path, "jsonl")
+    server = run.server
+    limits = {"max_num_seqs": server.max_num_seqs, "max_num_batched_tokens": server.max_num_batched_tokens}
+    own: dict[str, Any] = {
+        "model": server.model,
+        "gpu": server.gpu,
+        "tp": server.tp,
+        "scheduler": {"name": "vllm", **{k: v for k, v in limits.items() if v is not None}},
+        "clients": {"max_concurrency": run.concurrency} if run.concurrency is not None else None,
+        "engine": {"num_gpu_blocks": server.num_blocks} if server.num_blocks is not None else None,
+    }
+    settings = {k: v for k, v in own.items() if v is not None} | dict(given) | {"trace": str(path)}
+    for key in ("requests", "rate", "skip", "trace"):
+        if key in axes or (key != "trace" and key in given):
+            raise UserError(f"{key}: the measured run says what is replayed")
+    return product(settings, axes)
+
+
+def measured_document(
+    runner: Runner, recording: RecordedRun, variants: Sequence[Variant], metrics: Sequence[Metric], settings: Settings
+) -> dict[str, Any]:
+    """The comparison's document (see servesim.experiments.compare), without what only simulated runs have."""
+    cells = [runner.cell(v.settings) for v in variants]
+    runner.run(cells)
+    errors = [runner.errors.get(cell.address) for cell in cells]
+    simulated = [runner.load(c) if e is None else None for c, e in zip(cells, errors, strict=True)]
+    first = next((run for run in simulated if run is not None), None)
+    if first is None:
+        raise UserError(f"compare: {recording.path} cannot be replayed: {errors[0]}")
+    runs = [as_run(recording, first), *simulated]
+    described: list[dict[str, Any]] = [
+        {"label": LABEL, "axes": {}, "oracle": False, "unstable": 0, "error": None, "cells": [None]}
+    ]
+    for v, cell, error in zip(variants, cells, errors, strict=True):
+        address = None if error is not None else cell.address
+        described.append(
+            {
+                "label": v.label or "simulated",
+                "axes": v.axes,
+                "oracle": is_oracle(v.settings),
+                "unstable": 0,  # as busy as the measured server was: it is compared all the same
+                "error": error,
+                "cells": [address],
+            }
+        )
+    values = np.full((len(runs), 1, len(metrics)), np.nan)
+    for i, run in enumerate(runs):
+        if run is not None:
+            found = measure(run, metrics, settings.warmup, settings.cooldown)
+            values[i, 0] = [found[m.name] for m in metrics]
+    return {
+        "workload": shared_settings([v.settings for v in variants]),
+        "variants": described,
+        "rows": judge(described, values, metrics, settings, runs),
+        "values": values,
+        "drill_down": [],
+        "notes": [
+            f"measured: {recording.path.name}, {len(recording)} requests on {recording.server.engine or 'a server'}",
+            "intervals come from moving blocks of requests within the one measured run",
+            "better and worse are the policy's; where it is the recorded one, they say how far off the simulation is",
+            *recording.notes,
+        ],
+    }
+
+
+def as_run(recording: RecordedRun, simulated: Run) -> Run:
+    """The measured run in the form of a simulated one; sent when the simulated requests were."""
+    c = simulated.columns
+    if len(c["arrival_ns"]) != len(recording):
+        raise UserError(f"{recording.path}: {len(recording)} requests, the replay has {len(c['arrival_ns'])}")
+    columns = {
+        "arrival_ns": c["arrival_ns"],
+        "state": np.full(len(recording), float(State.FINISHED)),
+        "output_len": recording.output_len.astype(np.float64),
+        "ttft_ns": recording.ttft_ms * MS,
+        "tpot_ns": recording.tpot_ms * MS,
+        "e2el_ns": recording.e2el_ms * MS,
+        "last_token_ns": c["arrival_ns"] + recording.e2el_ms * MS,
+    }
+    return Run(simulated.summary, columns)
