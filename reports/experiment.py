@@ -9,8 +9,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from servesim.cli_tables import LABELS
 from servesim.errors import UserError
+from servesim.experiments.measures import LABELS
 from servesim.reports.page import Block, Table
 from servesim.reports.svg import SERIES
 from servesim.reports.words import number, percent, time_ms

@@ -15,16 +15,10 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 from servesim.cli_summary import number, percent
+from servesim.experiments.measures import metric_label
 from servesim.experiments.runner import Progress
 
 COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}
-LABELS = {
-    "slo_attainment": "SLO attainment",
-    "request_goodput": "goodput",
-    "usd_per_million_tokens": "price per million tokens",
-    "usd_per_million_output_tokens": "price per million output tokens",
-}
-
 
 class Bar:
     """Cells done on stderr, on a terminal only"""
@@ -96,15 +90,15 @@ def _comparison_table(document: Mapping[str, Any]) -> Table:
     names = ("metric", "policy", "value", "change", "interval", *(("to oracle",) if oracle else ()), "verdict")
     table = Table(*names, box=None, header_style="bold")
     for column in table.columns[2:-1]:
-        column.justify = "right"
+        column.justify, column.no_wrap = "right", True
     last = None
     for row in document["rows"]:
         if last not in (None, row["metric"]):
             table.add_section()
         low, high = row["change_low"], row["change_high"]
-        interval = "" if low is None or high is None else f"{_change(row, low)} to {_change(row, high)}"
+        interval = "" if low is None or high is None else f"{_change(row, low, False)} to {_change(row, high, False)}"
         table.add_row(
-            _label(row["metric"]) if row["metric"] != last else "",
+            metric_label(row["metric"]) if row["metric"] != last else "",
             escape(row["variant"]),
             value_text(row["value"], row["unit"]),
             "" if row["change"] is None else _change(row, row["change"]),
@@ -123,7 +117,7 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
     axes, metrics = list(document["axes"]), document["metrics"]
     names = [m["name"] for m in metrics]
     metrics = [m for m in metrics if m["name"].replace("_mean", "_p99") not in names or "_mean" not in m["name"]]
-    table = Table(*axes, *(_label(m["name"]) for m in metrics), "", box=None, header_style="bold")
+    table = Table(*axes, *(metric_label(m["name"]) for m in metrics), "", box=None, header_style="bold")
     for column in table.columns[len(axes) : -1]:
         column.justify = "right"
     best = document["best"] and document["best"]["label"]
@@ -135,7 +129,7 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
     if best is not None:
         metric = document["best"]["metric"]
         unit = next(m["unit"] for m in document["metrics"] if m["name"] == metric)
-        console.print(f"best {_label(metric)}: {escape(best)}, {value_text(document['best']['value'], unit)}")
+        console.print(f"best {metric_label(metric)}: {escape(best)}, {value_text(document['best']['value'], unit)}")
     for note in document["notes"]:
         console.print(f"note: {escape(note)}", style="dim")
     if out is not None:
@@ -148,10 +142,6 @@ def _state(variant: Mapping[str, Any]) -> str:
     if variant["unstable"]:
         return "[bold red]unstable[/]"
     return "Pareto" if variant["pareto"] else ""
-
-
-def _label(metric: str) -> str:
-    return LABELS.get(metric, metric.replace("_", " "))
 
 
 def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
@@ -198,12 +188,10 @@ def _verdict(row: Mapping[str, Any]) -> str:
     return f"[{colour}]{text}[/]" if colour else text
 
 
-def _change(row: Mapping[str, Any], change: float) -> str:
-    if row["scale"] == "ratio":
-        return f"{100 * change:+.1f} %"
-    if row["unit"] == "share":
-        return f"{100 * change:+.1f} points"
-    return f"{change:+.4g}"
+def _change(row: Mapping[str, Any], change: float, unit: bool = True) -> str:
+    if row["scale"] == "ratio" or row["unit"] == "share":
+        return f"{100 * change:+.1f}{(' %' if row['scale'] == 'ratio' else ' points') if unit else ''}"
+    return f"{change:+.3g}"
 
 
 def value_text(value: float | None, unit: str) -> str:

@@ -149,7 +149,10 @@ def _simulated(
         runs = [i for i, m in enumerate(found) if m.error is None]
         best = (usable or runs or [0])[0]
         found, cells, variants = put_first(found, best), put_first(cells, best), put_first(variants, best)
-    return _document(_judged(runner, variants, cells, found, repeats, wanted, settings), repeats, wanted, settings)
+    judged = _judged(runner, variants, cells, found, repeats, wanted, settings)
+    if baseline is None and best:
+        judged["notes"].insert(0, f"{variants[0].label} is the baseline: the first that runs and is stable")
+    return _document(judged, repeats, wanted, settings)
 
 
 def _with_measured(

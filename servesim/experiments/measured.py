@@ -20,6 +20,7 @@ from servesim.experiments.recorded import RecordedRun
 from servesim.experiments.runner import Runner
 from servesim.experiments.variants import is_oracle, shared_settings
 from servesim.experiments.verdicts import Settings, judge
+from servesim.scenario import policy_settings
 from servesim.trace import Content, Trace
 
 DEFAULTS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "e2el_mean", "e2el_p99")
@@ -79,10 +80,9 @@ def measured_variants(
     server = run.server
     limits = {"max_num_seqs": server.max_num_seqs, "max_num_batched_tokens": server.max_num_batched_tokens}
     own: dict[str, Any] = {
-        "model": server.model,
-        "gpu": server.gpu,
-        "tp": server.tp,
-        "scheduler": {"name": "vllm", **{k: v for k, v in limits.items() if v is not None}},
+        **{key: getattr(server, key) for key in ("model", "gpu", "tp", "dtype", "kv_dtype")},
+        **{key: getattr(server, key) or None for key in ("speculation", "acceptance")},
+        "scheduler": {**policy_settings(server.scheduler), **{k: v for k, v in limits.items() if v is not None}},
         "clients": {"max_concurrency": run.concurrency} if run.concurrency is not None else None,
         "engine": {"num_gpu_blocks": server.num_blocks} if server.num_blocks is not None else None,
     }

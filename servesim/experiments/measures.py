@@ -73,6 +73,22 @@ DEFAULTS = (
 SLO_DEFAULTS = ("slo_attainment", "request_goodput")
 
 
+LABELS = {
+    "slo_attainment": "SLO attainment",
+    "request_goodput": "goodput",
+    "usd_per_million_tokens": "price per M tokens",
+    "usd_per_million_output_tokens": "price per M output tokens",
+}
+_SHORT = dict(zip(LATENCIES, ("TTFT", "TPOT", "E2E", "latency per token", "queue time"), strict=True))
+
+
+def metric_label(name: str) -> str:
+    """How a metric is called in tables and sentences."""
+    latency, _, statistic = name.rpartition("_")
+    plain = name.replace("_", " ")
+    return LABELS.get(name) or (f"{_SHORT[latency]} {statistic}" if latency in _SHORT else plain)
+
+
 def metrics_of(names: Sequence[str] | str | None, slo: Mapping[str, float]) -> list[Metric]:
     """The metrics asked for; by default the usual ones, and those of the SLO if there is one."""
     if names is None:

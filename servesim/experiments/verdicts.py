@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.experiments.measures import Metric, Run, measure, steady_rows
+from servesim.experiments.measures import Metric, Run, measure, metric_label, steady_rows
 from servesim.experiments.statistics import (
     Interval,
     block_interval,
@@ -203,7 +203,7 @@ def ranking(variants: Sequence[Mapping[str, Any]], rows: Sequence[Row], metric: 
 
 def sentence(row: Row, baseline: str) -> str:
     """A row in words."""
-    name, who = row["metric"], row["variant"]
+    name, who = metric_label(row["metric"]), row["variant"]
     if row["verdict"] == "failed":
         return f"{who} does not run"
     if row["verdict"] == "unstable":

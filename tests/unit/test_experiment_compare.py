@@ -49,7 +49,7 @@ def test_a_policy_that_queues_is_worse_and_its_requests_say_why(tmp_path: Path) 
     assert parted["variant"]["decode_count"] + parted["variant"]["prefill_pieces"] == 3
     assert document["ranking"]["order"] == ["vllm", SLOW]
     assert f"{SLOW} has" in document["headline"][0]
-    assert "higher ttft_p99 than vllm" in document["headline"][0]
+    assert "higher TTFT p99 than vllm" in document["headline"][0]
 
 
 def test_all_variants_of_a_replicate_meet_the_same_trace(tmp_path: Path) -> None:
