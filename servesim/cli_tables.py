@@ -191,7 +191,7 @@ def _verdict(row: Mapping[str, Any]) -> str:
 def _change(row: Mapping[str, Any], change: float, unit: bool = True) -> str:
     if row["scale"] == "ratio" or row["unit"] == "share":
         return f"{100 * change:+.1f}{(' %' if row['scale'] == 'ratio' else ' points') if unit else ''}"
-    return f"{change:+.3g}"
+    return f"{change:+.2f}"
 
 
 def value_text(value: float | None, unit: str) -> str:
