@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from servesim.contracts import MISS, Hit, KVMemory, Request, State, build_params, kv_allocators
-from servesim.engine.workload import Prefixes, RunContent
+from servesim.engine.content import Prefixes, RunContent
 from tests.support.worlds import memory_state
 
 BLOCK, BLOCKS, MAX_LEN = 4, 17, 40
