@@ -102,6 +102,8 @@ def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
     for kind, policy in (("scheduler", scheduler), ("kv", kv)):
         if "output_len" in policy.needs:
             yield f"{kind} {policy.name} is an oracle: it is told true output lengths, which no real engine knows"
+        if "future" in policy.needs:
+            yield f"{kind} {policy.name} is an oracle: it is told all requests to come, which no real engine knows"
 
 
 def _clients(scenario: Scenario, trace: Trace) -> Iterator[str]:

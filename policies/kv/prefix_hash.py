@@ -207,13 +207,17 @@ class PrefixHash(Paged):
         if fresh:
             super()._take(table, fresh)
         if n > fresh:
-            pop, key_of = self._idle.popitem, self._key_of
+            victim, key_of = self._victim, self._key_of
             for _ in range(n - fresh):
-                block = pop(last=False)[0]
+                block = victim()
                 table.append(block)
                 if key_of[block] is not None:
                     self._evict(block)
             self._table_blocks += n - fresh
+
+    def _victim(self) -> int:
+        """Take the idle block that is given up first: the least recently freed one."""
+        return self._idle.popitem(last=False)[0]
 
     def _evict(self, block: int) -> None:
         key = self._key_of[block]

@@ -82,8 +82,8 @@ class KVAllocator(ABC):
     """Where the idea is described."""
     Params: ClassVar[type[Any]] = NoParams
     needs: frozenset[str] = frozenset()
-    """{"output_len"} marks an oracle (of the class, or of one object by its parameters); it may ask
-    `self.output_len(request)`."""
+    """What marks an oracle (of the class, or of one object by its parameters). "output_len": it may ask
+    `self.output_len(request)`; "future": it is told of all requests before the first one arrives (`foresee`)."""
     output_len: Callable[[Request], int]
     """True output length; set by the engine for declared oracles only."""
     shares: bool = False
@@ -216,6 +216,10 @@ class KVAllocator(ABC):
 
     def rollback(self, request: Request, num_tokens: int) -> None:
         """The last `num_tokens` tokens (rejected drafts) are void. Default: their slots stay."""
+        return None
+
+    def foresee(self, requests: Sequence[Request]) -> None:
+        """All requests to come, in order of arrival; only for those that declare needs = {"future"}."""
         return None
 
     def publish(self, request: Request, upto: int) -> None:

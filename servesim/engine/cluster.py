@@ -8,6 +8,7 @@ from functools import partial
 from simpy.events import Event
 
 from servesim.contracts.cost import CostModel
+from servesim.contracts.kv import KVAllocator
 from servesim.contracts.router import Router
 from servesim.engine.clock import ABORT, ARRIVE, Clock
 from servesim.engine.core import EngineCore
@@ -15,7 +16,7 @@ from servesim.engine.recorder import Recorder
 from servesim.engine.replica import Replica
 from servesim.engine.request import Request
 from servesim.engine.workload import Workload
-from servesim.errors import PolicyError
+from servesim.errors import PolicyError, UserError
 
 PROGRESS_EVERY = 64  # requests
 
@@ -49,10 +50,21 @@ class Cluster:
         for replica in self.replicas:
             replica.on_leave = self._leave
             replica.horizon = self._horizon
+            if "future" in replica.core.kv.needs:
+                self._foretell(replica.core.kv)
         self.num_sent = self.num_left = 0
         self._on_progress = on_progress
         self._armed: Event | None = None
         self._armed_ns = -1
+
+    def _foretell(self, kv: KVAllocator) -> None:
+        """Tell an oracle what will be asked of it."""
+        future = self.workload.future()
+        if future is None:
+            raise UserError(f"kv {kv.name} is told the future, but here the order of requests depends on answers")
+        if len(self.replicas) > 1:
+            raise UserError(f"kv {kv.name} is told the future, but which replica serves what is not known before")
+        kv.foresee(future)
 
     @property
     def now_ns(self) -> int:

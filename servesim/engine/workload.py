@@ -33,6 +33,9 @@ class Workload(Protocol):
     def remaining(self) -> int:
         """Requests that have not arrived yet and may still."""
 
+    def future(self) -> list[Request] | None:
+        """All requests in the order in which they will arrive, for oracles; None: it depends on answers."""
+
 
 @dataclass(frozen=True)
 class Clients:
@@ -142,6 +145,11 @@ class TraceWorkload:
     def remaining(self) -> int:
         return self._left + self._again
 
+    def future(self) -> list[Request] | None:
+        if self._sessions is not None or self._clients.retries:
+            return None
+        return [self._request(row, row, 0) for row in range(self._count)]
+
     def _release(self, row: int, trigger: int, now: int) -> None:
         assert self._sessions is not None
         for entry in self._sessions.release(row, trigger, now):
@@ -223,6 +231,9 @@ class FrontEnd:
 
     def on_finish(self, request: Request, now: int) -> None:
         self._inner.on_finish(request, now + self._out_ns)
+
+    def future(self) -> list[Request] | None:
+        return self._inner.future()
 
     def remaining(self) -> int:
         return self._inner.remaining() + len(self._tokenized)

@@ -268,6 +268,7 @@ def check(**settings_of_machine: Any) -> None:
         "prefix-hash",
         "prefix-hash:free_order=back",
         "prefix-hash:eagle_block_drop=1",
+        "prefix-oracle",
         "prefix-radix",
         "prefix-radix:page_size=4",
         "prefix-radix:eviction_policy=lfu",
