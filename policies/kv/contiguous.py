@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.contracts.kv import Hit, KVAllocator, KVMemory, Usage, kv_allocators
 from servesim.engine.request import Request
 from servesim.errors import UserError
@@ -112,6 +115,15 @@ class Contiguous(KVAllocator):
 
     def grow_run(self, requests: Sequence[Request], k: int) -> list[tuple[int, int]]:
         """It is all there already."""
+        return []
+
+    def rounds_that_fit(self, requests: Sequence[Request], ends: NDArray[np.int64]) -> int:
+        chunks = np.array([self.chunks[request][1] for request in requests])
+        return int((ends <= chunks).all(axis=1).sum())
+
+    def grow_rounds(
+        self, requests: Sequence[Request], ends: NDArray[np.int64], delivered: Sequence[int]
+    ) -> list[tuple[int, int]]:
         return []
 
     def check_integrity(self) -> None:

@@ -9,6 +9,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.contracts.kv import MISS, Hit, KVMemory, Usage, kv_allocators
 from servesim.engine.request import Request, State
 
@@ -148,6 +151,9 @@ class Hybrid(PrefixHash):
         return self.block_size * sum(1 for table in found for block in table if block in self._idle)
 
     def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
+        return 0
+
+    def rounds_that_fit(self, requests: Sequence[Request], ends: NDArray[np.int64]) -> int:
         return 0
 
     def check_integrity(self) -> None:

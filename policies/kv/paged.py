@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from servesim.contracts.kv import Hit, KVAllocator, KVMemory, Usage, kv_allocators
 from servesim.engine.request import Request
 
+from ._growth import rounds_until_short
+
 
 @kv_allocators.register("paged")
 class Paged(KVAllocator):
@@ -75,23 +77,8 @@ class Paged(KVAllocator):
         return Usage(self.capacity_tokens - free - internal, internal, 0, free)
 
     def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
-        free = self.num_free_blocks()
-        if len(requests) * self._blocks(limit) <= free:  # no request needs more than this
-            return limit
-        bs = self.block_size
-        slack = [len(self.tables[r]) * bs - r.num_computed_tokens for r in requests]
-
-        def needed(k: int) -> int:
-            return sum(-(-(k - s) // bs) for s in slack if k > s)
-
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if needed(middle) <= free:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        slack = [len(self.tables[r]) * self.block_size - r.num_computed_tokens for r in requests]
+        return rounds_until_short(slack, self.block_size, self.num_free_blocks(), limit)
 
     def grow_run(self, requests: Sequence[Request], k: int) -> list[tuple[int, int]]:
         bs = self.block_size

@@ -7,6 +7,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_allocators
 from servesim.engine.request import PromptContent, Request, State
 
@@ -159,6 +162,25 @@ class PrefixRadix(KVAllocator):
             self.evict(total - self._pool)
         self._pool -= total
         self._own += total
+        return grown
+
+    def rounds_that_fit(self, requests: Sequence[Request], ends: NDArray[np.int64]) -> int:
+        if self._prefilling and any(request in self._prefilling for request in requests):
+            return 0
+        held = np.array([self.slots(request) for request in requests])
+        needed = np.maximum(-(-ends // self.block_size) * self.block_size - held, 0).sum(axis=1)
+        return int(np.searchsorted(needed, self._free(), side="right"))
+
+    def grow_rounds(
+        self, requests: Sequence[Request], ends: NDArray[np.int64], delivered: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        grown = []
+        for i, row in enumerate(ends.tolist(), 1):
+            before = self._own
+            for request, end in zip(requests, row, strict=True):
+                self._take(request, end)
+            if self._own > before:
+                grown.append((i, self._own - before))
         return grown
 
     def check_integrity(self) -> None:
