@@ -112,3 +112,22 @@ def test_bad_specs_are_refused_in_one_line(spec: str, message: str) -> None:
         synthesize(spec, 10)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_turns_repeat_what_was_said_and_wait_for_the_answer() -> None:
+    spec = "arrivals=constant,rate=2,prompt=10,output=4,prefix=shared(length=6),turns=chat(turns=3,think=5)"
+    trace = synthesize(spec, 7)
+    assert trace.arrival_ns.tolist() == [0, 0, 0, 500_000_000, 500_000_000, 500_000_000, 1_000_000_000]
+    assert trace.prompt_len.tolist() == [10, 24, 38, 10, 24, 38, 10]
+    assert trace.labels["session"] == ("session-0",) * 3 + ("session-1",) * 3 + ("session-2",)
+    assert trace.content is not None
+    assert trace.content.runs(2)[:-1] == [*trace.content.runs(1), (-2, 4)]
+    assert trace.content.runs(1)[:-1] == [*trace.content.runs(0), (-1, 4)]
+    assert trace.content.runs(3)[0] == trace.content.runs(0)[0], "sessions share a prefix"
+    assert trace.after is not None
+    assert [len(trace.after.edges(row)) for row in range(7)] == [0, 1, 1, 0, 1, 1, 0]
+    many = synthesize("turns=chat(turns=20,think=5)", 4000)
+    assert many.after is not None
+    assert many.after.delays_ns.mean() / 1e9 == pytest.approx(5, rel=0.06)
+    with pytest.raises(UserError, match="whole number"):
+        synthesize("turns=chat(turns=0)", 3)

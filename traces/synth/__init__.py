@@ -7,6 +7,8 @@
     lengths   a preset's name: prompt and output drawn jointly from its tables, instead of prompt and output
     prefix    shared(groups=10,length=256,share=1,zipf=1): the first `length` tokens of a `share` of the prompts
               are one of `groups` prefixes, chosen with Zipf popularity (zipf=0: all alike)              [none]
+    turns     chat(turns=5,think=10): requests are turns of conversations that begin at the rate; a later prompt is all
+              that was said and `prompt` new tokens, sent a pause of mean `think` s after the answer   [none]
 
 Every draw is keyed by (seed, purpose, request): request i has the same lengths and prefix whatever the number of
 requests, the rate or the arrival process, and a new rate stretches the same arrivals.
@@ -14,15 +16,18 @@ requests, the rate or the arrival process, and a new rate stretches the same arr
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from servesim.errors import UserError, suggest
 from servesim.trace import Content, Trace
 
-from . import arrivals, lengths, prefixes
+from . import arrivals, lengths, prefixes, turns
 from .spec import Call, parse_spec
 
-DEFAULTS = {"arrivals": "poisson", "rate": "1", "prompt": "512", "output": "128", "lengths": "", "prefix": ""}
+DEFAULTS = {"arrivals": "poisson", "rate": "1", "prompt": "512", "output": "128"}
+DEFAULTS |= {"lengths": "", "prefix": "", "turns": ""}
 DEFAULT_REQUESTS = 1000
 
 __all__ = ["DEFAULT_REQUESTS", "synthesize"]
@@ -57,4 +62,12 @@ def synthesize(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
         content = prefixes.draw(calls["prefix"], prompt, seed)
     name = f"synth:{spec.strip()}"
     arrival_ns = np.rint(arrival_s * 1e9).astype(np.int64)
-    return Trace.from_lengths(name, arrival_ns, prompt, output, content=content, notes=(f"synthetic, seed {seed}",))
+    columns: dict[str, Any] = {
+        "arrival_ns": arrival_ns,
+        "prompt_len": prompt,
+        "output_len": output,
+        "content": content,
+    }
+    if "turns" in given:
+        columns = turns.draw(calls["turns"], arrival_ns, prompt, output, content, seed)
+    return Trace.from_lengths(name, **columns, notes=(f"synthetic, seed {seed}",))

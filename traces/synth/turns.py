@@ -1,0 +1,52 @@
+"""Synthetic conversations: prompts that repeat all that was said before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from servesim import keyed
+from servesim.errors import UserError
+from servesim.trace import COMPLETION, After, Content, Ints
+
+from .spec import Call
+
+SECOND = 1_000_000_000
+
+
+def draw(call: Call, arrival_ns: Ints, new: Ints, output: Ints, content: Content | None, seed: int) -> dict[str, Any]:
+    """Columns of a trace whose rows are turns, `turns` to a session in order (the last may have fewer).
+
+    Sessions begin at the arrivals, in order. The prompt of a later turn is everything before it, answers included, and
+    `new` tokens; it follows the answer by an exponential pause of mean `think` s. What `content` says of a first turn
+    (shared prefixes) holds; later turns add texts of their own.
+    """
+    if call.name != "chat":
+        raise UserError(f"synth: turns={call.name}: write turns=chat(turns=5,think=10)")
+    args = call.floats("turns=5 think=10")
+    turns = int(args["turns"])
+    if turns != args["turns"] or turns < 1 or args["think"] < 0:
+        raise UserError("synth: turns=chat: turns must be a whole number of at least 1 and think at least 0")
+    rows = np.arange(len(new))
+    first = rows // turns * turns
+    pause = np.rint(keyed.exponential(seed, "think", rows) * args["think"] * SECOND).astype(np.int64)
+    runs: list[list[tuple[int, int]]] = []
+    free = len(new) + (int(content.ids.max()) + 1 if content is not None else 0)
+    for row, (begin, tokens) in enumerate(zip(first.tolist(), new.tolist(), strict=True)):
+        if row == begin:
+            runs.append(content.runs(row) if content is not None else [(free + row, tokens)])
+        else:
+            runs.append([*runs[-1], (-row, int(output[row - 1])), (free + row, tokens)])
+    flat = np.array([run for row_runs in runs for run in row_runs], dtype=np.int64)
+    offsets = np.concatenate(([0], np.cumsum([len(row_runs) for row_runs in runs]))).astype(np.int64)
+    edges = [[(row - 1, COMPLETION, int(pause[row]), 0)] if row != first[row] else [] for row in rows.tolist()]
+    sessions = tuple([f"session-{begin // turns}" for begin in first.tolist()])
+    return {
+        "arrival_ns": arrival_ns[first // turns],  # sessions arrive at the rate, in order
+        "prompt_len": np.add.reduceat(flat[:, 1], offsets[:-1]),
+        "output_len": output,
+        "content": Content(offsets, np.ascontiguousarray(flat[:, 0]), np.ascontiguousarray(flat[:, 1])),
+        "after": After.of(edges),
+        "labels": {"session": sessions},
+    }
