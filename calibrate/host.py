@@ -19,6 +19,7 @@ from servesim.calibrate.front import fit_front
 from servesim.contracts import Batch
 from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.host import HostTerms
+from servesim.cost.streamed import LONG_PROMPT
 from servesim.errors import UserError
 from servesim.experiments.readers import read_run
 from servesim.experiments.recorded import (
@@ -37,7 +38,7 @@ TOGETHER_NS = 3_000_000
 """Events nearer than this belong to one step."""
 FEW = 15
 """Steps a composition must have been seen in to count."""
-FITTED = ("exposed", "exposed_per_sampled", "exposed_per_mixed_decode", "sustained_slowdown", "sustained_after")
+FITTED = ("exposed", "exposed_per_sampled", "attention_per_mixed_decode", "sustained_slowdown", "sustained_after")
 SHARES = (0.0, 0.8, 0.85, 0.9, 0.95, 1.0)
 """Candidates for `kv_bandwidth_share`."""
 
@@ -124,7 +125,7 @@ def fit_host(folder: Path, leave_out: Sequence[str] = ()) -> HostTerms:
     best: tuple[float, HostTerms, NDArray[Any]] | None = None
     for share in SHARES:
         terms = replace(base, kv_bandwidth_share=share)
-        x, residuals = _solve(build_cost_model(model, gpu, host=terms), observed)
+        x, residuals = _solve(build_cost_model(model, gpu, host=terms), observed, model.num_layers)
         error = float(np.abs(residuals).mean())
         if best is None or error < best[0]:
             fitted: dict[str, Any] = dict(zip(FITTED, _rounded(x), strict=True))
@@ -166,21 +167,21 @@ def _deployment(folder: Path, settings: dict[str, Any], runs: list[RecordedRun])
     return ModelSpec.load(str(models.pop())), Gpu.load(str(gpus.pop()))
 
 
-def _solve(cost: TableCostModel, observed: Sequence[Observed]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _solve(cost: TableCostModel, observed: Sequence[Observed], layers: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Five terms (ns, and the slowdown) by robust least squares over compositions, and residuals in per cent. How
     many decode steps a gap between ends holds is decided by the terms so far, so it is solved a few times over."""
     from scipy.optimize import least_squares
 
-    table = _Steps(cost, observed)
-    x = np.array([200e3, 5e3, 50e3, 0.05, 20e6])
+    table = _Steps(cost, observed, layers)
+    x = np.array([200e3, 5e3, 1e3, 0.05, 20e6])
     for _ in range(4):
         groups, times, weights = table.grouped(x)
 
         def residuals(y: NDArray[Any], g: _Steps = groups, t: NDArray[Any] = times, w: NDArray[Any] = weights) -> Any:
             return (g.model(y) / t - 1) * 100 * w
 
-        scale = np.array([1e5, 1e4, 1e5, 0.1, 1e7])
-        limits = ([0.0] * 5, [3e6, 2e5, 1e6, 0.3, 6e7])
+        scale = np.array([1e5, 1e4, 1e3, 0.1, 1e7])
+        limits = ([0.0] * 5, [3e6, 2e5, 1e5, 0.3, 6e7])
         x = least_squares(residuals, x, loss="soft_l1", f_scale=2.0, bounds=limits, x_scale=scale).x
     return x, np.asarray(residuals(x) / weights)
 
@@ -188,21 +189,23 @@ def _solve(cost: TableCostModel, observed: Sequence[Observed]) -> tuple[NDArray[
 class _Steps:
     """Columns of observed steps: what the model's terms multiply."""
 
-    def __init__(self, cost: TableCostModel, observed: Sequence[Observed]) -> None:
+    def __init__(self, cost: TableCostModel, observed: Sequence[Observed], layers: int) -> None:
         batches = [o.batch for o in observed]
         self.gpu = np.array([float(cost.price(b).gpu_ns) for b in batches])
         self.warm = np.array([cost.computing_ns(b) for b in batches])
         self.sampled = np.array([b.sampled for b in batches])
-        self.mixed = np.array([b.decode_count if b.prefill else 0 for b in batches])
         self.prefill = np.array([b.linear_tokens - b.decode_count for b in batches])
+        decodes = np.array([b.decode_count for b in batches])
+        self.mixed = layers * decodes * np.minimum(1.0, self.prefill / LONG_PROMPT)
         self.before = np.array([float(cost.price(o.decode).gpu_ns) if o.decode else 0.0 for o in observed])
         self.whole = np.array([o.whole for o in observed])
         self.ns = np.array([o.ns for o in observed])
 
     def model(self, x: NDArray[Any]) -> NDArray[Any]:
         """Duration of each step under the terms."""
-        hot = np.maximum(0.0, self.warm - x[4]) * x[3]
-        return np.asarray(self.gpu + hot + x[0] + x[1] * self.sampled + x[2] * self.mixed)
+        beside = x[2] * self.mixed
+        hot = np.maximum(0.0, self.warm + beside - x[4]) * x[3]
+        return np.asarray(self.gpu + beside + hot + x[0] + x[1] * self.sampled)
 
     def grouped(self, x: NDArray[Any]) -> tuple[_Steps, NDArray[Any], NDArray[Any]]:
         """Medians by composition, their times, and weights by how often each was seen."""

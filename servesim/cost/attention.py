@@ -42,6 +42,15 @@ from servesim.cost.tables import KernelTables
 from servesim.hardware.gpu import Gpu
 
 
+class Excess(Protocol):
+    """What decodes beside a prompt take beyond the two apart."""
+
+    def at(self, count: int, context: float, new: int) -> tuple[float, int]:
+        """Nanoseconds of one layer and their source, with `count` decodes of mean `context` beside a prompt of `new`
+        tokens."""
+        ...
+
+
 class Attention(Protocol):
     """What the cost model asks of attention; nanoseconds of one layer."""
 
@@ -51,7 +60,7 @@ class Attention(Protocol):
     """Tokens a query attends; 0: all."""
     cached: CachedPrefill | None
     """Prompt pieces over cached tokens, where measured."""
-    mixed: MixedExcess | None
+    mixed: Excess | None
     """Decodes beside a prompt, where measured."""
     skew: SkewExcess | None
     """Decodes of unequal contexts, where measured."""
@@ -73,7 +82,7 @@ class GridAttention:
     """Attention from measured curves."""
 
     cached: CachedPrefill | None = None
-    mixed: MixedExcess | None = None
+    mixed: Excess | None = None
     skew: SkewExcess | None = None
 
     def __init__(self, decode: Grid, prefill: Grid, floor: float, window: int = 0) -> None:
@@ -122,7 +131,7 @@ class FormulaAttention:
     """Attention by formula: linear in the KV read and in the pairs computed."""
 
     cached: CachedPrefill | None = None
-    mixed: MixedExcess | None = None
+    mixed: Excess | None = None
     skew: SkewExcess | None = None
 
     def __init__(self, floor: float, per_context: float, per_pair: float, window: int = 0) -> None:

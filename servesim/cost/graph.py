@@ -14,7 +14,7 @@ from servesim.cost.latent import latent_attention, token_linears
 from servesim.cost.linear import GemmTables, collective_curve, row_curve
 from servesim.cost.moe import experts_curve
 from servesim.cost.stage import AttentionLayers, Operator
-from servesim.cost.streamed import StreamedDecode
+from servesim.cost.streamed import BesidePrompt, StreamedDecode
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import Experts, dtype_bytes
 from servesim.hardware.model import ModelSpec, kv_heads_per_gpu
@@ -110,9 +110,13 @@ class LayerGraph:
             attention = TableAttention(kernels, shape, self.kv_dtype, slowdown, window, self.host is None)
         else:
             attention = roofline_attention(gpu, shape, kv_bytes, window)
-        if self.host is not None and self.host.kv_bandwidth_share and latent is None:
+        if self.host is None or latent is not None:
+            return attention
+        if self.host.kv_bandwidth_share:
             token = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes
             attention = StreamedDecode(attention, token * 1e9 / (gpu.bandwidth * self.host.kv_bandwidth_share))
+        if attention.mixed is None and self.host.attention_per_mixed_decode:
+            attention.mixed = BesidePrompt(self.host.attention_per_mixed_decode)
         return attention
 
     def _head_linears(self, owns_kv: bool) -> list[tuple[str, Curve]]:

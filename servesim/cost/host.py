@@ -36,8 +36,9 @@ class HostTerms:
     exposed: float = 0.0
     """What the GPU waits for in every step: launch, sampled tokens on their way back."""
     exposed_per_sampled: float = 0.0
-    exposed_per_mixed_decode: float = 0.0
-    """For each decoding sequence of a step that has prompt tokens too (run without a full CUDA graph)."""
+    attention_per_mixed_decode: float = 0.0
+    """Of GPU time, for each layer and decoding sequence beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or
+    more, in proportion beside fewer, where no table has such steps."""
     pads_to_graphs: bool = False
     """Batches of up to 512 tokens take the linear layers' time of the next CUDA-graph size."""
     monotone_gemms: bool = False
@@ -103,14 +104,12 @@ class HostTerms:
         if not self.gpus or gpu in self.gpus:
             return self
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        chip = {"sustained_after": 0.0, "sustained_slowdown": 0.0, "kv_bandwidth_share": 0.0, "moe_backend": "auto"}
-        return HostTerms(**{**values, **chip})
+        of_chip = ("sustained_after", "sustained_slowdown", "kv_bandwidth_share")
+        return HostTerms(**{**values, **dict.fromkeys(of_chip, 0.0), "moe_backend": "auto"})
 
     def host(self, batch: Batch) -> Host:
         """Host time of a step, whole nanoseconds, by counts alone."""
         exposed = self.exposed + self.exposed_per_sampled * batch.sampled
-        if batch.prefill:
-            exposed += self.exposed_per_mixed_decode * batch.decode_count
         sequences = batch.decode_count + len(batch.prefill)
         return Host(int(self.overlapped + self.overlapped_per_sequence * sequences + 0.5), int(exposed + 0.5))
 

@@ -17,13 +17,11 @@ from servesim.hardware import Gpu, ModelSpec
 
 
 def test_host_time_goes_by_counts_of_the_batch() -> None:
-    terms = HostTerms(
-        overlapped=1000, overlapped_per_sequence=10, exposed=500, exposed_per_sampled=3, exposed_per_mixed_decode=7
-    )
+    terms = HostTerms(overlapped=1000, overlapped_per_sequence=10, exposed=500, exposed_per_sampled=3)
     decode = Batch(4, [], 4, 400, 0, 0, 1, 4)
     mixed = Batch(104, [(100, 0)], 4, 400, 0, 0, 1, 5)
     assert terms.host(decode) == Host(1000 + 40, 500 + 12)
-    assert terms.host(mixed) == Host(1000 + 50, 500 + 15 + 28)
+    assert terms.host(mixed) == Host(1000 + 50, 500 + 15)
 
 
 def test_small_batches_are_padded_to_cuda_graph_sizes() -> None:
@@ -79,11 +77,22 @@ def _log(folder: Path, terms: HostTerms) -> None:
     (folder / "server_config.json").write_text(json.dumps(settings))
 
 
+def test_decodes_beside_a_prompt_cost_more_the_longer_it_is_up_to_a_length() -> None:
+    model, gpu = ModelSpec.load("llama-3.1-8b"), Gpu.load("h100")
+    plain, fitted = (build_cost_model(model, gpu, host=HostTerms(attention_per_mixed_decode=ns)) for ns in (0.0, 3e3))
+    for new, share in ((16, 16 / 1024), (512, 0.5), (1024, 1.0), (4096, 1.0)):
+        batch = Batch(10 + new, [(new, 0)], 10, 9000, 0, 0, 1, 11)
+        more = fitted.price(batch).gpu_ns - plain.price(batch).gpu_ns
+        assert more == pytest.approx(model.num_layers * 10 * 3e3 * share, abs=2)
+    decode = Batch(10, [], 10, 9000, 0, 0, 1, 10)
+    assert fitted.price(decode).gpu_ns == plain.price(decode).gpu_ns
+
+
 def test_a_fit_finds_the_terms_a_log_was_made_with(tmp_path: Path) -> None:
     truth = HostTerms(
         exposed=180_000,
         exposed_per_sampled=9_000,
-        exposed_per_mixed_decode=20_000,
+        attention_per_mixed_decode=2_000,
         pads_to_graphs=True,
         monotone_gemms=True,
         kv_bandwidth_share=0.9,
@@ -95,7 +104,7 @@ def test_a_fit_finds_the_terms_a_log_was_made_with(tmp_path: Path) -> None:
     assert len(read_steps(tmp_path / "steps.csv", tmp_path)) == 32 * FEW
     found = fit_host(tmp_path)
     assert (found.engine, found.kv_bandwidth_share, found.front_in) == ("vllm 0.99.0", 0.9, 0.0)
-    for name in ("exposed", "exposed_per_sampled", "exposed_per_mixed_decode", "sustained_slowdown"):
+    for name in ("exposed", "exposed_per_sampled", "attention_per_mixed_decode", "sustained_slowdown"):
         np.testing.assert_allclose(getattr(found, name), getattr(truth, name), rtol=0.1, err_msg=name)
     assert found.provenance["mean_abs_residual_percent"] < 0.1
 
