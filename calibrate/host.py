@@ -168,22 +168,34 @@ def _deployment(folder: Path, settings: dict[str, Any], runs: list[RecordedRun])
 
 
 def _solve(cost: TableCostModel, observed: Sequence[Observed], layers: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Five terms (ns, and the slowdown) by robust least squares over compositions, and residuals in per cent. How
+    """Five terms (ns, and the slowdown) by robust least squares over compositions, and residuals in per cent. The
+    first two, of every step, are fitted to steps that only decode, the others, of steps with prompts, to those. How
     many decode steps a gap between ends holds is decided by the terms so far, so it is solved a few times over."""
     from scipy.optimize import least_squares
 
     table = _Steps(cost, observed, layers)
     x = np.array([200e3, 5e3, 1e3, 0.05, 20e6])
+    scale = np.array([1e5, 1e4, 1e3, 0.1, 1e7])
+    most = np.array([3e6, 2e5, 1e5, 0.3, 6e7])
     for _ in range(4):
         groups, times, weights = table.grouped(x)
+        for terms, used in ((slice(0, 2), groups.prefill == 0), (slice(2, 5), (groups.prefill > 0))):
+            if not used.any():
+                continue
 
-        def residuals(y: NDArray[Any], g: _Steps = groups, t: NDArray[Any] = times, w: NDArray[Any] = weights) -> Any:
-            return (g.model(y) / t - 1) * 100 * w
+            of = (groups, times, weights * used)
+            bounds = (np.zeros_like(most[terms]), most[terms])
+            options: dict[str, Any] = {"bounds": bounds, "x_scale": scale[terms], "loss": "soft_l1", "f_scale": 2.0}
+            x[terms] = least_squares(_residuals, x[terms], args=(x.copy(), terms, *of), **options).x
+    return x, np.asarray((groups.model(x) / times - 1) * 100)
 
-        scale = np.array([1e5, 1e4, 1e3, 0.1, 1e7])
-        limits = ([0.0] * 5, [3e6, 2e5, 1e5, 0.3, 6e7])
-        x = least_squares(residuals, x, loss="soft_l1", f_scale=2.0, bounds=limits, x_scale=scale).x
-    return x, np.asarray(residuals(x) / weights)
+
+def _residuals(
+    y: NDArray[Any], x: NDArray[Any], of: slice, groups: _Steps, times: NDArray[Any], weights: NDArray[Any]
+) -> NDArray[Any]:
+    """Weighted residuals in per cent with the terms `of` the vector x replaced by y."""
+    x[of] = y
+    return np.asarray((groups.model(x) / times - 1) * 100 * weights)
 
 
 class _Steps:
@@ -224,7 +236,7 @@ class _Steps:
         found, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
         usable = [i for i in range(len(found)) if found[i] >= 0 and counts[i] >= FEW]
         groups = object.__new__(_Steps)
-        for name in ("gpu", "warm", "sampled", "mixed"):
+        for name in ("gpu", "warm", "sampled", "mixed", "prefill"):
             setattr(groups, name, np.array([np.median(getattr(self, name)[inverse == i]) for i in usable]))
         medians = np.array([np.median(times[inverse == i]) for i in usable])
         return groups, medians, np.sqrt(np.minimum(counts[usable], 100) / 100)

@@ -107,10 +107,8 @@ class TableAttention(GridAttention):
         kv_dtype: str,
         slowdown: float = 1.0,
         window: int = 0,
-        skewed: bool = True,
     ) -> None:
-        """`slowdown`: memory bandwidth of the GPU measured on over that of the GPU priced. `skewed`: whether unequal
-        contexts cost more than equal ones, where that was measured."""
+        """`slowdown`: memory bandwidth of the GPU measured on over that of the GPU priced."""
         dtype = "bf16" if kv_dtype == "fp16" else kv_dtype
         decode, prefill = tables.rows("attention_decode", dtype), tables.rows("attention_prefill", dtype)
         measured = window_rows(tables, shape, dtype, window)
@@ -124,7 +122,7 @@ class TableAttention(GridAttention):
         if not window and slowdown == 1.0:
             self.cached = CachedPrefill.of(prefill, shape)
             self.mixed = MixedExcess.of(tables.rows("attention_mixed", dtype), decode, prefill, shape)
-            self.skew = SkewExcess.of(tables.rows("attention_skew", dtype), shape) if skewed else None
+            self.skew = SkewExcess.of(tables.rows("attention_skew", dtype), shape)
 
 
 class FormulaAttention:

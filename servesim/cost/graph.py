@@ -106,12 +106,15 @@ class LayerGraph:
             attention = latent_attention(self.gemms, gpu, latent, shape.heads, self.kv_dtype)
         elif kernels is not None and kernels.rows("attention_decode", _table_dtype(self.kv_dtype)):
             slowdown = self.gemms.measured_on.gpu.bandwidth / gpu.bandwidth
-            # the steps that host terms were fitted to had unequal contexts: what those cost is in the terms
-            attention = TableAttention(kernels, shape, self.kv_dtype, slowdown, window, self.host is None)
+            attention = TableAttention(kernels, shape, self.kv_dtype, slowdown, window)
         else:
             attention = roofline_attention(gpu, shape, kv_bytes, window)
         if self.host is None or latent is not None:
             return attention
+        if attention.skew is not None:
+            # decode steps that host terms were fitted to had unequal contexts: what those cost is in the terms, and
+            # beside prompts in `BesidePrompt`, which measured mixed calls do without
+            attention.skew = attention.skew.beside_prompts() if attention.mixed is not None else None
         if self.host.kv_bandwidth_share:
             token = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes
             attention = StreamedDecode(attention, token * 1e9 / (gpu.bandwidth * self.host.kv_bandwidth_share))

@@ -141,6 +141,10 @@ class SkewExcess:
             curves.append(Curve([float(n) for n in counts], rates, last_slope=0.0))
         return cls(*curves)
 
+    def beside_prompts(self) -> SkewExcess:
+        """This where decodes stand beside a prompt, nothing where they are alone."""
+        return SkewExcess(self._alone.scaled(0.0), self._beside)
+
     def at(self, count: int, excess: int, beside: bool) -> tuple[float, int]:
         """Time and source, with `count` decodes whose contexts lack `excess` tokens of all being as long as the
         longest; beside a prompt or not."""
