@@ -90,9 +90,8 @@ class FastServe(Scheduler):
         """Let a request compute what it can; memory is taken from those behind it, the last first. Tokens given."""
         holders = [r for r in behind if r.state is State.RUNNING and r not in ctx.plan.tokens and pending(r)]
         while not self._start(ctx, request, budget):
-            if not holders:
+            if not holders or not self._evict(ctx, holders.pop(), request.state is State.RUNNING):
                 return 0
-            self._evict(ctx, holders.pop())
         return ctx.plan.tokens.get(request, 0)
 
     def _start(self, ctx: PlanContext, request: Request, budget: int) -> bool:
@@ -113,12 +112,16 @@ class FastServe(Scheduler):
         self.running.append(request)
         return True
 
-    def _evict(self, ctx: PlanContext, victim: Request) -> None:
-        """Take a request's memory: to the host, or for good if that is full."""
+    def _evict(self, ctx: PlanContext, victim: Request, at_any_cost: bool) -> bool:
+        """Take a request's memory: to the host. Where that is full, those who hold none yet wait; only for one that
+        runs is another's KV thrown away."""
         if not ctx.swap_out(victim):
+            if not at_any_cost:
+                return False
             ctx.preempt(victim)
         self.running.remove(victim)
         self.waiting.append(victim)
+        return True
 
     def _swap_ahead(self, ctx: PlanContext, ranked: Sequence[Request]) -> None:
         """Requests that did not run and will not for longest (the last of the lowest queue) go to the host until

@@ -90,6 +90,7 @@ class EngineCore:
         self.in_flight: deque[Step] = deque()
         self.next_step_id = 0
         self.last_plan: Plan | None = None
+        self._keeping: dict[Request, None] = {}  # have ended, and their memory is not free yet
         self._empty = 0  # plans in a row that came out empty
         self.fruitless = 0  # tokens computed since the last one was delivered
         self._patience = PATIENCE
@@ -382,9 +383,14 @@ class EngineCore:
         for request in requests:
             if request.state is State.SWAPPED:
                 self.kv.drop_swapped(request)
-            else:
-                self.kv.held_tokens -= request.num_computed_tokens
+                request.num_computed_tokens = 0
         released = self.scheduler.on_finish(requests)
+        for request in [*requests, *self._keeping]:  # a static batch keeps its finished rows' memory to the end
+            if self.kv.slots(request):
+                self._keeping[request] = None
+            else:
+                self._keeping.pop(request, None)
+                self.kv.held_tokens -= request.num_computed_tokens
         for request in requests:
             request.state = state
             if state is State.FINISHED:
@@ -408,7 +414,7 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Invariants of scheduler and allocator, and between them."""
         self.scheduler.check_integrity()
-        held = sum(r.num_computed_tokens for r in self.scheduler.running)
+        held = sum(r.num_computed_tokens for r in [*self.scheduler.running, *self._keeping])
         assert self.kv.held_tokens == held, f"held tokens {self.kv.held_tokens}, should be {held}"
         self.kv.check_integrity()
         for request in self.scheduler.running:

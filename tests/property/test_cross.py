@@ -24,15 +24,16 @@ VARIANTS = {
 """Parameters under which a scheduler takes other paths than by default."""
 
 
-def crowd(seed: int, n: int = 40) -> Trace:
-    """Requests that come nearly at once, a third of them with a common beginning, more than memory holds."""
+def crowd(seed: int, n: int = 40, gap_ns: int = 10_000) -> Trace:
+    """Requests that come faster than they can be served (by default; every 30 us they hardly can), a third of them with
+    a common beginning, more than memory holds."""
     rng = np.random.default_rng(seed)
     prompts = rng.integers(1, 100, n).tolist()
     runs = [[(1, min(p, 40)), (100 + i, p - 40)][: 1 + (p > 40)] if i % 3 == 0 else [(100 + i, p)]
             for i, p in enumerate(prompts)]  # fmt: skip
     outputs = rng.integers(1, 70, n).tolist()
     caps = [o + int(s) for o, s in zip(outputs, rng.choice([0, 0, 9], n), strict=True)]
-    arrivals = np.cumsum(rng.integers(0, 20_000, n)).tolist()
+    arrivals = np.cumsum(rng.integers(0, 2 * gap_ns, n)).tolist()
     return toy_trace(arrivals, prompts, outputs, caps=caps, priorities=rng.integers(0, 3, n).tolist(), runs=runs)
 
 
@@ -72,7 +73,7 @@ def test_every_scheduler_serves_everything_on_every_allocator(
 def test_every_scheduler_serves_2000_requests_on_every_allocator(
     scheduler: str, params: dict[str, object], kv: str
 ) -> None:
-    recorder = crowded(crowd(1, 2000), 40, scheduler, params, kv).run("fast", check=True).recorder
+    recorder = crowded(crowd(1, 2000, 30_000), 40, scheduler, params, kv).run("fast", check=True).recorder
     assert recorder.requests.column("state").tolist() == [State.FINISHED] * 2000
 
 
