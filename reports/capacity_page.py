@@ -19,7 +19,7 @@ from servesim.reports.experiment import (
 )
 from servesim.reports.figures.load import attainment, pareto
 from servesim.reports.page import Alert, Block, Page, Section, Table
-from servesim.reports.words import number, percent
+from servesim.reports.words import gpu_of, number, percent
 
 
 def page(folder: Path) -> Page:
@@ -84,9 +84,9 @@ def _table(document: Mapping[str, Any]) -> Table:
         said = pill("cheapest", "up") if r["cheapest"] else pill(r["verdict"])
         values = r["values"] or {}
         size = (
-            f"{r['replicas']} × {r['gpu'].upper()}"
+            f"{r['replicas']} × {gpu_of(r['gpu'])}"
             if r["gpus"] == r["replicas"]
-            else f"{r['gpus']} × {r['gpu'].upper()}"
+            else f"{r['gpus']} × {gpu_of(r['gpu'])}"
         )
         carried = (number(r["rate"]), _between(r) or "–") if by_rate else (size, percent(r["attainment"]))
         rows.append(

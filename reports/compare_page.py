@@ -24,7 +24,6 @@ from servesim.reports.experiment import (
     provenance,
     replicates,
     shared_settings,
-    text_table,
     with_unit,
     workload_words,
 )
@@ -195,8 +194,7 @@ def _worst(drill: Mapping[str, Any]) -> Table:
         for w in drill["worst"][:WORST]
     ]
     columns = ("request", "prompt", "output", "E2E, baseline", "E2E, variant", "queue", "prefill", "decode", "cause")
-    table = text_table(f"Slowed most by {drill['variant']}", columns, rows)
-    return Table(table.title, table.columns, rows, (*table.numeric[:-1], False))
+    return Table(f"Slowed most by {drill['variant']}", columns, rows, (False, *[True] * 7, False))
 
 
 def _provenance(folder: Path, document: Mapping[str, Any]) -> list[Block]:

@@ -11,9 +11,9 @@ from markupsafe import Markup
 
 from servesim.errors import UserError
 from servesim.experiments.measures import LABELS
-from servesim.reports.page import Block, Table
+from servesim.reports.page import Block
 from servesim.reports.svg import SERIES
-from servesim.reports.words import number, percent, time_ms
+from servesim.reports.words import gpu_of, name_of, number, percent, time_ms
 from servesim.result_files import SUMMARY
 
 LATENCY_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E", "ntpot": "NTPOT", "queue_time": "queue time"}
@@ -97,8 +97,9 @@ def colours(labels: Sequence[str]) -> dict[str, str]:
 
 def workload_words(workload: Mapping[str, Any]) -> tuple[str, str]:
     """(model on GPU, what is replayed) as far as all variants share them."""
-    parts = [str(workload[key]) for key in ("model",) if workload.get(key)]
-    served = f"{parts[0]} on {str(workload['gpu']).upper()}" if parts and workload.get("gpu") else "".join(parts)
+    served = name_of(str(workload["model"])) if workload.get("model") else ""
+    if served and workload.get("gpu"):
+        served += f" on {gpu_of(str(workload['gpu']))}"
     replayed = str(workload.get("trace", "a workload"))
     if workload.get("requests"):
         replayed = f"{workload['requests']:,} requests of {replayed}"
@@ -148,8 +149,3 @@ def provenance(folder: Path, address: str | None) -> list[tuple[str, str]]:
 def notes_of(document: Mapping[str, Any]) -> list[Block]:
     """The notes, if there are any."""
     return [Block("list", "Notes", list(document["notes"]))] if document["notes"] else []
-
-
-def text_table(title: str, columns: Sequence[str], rows: list[tuple[Any, ...]], texts: int = 1) -> Table:
-    """A table whose first `texts` columns are words and whose others are numbers."""
-    return Table(title, tuple(columns), rows, tuple(i >= texts for i in range(len(columns))))

@@ -15,7 +15,7 @@ from servesim.reports.page import Alert, Page, Share, Table
 from servesim.reports.priced import Priced, price_steps
 from servesim.reports.run import Run
 from servesim.reports.slowest import slowest
-from servesim.reports.words import count, number, percent, seconds, time_ms
+from servesim.reports.words import count, gpu_of, name_of, number, percent, seconds, time_ms
 from servesim.result import Result
 
 GLOSSARY = (
@@ -84,13 +84,13 @@ def _present(*drawings: Any) -> list[Any]:
 
 def _gpus(run: Run) -> str:
     s = run.scenario
-    each = s.gpu.upper() if s.tp * s.pp == 1 else f"{s.tp * s.pp} × {s.gpu.upper()}"
+    each = gpu_of(s.gpu) if s.tp * s.pp == 1 else f"{s.tp * s.pp} × {gpu_of(s.gpu)}"
     return each if s.replicas == 1 else f"{s.replicas} replicas of {each}"
 
 
 def title(run: Run) -> str:
     """What was simulated, in a line."""
-    return f"{run.scenario.model} on {_gpus(run)}"
+    return f"{name_of(run.scenario.model)} on {_gpus(run)}"
 
 
 def subtitle(run: Run) -> str:

@@ -28,6 +28,7 @@ WIDE, NARROW, HALF = 1040, 350, 500
 
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
+    "text.parse_math": False,
     "path.simplify_threshold": 0.3,
     "font.size": 11.5,
     "axes.edgecolor": INK["rule"],
@@ -126,7 +127,7 @@ def _inline(text: str, name: str, title: str, alt: str, width: int, height: int)
     body = re.sub(r'<g id="[^"]*"', "<g", body)  # layer names: unused, and not unique on a page
     body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.S)
     body = re.sub(r'(id="|href="#|url\(#)([0-9a-z]+)', rf"\g<1>{name}-\g<2>", body)
-    body = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d\.\d)\d+", r"\1", tag[0]), body)  # tenths of a pixel
+    body = re.sub(r"<[^>]+>", lambda tag: _shorter(tag[0]), body)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body).replace("font-weight: 700", "font-weight: 600")
     for colour, stand_in in INK.items():
         body = body.replace(stand_in, f"var(--{colour})")
@@ -137,3 +138,8 @@ def _inline(text: str, name: str, title: str, alt: str, width: int, height: int)
         f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(alt)}</desc>'
     )
     return head + body
+
+
+def _shorter(tag: str) -> str:
+    """Tenths of a pixel are enough, and a tag has room in one line."""
+    return re.sub(r"(\d\.\d)\d+", r"\1", " ".join(tag.split()))

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from servesim.cli_summary import number, percent
 
-__all__ = ["count", "number", "percent", "seconds", "time_ms"]
+__all__ = ["count", "gpu_of", "name_of", "number", "percent", "seconds", "time_ms"]
+
+
+def name_of(file_or_name: str) -> str:
+    """A model or GPU; one from a file by the file's name (a `config.json` by its folder's), without the path."""
+    path = PurePath(file_or_name)
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        return path.name
+    return path.parent.name if path.stem == "config" and path.parent.name else path.stem
+
+
+def gpu_of(file_or_name: str) -> str:
+    """A GPU by its name, known ones in capitals."""
+    name = name_of(file_or_name)
+    return name.upper() if name == file_or_name else name
 
 
 def time_ms(ms: float | None) -> str:

@@ -19,6 +19,7 @@ from servesim.reports.experiment import amount, change
 from servesim.reports.export import export
 from servesim.reports.figures.load import knee
 from servesim.reports.page import report
+from servesim.reports.words import gpu_of, name_of
 from tests.support.pages import assert_sound
 
 TRACE = "synth:arrivals=poisson,rate=20,prompt=lognormal(p50=300,p95=900),output=lognormal(p50=20,p95=60)"
@@ -141,3 +142,7 @@ def test_changes_and_amounts_read_as_people_write_them() -> None:
     assert amount(0.0304, "$") == "$0.0304"
     assert amount(0.998, "share") == "99.8 %"
     assert amount(None, "ms") == "–"
+    assert [name_of(n) for n in ("llama-3.1-8b", "/m/my-model/config.json", "gpus/B300.yaml", "hf/Qwen")] == [
+        "llama-3.1-8b", "my-model", "B300", "Qwen"
+    ]  # fmt: skip
+    assert [gpu_of(n) for n in ("h200", "a/b300x.yaml")] == ["H200", "b300x"]
