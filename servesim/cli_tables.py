@@ -87,19 +87,18 @@ def _workload(workload: Mapping[str, Any]) -> str:
 
 def _comparison_table(document: Mapping[str, Any]) -> Table:
     oracle = any(v["oracle"] for v in document["variants"])
-    names = ("metric", "policy", "value", "change", "interval", *(("to oracle",) if oracle else ()), "verdict")
+    names = ("policy", "value", "change", "interval", *(("to oracle",) if oracle else ()), "verdict")
     table = Table(*names, box=None, header_style="bold")
-    for column in table.columns[2:-1]:
+    for column in table.columns[1:-1]:
         column.justify, column.no_wrap = "right", True
     last = None
     for row in document["rows"]:
-        if last not in (None, row["metric"]):
-            table.add_section()
+        if row["metric"] != last:
+            table.add_row(metric_label(row["metric"]), style="bold")
         low, high = row["change_low"], row["change_high"]
         interval = "" if low is None or high is None else f"{_change(row, low, False)} to {_change(row, high, False)}"
         table.add_row(
-            metric_label(row["metric"]) if row["metric"] != last else "",
-            escape(row["variant"]),
+            f"  {escape(row['variant'])}",
             value_text(row["value"], row["unit"]),
             "" if row["change"] is None else _change(row, row["change"]),
             interval,
