@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from servesim.errors import UserError, suggest
+from servesim.errors import Interrupted, UserError, suggest
 
 SETTINGS = """
 SETTINGS are scenario files, and any setting of a scenario as an option, as for servesim run: --trace, --model, --gpu,
@@ -81,7 +82,7 @@ def compare(
     from servesim.cli_tables import Bar, print_comparison
     from servesim.experiments.compare import compare as run
 
-    with Bar() as bar:
+    with kept(out), Bar() as bar:
         frame = run(
             *files,
             replicates=replicates,
@@ -119,7 +120,7 @@ def sweep(
     from servesim.cli_tables import Bar, print_sweep
     from servesim.experiments.sweep import sweep as run
 
-    with Bar() as bar:
+    with kept(out), Bar() as bar:
         frame = run(
             _one(files, "sweep"),
             replicates=replicates,
@@ -155,7 +156,7 @@ def capacity(
     from servesim.cli_tables import Bar, print_capacity
     from servesim.experiments.capacity import capacity as run
 
-    with Bar() as bar:
+    with kept(out), Bar() as bar:
         frame = run(
             _one(files, "capacity"),
             attainment=attainment,
@@ -171,6 +172,17 @@ def capacity(
             **axes,
         )
     _print(frame.attrs["document"], print_capacity, as_json, out)
+
+
+@contextmanager
+def kept(out: Path | None) -> Iterator[None]:
+    """An interrupt loses nothing that is in the result directory already."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if out is None:
+            raise
+        raise Interrupted(f"{out} keeps the runs that ended; the same command goes on from there") from None
 
 
 def _one(files: Sequence[str], command: str) -> str | None:

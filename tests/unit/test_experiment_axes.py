@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from servesim.cli_experiments import scenario_arguments
-from servesim.errors import UserError
+from servesim.cli_experiments import kept, scenario_arguments
+from servesim.errors import Interrupted, UserError
 from servesim.experiments.axes import product, split_values
 
 
@@ -73,3 +75,10 @@ def test_options_become_settings_in_any_spelling() -> None:
 def test_options_that_are_none_are_refused(words: list[str]) -> None:
     with pytest.raises(UserError):
         scenario_arguments(words)
+
+
+def test_an_interrupt_says_what_is_kept() -> None:
+    with pytest.raises(Interrupted, match="grid keeps the runs that ended"), kept(Path("grid")):
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt), kept(None):
+        raise KeyboardInterrupt
