@@ -192,13 +192,13 @@ class Trace:
         columns = {f.name: take_rows(getattr(self, f.name), rows) for f in fields(self) if f.name not in _WHOLE}
         return replace(self, name=name or self.name, **columns)
 
-    def at(self, arrival_ns: Ints, note: str = "") -> Trace:
-        """The same requests at other times, put in their order; `note` tells why."""
+    def at(self, arrival_ns: Ints) -> Trace:
+        """The same requests at other times, put in their order."""
         order = np.argsort(arrival_ns, kind="stable")
         moved = replace(self, arrival_ns=np.zeros_like(arrival_ns))
         if (np.diff(order) != 1).any():
             moved = moved.take(order)
-        return replace(moved, arrival_ns=arrival_ns[order], notes=(*self.notes, note) if note else self.notes)
+        return replace(moved, arrival_ns=arrival_ns[order])
 
     def plays(self) -> Ints:
         """The number of each row's play, in order of first rows: all rows that wait for each other or bear one label
