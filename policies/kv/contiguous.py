@@ -1,5 +1,7 @@
-"""Contiguous KV memory, reserved when a request is admitted for the longest it may become: what engines did before
-PagedAttention (its baselines Orca (Max), (Pow2) and (Oracle), SOSP'23 section 6.1; Orca, OSDI'22).
+"""Contiguous KV memory, reserved at admission for the longest a request may become.
+
+What engines did before PagedAttention: its baselines Orca (Max), (Pow2) and (Oracle), SOSP'23 section 6.1; Orca,
+OSDI'22.
 """
 
 from __future__ import annotations

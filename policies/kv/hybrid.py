@@ -1,5 +1,6 @@
-"""Prefix caching for models whose layers do not all attend the whole context: a block table for every group of
-layers, all drawing on one pool of blocks of equal bytes (vLLM 0.33: vllm/v1/core/kv_cache_coordinator.py,
+"""Prefix caching for models with sliding windows in some layers: a block table for every group of layers.
+
+All groups draw on one pool of blocks of equal bytes (vLLM 0.33: vllm/v1/core/kv_cache_coordinator.py,
 single_type_kv_cache_manager.py).
 """
 
@@ -173,6 +174,9 @@ class Hybrid(PrefixHash):
                 assert window or NULL not in table, "full attention has lost a block"
                 assert NULL not in table[table.count(NULL) :], "a hole inside the window"
         self._check_sharing(held)
+
+    def _host_blocks(self, request: Request) -> int:
+        return sum(len(table) - table.count(NULL) for table in self.tables[request])
 
     def _find(self, keys: list[Hashable], groups: list[int], window: int | None, most: int, drop: bool) -> int:
         """Blocks of the longest prefix, at most `most`, that all groups of a kind have."""

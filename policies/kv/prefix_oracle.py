@@ -1,5 +1,7 @@
-"""A prefix cache that knows the future: it evicts the block whose next use lies furthest ahead (Belady, IBM Systems
-Journal 5(2), 1966). What no eviction policy beats by much; the yardstick for those that guess.
+"""A prefix cache that knows the future: it evicts the block whose next use lies furthest ahead (Belady, 1966).
+
+The yardstick for those that guess. Blocks held by requests are not to be had, so it is not the optimum to the last
+token (IBM Systems Journal 5(2), 1966).
 """
 
 from __future__ import annotations

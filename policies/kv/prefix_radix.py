@@ -1,5 +1,6 @@
-"""Prefix caching in a radix tree: what a request has computed stays there as runs of tokens, shared by all whose
-prompts begin with it (RadixAttention, arXiv 2312.07104; SGLang 0.5.23: srt/mem_cache).
+"""Prefix caching in a radix tree of token runs (RadixAttention, arXiv 2312.07104; SGLang 0.5.23: srt/mem_cache).
+
+What a request has computed stays in the tree, shared by all whose prompts begin with it.
 """
 
 from __future__ import annotations

@@ -221,7 +221,8 @@ class Allocators(RuleBasedStateMachine):
                 self.running.remove(request)
                 self.kv.held_tokens -= request.num_computed_tokens
                 request.state = State.SWAPPED
-                assert self.kv.swap_out(request) >= request.num_computed_tokens
+                moved = self.kv.swap_out(request)
+                assert moved >= request.num_computed_tokens or self.kv.grouped, "a window moves no more than it holds"
                 self.waiting.append(request)
 
     @rule(pick=PICK)

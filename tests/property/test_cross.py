@@ -8,7 +8,7 @@ import pytest
 from servesim.contracts import State, kv_allocators, schedulers
 from servesim.trace import Trace
 from tests.property.test_fast_equals_reference import compared
-from tests.support.strategies import ALL_AT_ONCE, ALLOCATORS, SHARING
+from tests.support.strategies import ALL_AT_ONCE, ALLOCATORS, GROUPED, SHARING
 from tests.support.worlds import World, toy_trace
 
 VARIANTS = {
@@ -58,7 +58,7 @@ def crowded(trace: Trace, blocks: int, scheduler: str, params: dict[str, object]
 
 
 @pytest.mark.slow
-@crossed(ALLOCATORS + SHARING + ALL_AT_ONCE)
+@crossed(ALLOCATORS + SHARING + GROUPED[:1] + ALL_AT_ONCE)
 def test_every_scheduler_serves_everything_on_every_allocator(
     scheduler: str, params: dict[str, object], kv: str
 ) -> None:
