@@ -8,64 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.scheduler import schedulers
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError
 
 from ._common import refuse_if_hopeless
 from ._prefill_adder import Added, Grant, PrefillAdder, max_new
-from ._sglang_order import CACHE_AWARE, POLICIES, order
+from ._sglang_order import CACHE_AWARE, order
+from ._sglang_params import SglangParams
 
 DECAY_STEPS = 600
 RETRACT_DECODE_STEPS = 20
 CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
 """chunked_prefill_size below so many GiB of GPU memory; 16384 from there on."""
-
-
-@dataclass(frozen=True)
-class SglangParams:
-    """SGLang's server arguments under its names, with its defaults."""
-
-    max_running_requests: int | None = None
-    """None: vLLM's max_num_seqs for the GPU, but at least 2048 (SGLang: 2048 to 4096, by memory)."""
-    chunked_prefill_size: int | None = None
-    """Longest piece of prompts in a step; None: by GPU memory; -1: prompts are not cut."""
-    max_prefill_tokens: int = 16384
-    schedule_policy: str = "fcfs"
-    """fcfs, lpm (longest prefix match), dfs-weight, lof (longest output first), random, hrrn or
-    shortest-prefill-first."""
-    schedule_conservativeness: float = 1.0
-    """Larger: fewer enter, fewer are retracted."""
-    enable_mixed_chunk: bool = False
-    """Decodes ride along with prefill batches."""
-    prefill_max_requests: int | None = None
-    prefill_decode_interval: int = 0
-    """Decode steps between two prefill batches, while anything decodes."""
-    retraction_policy: str = "length"
-    """Whom to retract first: "length" (shortest output, then longest prompt) or "priority"."""
-    enable_priority_scheduling: bool = False
-    schedule_low_priority_values_first: bool = False
-    priority_scheduling_preemption_threshold: int = 10
-    """A waiter takes the place of running ones whose priority is lower by more than this."""
-    ignore_eos: bool = False
-    """Clients ask to run to their caps; without a prefix cache that makes memory predictable."""
-
-    def __post_init__(self) -> None:
-        if self.schedule_policy not in POLICIES:
-            raise ValueError(f"schedule_policy is {self.schedule_policy!r}{suggest(self.schedule_policy, POLICIES)}")
-        if self.retraction_policy not in ("length", "priority"):
-            raise ValueError(f'retraction_policy is "length" or "priority", not "{self.retraction_policy}"')
-
-    @property
-    def max_num_seqs(self) -> int | None:
-        return self.max_running_requests
-
-    @property
-    def max_num_batched_tokens(self) -> int:
-        chunk = self.chunked_prefill_size
-        return self.max_prefill_tokens if chunk is None or chunk < 0 else min(chunk, self.max_prefill_tokens)
 
 
 @schedulers.register("sglang")

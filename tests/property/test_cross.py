@@ -23,7 +23,7 @@ VARIANTS = {
 
 
 def crowd(seed: int, n: int = 24, gap_ns: int = 10_000) -> Trace:
-    """Requests that come faster than they can be served (by default; every 30 us they hardly can), a third of them with
+    """Requests that come faster than they can be served (by default; every 50 us they just can), a third of them with
     a common beginning, more than memory holds."""
     rng = np.random.default_rng(seed)
     prompts = rng.integers(1, 100, n).tolist()
@@ -72,5 +72,5 @@ def test_every_scheduler_serves_everything_on_every_allocator(
 def test_every_scheduler_serves_2000_requests_on_every_allocator(
     scheduler: str, params: dict[str, object], kv: str
 ) -> None:
-    recorder = crowded(crowd(1, 2000, 30_000), 40, scheduler, params, kv).run("fast", check=True).recorder
+    recorder = crowded(crowd(1, 2000, 50_000), 40, scheduler, params, kv).run("fast", check=True).recorder
     assert recorder.requests.column("state").tolist() == [State.FINISHED] * 2000
