@@ -36,6 +36,9 @@ def engine(
     block_size: Annotated[int | None, typer.Option(help="Tokens of a KV block.")] = None,
     scheduler_type: Annotated[str, typer.Option(help="transformers: fifo or prefill_first.")] = "fifo",
     threads: Annotated[int, typer.Option(help="transformers on a processor: threads.")] = 1,
+    clock: Annotated[
+        str, typer.Option(help="transformers on a processor: wall, or cpu: as if nothing else ran on it.")
+    ] = "wall",
     engine_arg: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=JSON", help="vllm: any field of EngineArgs, such as enable_prefix_caching=true."),
@@ -55,6 +58,7 @@ def engine(
     loaded = open_trace(trace, requests=requests, seed=seed)
     if rate is not None:
         loaded = loaded.with_rate(rate)
+    gpu, sheet = _profiled(kernel_tables) if kernel_tables is not None else (None, None)
     longest = int((loaded.prompt_len + loaded.output_len).max())
     if longest > spec.max_position:
         raise UserError(f"trace {trace}: a request of {longest} tokens exceeds the {spec.max_position} of {spec.name}")
@@ -68,37 +72,48 @@ def engine(
     if engine == "transformers":
         from servesim.calibrate.engines.transformers import TransformersSettings, run_transformers
 
-        settings = TransformersSettings(**given, scheduler_type=scheduler_type, threads=threads)
+        if clock not in ("wall", "cpu") or (clock == "cpu" and (device, threads) != ("cpu", 1)):
+            raise UserError(f"--clock {clock}: wall, or cpu (with --device cpu and one thread)")
+        settings = TransformersSettings(**given, scheduler_type=scheduler_type, threads=threads, clock=clock)
         log = run_transformers(config, spec.name, loaded, settings, device, warmup)
     else:
         from servesim.calibrate.engines.vllm import VllmSettings, run_vllm
 
         log = run_vllm(config, spec.name, loaded, VllmSettings(**given, more=_arguments(engine_arg or [])), warmup)
     log.check()
-    terms, sheet = _fit(log, spec, kernel_tables) if kernel_tables is not None else (None, None)
-    log.write(out, terms)
+    if sheet is not None:
+        log.meta["gpu"] = sheet.name
+    log.write(out)
     if sheet is not None:
         shutil.copyfile(sheet, out / sheet.name)
     typer.echo(f"{out}: {len(log.requests)} requests, {len(log.steps)} steps by {log.meta['engine']}")
-    if terms is not None:
+    if kernel_tables is not None and gpu is not None:
+        terms = _host_terms(log, spec, gpu, kernel_tables)
+        log.write(out, terms)
         typer.echo(f"{out / 'host.yaml'}: host time of a step, {terms.provenance}")
 
 
-def _fit(log: Any, spec: Any, tables: Path) -> tuple[Any, Path | None]:
-    """Host terms of the warm-up's steps, and the data sheet of a device servesim does not know."""
+def _host_terms(log: Any, spec: Any, gpu: Any, tables: Path) -> Any:
+    """Fitted to the steps of the warm-up."""
     from servesim.calibrate.engines import fit_step_host
-    from servesim.calibrate.journal import SHEET
     from servesim.cost import build_cost_model
+    from servesim.experiments.readers import server_dtype
+
+    dtype, kv_dtype = (server_dtype(log.meta[key]) for key in ("dtype", "kv_cache_dtype"))
+    cost = build_cost_model(spec, gpu, dtype=dtype, kv_dtype=kv_dtype, tables=tables)
+    return fit_step_host(log.warmup, cost, log.meta["engine"])
+
+
+def _profiled(tables: Path) -> tuple[Any, Path | None]:
+    """The device of a profile, and its data sheet if servesim does not know it."""
+    from servesim.calibrate.journal import SHEET, Journal
     from servesim.hardware import Gpu
 
     sheet = tables / SHEET
-    if sheet.is_file():
-        log.meta["gpu"] = SHEET
-    elif "gpu" not in log.meta:
-        raise UserError(f"{tables} holds no {SHEET}: give --kernel-tables a profile of this machine")
-    gpu = Gpu.load(str(sheet) if sheet.is_file() else log.meta["gpu"])
-    cost = build_cost_model(spec, gpu, dtype=log.meta["dtype"], kv_dtype=log.meta["kv_cache_dtype"], tables=tables)
-    return fit_step_host(log.warmup, cost, log.meta["engine"]), sheet if sheet.is_file() else None
+    known = Journal.load(tables).settings.get("gpu")
+    if known is None and not sheet.is_file():
+        raise UserError(f"{tables} holds no {SHEET}: its profile measured no GEMM yet")
+    return Gpu.load(known or str(sheet)), None if known else sheet
 
 
 def _arguments(assignments: list[str]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Hugging Face transformers' continuous batching (5.17), on a processor or a GPU, with random weights.
 
-Synchronous, `paged|sdpa` attention, greedy, no block sharing: what the scheduler policy `transformers` replays. Steps
-are seen by wrapping the batch processor's `prepare_next_batch` and `update_batch`; a token counts from the end of the
-step that computed it.
+Synchronous, `paged|sdpa` attention, greedy, no block sharing: what the scheduler policy `transformers` replays. The
+body of the engine's own loop runs here instead of in its thread. Steps are seen by wrapping the batch processor's
+`prepare_next_batch` and `update_batch`; a token counts from the end of the step that computed it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ class TransformersSettings:
     block_size: int = 256
     scheduler_type: str = "fifo"
     threads: int = 1
+    clock: str = "wall"
+    """"wall", or "cpu": requests come, and steps last, by the processor time of the one thread: what an undisturbed
+    machine would show, on one that others use too."""
 
 
 def run_transformers(
@@ -59,6 +62,7 @@ def run_transformers(
         "scheduler": f"transformers:scheduler_type={settings.scheduler_type}",
         "torch": torch.__version__,
         "threads": settings.threads,
+        "clock": settings.clock,
         "trace": trace.name,
     }
     return EngineLog(meta, requests, driver.steps, before)
@@ -99,25 +103,29 @@ class _Driver:
             continuous_batching_config=batching,
         )
         try:
-            self._manager.warmup()  # makes the batch processor, which the loop's thread then takes as it is
+            self._manager.warmup()  # makes the batch processor
         except MemoryError as error:
             raise UserError(f"{settings.num_blocks} KV blocks do not fit into memory: {error}") from None
         self.steps: list[EngineStep] = []
         self._requests: dict[str, RequestLog] = {}
         self._runs = 0
-        self._watch(self._manager.batch_processor)
-        self._manager.start()
+        self._processor = self._manager.batch_processor
+        self._manager.current_batch = 0  # as the engine's thread begins
+        self._clock = time.thread_time if settings.clock == "cpu" else time.perf_counter
+        self._skipped = 0.0  # by a clock of processor time, while nothing was there to do
+        self._watch()
 
-    def _watch(self, processor: Any) -> None:
+    def _now(self) -> float:
+        return self._clock() + self._skipped
+
+    def _watch(self) -> None:
+        processor = self._processor
         prepare, update = processor.prepare_next_batch, processor.update_batch
         began = {"at": 0.0, "cpu": 0.0}
 
         def prepare_next_batch() -> bool:
-            at, cpu = time.perf_counter(), time.thread_time()
-            ready = bool(prepare())
-            if ready:
-                began.update(at=at, cpu=cpu)
-            return ready
+            began.update(at=self._now(), cpu=time.thread_time())
+            return bool(prepare())
 
         def update_batch() -> None:
             members = [
@@ -125,9 +133,8 @@ class _Driver:
                 for f in processor.inputs_and_outputs.requests_in_batch
             ]
             update()
-            step = EngineStep(
-                began["at"], time.perf_counter(), tuple(p for _, p in members), time.thread_time() - began["cpu"]
-            )
+            pieces = tuple(p for _, p in members)
+            step = EngineStep(began["at"], self._now(), pieces, time.thread_time() - began["cpu"])
             self.steps.append(step)
             for name, piece in members:
                 log = self._requests[name]
@@ -138,33 +145,39 @@ class _Driver:
         processor.prepare_next_batch, processor.update_batch = prepare_next_batch, update_batch
 
     def serve(self, trace: Trace) -> list[RequestLog]:
-        """Send every request at its time and wait for the last one."""
+        """Send every request at its time, running the body of the engine's loop in between, until the last is done."""
         self.steps = []
         self._runs += 1
         prompts = [prompt_tokens(trace, row, self._vocab, self._runs) for row in range(len(trace))]
-        logs = []
-        began = time.perf_counter() - int(trace.arrival_ns[0]) / 1e9 if len(trace) else 0.0
-        for row, (at, prompt, output) in enumerate(
-            zip(trace.arrival_ns.tolist(), trace.prompt_len.tolist(), trace.output_len.tolist(), strict=True)
-        ):
-            wait = began + at / 1e9 - time.perf_counter()
-            if wait > 0:
-                time.sleep(wait)
-            name = f"{self._runs}-{row}"
-            log = self._requests[name] = RequestLog(row, prompt, output, queued=time.perf_counter())
-            logs.append(log)
-            self._manager.add_request(prompts[row], request_id=name, max_new_tokens=output, eos_token_id=-1)
-        left = len(logs)
-        while left:
-            done = self._manager.get_result(timeout=1.0)
-            if done is None and not self._manager.is_running():
-                fault = self._manager.background_thread_status.fatal_error
-                raise UserError(f"the engine stopped: {fault or 'its thread ended'}")
-            if done is not None and done.is_finished():
-                if done.error is not None:
-                    raise UserError(f"the engine failed request {done.request_id}: {done.error}")
-                left -= 1
+        arrivals = [at / 1e9 for at in (trace.arrival_ns - trace.arrival_ns[:1].sum()).tolist()]
+        logs: list[RequestLog] = []
+        began = self._now()
+        try:
+            while len(logs) < len(arrivals) or self._pending():
+                while len(logs) < len(arrivals) and began + arrivals[len(logs)] <= self._now():
+                    row = len(logs)
+                    output = int(trace.output_len[row])
+                    name = f"{self._runs}-{row}"
+                    log = RequestLog(row, len(prompts[row]), output, queued=began + arrivals[row])
+                    self._requests[name] = log
+                    logs.append(log)
+                    self._manager.add_request(prompts[row], request_id=name, max_new_tokens=output, eos_token_id=-1)
+                if self._pending():
+                    self._manager._generation_loop_body(self._processor, bootstrapping=False)
+                else:
+                    self._wait(began + arrivals[len(logs)] - self._now())
+        except RuntimeError as error:
+            raise UserError(f"the engine stopped: {' '.join(str(error).split())[:300]}") from error
         return logs
 
+    def _pending(self) -> bool:
+        return not self._manager.input_queue.empty() or bool(self._processor.has_pending_requests())
+
+    def _wait(self, seconds: float) -> None:
+        if self._clock is time.thread_time:
+            self._skipped += max(seconds, 0.0)
+        elif seconds > 0:
+            time.sleep(seconds)
+
     def close(self) -> None:
-        self._manager.stop(block=True, timeout=10.0, hard_stop=True)
+        self._manager.destroy()

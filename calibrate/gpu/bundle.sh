@@ -2,7 +2,7 @@
 # Everything a machine with a GPU and no network needs for `servesim calibrate`, as a folder to carry there.
 #
 #   bundle.sh DIR          servesim, what it imports, and vLLM's FlashAttention-3 library: about 25 MB
-#   bundle.sh DIR --vllm   vLLM 0.26 besides, in DIR/vllm-a (70 MB) and DIR/vllm-b (50 MB), to be carried in two parts
+#   bundle.sh DIR --vllm   vLLM 0.26 besides, in DIR/vllm-a (59 MB) and DIR/vllm-b (50 MB), to be carried in two parts
 #
 # For x86-64 Linux, Python 3.12, torch 2.11 for CUDA 13, transformers 5.17 (what is on the machine is in HAVE).
 set -euo pipefail

@@ -162,8 +162,8 @@ def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
         max_model_len=settings.get("max_model_len"),
         prefix_caching=bool(settings.get("enable_prefix_caching", True)),
         asynchronous=bool(settings.get("async_scheduling", True)),
-        dtype=_dtype(settings.get("dtype")),
-        kv_dtype=_dtype(settings.get("kv_cache_dtype")),
+        dtype=server_dtype(settings.get("dtype")),
+        kv_dtype=server_dtype(settings.get("kv_cache_dtype")),
         scheduler=settings.get("scheduler") or "vllm",
     )
     return RecordedRun(
@@ -231,7 +231,7 @@ def _asked_output(profile: dict[str, Any]) -> int | None:
     return lengths if isinstance(lengths, int) and lengths > 0 else None
 
 
-def _dtype(name: str | None) -> str:
+def server_dtype(name: str | None) -> str:
     """As vLLM names formats; without a word, or "auto", what checkpoints have."""
     known = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8"}
     return known.get(name, name) if name and name != "auto" else "bf16"

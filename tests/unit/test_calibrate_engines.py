@@ -23,11 +23,14 @@ from servesim.calibrate.engines import (
 )
 from servesim.calibrate.engines import vllm as driver
 from servesim.calibrate.host import STEP_COLUMNS
+from servesim.calibrate.points import Shard
+from servesim.calibrate.profile import Options, profile
 from servesim.cost import build_cost_model
 from servesim.errors import UserError
 from servesim.experiments.readers import read_folder
 from servesim.experiments.validate import validate
 from servesim.hardware import Gpu, ModelSpec
+from tests.support.devices import FormulaDevice, FormulaKernels
 from tests.support.worlds import toy_trace
 
 
@@ -223,6 +226,33 @@ def test_vllm_is_driven_open_loop_and_every_step_is_logged(
     assert found.meta["num_gpu_blocks"] == 321
     found.write(tmp_path / "run")
     assert read_folder(tmp_path / "run")[0].server.num_blocks == 321
+
+
+def test_the_command_logs_fits_host_terms_on_a_profile_and_validate_takes_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from servesim import cli
+
+    module: Any = ModuleType("vllm")
+    module.__version__, module.LLMEngine = "0.26.0", Engine
+    module.EngineArgs = lambda **values: values
+    module.SamplingParams = lambda **values: SimpleNamespace(**values)
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setattr(driver, "_gpu_name", lambda: "NVIDIA H200")
+    device, tables, out = FormulaDevice(), tmp_path / "tables", tmp_path / "log"
+    shard = Shard(ModelSpec.load("llama-3.1-8b"), 1, "bf16")
+    profile(device, FormulaKernels(device), [shard], Options(tables, 60.0, None, 64, 256, 4))
+    command = "servesim calibrate engine --model llama-3.1-8b --trace synth:rate=500,prompt=9,output=4 --requests 12"
+    more = ["--kernel-tables", str(tables), "--out", str(out)]
+    monkeypatch.setattr("sys.argv", [*command.split(), *more])
+    assert cli._guarded() == 0, capfd.readouterr().err
+    assert "host time of a step" in capfd.readouterr().out
+    monkeypatch.setattr("sys.argv", ["servesim", "validate", str(out), "--host", str(out / "host.yaml"), *more[:2]])
+    assert cli._guarded() == 0
+    assert "llama-3.1-8b on 1 x h200, vllm 0.26.0" in " ".join(capfd.readouterr().out.split())
+    monkeypatch.setattr("sys.argv", [*command.split(), "--kernel-tables", str(tmp_path), "--out", str(out)])
+    assert cli._guarded() == 2  # before the engine starts
+    assert "holds no profile" in capfd.readouterr().err
 
 
 def test_vllm_gets_the_arguments_of_an_offline_machine(tmp_path: Path) -> None:
