@@ -14,6 +14,7 @@ from servesim.calibrate.points import HELD_OUT, Point, table_row
 from servesim.calibrate.timing import Timing
 from servesim.cost.tables import write_table
 from servesim.errors import UserError
+from servesim.result_files import write_text
 
 SETTINGS, POINTS, SHEET = "profile.json", "points.jsonl", "device.yaml"
 FILES = {
@@ -121,7 +122,7 @@ class Journal:
 
     def save_settings(self) -> None:
         """Write the settings."""
-        _replace(self.folder / SETTINGS, json.dumps(self.settings, indent=1, sort_keys=True) + "\n")
+        write_text(self.folder / SETTINGS, json.dumps(self.settings, indent=1, sort_keys=True) + "\n", "--out")
 
     def save_tables(self) -> dict[str, int]:
         """Write the kernel tables of what there is; rows by file."""
@@ -134,7 +135,7 @@ class Journal:
         if (sheet := self._sheet()) is not None:
             import yaml
 
-            _replace(self.folder / SHEET, yaml.safe_dump(sheet, sort_keys=False))
+            write_text(self.folder / SHEET, yaml.safe_dump(sheet, sort_keys=False), "--out")
         self.save_settings()
         return written
 
@@ -197,12 +198,6 @@ def _columns(rows: Iterable[Measured]) -> dict[str, list[Any]]:
     columns["p90_us"] = [m.timing.p90_us for m in rows]
     columns["samples"] = [m.timing.samples for m in rows]
     return columns
-
-
-def _replace(path: Path, text: str) -> None:
-    scratch = path.with_name(path.name + ".partial")
-    scratch.write_text(text)
-    scratch.replace(path)
 
 
 def _version() -> str:

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from servesim.calibrate.journal import _replace
 from servesim.contracts.cost import Batch
 from servesim.cost.host import HostTerms
 from servesim.cost.model import TableCostModel
 from servesim.errors import UserError
+from servesim.result_files import write_text
 from servesim.trace import Trace
 
 STEPS_HEADER = (
@@ -152,12 +152,12 @@ class EngineLog:
             if any(folder.iterdir()) and not (folder / "requests.jsonl").is_file():
                 raise UserError(f"--out {folder}: holds files but no log of an engine; give another folder")
             lines = [json.dumps(r.to_dict()) for r in self.requests]
-            _replace(folder / "requests.jsonl", "\n".join(lines) + "\n")
-            _replace(folder / "steps.csv", steps_csv(self.steps))
-            _replace(folder / "warmup_steps.csv", steps_csv(self.warmup))
-            _replace(folder / "meta.json", json.dumps(self.meta, indent=1) + "\n")
+            write_text(folder / "requests.jsonl", "\n".join(lines) + "\n", "--out")
+            write_text(folder / "steps.csv", steps_csv(self.steps), "--out")
+            write_text(folder / "warmup_steps.csv", steps_csv(self.warmup), "--out")
+            write_text(folder / "meta.json", json.dumps(self.meta, indent=1) + "\n", "--out")
             if host is not None:
-                _replace(folder / "host.yaml", yaml.safe_dump(host.to_dict(), sort_keys=False))
+                write_text(folder / "host.yaml", yaml.safe_dump(host.to_dict(), sort_keys=False), "--out")
         except OSError as error:
             raise UserError(f"--out {folder}: {error.strerror}") from error
 
