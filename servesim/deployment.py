@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from servesim.contracts import (
@@ -20,17 +18,18 @@ from servesim.contracts import (
     routers,
     schedulers,
 )
-from servesim.cost import KernelTables, TableCostModel, build_cost_model
-from servesim.cost.build import ROOFLINE_ONLY
+from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.host import HostTerms, host_terms
 from servesim.engine.core import EngineCore
 from servesim.errors import UserError
-from servesim.hardware import Gpu, MemoryBudget, ModelSpec, VllmDefaults, memory_budget, vllm_defaults
-from servesim.hardware.kv import KvGroup, kv_groups, longest
+from servesim.hardware import Gpu, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
+from servesim.hardware.kv import longest
 from servesim.metrics.summary import Deployment
 from servesim.notes import before_run
 from servesim.predictor import predict
+from servesim.provenance import provenance
 from servesim.scenario import Scenario, Settings
+from servesim.sizing import kv_budget, layer_groups, longest_request
 from servesim.speculation import Speculation
 from servesim.trace import Ints, Trace
 
@@ -89,16 +88,25 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     terms = _host_terms(scenario, gpu)
     cost = _cost_model(scenario, model, gpu, terms, speculation)
     trace = open_scenario(scenario) if trace is None else _cut(trace, scenario)
-    budget, fitting = _memory(scenario, model, gpu, policies, trace, speculation)
+    budget, fitting = kv_budget(
+        scenario,
+        model,
+        gpu,
+        policies.kv,
+        trace,
+        max_num_batched_tokens=policies.max_num_batched_tokens,
+        max_num_seqs=policies.max_num_seqs,
+        draft=speculation.make().model() if speculation is not None else None,
+    )
     asynchronous = scenario.engine.async_scheduling and "async" in policies.scheduler.supports and scenario.pp == 1
     if speculation is not None:
         asynchronous = asynchronous and "async" in speculation.speculator.supports
     depth = scenario.pp + asynchronous
     drafts = speculation.most_verified if speculation is not None else 0
-    groups = _groups(scenario, model, policies)
+    groups = layer_groups(scenario, model, policies.kv)
     in_flight = policies.max_num_batched_tokens * (1 + asynchronous)
     room = longest(budget.num_blocks - 1, groups, scenario.engine.block_size, in_flight)
-    max_model_len = _max_model_len(scenario, model, room)
+    max_model_len = longest_request(scenario, model, room)
     if not getattr(policies.scheduler_params, "enable_chunked_prefill", True):
         _check_whole_prompts(policies.max_num_batched_tokens, max_model_len)
     scenario = _resolved(scenario, gpu, policies, budget, max_model_len, terms)
@@ -148,7 +156,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
             *before_run(scenario, trace, cores[0].scheduler, kv, fitting),
             *(speculation.notes(trace) if speculation is not None else ()),
         ],
-        provenance=_provenance(scenario, trace, gpu, cost),
+        provenance=provenance(scenario, trace, gpu, cost),
     )
 
 
@@ -255,75 +263,6 @@ def _cut(trace: Trace, scenario: Scenario) -> Trace:
     return trace.with_rate(scenario.rate) if scenario.rate is not None else trace
 
 
-def _memory(
-    scenario: Scenario,
-    model: ModelSpec,
-    gpu: Gpu,
-    policies: _Policies,
-    trace: Trace,
-    speculation: Speculation | None,
-) -> tuple[MemoryBudget, int | None]:
-    """The budget of the run, and the blocks that fit by utilization (None: no block does)."""
-    engine = scenario.engine
-    draft = speculation.make().model() if speculation is not None else None
-
-    def budget(num_blocks: int | None, ignore: bool) -> MemoryBudget:
-        return memory_budget(
-            model,
-            gpu,
-            scenario.tp,
-            pp=scenario.pp,
-            dtype=scenario.dtype,
-            kv_dtype=scenario.kv_dtype,
-            block_size=engine.block_size,
-            max_num_batched_tokens=policies.max_num_batched_tokens,
-            max_num_seqs=policies.max_num_seqs,
-            gpu_memory_utilization=engine.gpu_memory_utilization,
-            num_blocks=num_blocks,
-            ignore_memory=ignore,
-            draft=draft,
-            hybrid=policies.kv.grouped,
-        )
-
-    if engine.ignore_memory:
-        everything = int((-(-(trace.prompt_len + trace.max_tokens) // engine.block_size)).sum())
-        everything *= len(_groups(scenario, model, policies))
-        return budget(engine.num_gpu_blocks or everything + 2, True), None
-    if engine.num_gpu_blocks is None:
-        fits = budget(None, False)
-        return fits, fits.num_blocks
-    try:
-        fitting = budget(None, False).num_blocks
-    except UserError:
-        fitting = None
-    if fitting == engine.num_gpu_blocks:
-        return budget(None, False), fitting
-    return budget(engine.num_gpu_blocks, False), fitting
-
-
-def _groups(scenario: Scenario, model: ModelSpec, policies: _Policies) -> list[KvGroup]:
-    """Groups of layers with block tables of their own; one of all layers where the allocator knows no groups."""
-    if not policies.kv.grouped:
-        return [KvGroup(model.num_layers)]
-    if scenario.pp > 1:
-        raise UserError(f"kv {scenario.kv['name']}: groups of layers across pipeline stages are not known (use pp 1)")
-    return kv_groups(model.layers)
-
-
-def _max_model_len(scenario: Scenario, model: ModelSpec, room: int) -> int:
-    """As vLLM: what the model was made for and one request can be held with in `room` tokens."""
-    asked = scenario.engine.max_model_len
-    if asked == "auto":
-        return min(model.max_position, room)
-    if not 1 <= asked <= model.max_position:
-        raise UserError(
-            f"engine.max_model_len is {asked}, must be from 1 to the {model.max_position} positions of {model.name}"
-        )
-    if asked > room:
-        raise UserError(f"engine.max_model_len is {asked}, but the KV memory holds {room} tokens (or give auto)")
-    return asked
-
-
 def _resolved(
     scenario: Scenario,
     gpu: Gpu,
@@ -364,50 +303,3 @@ def _core(
         core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance
     core.max_queued = scenario.engine.max_queued_requests
     return core
-
-
-def _provenance(scenario: Scenario, trace: Trace, gpu: Gpu, cost: TableCostModel) -> dict[str, Any]:
-    from servesim.traces import trace_digest
-
-    files = {}
-    for kind in ("scheduler", "kv", "router", "speculation"):
-        path, py, _ = getattr(scenario, kind)["name"].partition(".py:")
-        if py:
-            files[kind] = sha256_of(Path(f"{path}.py"))
-    return {
-        "trace": {"name": trace.name, "requests": len(trace), "sha256": trace_digest(trace)},
-        "cost_model": cost.description,
-        "host_terms": cost.terms.to_dict() if cost.terms is not None else None,
-        "kernel_tables": _kernel_tables(scenario, gpu),
-        "policy_files": files,
-    }
-
-
-def _kernel_tables(scenario: Scenario, gpu: Gpu) -> dict[str, Any] | None:
-    """Hashes of the kernel tables by file, and whose measurements they are; None without tables."""
-    if scenario.kernel_tables == ROOFLINE_ONLY:
-        return None
-    if scenario.kernel_tables is not None:
-        tables = KernelTables.load(folder=scenario.kernel_tables)
-    elif gpu.tables is not None:
-        tables = KernelTables.load(gpu.tables)
-    else:
-        return None
-    paths = sorted(tables.folder.glob("*.parquet"))
-    return {
-        "name": scenario.kernel_tables or gpu.tables,
-        "measured_by": sorted({source for p in tables.provenance.values() if (source := measured_by(p))}),
-        "sha256": {path.name: sha256_of(path) for path in paths},
-    }
-
-
-def measured_by(provenance: dict[str, Any]) -> str:
-    """`project version (licence)` of one table's provenance."""
-    project, version = provenance.get("project", "unknown"), provenance.get("project_version", "")
-    licence = provenance.get("licence")
-    return f"{project} {version}".strip() + (f" ({licence})" if licence else "")
-
-
-def sha256_of(path: Path) -> str:
-    """Hash of a file's bytes."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

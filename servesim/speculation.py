@@ -10,7 +10,7 @@ from typing import Any
 
 from servesim.contracts import AcceptanceModel, Scheduler, Speculator, acceptance_models, build_params, speculators
 from servesim.contracts.cost import CostModel
-from servesim.engine.core import SpecStats
+from servesim.engine.step import SpecStats
 from servesim.errors import UserError
 from servesim.hardware import ModelSpec
 from servesim.metrics.requests import per

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from servesim.contracts.acceptance import AcceptanceModel
 from servesim.contracts.cost import Batch, CostModel
 from servesim.contracts.kv import Usage
-from servesim.engine.core import EngineCore, Late, Step
+from servesim.engine.core import EngineCore
 from servesim.engine.leap import Run
 from servesim.engine.recorder import Recorder
+from servesim.engine.step import Late, Step
 
 MOST = 256  # steps looked ahead at once
 

@@ -14,9 +14,10 @@ from itertools import accumulate, pairwise
 
 from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import Usage
-from servesim.engine.core import EngineCore, Late, Step
+from servesim.engine.core import EngineCore
 from servesim.engine.recorder import Recorder
 from servesim.engine.request import Request
+from servesim.engine.step import Late, Step
 
 MOST = 1024  # steps priced at once
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.engine.core import Late, Step
 from servesim.engine.request import Request
+from servesim.engine.step import Late, Step
 
 STEP_COLUMNS = (
     "replica",

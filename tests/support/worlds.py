@@ -25,7 +25,8 @@ from servesim.contracts import (
     speculators,
 )
 from servesim.engine.cluster import Cluster
-from servesim.engine.core import EngineCore, Step
+from servesim.engine.core import EngineCore
+from servesim.engine.step import Step
 from servesim.engine.workload import Clients, TraceWorkload
 from servesim.hardware import ModelSpec
 from servesim.trace import After, Content, Trace

@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 
 import servesim
 from servesim import keyed
-from servesim.engine.core import EngineCore, Step
+from servesim.engine.core import EngineCore
+from servesim.engine.step import Step
 from servesim.trace import Trace
 from tests.support.strategies import worlds
 from tests.support.worlds import World

@@ -1,0 +1,65 @@
+"""A step between its plan and its commit, and what a run counts of drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from servesim.contracts.cost import Batch
+from servesim.contracts.kv import Usage
+from servesim.engine.request import Request
+
+
+@dataclass(slots=True)
+class Step:
+    """A planned step until it is committed."""
+
+    id: int
+    batch: Batch
+    sampled: list[Request]
+    """Requests that get a token when it is done, in batch order."""
+    steady: bool
+    """Pure decode, with nobody entering or leaving: the next may be the same."""
+    usage: Usage
+    drafts: dict[Request, int] = field(default_factory=dict)
+    preempted: int = 0
+    accepted: int = 0
+    """Draft tokens accepted and delivered, once it is committed."""
+    verified: list[tuple[int, int]] = field(default_factory=list)
+    """(depth, accepted) of the drafts it verified, once it is committed."""
+    dummies: frozenset[Request] = frozenset()
+    """Requests whose drafts are only there to keep the batch uniform (newly admitted): none can be accepted."""
+    stale: set[Request] | None = None
+    """Requests preempted since: their tokens are still delivered, their counters stand."""
+    planned_ns: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    gpu_ns: int = 0
+    host_ns: int = 0
+    shares: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 1.0)
+
+
+@dataclass(slots=True)
+class SpecStats:
+    """Counts of speculative decoding, as vLLM keeps them."""
+
+    proposed: int = 0
+    """Draft tokens proposed; those of requests that were preempted or ended meanwhile are never verified."""
+    drafts: int = 0
+    """Verifications of at least one draft token."""
+    draft_tokens: int = 0
+    accepted: int = 0
+    per_pos: list[int] = field(default_factory=list)
+    """Accepted draft tokens by position."""
+
+    def add(self, drafts: int, accepted: int) -> None:
+        """One verification of `drafts` tokens, the first `accepted` of which were right."""
+        self.drafts += 1
+        self.draft_tokens += drafts
+        self.accepted += accepted
+        self.per_pos.extend([0] * (drafts - len(self.per_pos)))
+        for i in range(accepted):
+            self.per_pos[i] += 1
+
+
+Late = tuple[int, int, int]
+"""(row, when the request got its last tokens before, tokens it got now)."""
