@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from servesim.cli_acceptance import ACCEPTANCE_EXAMPLES, acceptance
 from servesim.cli_engine import ENGINE_EXAMPLES, engine
 from servesim.cli_profile import PROFILE_EXAMPLES, profile
 from servesim.cli_steps import STEPS_EXAMPLES, steps
@@ -24,6 +25,7 @@ calibrate_app = typer.Typer(
 calibrate_app.command(epilog=PROFILE_EXAMPLES)(profile)
 calibrate_app.command(epilog=STEPS_EXAMPLES)(steps)
 calibrate_app.command(epilog=ENGINE_EXAMPLES)(engine)
+calibrate_app.command(epilog=ACCEPTANCE_EXAMPLES)(acceptance)
 
 HOST_EXAMPLES = """
 Examples:

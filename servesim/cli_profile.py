@@ -70,7 +70,7 @@ def profile(
     shards = [Shard(spec, degree, chosen) for spec in models for degree in degrees]
     drift = max_drift / 100 if max_drift is not None else None
     options = Options(out, budget_s, drift, max_tokens, max_context, max_batch)
-    previous = signal.signal(signal.SIGTERM, _interrupt)  # as `timeout` ends a command
+    previous = signal.signal(signal.SIGTERM, interrupt)  # as `timeout` ends a command
     try:
         with Bar() as bar:
             outcome = profile(opened, kernel_set, shards, options, bar, COMMAND_BEGAN)
@@ -102,7 +102,8 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _interrupt(number: int, frame: Any) -> None:
+def interrupt(number: int, frame: Any) -> None:
+    """A signal handler: as Ctrl-C."""
     raise KeyboardInterrupt
 
 

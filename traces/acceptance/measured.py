@@ -1,0 +1,130 @@
+"""Acceptance as it was measured on a real model by `servesim calibrate acceptance`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from servesim.contracts import Request, acceptance_models
+from servesim.errors import UserError, suggest
+from servesim.keyed import uniform_one
+
+from . import ByPosition, luck, running_product
+
+_TABLES = "servesim.calibrate.tables"
+_ENOUGH = 10
+"""Times a position must have been reached for its own rate to be taken."""
+
+
+@dataclass(frozen=True)
+class MeasuredParams:
+    """Which measurement."""
+
+    table: str = "smollm2-ngram"
+    """A table that comes with servesim (calibrate/tables/acceptance), or a file."""
+    domain: str = ""
+    """Every request is of this domain; else each is of one, drawn by its row, as often as the table has prompts."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """One domain's, by draft position; the last goes on."""
+
+    weight: float
+    conditional: tuple[float, ...]
+    """Chance to be accepted, proposed and all before it accepted."""
+    found: tuple[float, ...]
+    """Chance that a step has a draft at the position."""
+
+    @classmethod
+    def of(cls, counts: dict[str, Any]) -> Rates:
+        """From a table's counts. Positions reached fewer than ten times go on as the last one reached oftener."""
+        accepted, reached, proposed = (counts[name] for name in ("accepted", "reached", "proposed"))
+        pairs = enumerate(zip(accepted, reached, strict=True))
+        chances = tuple(hits / tries for j, (hits, tries) in pairs if tries >= (1 if j == 0 else _ENOUGH))
+        steps = max(counts["steps"], 1)
+        return cls(counts["prompts"], chances or (0.0,), tuple(count / steps for count in proposed))
+
+    def has(self, j: int) -> float:
+        """Chance that a step has draft j (from 0)."""
+        return self.found[min(j, len(self.found) - 1)]
+
+    def accepted(self, k: int) -> list[float]:
+        """Accepted drafts of positions 1 to k, a step."""
+        return [run * self.has(j) for j, run in enumerate(running_product(self.conditional, k))]
+
+
+@acceptance_models.register("measured")
+class Measured(ByPosition):
+    """Rates by position and the share of steps without a draft, by domain. Whether a step has drafts, and how many, is
+    one draw of its output token; that of a step does not depend on the step before, as it does where text is copied
+    (the model `copy` keeps such runs)."""
+
+    Params = MeasuredParams
+    params: MeasuredParams
+
+    def __init__(self, params: MeasuredParams, seed: int) -> None:
+        super().__init__(params, seed)
+        self._domains = _read(params)
+        self._of: dict[int, Rates] = {}
+
+    def _domain(self, request: Request) -> Rates:
+        found = self._of.get(request.row)
+        if found is None:
+            drawn = uniform_one(self.seed, "acceptance kind", request.row) * sum(d.weight for d in self._domains)
+            for found in self._domains:
+                drawn -= found.weight
+                if drawn < 0.0:
+                    break
+            assert found is not None
+            self._of[request.row] = found
+        return found
+
+    def conditional(self, request: Request) -> Sequence[float]:
+        return self._domain(request).conditional
+
+    def available(self, request: Request, position: int, k: int) -> int:
+        rates, drawn = self._domain(request), luck(self.seed, "no draft", request.row, position)
+        return next((j for j in range(k) if drawn >= rates.has(j)), k)
+
+    def rates(self, k: int) -> list[float]:
+        """Over verifications. Domains weigh as their outputs, of one length each, take steps."""
+        steps = [domain.weight / (1.0 + sum(domain.accepted(k))) for domain in self._domains]
+        verifications = sum(n * domain.has(0) for n, domain in zip(steps, self._domains, strict=True))
+        if not verifications:
+            return [0.0] * k
+        by_step = [[n * rate for rate in d.accepted(k)] for n, d in zip(steps, self._domains, strict=True)]
+        return [sum(rates) / verifications for rates in zip(*by_step, strict=True)]
+
+
+def _read(params: MeasuredParams) -> list[Rates]:
+    import yaml
+
+    text = _text(params.table)
+    try:
+        content = yaml.safe_load(text)
+        if not str(content["format"]).startswith("servesim acceptance 1"):
+            raise KeyError("format")
+        domains = {str(name): Rates.of(counts) for name, counts in content["domains"].items()}
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
+        raise UserError(f"{params.table}: not a table of servesim calibrate acceptance") from None
+    if params.domain and params.domain not in domains:
+        hint = suggest(params.domain, domains)
+        raise UserError(f"acceptance measured: {params.table} has no domain {params.domain!r}{hint}")
+    return [domains[params.domain]] if params.domain else list(domains.values())
+
+
+def _text(table: str) -> str:
+    if table.endswith((".yaml", ".yml")):
+        try:
+            return Path(table).read_text()
+        except OSError as error:
+            raise UserError(f"acceptance measured: table {table}: {error.strerror}") from None
+    folder = resources.files(_TABLES) / "acceptance"
+    shipped = {p.name.removesuffix(".yaml"): p for p in folder.iterdir() if p.name.endswith(".yaml")}
+    if table not in shipped:
+        raise UserError(f"acceptance measured: no table {table!r}{suggest(table, shipped)}; a file ends in .yaml")
+    return shipped[table].read_text()
