@@ -97,7 +97,7 @@ class Speculation:
     def notes(self, trace: Trace) -> Iterator[str]:
         """What a reader must know, and settings that change nothing."""
         if self.assumed:
-            rates = "/".join(f"{rate:.2f}" for rate in self.acceptance.rates(self.params.k))
+            rates = "/".join(f"{rate:.2f}" for rate in self.acceptance.rates(self.make().max_drafts))
             yield (
                 f"speculation {self.method}: acceptance is assumed ({rates} by position, measured elsewhere); "
                 "give yours with --acceptance"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import servesim
 from tests.property.test_cross import crowd
 from tests.support.worlds import World
 
@@ -22,7 +23,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, code in re.findall(r"<!-- policy: (\S+) -->\n```python\n(.*?)```", PAGE.read_text(), flags=re.S):
         found[name] = folder / name
         found[name].write_text(code)
-    assert set(found) == {"fcfs.py", "tokens.py", "least.py"}
+    assert set(found) == {"fcfs.py", "tokens.py", "least.py", "small.py"}
     return found
 
 
@@ -48,3 +49,14 @@ def test_the_allocator_is_paged_memory_in_blocks_of_one(files: dict[str, Path], 
 def test_the_router_is_least_outstanding(files: dict[str, Path]) -> None:
     theirs = replace(WORLD, replicas=3, router=f"{files['least.py']}:Least")
     assert records(theirs) == records(replace(WORLD, replicas=3, router="least-outstanding"))
+
+
+def test_the_speculator_is_a_draft_model(files: dict[str, Path]) -> None:
+    def run(speculation: str) -> servesim.Result:
+        trace = "synth:rate=4,prompt=200,output=60"
+        base = {"trace": trace, "requests": 40, "model": "llama-3.1-8b", "gpu": "h200"}
+        return servesim.simulate({**base, "speculation": speculation, "acceptance": "independent:alpha=0.7"})
+
+    theirs, ours = run(f"{files['small.py']}:Small"), run("draft-model:model=llama-3.2-1b,k=2")
+    assert theirs.requests.equals(ours.requests)
+    assert theirs.steps.equals(ours.steps)
