@@ -44,7 +44,9 @@ class Prompts:
         except OSError as error:
             raise UserError(f"--prompts {path}: {error.strerror}") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UserError(f"--prompts {path}: not YAML ({str(error).splitlines()[0]})") from None
+            mark = getattr(error, "problem_mark", None)
+            where = f" line {mark.line + 1}" if mark is not None else ""
+            raise UserError(f"--prompts {path}{where}: not YAML") from None
         if not isinstance(content, dict) or not isinstance(content.get("prompts"), list) or not content["prompts"]:
             raise UserError(f"--prompts {path}: a list `prompts` of name, domain and text is needed")
         found: dict[str, Prompt] = {}
@@ -126,6 +128,8 @@ def _open(folder: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str
         lines = (folder / ANSWERS).read_text().splitlines(keepends=True) if (folder / ANSWERS).is_file() else []
     except OSError as error:
         raise UserError(f"--out {folder}: {error.strerror}") from error
+    except (ValueError, AttributeError):
+        raise UserError(f"{folder / SETTINGS}: not of servesim calibrate acceptance: give another --out") from None
     whole = [line for line in lines if line.endswith("\n")]
     if len(whole) < len(lines):  # cut off while it was written
         write_text(folder / ANSWERS, "".join(whole), "--out")

@@ -38,8 +38,8 @@ class GreedyModel:
 
     def __init__(self, name: str, threads: int) -> None:
         file = find_model(name)
+        os.environ.setdefault("TQDM_DISABLE", "1")  # bars of transformers' own; read when torch is imported
         torch = import_torch()
-        os.environ.setdefault("TQDM_DISABLE", "1")  # bars of transformers' own
         try:
             import gguf  # noqa: F401
             import transformers
@@ -56,7 +56,7 @@ class GreedyModel:
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"--model {file}: transformers cannot read it: {str(error).splitlines()[0]}") from error
         self._set(torch, model, tokenizer)
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        versions = {"torch": str(torch.__version__), "transformers": transformers.__version__}
         licence = {"licence": "Apache-2.0"} if name == "smollm2" else {}
         package = {"package": f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"} if name == "smollm2" else {}
         self.about: dict[str, Any] = {"name": file.stem, **package, **licence, "dtype": "fp32", **versions}

@@ -115,7 +115,9 @@ def test_the_real_model_answers_and_exits_agree_more_with_depth() -> None:
         find_model("smollm2")
     except UserError as error:
         pytest.skip(str(error))
-    answer = GreedyModel("smollm2", 1).answer(Prompt("p", "qa", "What is the capital of France?"), 12)
+    real = GreedyModel("smollm2", 1)
+    assert {type(value) for value in real.about.values()} == {str}, "as YAML takes them"
+    answer = real.answer(Prompt("p", "qa", "What is the capital of France?"), 12)
     assert "Paris" in answer.text
     right = [bits.count("1") for bits in answer.exits]
     assert len(right) == 30

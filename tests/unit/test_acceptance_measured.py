@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from servesim.calibrate import greedy
-from servesim.calibrate.acceptance import ANSWERS, Answer, Prompt, Prompts, record
+from servesim.calibrate.acceptance import ANSWERS, SETTINGS, Answer, Prompt, Prompts, record
 from servesim.calibrate.acceptance_table import Counts, early_exit, lookup, table, wilson
 from servesim.cli import app
 from servesim.contracts import Request, acceptance_models, build_params
@@ -115,6 +115,9 @@ def test_an_interrupted_measurement_keeps_whole_answers_and_goes_on_from_there(t
     assert record(*common, Stub, lambda *_: None) == (settings, answers), "and is read without a model"
     with pytest.raises(UserError, match="another max_tokens"):
         record(tmp_path / "out", prompts(tmp_path), 7, "stub", Stub, lambda *_: None)
+    (tmp_path / "out" / SETTINGS).write_text("{")
+    with pytest.raises(UserError, match="give another --out"):
+        record(*common, Stub, lambda *_: None)
 
 
 def test_a_table_holds_each_domain_and_their_sum(tmp_path: Path) -> None:
@@ -152,7 +155,7 @@ def test_ctrl_c_says_what_is_kept_and_the_tables_written_next_are_acceptance_mod
         ("prompts: []", "a list `prompts`"),
         ("prompts: [{name: a, domain: b}]", "prompt 1 needs name, domain and text"),
         ("prompts: [{name: a, domain: b, text: c}, {name: a, domain: b, text: c}]", "two prompts are called 'a'"),
-        ("prompts: [", "not YAML"),
+        ("licence: test\nprompts: {a: b?}\n", "line 2: not YAML"),
     ],
 )
 def test_bad_prompt_files_are_refused(tmp_path: Path, text: str, says: str) -> None:
