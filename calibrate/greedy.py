@@ -34,9 +34,15 @@ def find_model(name: str) -> Path:
 
 
 class GreedyModel:
-    """A causal language model that answers greedily, one thread, in fp32."""
+    """A causal language model that answers greedily."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, model: Any, tokenizer: Any, about: dict[str, Any]) -> None:
+        self._torch, self._model, self._tokenizer, self.about = import_torch(), model, tokenizer, about
+        self.layers: int = model.config.num_hidden_layers
+
+    @classmethod
+    def load(cls, name: str, threads: int) -> GreedyModel:
+        """`smollm2` or a GGUF file. UserError where a package is missing or the file cannot be read."""
         file = find_model(name)
         os.environ.setdefault("TQDM_DISABLE", "1")  # bars of transformers' own; read when torch is imported
         torch = import_torch()
@@ -55,23 +61,11 @@ class GreedyModel:
             model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"--model {file}: transformers cannot read it: {str(error).splitlines()[0]}") from error
-        self._set(torch, model, tokenizer)
-        versions = {"torch": str(torch.__version__), "transformers": transformers.__version__}
-        licence = {"licence": "Apache-2.0"} if name == "smollm2" else {}
-        package = {"package": f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"} if name == "smollm2" else {}
-        self.about: dict[str, Any] = {"name": file.stem, **package, **licence, "dtype": "fp32", **versions}
-
-    @classmethod
-    def of(cls, model: Any, tokenizer: Any, about: dict[str, Any]) -> GreedyModel:
-        """One that is loaded already."""
-        made = cls.__new__(cls)
-        made._set(import_torch(), model, tokenizer)
-        made.about = about
-        return made
-
-    def _set(self, torch: Any, model: Any, tokenizer: Any) -> None:
-        self._torch, self._model, self._tokenizer = torch, model, tokenizer
-        self.layers: int = model.config.num_hidden_layers
+        about = {"name": file.stem}
+        if name == "smollm2":
+            about |= {"package": f"{PACKAGE} {importlib.metadata.version(PACKAGE)}", "licence": "Apache-2.0"}
+        about |= {"dtype": "fp32", "torch": str(torch.__version__), "transformers": transformers.__version__}
+        return cls(model, tokenizer, about)
 
     def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
         """The greedy answer to one user turn, up to its end or `max_tokens`."""

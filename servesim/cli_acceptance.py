@@ -57,7 +57,7 @@ def acceptance(
         raise UserError(f"--max-tokens is {max_tokens}, must be above --k, {k}: no step would be counted")
     exits = [_layer(text) for text in layers.split(",")] if layers is not None else None
     asked = Prompts.load(prompts or _own_prompts())
-    settings, answers = _record(record, out, asked, max_tokens, model, lambda: GreedyModel(model, threads))
+    settings, answers = _record(record, out, asked, max_tokens, model, lambda: GreedyModel.load(model, threads))
     depth = settings["target"]["layers"]
     exits = exits or sorted({max(1, round(depth * share)) for share in (1 / 3, 1 / 2, 2 / 3)})
     if bad := [layer for layer in exits if layer >= depth]:

@@ -45,7 +45,7 @@ def model() -> Any:
 
 
 def told(model: Any) -> Any:
-    return GreedyModel.of(model, Words(), {}).answer(Prompt("p", "d", "3 1 4 1 5 9 2 6"), TOKENS)
+    return GreedyModel(model, Words(), {}).answer(Prompt("p", "d", "3 1 4 1 5 9 2 6"), TOKENS)
 
 
 @torch.no_grad()
@@ -115,7 +115,7 @@ def test_the_real_model_answers_and_exits_agree_more_with_depth() -> None:
         find_model("smollm2")
     except UserError as error:
         pytest.skip(str(error))
-    real = GreedyModel("smollm2", 1)
+    real = GreedyModel.load("smollm2", 1)
     assert {type(value) for value in real.about.values()} == {str}, "as YAML takes them"
     answer = real.answer(Prompt("p", "qa", "What is the capital of France?"), 12)
     assert "Paris" in answer.text

@@ -136,11 +136,11 @@ def test_ctrl_c_says_what_is_kept_and_the_tables_written_next_are_acceptance_mod
     prompts(tmp_path)
     command = ["calibrate", "acceptance", "--out", str(tmp_path / "out"), "--prompts", str(tmp_path / "p.yaml")]
     command += ["--k", "2", "--lookup-min", "2", "--max-tokens", "6"]
-    monkeypatch.setattr(greedy, "GreedyModel", lambda model, threads: Stub(stop="two"))
+    monkeypatch.setattr(greedy.GreedyModel, "load", lambda model, threads: Stub(stop="two"))
     stopped = CliRunner().invoke(app, command)
     assert isinstance(stopped.exception, Interrupted)
     assert "keeps the answers that were whole" in str(stopped.exception)
-    monkeypatch.setattr(greedy, "GreedyModel", lambda model, threads: Stub())
+    monkeypatch.setattr(greedy.GreedyModel, "load", lambda model, threads: Stub())
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     # lookup of 1 2 finds 3 1 at token 3, after a step without a draft for each of tokens 1 and 2
