@@ -92,7 +92,8 @@ def test_tokens_computed_are_tokens_due(world: World) -> None:
     done = got["state"] == State.FINISHED
     due = sum(int(got[c][done].sum()) for c in ("prompt_len", "output_len", "recomputed_tokens"))
     due -= int(got["hit_tokens"][done].sum()) + int(done.sum())
-    computed = int((rows["k"] * (rows["prefill_tokens"] + rows["decode_count"]) + rows["accepted"]).sum())
+    sequences = rows["decode_count"] - rows["drafts"] * ("batch-expansion" in world.speculation)
+    computed = int((rows["k"] * (rows["prefill_tokens"] + sequences) + rows["accepted"]).sum())
     spare = (world.depth - 1) * int(done.sum()) if world.asynchronous else 0
     # A request preempted while its last token is in flight ends without computing up to it again.
     short = int(got["recomputed_tokens"][got["num_preemptions"] > 0].sum())
