@@ -162,8 +162,13 @@ def _deployment(folder: Path, settings: dict[str, Any], runs: list[RecordedRun])
     models = {r.server.model for r in runs} | ({known_model(settings["model"])} if "model" in settings else set())
     gpus = {r.server.gpu for r in runs} | ({gpu_of(folder / "x", settings)} if settings else set())
     models, gpus = models - {None}, gpus - {None}
+    if not models or not gpus:
+        raise UserError(f"{folder}: no recorded run in it says its model and its GPU")
     if len(models) != 1 or len(gpus) != 1:
-        raise UserError(f"{folder}: host terms are fitted to runs of one model on one GPU, not {models} on {gpus}")
+        raise UserError(
+            f"{folder}: host terms are fitted to runs of one model on one GPU, "
+            f"not {' and '.join(sorted(map(str, models)))} on {' and '.join(sorted(map(str, gpus)))}"
+        )
     return ModelSpec.load(str(models.pop())), Gpu.load(str(gpus.pop()))
 
 

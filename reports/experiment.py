@@ -36,6 +36,8 @@ def load(path: Path) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: damaged: {error}") from error
+    if missing := {"workload", "settings", "notes"} - set(document):
+        raise UserError(f"{path}: damaged: no {', '.join(sorted(missing))} in it")
     return document
 
 

@@ -253,5 +253,6 @@ def _silence_stdout() -> None:
 
 def _complain(error: Exception, code: int) -> int:
     format_message = getattr(error, "format_message", error.__str__)
-    typer.echo(f"error: {' '.join(format_message().split())}", err=True)
+    if line := " ".join(format_message().split()):  # nothing where the help was the answer
+        typer.echo(f"error: {line}", err=True)
     return code

@@ -188,7 +188,10 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def _drafts(speculation: dict[str, Any] | None) -> list[tuple[str, str]]:
     if speculation is None:
         return []
-    rates = " / ".join(percent(rate) for rate in speculation["per_position_acceptance_rates"])
+    by_position = speculation["per_position_acceptance_rates"]
+    rates = " / ".join(percent(rate) for rate in by_position[:8])
+    if len(by_position) > 8:
+        rates += f" / ... ({len(by_position)} positions)"
     length = number(speculation["acceptance_length"])
     return [("speculation", f"{length} tokens a verification; accepted by position {rates or '-'}")]
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from servesim.errors import UserError
-
 if TYPE_CHECKING:
     from servesim.experiments.validate import Comparison, Figures
 
@@ -32,14 +30,9 @@ def validate(
     terms = HostTerms.load(host) if host is not None else None
     found = run_all(folder, host=terms, model=model, gpu=gpu, tables=kernel_tables)
     if json_file is not None:
-        from servesim.result_files import to_json
+        from servesim.result_files import to_json, write_text
 
-        try:
-            scratch = json_file.with_name(json_file.name + ".partial")
-            scratch.write_text(to_json({"runs": [c.to_dict() for c in found]}))
-            scratch.replace(json_file)
-        except OSError as error:
-            raise UserError(f"--json {json_file}: cannot be written: {error.strerror}") from error
+        write_text(json_file, to_json({"runs": [c.to_dict() for c in found]}), "--json")
     print_comparisons(found)
 
 

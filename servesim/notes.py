@@ -74,7 +74,7 @@ def after_run(
     if scenario.speculation["name"] != "none" and (speculation is None or not speculation["num_drafts"]):
         yield f"speculation {scenario.speculation['name']} changed nothing but costs: no draft was ever verified"
     used = summary["engine"]["replicas_used"]
-    if used < scenario.replicas:
+    if 0 < used < scenario.replicas:
         yield f"replicas={scenario.replicas}: only {used} of them served a request"
     beyond = summary["cost_shares"]["extrapolated"]
     if beyond is not None and beyond > 0.3:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,19 @@ from servesim.result_files import (
     ResultWriter,
     arrow_array,
     arrow_strings,
+    reading,
 )
 from servesim.scenario import Scenario, load_settings
 from servesim.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+
+SUMMARY_KEYS = (
+    *("cost_shares", "duration_s", "engine", "goodput", "kv", "latency_ms", "notes", "prefix_cache", "price"),
+    *("provenance", "requests", "scenario", "speculation", "stability", "throughput", "uncertainty"),
+)
+"""What every summary has; `classes` and `tenants` only where the trace has such labels."""
 
 
 class Result:
@@ -90,23 +97,28 @@ class Result:
         folder = Path(path)
         if not (folder / SUMMARY).is_file():
             raise UserError(f"{folder}: not a servesim result (no {SUMMARY} in it)")
-        try:
+        for file, columns in {REQUESTS: ("row", "state"), **STREAMED}.items():
+            with reading(folder / file):
+                _complete(columns, pq.read_schema(folder / file).names)
+        with reading(folder / SUMMARY):
+            summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+            _complete(SUMMARY_KEYS, summary)
+        with reading(folder):
             return cls(
-                json.loads((folder / SUMMARY).read_text(encoding="utf-8")),
+                summary,
                 Scenario.of(load_settings(folder / SCENARIO), str(folder / SCENARIO)),
                 json.loads((folder / TIMING).read_text(encoding="utf-8")),
                 pq.read_table(folder / REQUESTS),
                 {file: folder / file for file in STREAMED},
             )
-        except (OSError, ValueError) as error:
-            raise UserError(f"{folder}: damaged result: {error}") from error
 
     def _frame(self, file: str) -> pd.DataFrame:
         import pandas as pd
 
         source, columns = self._streamed[file], STREAMED[file]
         if isinstance(source, Path):
-            return pd.read_parquet(source)
+            with reading(source):
+                return pd.read_parquet(source)
         rows = np.concatenate(source) if source else np.empty((0, len(columns)), dtype=np.int64)
         return pd.DataFrame(rows, columns=list(columns))
 
@@ -117,9 +129,16 @@ class Result:
             return source
         import pyarrow.parquet as pq
 
-        stored = pq.ParquetFile(source)
-        groups = [stored.read_row_group(i) for i in range(stored.num_row_groups)]
+        with reading(source):
+            stored = pq.ParquetFile(source)
+            groups = [stored.read_row_group(i) for i in range(stored.num_row_groups)]
         return [np.stack([g[name].to_numpy() for name in STREAMED[file]], axis=1) for g in groups]
+
+
+def _complete(wanted: Iterable[str], found: Iterable[str]) -> None:
+    """ValueError if a part of a file is not there."""
+    if missing := sorted(set(wanted) - set(found)):
+        raise ValueError(f"no {', '.join(missing)} in it (written by another version?)")
 
 
 def request_table(columns: RequestColumns, reasons: Mapping[int, str], trace: Trace) -> Any:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,18 @@ def write_text(path: Path, text: str, option: str) -> None:
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            scratch.unlink()
         raise UserError(f"{option} {path}: cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What cannot be read there is a UserError that names it."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: damaged result: {error}") from error
 
 
 def _refuse_foreign(out: Path) -> None:

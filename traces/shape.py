@@ -47,7 +47,7 @@ def parse(text: str) -> Step:
     """The step that a text names. `trace=` takes the rest of the text, commas included."""
     name, _, rest = text.partition(":")
     if name not in STEPS:
-        raise UserError(f"shape: unknown step {name!r}{suggest(name, STEPS)}; there are {', '.join(STEPS)}")
+        raise UserError(f"shape: unknown step {name!r}{suggest(name, STEPS)}")
     before, comma, file = ("," + rest).partition(",trace=")
     values = {"trace": file} if comma else {}
     for part in split(before.removeprefix(",")):

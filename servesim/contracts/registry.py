@@ -11,9 +11,12 @@ import pkgutil
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from servesim.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 T = TypeVar("T")
 _FILE_MODULE = "servesim_policy_"
@@ -92,7 +95,6 @@ class Registry(Generic[T]):
         cls.name = class_name  # type: ignore[attr-defined]
         return cls
 
-
     def _execute(self, path: Path, module_name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec is not None
@@ -129,8 +131,17 @@ def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:
     try:
         return TypeAdapter(cls).validate_python(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])
-        raise UserError(f"{what}: {where} = {first.get('input')!r}: {first['msg']}") from error
+        raise UserError(f"{what}: {_first_error(error)}") from error
     except ValueError as error:
         raise UserError(f"{what}: {error}") from error
+
+
+def _first_error(error: ValidationError) -> str:
+    """One line: the parameter and what is wrong with it."""
+    first = error.errors()[0]
+    where = ".".join(str(p) for p in first["loc"])
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    if not where:  # the class's own check, which names the parameter itself
+        return first["msg"].removeprefix("Value error, ")
+    return f"{where} = {first['input']!r}: {first['msg']}"

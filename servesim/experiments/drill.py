@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.experiments.measures import MS, SECOND, Run
-from servesim.result_files import STEPS
+from servesim.result_files import STEPS, reading
 
 Array = NDArray[np.float64]
 
@@ -38,8 +38,9 @@ def _steps(folder: Path) -> dict[str, NDArray[np.int64]]:
     import pyarrow.parquet as pq
 
     names = ["replica", "step", "k", "planned_ns", "start_ns", "end_ns", "elapsed_ns", *DECISION]
-    table = pq.read_table(folder / STEPS, columns=names)
-    return {name: table[name].to_numpy() for name in names}
+    with reading(folder / STEPS):
+        table = pq.read_table(folder / STEPS, columns=names)
+        return {name: table[name].to_numpy() for name in names}
 
 
 def _parts(run: Run) -> dict[str, Array]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from servesim.engine.request import State
 from servesim.errors import UserError, suggest
-from servesim.result_files import REQUESTS, SUMMARY
+from servesim.result_files import REQUESTS, SUMMARY, reading
 
 LATENCIES = ("ttft", "tpot", "e2el", "ntpot", "queue_time")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -114,10 +114,11 @@ class Run:
         """A result directory as `servesim run --out` writes it."""
         import pyarrow.parquet as pq
 
-        table = pq.read_table(folder / REQUESTS)
-        names = [name for name in table.column_names if name not in ("reason", "name")]
-        columns = {name: table[name].to_numpy().astype(np.float64) for name in names}
-        return cls(json.loads((folder / SUMMARY).read_text(encoding="utf-8")), columns)
+        with reading(folder):
+            table = pq.read_table(folder / REQUESTS)
+            names = [name for name in table.column_names if name not in ("reason", "name")]
+            columns = {name: table[name].to_numpy().astype(np.float64) for name in names}
+            return cls(json.loads((folder / SUMMARY).read_text(encoding="utf-8")), columns)
 
     @property
     def unstable(self) -> bool:

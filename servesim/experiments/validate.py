@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from servesim.cost.host import HostTerms, host_terms
+from servesim.cost.tables import KernelTables
 from servesim.errors import UserError
 from servesim.experiments.readers import read_folder
 from servesim.experiments.recorded import METRICS, Floats, RecordedRun
@@ -69,6 +70,8 @@ def validate(
 ) -> list[Comparison]:
     """Replay every recorded run under a folder. `host`: instead of the shipped terms of each run's engine;
     `model` and `gpu`: of runs that do not state theirs; `tables`: kernel tables instead of the shipped ones."""
+    if tables is not None:
+        KernelTables.load(folder=tables)  # a wrong folder is no fault of the runs
     found = []
     for run in read_folder(Path(folder)):
         server = replace(run.server, model=run.server.model or model, gpu=run.server.gpu or gpu)

@@ -111,6 +111,15 @@ def test_a_worker_that_dies_takes_only_its_cell(tmp_path: Path) -> None:
     assert frame["error"].iloc[1] == DIED
 
 
+@pytest.mark.parametrize("file", ["summary.json", "requests.parquet"])
+def test_a_damaged_run_of_an_earlier_sweep_is_named(file: str, tmp_path: Path) -> None:
+    sweep(**WORKLOAD, out=tmp_path, rate=[10, 20])
+    cell = sorted((tmp_path / "cells").iterdir())[0]
+    (cell / file).write_bytes(b"{")
+    with pytest.raises(UserError, match=f"{cell}.*: damaged result"):
+        sweep(**WORKLOAD, out=tmp_path, rate=[10, 20])
+
+
 def test_one_directory_belongs_to_one_experiment_at_a_time(tmp_path: Path) -> None:
     with Store(tmp_path).open(), pytest.raises(UserError, match="another experiment is writing there"):
         sweep(**WORKLOAD, out=tmp_path)

@@ -110,5 +110,5 @@ def test_a_fit_finds_the_terms_a_log_was_made_with(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_steps_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="one model on one GPU"):
+    with pytest.raises(UserError, match="no recorded run in it says its model and its GPU"):
         fit_host(tmp_path)

@@ -107,8 +107,9 @@ def test_markdown_of_an_experiment_has_its_tables(
         export(experiment(command), "perfetto", tmp_path / "trace.json")
 
 
-def test_a_damaged_document_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", "{}", "[]"])
+def test_a_damaged_document_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(servesim.UserError, match=r"sweep\.json: damaged"):
         report(tmp_path)
 

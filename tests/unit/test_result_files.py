@@ -13,7 +13,7 @@ import pytest
 import servesim
 from servesim.engine.recorder import STEP_COLUMNS
 from servesim.errors import UserError
-from servesim.result_files import ResultWriter
+from servesim.result_files import ResultWriter, write_text
 
 REPRODUCIBLE = ("summary.json", "requests.parquet", "steps.parquet", "deliveries.parquet", "scenario.yaml")
 SETTINGS: dict[str, Any] = {
@@ -142,12 +142,49 @@ def test_what_is_no_result_is_not_loaded(tmp_path: Path) -> None:
         servesim.Result.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "spoil", "said"),
+    [
+        ("steps.parquet", lambda data: data[:100], "magic"),
+        ("requests.parquet", lambda data: data[:100], "magic"),
+        ("summary.json", lambda data: b"{}", "no cost_shares"),
+        ("summary.json", lambda data: b"[]", "no cost_shares"),
+        ("summary.json", lambda data: data.replace(b'"speculation"', b'"drafts"'), "no speculation in it"),
+    ],
+)
+def test_a_damaged_result_is_one_line(file: str, spoil: Callable[[bytes], bytes], said: str, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    servesim.simulate(**SETTINGS, out=out)
+    (out / file).write_bytes(spoil((out / file).read_bytes()))
+    with pytest.raises(UserError, match=f"{out / file}: damaged result: .*{said}"):
+        servesim.Result.load(out)
+
+
+def test_a_table_damaged_after_its_schema_was_read_is_one_line(tmp_path: Path) -> None:
+    servesim.simulate(**SETTINGS, out=tmp_path / "r")
+    result = servesim.Result.load(tmp_path / "r")
+    (tmp_path / "r" / "steps.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="damaged result"):
+        _ = result.steps
+    with pytest.raises(UserError, match="damaged result"):
+        result.save(tmp_path / "copy")
+    assert [p.name for p in tmp_path.iterdir()] == ["r"]
+
+
+def test_a_text_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=r"--json .*folder: cannot be written"):
+        write_text(tmp_path / "folder", "{}", "--json")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
 def test_a_run_in_which_everything_is_rejected_is_a_result_too(tmp_path: Path) -> None:
     settings = {**SETTINGS, "engine": {"num_gpu_blocks": 3}}
     summary = servesim.simulate(**settings, out=tmp_path / "r").summary
     assert summary["requests"]["rejected"] == 60
     assert list(summary["requests"]["rejection_reasons"].values()) == [60]
     assert summary["latency_ms"]["ttft"] is None
+    assert not [note for note in summary["notes"] if note.startswith("replicas=")]  # nobody was served anywhere
     assert len(servesim.Result.load(tmp_path / "r").steps) == 0
 
 

@@ -126,6 +126,15 @@ def test_without_chunks_the_budget_must_hold_the_longest_prompt() -> None:
     resolve(scheduler="vllm:enable_chunked_prefill=false", engine={"max_model_len": 4096})
 
 
+@pytest.mark.parametrize(
+    ("speculation", "said"),
+    [("eagle3:k=0", "speculation eagle3: k is 0"), ("eagle3:k=x", "speculation eagle3: k = 'x': Input should be")],
+)
+def test_a_wrong_parameter_is_named_once(speculation: str, said: str) -> None:
+    with pytest.raises(UserError, match=f"^{said}"):
+        resolve(speculation=speculation)
+
+
 def test_limits_that_the_run_never_reached_are_reported() -> None:
     result = simulate(
         trace=TRACE, model="llama-3.1-8b", gpu="h200", replicas=4, scheduler="vllm:max_num_seqs=64", kv="paged"

@@ -144,7 +144,7 @@ def test_no_step_takes_a_play_apart(steps: list[str], seed: int) -> None:
     ("step", "says"),
     [
         ("thim:keep=1", "unknown step 'thim' (did you mean \"thin\"?)"),
-        ("thin", "keep"),
+        ("thin", "shape thin: keep is missing"),
         ("thin:keep=0", "keep is 0, must be above 0"),
         ("thin:kep=0.5", "unknown parameter 'kep' (did you mean \"keep\"?)"),
         ("window:start=1000", "leaves no request"),

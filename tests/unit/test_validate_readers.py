@@ -58,6 +58,12 @@ def test_validate_reports_signed_errors_and_their_mean_size_per_request(tmp_path
     assert written["zero_shot"]["error"]["ttft"]["mean"] < written["error"]["ttft"]["mean"]
 
 
+def test_a_folder_without_kernel_tables_is_refused(tmp_path: Path) -> None:
+    chunk_run(tmp_path)
+    with pytest.raises(UserError, match="holds no kernel tables"):
+        validate(tmp_path, tables=tmp_path / "nowhere")
+
+
 def test_repeats_of_a_run_show_their_noise(tmp_path: Path) -> None:
     chunk_run(tmp_path, "a.csv")
     other = chunk_run(tmp_path, "b.csv")
