@@ -19,7 +19,7 @@ run: $(READY)
 	$(VENV)/bin/servesim run --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark
 
 test-calibrate: $(CALIBRATE)/.ready
 	$(CALIBRATE)/bin/python -m pytest tests/torch
