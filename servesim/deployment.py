@@ -22,7 +22,7 @@ from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.host import HostTerms, host_terms
 from servesim.engine.core import EngineCore
 from servesim.errors import UserError
-from servesim.hardware import Gpu, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
+from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.hardware.kv import longest
 from servesim.metrics.summary import Deployment
 from servesim.notes import before_run
@@ -113,21 +113,55 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     if speculation is not None:
         scenario = scenario.model_copy(update=speculation.resolved())
     limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
-    engine = scenario.engine
-    memory = KVMemory(
-        budget.num_blocks,
-        engine.block_size,
-        max_model_len,
-        host_blocks=int(engine.swap_space_gib * 2**30) // budget.block_bytes if budget.block_bytes else 0,
-        bytes_per_token=budget.block_bytes * scenario.pp // engine.block_size,
-        windows=tuple(group.window or None for group in groups),
-        in_flight_tokens=in_flight,
-        overrun_tokens=max(depth * (1 + drafts) - 2, 0),
-    )
+    memory = _kv_memory(scenario, budget, max_model_len, groups, in_flight, depth * (1 + drafts))
     cores = [_core(policies, limits, scenario, memory, speculation, cost) for _ in range(scenario.replicas)]
     cost.asynchronous = asynchronous
     kv = cores[0].kv
-    deployment = Deployment(
+    return Setup(
+        scenario=scenario,
+        trace=trace,
+        predicted=predict(scenario.predictor, trace, scenario.seed),
+        cores=cores,
+        router=policies.router(policies.router_params, scenario.replicas),
+        cost=cost,
+        depth=depth,
+        deployment=_deployment(scenario, model, gpu, budget, kv),
+        defaults=defaults,
+        notes=[
+            *before_run(scenario, trace, cores[0].scheduler, kv, fitting),
+            *(speculation.notes(trace) if speculation is not None else ()),
+        ],
+        provenance=provenance(scenario, trace, gpu, cost),
+    )
+
+
+def _kv_memory(
+    scenario: Scenario,
+    budget: MemoryBudget,
+    max_model_len: int,
+    groups: list[KvGroup],
+    in_flight: int,
+    ahead: int,
+) -> KVMemory:
+    """What an allocator hands out. `in_flight`: tokens that steps in flight may compute; `ahead`: those of one request,
+    drafts included, that may be planned before it is known to have ended."""
+    engine, block_bytes = scenario.engine, budget.block_bytes
+    return KVMemory(
+        budget.num_blocks,
+        engine.block_size,
+        max_model_len,
+        host_blocks=int(engine.swap_space_gib * 2**30) // block_bytes if block_bytes else 0,
+        bytes_per_token=block_bytes * scenario.pp // engine.block_size,
+        windows=tuple(group.window or None for group in groups),
+        in_flight_tokens=in_flight,
+        overrun_tokens=max(ahead - 2, 0),
+    )
+
+
+def _deployment(
+    scenario: Scenario, model: ModelSpec, gpu: Gpu, budget: MemoryBudget, kv: KVAllocator
+) -> Deployment:
+    return Deployment(
         model=model,
         gpu=gpu,
         replicas=scenario.replicas,
@@ -141,22 +175,6 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         block_bytes=budget.block_bytes,
         prefix_caching=kv.shares,
         usd_per_gpu_hour=scenario.usd_per_gpu_hour or 0.0,
-    )
-    return Setup(
-        scenario=scenario,
-        trace=trace,
-        predicted=predict(scenario.predictor, trace, scenario.seed),
-        cores=cores,
-        router=policies.router(policies.router_params, scenario.replicas),
-        cost=cost,
-        depth=depth,
-        deployment=deployment,
-        defaults=defaults,
-        notes=[
-            *before_run(scenario, trace, cores[0].scheduler, kv, fitting),
-            *(speculation.notes(trace) if speculation is not None else ()),
-        ],
-        provenance=provenance(scenario, trace, gpu, cost),
     )
 
 

@@ -11,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the extra calibrate is not installed")
 
+from torch import library  # noqa: E402
+
 from servesim.calibrate.kernels import KERNEL_SETS, kernel_set, open_kernels  # noqa: E402
 from servesim.calibrate.kernels.cpu_torch import CpuTorch, dense_mask  # noqa: E402
 from servesim.calibrate.kernels.cuda_fa3_vllm import CudaFa3Vllm  # noqa: E402
@@ -88,7 +90,7 @@ def fa3_fwd(q: Any, k: Any, v: Any, *rest: Any) -> list[Any]:
 @pytest.fixture
 def vllm_ops() -> Iterator[None]:
     """vLLM's operators by their declarations, attention with a meaning."""
-    fa3, c = torch.library.Library("_vllm_fa3_C", "DEF"), torch.library.Library("_C", "DEF")
+    fa3, c = library.Library("_vllm_fa3_C", "DEF"), library.Library("_C", "DEF")
     fa3.define(FWD)
     fa3.define(METADATA)
     fa3.impl("fwd", fa3_fwd, "CompositeExplicitAutograd")
