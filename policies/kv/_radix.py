@@ -18,8 +18,8 @@ class Node:
     """A run of tokens behind those of its parent: positions start to end of `content`."""
 
     __slots__ = (
-        "children", "content", "created", "end", "end_key", "hits", "key", "last_access", "locks", "parent",
-        "priority", "start",
+        "children", "content", "created", "end", "end_key", "history", "hits", "key", "last_access", "locks",
+        "parent", "priority", "start",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, content: PromptContent, start: int, end: int, now: int) -> None:
@@ -36,6 +36,8 @@ class Node:
         """Requests that hold it or something below it."""
         self.created = self.last_access = now
         self.hits = 0
+        self.history = end
+        """Tokens of the longest prefix that ever went through it, gone or not: what was said in a conversation."""
         self.priority = 0
         """The highest of those who entered it."""
 
@@ -47,7 +49,22 @@ class Node:
             node = node.parent
 
 
-STRATEGIES: dict[str, Callable[[Node], tuple[int, int]]] = {
+Rank = Callable[[Node], tuple[int, int]]
+
+
+def tail_optimized(threshold: int, next_prompt_estimate: int) -> Rank:
+    """T-LRU (Zhang et al., Tail-Optimized Caching for LLM Inference, NeurIPS 2025, arXiv 2510.15152; SGLang's
+    TLRUStrategy). Of a conversation of L tokens whose next prompt adds Q, L + Q - threshold must stay for that prompt
+    to compute no more than `threshold` tokens; what lies beyond goes first, then the least recently used."""
+
+    def rank(node: Node) -> tuple[int, int]:
+        spare = node.start >= max(node.history + next_prompt_estimate - threshold, 0)
+        return (-spare, node.last_access)
+
+    return rank
+
+
+STRATEGIES: dict[str, Rank] = {
     "lru": lambda node: (0, node.last_access),
     "lfu": lambda node: (node.hits, node.last_access),
     "fifo": lambda node: (0, node.created),
@@ -55,6 +72,7 @@ STRATEGIES: dict[str, Callable[[Node], tuple[int, int]]] = {
     "filo": lambda node: (0, -node.created),
     "slru": lambda node: (node.hits >= 2, node.last_access),  # found once more than entered: protected
     "priority": lambda node: (node.priority, node.last_access),
+    "tlru": tail_optimized(0, 0),
 }
 """Which leaf goes first: the one with the least."""
 
@@ -72,9 +90,10 @@ class RadixTree:
     Time is a counter: SGLang's clock never shows the same time twice either.
     """
 
-    def __init__(self, page_size: int = 1, eviction_policy: str = "lru") -> None:
+    def __init__(self, page_size: int = 1, eviction_policy: str | Rank = "lru") -> None:
+        """`eviction_policy`: one of STRATEGIES, or what ranks leaves."""
         self.page_size = page_size
-        self._rank = STRATEGIES[eviction_policy]
+        self._rank = STRATEGIES[eviction_policy] if isinstance(eviction_policy, str) else eviction_policy
         self.reset()
 
     def reset(self) -> None:
@@ -135,6 +154,7 @@ class RadixTree:
             node = leaf
         for each in node.path():
             each.priority = max(each.priority, priority)
+            each.history = max(each.history, length)
             each.hits += not chunked
         self._note(node)
         return found, node
@@ -239,10 +259,12 @@ class RadixTree:
         upper = Node(parent, node.content, node.start, at, self._tick())
         upper.key, upper.end_key = node.key, node.content.prefix_key(at)
         upper.locks, upper.hits, upper.priority = node.locks, node.hits, node.priority
+        upper.history = node.history
         parent.children[upper.key] = upper
         node.parent, node.start = upper, at
         node.key = node.content.prefix_key(at + self.page_size)
         upper.children[node.key] = node
+        self._note(node)
         return upper
 
     def _note(self, node: Node) -> None:

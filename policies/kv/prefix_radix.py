@@ -15,7 +15,7 @@ from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_al
 from servesim.engine.request import PromptContent, Request, State
 
 from ._growth import blocks_by_round, rounds_until_short
-from ._radix import STRATEGIES, Node, RadixTree
+from ._radix import STRATEGIES, Node, RadixTree, tail_optimized
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,22 @@ class PrefixRadixParams:
     page_size: int = 1
     """Tokens a page; some attention kernels want 32 or 64."""
     eviction_policy: str = "lru"
-    """Which leaf goes first: lru, lfu, slru, fifo, mru, filo, priority."""
+    """Which leaf goes first: lru, lfu, slru, fifo, mru, filo, priority, tlru (tail-optimized, of releases after 0.5.23
+    by these names)."""
+    tlru_threshold: int = 0
+    """Tokens the next prompt of a conversation may have to compute; what tlru keeps is for that."""
+    tlru_next_prompt_estimate: int = 0
+    """Tokens it is expected to add."""
 
     def __post_init__(self) -> None:
         if self.page_size < 1:
             raise ValueError("page_size must be at least 1")
         if self.eviction_policy not in STRATEGIES:
             raise ValueError(f"eviction_policy is one of {', '.join(STRATEGIES)}, not {self.eviction_policy!r}")
+        if min(self.tlru_threshold, self.tlru_next_prompt_estimate) < 0:
+            raise ValueError("tlru_threshold and tlru_next_prompt_estimate must be at least 0")
+        if self.eviction_policy != "tlru" and (self.tlru_threshold or self.tlru_next_prompt_estimate):
+            raise ValueError("tlru_threshold and tlru_next_prompt_estimate are for eviction_policy=tlru")
 
 
 class _Own:
@@ -69,7 +78,8 @@ class PrefixRadix(KVAllocator):
         page = self.block_size = params.page_size
         self.num_blocks = self.capacity_tokens // page
         self.capacity_tokens = self.num_blocks * page
-        self.tree = RadixTree(page, params.eviction_policy)
+        tail = tail_optimized(params.tlru_threshold, params.tlru_next_prompt_estimate)
+        self.tree = RadixTree(page, tail if params.eviction_policy == "tlru" else params.eviction_policy)
         self._pool = self.capacity_tokens  # tokens that hold nothing
         self._held: dict[Request, _Holding] = {}
         self._own = self._shared = 0  # sums over the holdings: own, and node.end

@@ -277,6 +277,7 @@ def check(**settings_of_machine: Any) -> None:
         "prefix-radix:eviction_policy=fifo",
         "prefix-radix:eviction_policy=mru,page_size=2",
         "prefix-radix:eviction_policy=filo",
+        "prefix-radix:eviction_policy=tlru,tlru_threshold=9,tlru_next_prompt_estimate=4",
         "contiguous",
         "contiguous:fit=first",
         "contiguous:reservation=pow2",

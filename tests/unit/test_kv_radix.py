@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from servesim.contracts import KVMemory, Request, State, build_params, kv_allocators
-from servesim.policies.kv._radix import RadixTree
+from servesim.policies.kv._radix import RadixTree, tail_optimized
 from tests.support.worlds import World, toy_trace
 
 
@@ -105,6 +105,34 @@ def test_eviction_policies(policy: str, order: list[str]) -> None:
     for word in ("D", "A"):
         tree.match(Word(word), 1)
     assert gone(tree, 4) == order
+
+
+def test_tail_optimized_lru_first_takes_what_the_next_prompt_may_compute_anew() -> None:
+    """The next prompt of each conversation adds 2 tokens and may compute 5: of one of 9 tokens 6 must stay, of one of 3
+    none. What is spare goes by time of use, XYZ and then GHI although that was used last; then the rest does."""
+    tree = RadixTree(eviction_policy=tail_optimized(threshold=5, next_prompt_estimate=2))
+    enter(tree, "PQRST")  # 2 must stay: one piece from its start, kept
+    enter(tree, "XYZ")
+    enter(tree, "ABC", "ABCDEF", "ABCDEFGHI")
+    assert gone(tree, 1) == ["XYZ"]
+    assert gone(tree, 1) == ["GHI"]
+    assert gone(tree, 1) == ["PQRST"], "of the long one no more is spare, although DEF is its tail now"
+    assert gone(tree, 9) == ["DEF", "ABC"]
+
+
+def test_tail_optimized_lru_without_a_budget_is_lru() -> None:
+    tree = RadixTree(eviction_policy="tlru")
+    enter(tree, "AB", "XY", "ABCD")
+    assert gone(tree, 9) == ["XY", "CD", "AB"]
+
+
+def test_what_is_split_off_may_be_spare() -> None:
+    tree = RadixTree(eviction_policy=tail_optimized(threshold=3, next_prompt_estimate=1))
+    enter(tree, "ABCDEF", "XY")  # 4 of ABCDEF must stay, none of XY
+    tree.match(Word("ABCD"), 4)
+    assert gone(tree, 2) == ["XY"]
+    assert gone(tree, 1) == ["EF"]
+    assert gone(tree, 1) == ["ABCD"]
 
 
 def test_leaves_go_whole_and_their_parent_in_the_same_sweep() -> None:
