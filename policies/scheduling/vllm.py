@@ -216,13 +216,10 @@ class Vllm(Scheduler):
             return 1 << 30
         # In flight already, the token before the cap ends a request's plans one step before its outputs.
         max_len = self.limits.max_model_len
-        return (
-            min(
-                min(r.prompt_len + r.max_tokens - r.num_tokens - 2, max_len - r.num_computed_tokens - 1)
-                for r in plan.tokens
-            )
-            // most
-        )
+        return min(
+            min(r.prompt_len + r.max_tokens - r.num_tokens - 2, max_len - r.num_computed_tokens - 1)
+            for r in plan.tokens
+        ) // most
 
     # Queues.
 
