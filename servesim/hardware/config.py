@@ -17,6 +17,9 @@ _UNSUPPORTED = {
     "text_config": "a multi-modal model (give the config.json of its text model)",
     "index_topk": "sparse attention",
     "attention_chunk_size": "chunked attention",
+    "altup_num_inputs": "a model of alternating updates (Gemma 3n)",
+    "hidden_size_per_layer_input": "a model with embeddings in every layer (Gemma 3n, Gemma 4)",
+    "global_head_dim": "a model whose full-attention layers have heads of their own (Gemma 4)",
 }
 _LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
 _TORCH_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -40,7 +43,7 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
         "hidden_size": hidden,
         "num_heads": heads,
         "num_kv_heads": kv_heads,
-        "head_dim": config.get("head_dim") or hidden // heads,
+        "head_dim": config.get("head_dim") or config.get("attention_head_dim") or hidden // heads,
         "intermediate_size": _count(config, "ffn_dim" if is_opt else "intermediate_size", where),
         "vocab_size": _count(config, "vocab_size", where),
         "max_position": positions,
@@ -49,7 +52,7 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
         "qkv_bias": bias or kind in ("qwen2", "qwen2_moe"),
         "output_bias": bias,
         "mlp_bias": bias if is_opt else bool(config.get("mlp_bias", False)),
-        "qk_norm": kind in ("qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"),
+        "qk_norm": kind in ("qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2") or bool(config.get("use_qk_norm")),
         "norms_per_layer": 4 if kind.startswith(("gemma2", "gemma3")) else 2,
         "attention_sinks": kind == "gpt_oss",
         "layer_norm_bias": is_opt,
@@ -67,11 +70,12 @@ def _experts(config: dict[str, Any], kind: str, where: str) -> Experts | None:
     if not count:
         return None
     size = config.get("moe_intermediate_size") or _count(config, "intermediate_size", where)
-    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * size
+    shared_experts = config.get("n_shared_experts") or config.get("num_shared_expert") or 0
+    shared = config.get("shared_expert_intermediate_size") or shared_experts * size
     method = (config.get("quantization_config") or {}).get("quant_method")
     return Experts(
         count=count,
-        per_token=_count(config, "num_experts_per_tok", where),
+        per_token=_count(config, "moe_topk" if "moe_topk" in config else "num_experts_per_tok", where),
         size=size,
         shared_size=shared,
         bias=kind == "gpt_oss",

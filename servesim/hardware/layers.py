@@ -17,9 +17,17 @@ DTYPE_BYTES = {
     "int8_wo": 1.0,
     "int4": 0.5,
     "mxfp4": 0.53125,
+    "nf4": 0.515875,
+    "int3": 0.375,
+    "ternary": 0.1975,
 }
-"""Bytes of one weight or KV element. mxfp4 is 4 bits and an 8-bit scale for every 32 weights; scales of the
-other formats (under 1 %, int4 in groups of 128 about 3 %) are not counted."""
+"""Bytes of one weight or KV element. mxfp4 is 4 bits and an 8-bit scale for every 32 weights, nf4 has 0.127 bits of
+scales (QLoRA, arXiv 2305.14314), ternary the 1.58 bits of BitNet b1.58 (arXiv 2402.17764; packed they take 2); scales
+of the other formats (under 1 %, int4 in groups of 128 about 3 %) are not counted. Not all of them are priced."""
+
+GGUF_BYTES = {"q8_0": 8.5008 / 8, "q6_k": 6.5633 / 8, "q5_k_m": 5.7036 / 8, "q4_k_m": 4.8944 / 8, "q2_k": 3.1593 / 8}
+"""Bytes of one weight, embeddings, LM head and scales included, in files of llama.cpp (its tools/quantize/README.md,
+measured on Llama-3.1-8B; other models differ by some percent)."""
 
 
 class Layer(NamedTuple):
@@ -94,9 +102,16 @@ class Latent:
 
 def dtype_bytes(dtype: str) -> float:
     """Bytes of one element of `dtype`."""
-    if dtype not in DTYPE_BYTES:
-        raise UserError(f"unknown dtype {dtype!r}{suggest(dtype, DTYPE_BYTES)}")
-    return DTYPE_BYTES[dtype]
+    known = DTYPE_BYTES | GGUF_BYTES
+    if dtype not in known:
+        raise UserError(f"unknown dtype {dtype!r}{suggest(dtype, known)}")
+    return known[dtype]
+
+
+def wide_bytes(dtype: str) -> float:
+    """Bytes of one weight of embeddings, LM head, routers and final norm where linear layers are in `dtype`: never
+    below 2 (vLLM leaves them unquantised), but in GGUF files, whose figure is a mean over everything."""
+    return GGUF_BYTES.get(dtype) or max(2.0, dtype_bytes(dtype))
 
 
 def pipeline_layers(num_layers: int, stages: int) -> list[range]:

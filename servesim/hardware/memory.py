@@ -16,7 +16,7 @@ from servesim.errors import UserError
 from servesim.hardware.draft import DraftModel
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.kv import block_bytes, kv_groups, page_bytes
-from servesim.hardware.layers import dtype_bytes, pipeline_layers
+from servesim.hardware.layers import dtype_bytes, pipeline_layers, wide_bytes
 from servesim.hardware.model import ModelSpec, check_tp
 
 GIB = 2**30
@@ -100,10 +100,9 @@ def stage_weight_bytes(model: ModelSpec, layers: range, dtype: str) -> int:
     first, last = layers.start == 0, layers.stop == model.num_layers
     if first and last:
         return model.weight_bytes(dtype)
-    wide = max(2.0, dtype_bytes(dtype))
     ends = first * (model.vocab_size + model.learned_positions) + last * (model.vocab_size + 1)
     body = sum(model.layer_bytes(model.layers[i], dtype) for i in layers)
-    return int(body + ends * model.hidden_size * wide)
+    return int(body + ends * model.hidden_size * wide_bytes(dtype))
 
 
 def memory_budget(

@@ -11,9 +11,17 @@ from typing import Any
 
 from servesim.errors import UserError, suggest
 from servesim.hardware.config import model_fields
-from servesim.hardware.layers import DTYPE_BYTES, Experts, Latent, Layer, dtype_bytes
+from servesim.hardware.layers import DTYPE_BYTES, Experts, Latent, Layer, dtype_bytes, wide_bytes
 
-__all__ = ["DTYPE_BYTES", "ModelSpec", "bundled_models", "check_tp", "dtype_bytes", "kv_heads_per_gpu"]
+__all__ = [
+    "DTYPE_BYTES",
+    "ModelSpec",
+    "bundled_models",
+    "check_tp",
+    "dtype_bytes",
+    "kv_heads_per_gpu",
+    "read_config",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +63,7 @@ class ModelSpec:
     @classmethod
     def load(cls, name_or_path: str) -> ModelSpec:
         """A bundled model by name, or a decoder from a `config.json` or the folder that holds one."""
-        path = Path(name_or_path)
-        if path.is_dir():
-            path = path / "config.json"
-        if path.suffix == ".json":
-            if not path.is_file():
-                raise UserError(f"model config {path} does not exist")
-            return cls.from_config(_read_json(path.read_text(), str(path)), path.parent.name or path.stem)
-        key = name_or_path.lower()
-        if key not in bundled_models():
-            raise UserError(f"unknown model {name_or_path!r}{suggest(key, bundled_models())}")
-        text = resources.files("servesim.hardware").joinpath(f"models/{key}.json").read_text()
-        return cls.from_config(_read_json(text, key), key)
+        return cls.from_config(*read_config(name_or_path))
 
     @classmethod
     def from_config(cls, config: dict[str, Any], name: str) -> ModelSpec:
@@ -101,7 +98,7 @@ class ModelSpec:
 
     @property
     def attention_params(self) -> int:
-        """Weights of attention and of the norms of one layer."""
+        """Weights of attention and of the norms of one layer that keeps KV."""
         h, q, kv = self.hidden_size, self.q_size, self.kv_size
         norms = self.norms_per_layer * h * (2 if self.layer_norm_bias else 1)
         if self.latent is not None:
@@ -122,7 +119,7 @@ class ModelSpec:
         routed to."""
         total = 0.0
         for layer in self.layers:
-            rest, router, experts = _layer_params(self, layer.experts)
+            rest, router, experts = _layer_params(self, layer)
             routed = experts * self.experts.per_token // self.experts.count if self.experts else 0
             total += rest + router + routed
         return int(total) // self.num_layers
@@ -131,7 +128,7 @@ class ModelSpec:
     def num_params(self) -> int:
         """All weights, a tied embedding counted once."""
         final_norm = self.hidden_size * (2 if self.layer_norm_bias else 1)
-        layers = sum(sum(_layer_params(self, layer.experts)) for layer in self.layers)
+        layers = sum(sum(_layer_params(self, layer)) for layer in self.layers)
         return layers + self.embedding_params + final_norm
 
     @property
@@ -141,37 +138,48 @@ class ModelSpec:
 
     def layer_bytes(self, layer: Layer, dtype: str) -> float:
         """Bytes of the weights of one layer with linear layers in `dtype`; the router never below 2 bytes."""
-        linear, router, experts = _layer_params(self, layer.experts)
-        wide = max(2.0, dtype_bytes(dtype))
-        return linear * dtype_bytes(dtype) + router * wide + experts * dtype_bytes(self.experts_dtype or dtype)
+        linear, router, experts = _layer_params(self, layer)
+        experts_bytes = experts * dtype_bytes(self.experts_dtype or dtype)
+        return linear * dtype_bytes(dtype) + router * wide_bytes(dtype) + experts_bytes
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of the weights: linear layers in `dtype`, embeddings, LM head and final norm never below 2 bytes
-        (vLLM leaves them unquantised)."""
-        wide = max(2.0, dtype_bytes(dtype))
+        """Bytes of the weights: linear layers in `dtype`, embeddings, LM head and final norm as `wide_bytes` says."""
         final_norm = self.hidden_size * (2 if self.layer_norm_bias else 1)
         layers = sum(self.layer_bytes(layer, dtype) for layer in self.layers)
-        return int(layers + (self.embedding_params + final_norm) * wide)
+        return int(layers + (self.embedding_params + final_norm) * wide_bytes(dtype))
+
+    def kv_elements(self, tp: int = 1) -> int:
+        """Numbers one token keeps on one of `tp` GPUs in one layer that keeps any: key and value of at least one KV
+        head. Latent attention keeps one vector that serves as both, a copy of it on every GPU."""
+        if self.latent is not None:
+            return self.latent.width
+        return 2 * kv_heads_per_gpu(self, tp) * self.head_dim
 
     def kv_bytes_per_token_per_layer(self, dtype: str = "bf16", tp: int = 1) -> int:
-        """Bytes one token keeps on one of `tp` GPUs in one layer that keeps any (at least one KV head). Latent
-        attention keeps one vector, a copy of it on every GPU."""
-        if self.latent is not None:
-            return int(self.latent.width * dtype_bytes(dtype))
-        return int(2 * kv_heads_per_gpu(self, tp) * self.head_dim * dtype_bytes(dtype))
+        """Bytes of those numbers."""
+        return int(self.kv_elements(tp) * dtype_bytes(dtype))
 
     def kv_bytes_per_token(self, dtype: str = "bf16", tp: int = 1) -> int:
         """Bytes of keys and values one token keeps on one of `tp` GPUs, all layers, windows not considered."""
         return sum(layer.owns_kv for layer in self.layers) * self.kv_bytes_per_token_per_layer(dtype, tp)
 
+    def kv_bytes(self, tokens: int, dtype: str = "bf16", tp: int = 1) -> int:
+        """Bytes of keys and values a sequence of `tokens` tokens needs on one of `tp` GPUs: layers with a window keep
+        their window alone, layers that attend another one's KV nothing."""
+        kept = sum(min(layer.window or tokens, tokens) for layer in self.layers if layer.owns_kv)
+        return kept * self.kv_bytes_per_token_per_layer(dtype, tp)
+
 
 @cache
-def _layer_params(model: ModelSpec, experts: bool) -> tuple[int, int, int]:
+def _layer_params(model: ModelSpec, layer: Layer) -> tuple[int, int, int]:
     """Weights of one layer: (attention, norms and MLP or shared expert; router; experts)."""
-    if not experts or model.experts is None:
-        return model.attention_params + model.mlp_params, 0, 0
+    attention = model.attention_params
+    if not layer.owns_kv and model.latent is None:  # no projections of keys and values
+        attention -= 2 * model.kv_size * (model.hidden_size + model.qkv_bias) + model.qk_norm * model.head_dim
+    if not layer.experts or model.experts is None:
+        return attention + model.mlp_params, 0, 0
     moe, h = model.experts, model.hidden_size
-    return model.attention_params + 3 * h * moe.shared_size, moe.router_params(h), moe.params(h)
+    return attention + 3 * h * moe.shared_size, moe.router_params(h), moe.params(h)
 
 
 def kv_heads_per_gpu(model: ModelSpec, tp: int) -> int:
@@ -192,6 +200,22 @@ def check_tp(model: ModelSpec, tp: int) -> None:
             f"tp = {tp} does not divide the {model.num_heads} attention and {model.num_kv_heads} KV heads "
             f"of {model.name} (choose from: {fits})"
         )
+
+
+def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
+    """What the `config.json` of a bundled model, of a file or of a folder says, and the model's name."""
+    path = Path(name_or_path)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise UserError(f"model config {path} does not exist")
+        return _read_json(path.read_text(), str(path)), path.parent.name or path.stem
+    key = name_or_path.lower()
+    if key not in bundled_models():
+        raise UserError(f"unknown model {name_or_path!r}{suggest(key, bundled_models())}")
+    text = resources.files("servesim.hardware").joinpath(f"models/{key}.json").read_text()
+    return _read_json(text, key), key
 
 
 def bundled_models() -> list[str]:

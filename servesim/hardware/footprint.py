@@ -1,0 +1,198 @@
+"""What a model takes: KV cache by layer and token, weights by format, and the GPUs it fits on.
+
+GB are 10^9 bytes. Memory alone: whether a GPU has arithmetic for a format is another question.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.hardware.gpu import Gpu
+from servesim.hardware.kv import kv_groups
+from servesim.hardware.layers import dtype_bytes
+from servesim.hardware.memory import GIB, MemoryBudget, memory_budget, vllm_defaults
+from servesim.hardware.model import ModelSpec, check_tp, read_config
+
+TP_DEGREES = (1, 2, 4, 8)
+FORMATS = ("fp32", "bf16", "fp8", "int8", "int4", "q4_k_m", "int3", "ternary")
+FORMATS_TRIED = ("bf16", "fp8", "int4")
+"""Those a GPU is looked at with unless told otherwise."""
+KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is to be held in KV memory, and how."""
+
+    context: int = 4096
+    """Tokens of a sequence, prompt and output."""
+    sequences: int = 1
+    kv_dtype: str = "bf16"
+    block_size: int = 16
+    memory_utilization: float = 0.92
+
+    def check(self) -> None:
+        """UserError where a figure cannot be."""
+        for name in ("context", "sequences", "block_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 < self.memory_utilization <= 1:
+            raise UserError(f"memory_utilization must be above 0 and at most 1, not {self.memory_utilization:g}")
+        if self.kv_dtype not in KV_FORMATS:
+            raise UserError(f"unknown kv_dtype {self.kv_dtype!r} (choose from: {', '.join(KV_FORMATS)})")
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A model on `tp` GPUs of a kind, with the memory budget vLLM draws up at start-up."""
+
+    gpu: str
+    weights: str
+    tp: int
+    weight_bytes: int
+    """On each GPU."""
+    num_blocks: int = 0
+    """Blocks that can be handed out (without vLLM's null block)."""
+    kv_tokens: int = 0
+    """Tokens those hold where nothing is shared."""
+    sequences: int = 0
+    """Sequences of the load's context that fit at a time."""
+    reason: str = ""
+    """Why no block fits."""
+
+
+def changed(name_or_path: str, settings: dict[str, Any]) -> ModelSpec:
+    """A model with some keys of its `config.json` set anew; UserError for a key that is not there and changes
+    nothing."""
+    config, name = read_config(name_or_path)
+    model = ModelSpec.from_config({**config, **settings}, name)
+    for key in settings:
+        others = {k: value for k, value in settings.items() if k != key}
+        if key not in config and _builds({**config, **others}, model):
+            raise UserError(f"{key} is no key of the config.json of {name}, and setting it changes nothing")
+    said = ", ".join(f"{key}={value}" for key, value in settings.items())
+    return replace(model, name=f"{name} ({said})") if settings else model
+
+
+def _builds(config: dict[str, Any], model: ModelSpec) -> bool:
+    """Whether a config describes that very model."""
+    try:
+        return ModelSpec.from_config(config, model.name) == model
+    except UserError:
+        return False
+
+
+def attention_kind(model: ModelSpec) -> str:
+    """The field's name for how its heads share keys and values."""
+    if model.latent is not None:
+        return f"MLA, a latent of {model.latent.kv_rank} + {model.latent.rope_dim} numbers"
+    if model.num_kv_heads == model.num_heads:
+        return "MHA"
+    return "MQA" if model.num_kv_heads == 1 else f"GQA with {model.num_kv_heads} KV heads"
+
+
+def fit(model: ModelSpec, gpu: Gpu, tp: int, weights: str, load: Load) -> Fit:
+    """How much KV cache is left beside the weights; UserError for a `tp` that does not divide the heads."""
+    check_tp(model, tp)
+    limits, groups = vllm_defaults(gpu), kv_groups(model.layers)
+
+    def budget(ignore: bool) -> MemoryBudget:
+        return memory_budget(
+            model,
+            gpu,
+            tp,
+            dtype=weights,
+            kv_dtype=load.kv_dtype,
+            block_size=load.block_size,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            gpu_memory_utilization=load.memory_utilization,
+            ignore_memory=ignore,
+            hybrid=True,
+        )
+
+    try:
+        found = budget(False)
+    except UserError:
+        short = budget(True)
+        needed = short.weights + short.activations + short.non_torch + short.cuda_graphs
+        reason = f"needs {needed / GIB:.1f} GiB and KV blocks, {short.usable / GIB:.1f} GiB are usable"
+        return Fit(gpu.name, weights, tp, short.weights, reason=reason)
+    blocks = found.num_blocks - 1
+    each = sum(group.blocks(load.context, load.block_size) for group in groups)
+    kv_tokens = blocks // len(groups) * load.block_size
+    return Fit(gpu.name, weights, tp, found.weights, blocks, kv_tokens, blocks // each)
+
+
+def fits(
+    model: ModelSpec, gpus: Sequence[Gpu], formats: Sequence[str], load: Load, degrees: Sequence[int] = ()
+) -> list[Fit]:
+    """On each GPU and in each format: at the smallest TP degree that holds the load (the largest if none does), or
+    at each of the `degrees` given."""
+    found = []
+    for gpu in gpus:
+        for weights in formats:
+            tried = [fit(model, gpu, tp, weights, load) for tp in degrees or _degrees(model)]
+            enough = [one for one in tried if one.sequences >= load.sequences]
+            found += tried if degrees else [(enough or tried[-1:])[0]]
+    return found
+
+
+def _degrees(model: ModelSpec) -> list[int]:
+    found = []
+    for tp in TP_DEGREES:
+        try:
+            check_tp(model, tp)
+        except UserError:
+            continue
+        found.append(tp)
+    return found
+
+
+def footprint(
+    model: ModelSpec,
+    gpus: Sequence[Gpu],
+    load: Load,
+    formats: Sequence[str] = (),
+    degrees: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Everything `servesim size` says of a model, ready for JSON: bytes, tokens, counts."""
+    load.check()
+    kinds = Counter((layer.window, layer.owns_kv) for layer in model.layers)
+    groups = kv_groups(model.layers)
+    kv = {
+        "dtype": load.kv_dtype,
+        "elements_per_token_per_layer": model.kv_elements(),
+        "bytes_per_token_per_layer": model.kv_bytes_per_token_per_layer(load.kv_dtype),
+        "bytes_per_token": model.kv_bytes_per_token(load.kv_dtype),
+        "layers": [{"layers": n, "window": window, "keeps": keeps} for (window, keeps), n in kinds.items()],
+        "bytes": load.sequences * model.kv_bytes(load.context, load.kv_dtype),
+        "blocks": load.sequences * sum(group.blocks(load.context, load.block_size) for group in groups),
+    }
+    weights = [
+        {
+            "format": name,
+            "bits": dtype_bytes(name) * 8,
+            "all_bytes": int(model.num_params * dtype_bytes(name)),
+            "loaded_bytes": model.weight_bytes(name),
+        }
+        for name in formats or FORMATS
+    ]
+    return {
+        "model": model.name,
+        "params": model.num_params,
+        "num_layers": model.num_layers,
+        "attention": attention_kind(model),
+        "num_heads": model.num_heads,
+        "num_kv_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "max_position": model.max_position,
+        "load": asdict(load),
+        "kv": kv,
+        "weights": weights,
+        "fits": [asdict(one) for one in fits(model, gpus, formats or FORMATS_TRIED, load, degrees)],
+    }
