@@ -20,7 +20,6 @@ from servesim.experiments.runner import Progress
 
 COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}
 
-
 class Bar:
     """Cells done on stderr, on a terminal only"""
 

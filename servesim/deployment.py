@@ -158,7 +158,9 @@ def _kv_memory(
     )
 
 
-def _deployment(scenario: Scenario, model: ModelSpec, gpu: Gpu, budget: MemoryBudget, kv: KVAllocator) -> Deployment:
+def _deployment(
+    scenario: Scenario, model: ModelSpec, gpu: Gpu, budget: MemoryBudget, kv: KVAllocator
+) -> Deployment:
     return Deployment(
         model=model,
         gpu=gpu,

@@ -59,7 +59,9 @@ class ResultWriter:
                 self._open[file] = pq.ParquetWriter(self.partial / file, table.schema, compression="zstd", **encoding)
             self._open[file].write_table(table)
 
-    def finish(self, summary: Mapping[str, Any], requests: Any, scenario_yaml: str, timing: Mapping[str, Any]) -> None:
+    def finish(
+        self, summary: Mapping[str, Any], requests: Any, scenario_yaml: str, timing: Mapping[str, Any]
+    ) -> None:
         """Write the rest (`requests` is a pyarrow table) and put the directory in its place."""
         import pyarrow.parquet as pq
 

@@ -39,4 +39,6 @@ class AcceptanceModel(ABC):
         return k
 
 
-acceptance_models: Registry[AcceptanceModel] = Registry("acceptance", AcceptanceModel, "servesim.traces.acceptance")
+acceptance_models: Registry[AcceptanceModel] = Registry(
+    "acceptance", AcceptanceModel, "servesim.traces.acceptance"
+)

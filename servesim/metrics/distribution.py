@@ -49,6 +49,8 @@ def _percentile(values: Numbers, ends: NDArray[np.int64], total: int, q: float) 
     return b - (b - a) * (1 - t) if t >= 0.5 else a + (b - a) * t
 
 
-def _named(count: int, mean: float, std: float, percentiles: list[float], low: float, high: float) -> dict[str, float]:
+def _named(
+    count: int, mean: float, std: float, percentiles: list[float], low: float, high: float
+) -> dict[str, float]:
     named = {f"p{q:g}": value for q, value in zip(PERCENTILES, percentiles, strict=True)}
     return {"count": count, "mean": mean, "std": std, "min": float(low), **named, "max": float(high)}

@@ -119,7 +119,7 @@ def test_slos_are_written_as_metric_and_milliseconds() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ttfp:5", "unknown metric 'ttfp' (did you mean \"ttft\"?)"),
+        ("ttfp:5", 'unknown metric \'ttfp\' (did you mean "ttft"?)'),
         ("ttft", "is not metric:milliseconds"),
         ("ttft:fast", "must be a number"),
         ("ttft:-1", "must be a positive number"),
