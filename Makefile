@@ -1,7 +1,7 @@
 # make run     replay an embedded workload and print the summary
 # make test    run the whole test suite
 # make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
-# make readme put the present output of make run into the README
+# make docs    put the present outputs of commands into README.md and docs/
 # make sample make reports/sample.html anew
 # All make a virtual environment in the checkout first, with the locked versions, when it is missing or outdated.
 
@@ -13,7 +13,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # Build tools are locked too: pip reads the one variable or the other, by its age.
 LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(CURDIR)/requirements.lock"
 
-.PHONY: run test test-calibrate readme sample
+.PHONY: run test test-calibrate docs sample
 
 run: $(READY)
 	$(VENV)/bin/servesim run --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
@@ -24,8 +24,8 @@ test: $(READY)
 test-calibrate: $(CALIBRATE)/.ready
 	$(CALIBRATE)/bin/python -m pytest tests/torch
 
-readme: $(READY)
-	$(VENV)/bin/python tests/unit/test_cli_readme.py
+docs: $(READY)
+	$(VENV)/bin/python -m tests.support.documents
 
 sample: $(READY)
 	$(VENV)/bin/servesim run reports/sample.yaml --out $(VENV)/sample

@@ -19,7 +19,7 @@ SHARED = TESTS.parents[1] / "shared"
 # The same examples every time, whatever else the machine is doing; `pytest --hypothesis-profile=default` looks further.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
-SUITES = ("unit", "property", "torch", "conformance", "validation", "golden")
+SUITES = ("docs", "unit", "property", "torch", "conformance", "validation", "golden")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 import servesim
 from tests.property.test_cross import crowd
+from tests.support.documents import blocks
 from tests.support.worlds import World
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "writing-a-policy.md"
@@ -20,9 +20,10 @@ WORLD = World(crowd(3), num_blocks=60, max_num_seqs=12, max_num_batched_tokens=1
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("policies")
     found = {}
-    for name, code in re.findall(r"<!-- policy: (\S+) -->\n```python\n(.*?)```", PAGE.read_text(), flags=re.S):
-        found[name] = folder / name
-        found[name].write_text(code)
+    for block in blocks(PAGE.read_text()):
+        if block.argument.endswith(".py"):
+            found[block.argument] = folder / block.argument
+            found[block.argument].write_text(block.text)
     assert set(found) == {"fcfs.py", "tokens.py", "least.py", "small.py"}
     return found
 
