@@ -2,6 +2,7 @@
 # make test    run the whole test suite
 # make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
 # make docs    put the present outputs of commands into README.md and docs/
+# make bench   how fast it is: micro-benchmarks, the table of cases, benchmarks/results.json anew (CASES="azure quick": these alone)
 # make sample make reports/sample.html anew
 # All make a virtual environment in the checkout first, with the locked versions, when it is missing or outdated.
 
@@ -13,7 +14,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # Build tools are locked too: pip reads the one variable or the other, by its age.
 LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(CURDIR)/requirements.lock"
 
-.PHONY: run test test-calibrate docs sample
+.PHONY: run test test-calibrate docs sample bench
 
 run: $(READY)
 	$(VENV)/bin/servesim run --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
@@ -30,6 +31,10 @@ docs: $(READY)
 sample: $(READY)
 	$(VENV)/bin/servesim run reports/sample.yaml --out $(VENV)/sample
 	cp $(VENV)/sample/report.html reports/sample.html
+
+bench: $(READY)
+	$(VENV)/bin/python -m pytest benchmarks -m benchmark
+	$(VENV)/bin/python -m benchmarks.table $(or $(CASES),table requests batch tree quick) --json benchmarks/results.json
 
 $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: servesim needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 2; }

@@ -1,0 +1,110 @@
+"""What is measured: the cases of the table, the series that must grow linearly, and the quick ones for CI."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SHARED = Path(os.environ.get("SERVESIM_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+"""Where public traces lie that the project does not hold."""
+AZURE, MOONCAKE = "traces/azure/AzureLLMInferenceTrace_conv.csv", "traces/mooncake/conversation_trace.jsonl"
+AZURE_RATE = 19_366 / 3_508  # requests/s, as recorded
+
+
+@dataclass(frozen=True)
+class Case:
+    """One scenario to time."""
+
+    about: str
+    settings: dict[str, Any]
+    """Keywords of servesim.simulate beyond those of BASE."""
+    target: float | None = None
+    """At least so many of `unit` per CPU second of the loop (a `process` case: at most so many CPU seconds in all)."""
+    unit: str = "requests"
+    file: str | None = None
+    """Trace file below SHARED."""
+    repeats: int = 3
+    process: bool = False
+    """Time the whole process of the command line, not the loop."""
+    group: str = field(default="table", kw_only=True)
+
+
+BASE: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h200"}
+PAGED: dict[str, Any] = {"kv": "paged"}
+EAGLE: dict[str, Any] = {"kv": "paged", "speculation": "eagle:k=3", "acceptance": "positions:marginal=0.73/0.52/0.36"}
+SYNTH = "synth:arrivals=poisson,rate=20,prompt=512,output=128"
+EIGHT: dict[str, Any] = {"kv": "prefix-hash", "replicas": 8, "router": "round-robin", "requests": 10_000}
+
+
+def _table() -> dict[str, Case]:
+    quarter = {**PAGED, "rate": AZURE_RATE / 4}
+    return {
+        "azure": Case("Azure conv, 19,366 requests, paged", PAGED, 20_000, file=AZURE),
+        "azure-quarter": Case("the same at a quarter of the rate", quarter, 1_000_000, "steps", AZURE),
+        "synth-10k": Case("10,000 x 512/128, Poisson 20/s, paged", _synth(10_000), 25_000),
+        "mooncake-8": Case("Mooncake conversation, prefix-hash, 8 replicas", EIGHT, 4_000, file=MOONCAKE),
+        "azure-eagle": Case("Azure conv with EAGLE k=3, paged", EAGLE, 5_000, file=AZURE),
+        "start-up": Case("servesim run on 10 requests, whole process", _synth(10), 1.5, "s", process=True),
+    }
+
+
+def _synth(requests: int) -> dict[str, Any]:
+    return {**PAGED, "trace": SYNTH, "requests": requests}
+
+
+def _series() -> dict[str, Case]:
+    """Costs that must not grow: per request with their number, per step with the batch, per request with the tree."""
+    sizes = {"10k": 10_000, "100k": 100_000, "1m": 1_000_000}
+    cases = {
+        f"linear-{name}": Case(f"{n:,} x 512/128", _synth(n), repeats=3 if n < 1e6 else 1, group="requests")
+        for name, n in sizes.items()
+    }
+    for batch in (16, 64, 256, 1024):
+        cases[f"batch-{batch}"] = Case(
+            f"decode, at most {batch} at once, a finish every 64 steps", _decode(batch), unit="steps", group="batch"
+        )
+    for name, blocks in (("10k", 10_000), ("100k", 100_000), ("1m", 1_000_000)):
+        cases[f"tree-{name}"] = Case(f"prefix tree of {blocks:,} blocks, full", _tree(blocks), group="tree")
+    return cases
+
+
+def _decode(batch: int) -> dict[str, Any]:
+    """A closed loop in which one request leaves and one enters every 64 steps, whatever the batch."""
+    length = 64 * batch
+    return {
+        **PAGED,
+        "trace": f"synth:rate=1000000,prompt=16,output=uniform({length // 2},{length * 3 // 2})",
+        "requests": 4096,
+        "clients": {"max_concurrency": batch},
+        "scheduler": f"vllm:max_num_seqs={batch}",
+        "engine": {"ignore_memory": True},
+    }
+
+
+def _tree(blocks: int) -> dict[str, Any]:
+    """20,000 prompts of 128 blocks, half of them one of 40 common beginnings: the rest fills a million blocks."""
+    return {
+        "kv": "prefix-hash",
+        "trace": "synth:rate=5,prompt=2048,output=16,prefix=shared(groups=40,length=1024)",
+        "requests": 20_000,
+        "engine": {"num_gpu_blocks": blocks, "ignore_memory": True},
+    }
+
+
+def _quick() -> dict[str, Case]:
+    """A second or less each, from what the project holds."""
+    conv: dict[str, Any] = {"trace": "preset:azure-conv-2023"}
+    sparse = {**conv, **PAGED, "requests": 1_000, "rate": 1.4}
+    mooncake = {**EIGHT, "trace": "preset:mooncake-conversation", "requests": 1_000}
+    return {
+        "quick-conv": Case("preset azure-conv-2023, paged", {**conv, **PAGED, "requests": 4_000}, group="quick"),
+        "quick-sparse": Case("the same at 1.4 requests/s", sparse, unit="steps", group="quick"),
+        "quick-synth": Case("4,000 x 512/128, Poisson 20/s", _synth(4_000), group="quick"),
+        "quick-mooncake": Case("preset mooncake-conversation, 8 replicas", mooncake, group="quick"),
+        "quick-eagle": Case("preset azure-conv-2023, EAGLE k=3", {**conv, **EAGLE, "requests": 500}, group="quick"),
+    }
+
+
+CASES: dict[str, Case] = {**_table(), **_series(), **_quick()}
