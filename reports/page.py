@@ -14,7 +14,12 @@ from servesim.errors import UserError
 if TYPE_CHECKING:
     from servesim.result import Result
 
-EXPERIMENTS = {"comparison.json": "compare_page", "sweep.json": "sweep_page", "capacity.json": "capacity_page"}
+EXPERIMENTS = {
+    "comparison.json": "compare_page",
+    "sweep.json": "sweep_page",
+    "capacity.json": "capacity_page",
+    "reproduced.json": "claims_page",
+}
 """Documents of experiments, and the modules whose `page` shows them."""
 HERE = Path(__file__).resolve().parent
 
@@ -55,7 +60,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a section: kind "drawing", "table", "pairs" (of name and value) or "list" (of sentences)."""
+    """A part of a section: kind "drawing", "table", "pairs" (of name and value), "list" (of sentences) or "text" (of a
+    file, folded away under the title)."""
 
     kind: str
     title: str
@@ -73,6 +79,8 @@ class Section:
 
     title: str
     blocks: list[Block]
+    name: str = ""
+    """What links on the page call it."""
 
 
 @dataclass

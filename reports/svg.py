@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -66,6 +67,10 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 10.5,
 }
+
+HERE = Path(__file__).resolve().parent
+FILE = 'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif"'
+"""What an SVG file needs and an SVG element on the page does not."""
 
 Painter = Callable[[Any, bool], None]
 """Draws into a matplotlib Figure; the flag: for a narrow page."""
@@ -138,6 +143,28 @@ def _inline(text: str, name: str, title: str, alt: str, width: int, height: int)
         f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(alt)}</desc>'
     )
     return head + body
+
+
+def standalone(drawing: Drawing) -> str:
+    """A drawing as a file of its own, title and legend above it, in the colours of the light page; of two versions the
+    wide one."""
+    sheet = (HERE / "style.css").read_text(encoding="utf-8")
+    light = dict(re.findall(r"--(\w+): (#\w+)", sheet[: sheet.index("}")]))
+    text = str(drawing.svg)
+    text = text[text.index("<svg") : text.index("</svg>")]
+    width, height = (int(size) for size in re.findall(r'viewBox="0 0 (\d+) (\d+)"', text)[0])
+    head = 40 + 18 * len(drawing.legend)
+    text = text.replace(f'viewBox="0 0 {width} {height}"', f'viewBox="0 {-head} {width} {height + head}"')
+    lines = [f'<rect y="{-head}" width="{width}" height="{height + head}" fill="var(--surface)"/>']
+    lines.append(f'<text x="12" y="{26 - head}" font-size="15" font-weight="600">{escape(drawing.title)}</text>')
+    for i, (colour, words) in enumerate(drawing.legend):
+        y = 48 - head + 18 * i
+        lines.append(f'<rect x="12" y="{y - 10}" width="10" height="10" rx="3" fill="var(--{colour})"/>')
+        lines.append(f'<text x="28" y="{y}" font-size="13" fill="var(--muted)">{escape(words)}</text>')
+    end = text.index("</desc>") + len("</desc>")
+    text = "\n".join((text[:end], *lines, text[end:])) + "</svg>\n"
+    text = re.sub(r"var\(--(\w+)\)", lambda found: light[found[1]], text)
+    return text.replace("<svg", f"<svg {FILE}", 1)
 
 
 def _shorter(tag: str) -> str:

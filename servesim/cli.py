@@ -15,6 +15,7 @@ from servesim.cli_calibrate import calibrate_app
 from servesim.cli_experiments import register as register_experiments
 from servesim.cli_policies import policies
 from servesim.cli_report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
+from servesim.cli_reproduce import EXAMPLES as REPRODUCE_EXAMPLES
 from servesim.cli_reproduce import reproduce
 from servesim.cli_size import SIZE_EXAMPLES, size
 from servesim.cli_trace import trace_app
@@ -54,7 +55,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(calibrate_app, name="calibrate")
 app.command(epilog=VALIDATE_EXAMPLES)(validate)
 app.command()(policies)
-app.command()(reproduce)
+app.command(epilog=REPRODUCE_EXAMPLES)(reproduce)
 app.command(epilog=SIZE_EXAMPLES)(size)
 register_experiments(app)
 app.command(epilog=REPORT_EXAMPLES)(report)

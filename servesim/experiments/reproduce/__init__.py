@@ -1,6 +1,10 @@
-"""Published results, run again: what a paper measured, what the simulator makes of the same setting, and a verdict.
+"""Claims of papers and lectures, run again: what was said, what the simulator makes of the same setting, a verdict.
 
-An experiment is a function that returns an Outcome, entered with `@experiment(...)` in a module of this package.
+An experiment is a function from its assumptions (`scenarios/NAME.yaml`) to an Outcome, entered with `@experiment(...)`
+in a module of this package:
+
+    @experiment("kv-cache", group="memory", claim="...", source="...")
+    def kv_cache(given: Given) -> Outcome: ...
 """
 
 from __future__ import annotations
@@ -8,70 +12,89 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
+from servesim.experiments.reproduce.assumptions import Given, load
+from servesim.experiments.reproduce.figures import Bars, Curve, Figure, Lines, Spans
+from servesim.experiments.reproduce.figures import to_dict as figure_to_dict
+from servesim.experiments.reproduce.outcome import GROUPS, VERDICTS, Outcome, Row, amount
 
-
-@dataclass(frozen=True)
-class Row:
-    """One published figure beside the simulated one."""
-
-    what: str
-    published: str
-    simulated: str
-    verdict: str
-    """"matches", "differs", "calibrated" (a term was set by it) or "shown" (nothing to hold it against)."""
-    note: str = ""
-    """Where it differs: the cause."""
-
-
-@dataclass
-class Outcome:
-    """What an experiment found."""
-
-    rows: list[Row] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    """Assumptions, and constants set by the experiment."""
-    figures: dict[str, Callable[[Path], None]] = field(default_factory=dict)
-    """File name -> function that draws it there."""
-
-    def near(self, what: str, published: float, simulated: float, within: float) -> None:
-        """A row that matches if the figures are within a relative distance."""
-        verdict = "matches" if abs(simulated / published - 1) <= within else "differs"
-        self.rows.append(Row(what, f"{published:g}", f"{simulated:.4g}", verdict))
+__all__ = [
+    "GROUPS",
+    "VERDICTS",
+    "Bars",
+    "Curve",
+    "Experiment",
+    "Figure",
+    "Given",
+    "Lines",
+    "Outcome",
+    "Row",
+    "Spans",
+    "amount",
+    "experiment",
+    "experiments",
+    "find",
+]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A published claim that can be run again."""
+    """A claim, or several of one source, that can be run again."""
 
     name: str
+    group: str
+    """One of GROUPS."""
     claim: str
     source: str
-    run: Callable[[], Outcome]
+    run: Callable[[Given], Outcome]
+
+    def given(self, folder: Path | None = None, **changes: Any) -> Given:
+        """Its assumptions, those in `folder` before the shipped ones, some changed."""
+        return {**load(self.name, folder)[0], **changes}
+
+    def document(self, folder: Path | None = None) -> dict[str, Any]:
+        """The experiment run: claim, source, scenario, rows, notes and figures, for JSON."""
+        given, text = load(self.name, folder)
+        outcome = self.run(given)
+        return {
+            "name": self.name,
+            "group": self.group,
+            "claim": self.claim,
+            "source": self.source,
+            "scenario": text,
+            "rows": [{**asdict(row), "group": row.group or self.group} for row in outcome.rows],
+            "notes": outcome.notes,
+            "figures": [figure_to_dict(figure) for figure in outcome.figures],
+        }
 
 
-EXPERIMENTS: dict[str, Experiment] = {}
+_EXPERIMENTS: dict[str, Experiment] = {}
 
 
-def experiment(name: str, *, claim: str, source: str) -> Callable[[Callable[[], Outcome]], Callable[[], Outcome]]:
+def experiment(
+    name: str, *, group: str, claim: str, source: str
+) -> Callable[[Callable[[Given], Outcome]], Callable[[Given], Outcome]]:
     """Enter a function as an experiment."""
+    if group not in GROUPS:
+        raise ValueError(f"experiment {name}: group {group!r} is none of {', '.join(GROUPS)}")
 
-    def enter(run: Callable[[], Outcome]) -> Callable[[], Outcome]:
-        EXPERIMENTS[name] = Experiment(name, claim, source, run)
+    def enter(run: Callable[[Given], Outcome]) -> Callable[[Given], Outcome]:
+        _EXPERIMENTS[name] = Experiment(name, group, claim, source, run)
         return run
 
     return enter
 
 
 def experiments() -> dict[str, Experiment]:
-    """All experiments by name."""
+    """All experiments by name, in the order of their groups."""
     for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
         importlib.import_module(f"{__name__}.{module}")
-    return dict(sorted(EXPERIMENTS.items()))
+    order = list(GROUPS)
+    return dict(sorted(_EXPERIMENTS.items(), key=lambda item: (order.index(item[1].group), item[0])))
 
 
 def find(name: str) -> list[Experiment]:
@@ -82,9 +105,3 @@ def find(name: str) -> list[Experiment]:
     if name not in known:
         raise UserError(f"unknown experiment {name!r}{suggest(name, [*known, 'all'])}")
     return [known[name]]
-
-
-def to_dict(found: Experiment, outcome: Outcome) -> dict[str, Any]:
-    """For JSON."""
-    rows = [vars(row) for row in outcome.rows]
-    return {"name": found.name, "claim": found.claim, "source": found.source, "rows": rows, "notes": outcome.notes}

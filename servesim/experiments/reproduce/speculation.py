@@ -2,133 +2,112 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from servesim.contracts import Batch, build_params, speculators
 from servesim.cost import build_cost_model
-from servesim.experiments.reproduce import Outcome, Row, experiment
+from servesim.experiments.reproduce import Curve, Given, Lines, Outcome, Row, experiment
 from servesim.hardware import Gpu, ModelSpec
 from servesim.simulation import simulate
-
-RATES = (1.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0)
-SHAREGPT = "synth:prompt=220,output=190"
-"""Mean lengths of ShareGPT prompts and answers in vLLM's benchmark."""
-SUMMARIES = "synth:prompt=900,output=100"
-"""CNN/DailyMail: an article in, some sentences out."""
-ALPHA = 0.58
-"""Acceptance of the 0.5B drafter, set so that the speed-up at 1 request/s is the published one."""
-LOOKUP_US = 650.0
-"""Time of one n-gram lookup in the engine of 2024, a loop over sequences, set so that the slowdown is the published
-one."""
-DRAFT = f"draft-model:model=qwen3-0.6b,k=4,scorer=batch-expansion|independent:alpha={ALPHA}"
-LOOKUP = f"ngram:k=5,scorer=batch-expansion,host_us_per_sequence={LOOKUP_US}|copy:"
-FREE_LOOKUP = "ngram:k=5|copy:"
-ADAPTIVE = f"draft-model:model=qwen3-0.6b,k=4,adapt=goodput|independent:alpha={ALPHA}"
 
 
 @experiment(
     "speculation-crossover",
+    group="published",
     claim="Drafts speed up a lightly loaded server and slow down a busy one, unless contexts are long",
     source="vLLM blog 2024-10-17 (Llama-3-70B, 4 x H100); MagicDec (arXiv 2408.11049)",
 )
-def crossover() -> Outcome:
+def crossover(given: Given) -> Outcome:
     """End-to-end latency without drafts over that with them, by load."""
     outcome = Outcome()
+    alpha, scorer, lookup = f"independent:alpha={given['alpha']}", f"scorer={given['scorer']}", given["lookup"]
+    timed = f"{lookup},{scorer},host_us_per_sequence={given['lookup_us']}"
     methods = {
-        "0.5B drafter on ShareGPT": (SHAREGPT, DRAFT),
-        "n-gram on CNN/DM": (SUMMARIES, LOOKUP),
-        "n-gram on CNN/DM, lookups free": (SUMMARIES, FREE_LOOKUP),
-        "0.5B drafter, k by goodput": (SHAREGPT, ADAPTIVE),
+        "0.5B drafter on ShareGPT": (given["sharegpt"], f"{given['drafter']},{scorer}", alpha),
+        "n-gram on CNN/DM": (given["summaries"], timed, "copy:"),
+        "n-gram on CNN/DM, lookups free": (given["summaries"], lookup, "copy:"),
+        "0.5B drafter, k by goodput": (given["sharegpt"], f"{given['drafter']},adapt=goodput", alpha),
     }
-    found = {name: [_speed_up(trace, method, rate) for rate in RATES] for name, (trace, method) in methods.items()}
+    rates = given["rates"]
+    found = {name: [_speed_up(given["base"], *method, rate) for rate in rates] for name, method in methods.items()}
     draft, ngram, free, adaptive = found.values()
-    outcome.rows += [
-        _row("ShareGPT, 0.5B drafter, 1 request/s", 1.5, draft[0], note=f"acceptance set by it: {ALPHA}"),
-        _row(
-            "ShareGPT, 0.5B drafter, high load",
-            1 / 1.4,
-            min(draft),
-            within=0.1,
-            note="the study does not say how high; " + _passes(draft, 1 / 1.4),
-        ),
-        _row(
-            "CNN/DM, n-gram, 1 request/s",
-            2.8,
-            ngram[0],
-            within=0.1,
-            note="with the acceptance measured on code edits, 2.96 tokens a step; summaries copy more",
-        ),
-        _row(
-            "CNN/DM, n-gram, high load",
-            1 / 1.8,
-            min(ngram),
-            note=f"set by it: {LOOKUP_US:g} us a lookup, one sequence after the other; with free lookups "
-            f"{min(free):.2f}, since most of a busy server's time goes to prompts there",
-        ),
-        Row("k by goodput, worst load", "never slower", f"{min(adaptive):.2f}", _verdict(min(adaptive) > 0.97)),
-    ]
+    _rows(outcome, given, draft, ngram, min(free))
+    outcome.holds("k by goodput, worst load", "never slower", f"{min(adaptive):.2f}", min(adaptive) > 0.97)
     outcome.notes.append("verification by batch expansion, synchronous scheduling, kernel times alone")
-    outcome.figures["speculation-crossover.svg"] = lambda path: _draw(path, found)
-    _magicdec(outcome)
+    said = "; ".join(f"{name}: {', '.join(f'{v:.2f}' for v in ratios)}" for name, ratios in found.items())
+    outcome.figures.append(
+        Lines(
+            name="crossover",
+            title="Mean latency without drafts over that with them",
+            alt=f"At {', '.join(f'{rate:g}' for rate in rates)} requests/s: {said}.",
+            x_label="requests/s",
+            y_label="speed-up",
+            curves=[Curve(name, rates, ratios) for name, ratios in found.items()],
+            level=(1.0, "neither better nor worse"),
+        )
+    )
+    _magicdec(outcome, given["magicdec"])
     return outcome
 
 
-def _speed_up(trace: str, method: str, rate: float) -> float:
-    speculation, _, acceptance = method.partition("|")
-    base: dict[str, Any] = {
-        "trace": f"{trace},rate={rate}",
-        "requests": 250,
-        "model": "llama-3.1-70b",
-        "gpu": "h100",
-        "tp": 4,
-        "kv": "paged",
-        "host": "none",
-        "engine": {"max_model_len": 4096, "async_scheduling": False},
-    }
-    plain = simulate(base)
-    drafted = simulate(base, speculation=speculation, acceptance=acceptance)
-    latencies = [run.summary["latency_ms"]["e2el"]["mean"] for run in (plain, drafted)]
-    return float(latencies[0] / latencies[1])
+def _rows(outcome: Outcome, given: Given, draft: list[float], ngram: list[float], free: float) -> None:
+    light = f"acceptance set by it: {given['alpha']}"
+    outcome.rows.append(Row("ShareGPT, 0.5B drafter, 1 request/s", "1.50", f"{draft[0]:.2f}", "calibrated", light))
+    outcome.near(
+        "ShareGPT, 0.5B drafter, high load",
+        1 / 1.4,
+        min(draft),
+        within=0.1,
+        note="the study does not say how high; " + _passes(given["rates"], draft, 1 / 1.4),
+    )
+    outcome.near(
+        "CNN/DM, n-gram, 1 request/s",
+        2.8,
+        ngram[0],
+        within=0.1,
+        note="with the acceptance measured on code edits, 2.96 tokens a step; summaries copy more",
+    )
+    note = (
+        f"set by it: {given['lookup_us']:g} us a lookup, one sequence after the other; with free lookups {free:.2f}, "
+        "since most of a busy server's time goes to prompts there"
+    )
+    outcome.rows.append(Row("CNN/DM, n-gram, high load", f"{1 / 1.8:.2f}", f"{min(ngram):.2f}", "calibrated", note))
 
 
-def _magicdec(outcome: Outcome) -> None:
-    """Speed-up of decoding alone, from what steps cost; Llama-3.1-8B on eight H100."""
-    target, gpu = ModelSpec.load("llama-3.1-8b"), Gpu.load("h100")
-    method, values = speculators.resolve("sparse-kv:k=3,budget=512")
+def _speed_up(base: Given, trace: str, speculation: str, acceptance: str, rate: float) -> float:
+    settings: dict[str, Any] = {**base, "trace": f"{trace},rate={rate}"}
+    runs = (simulate(settings), simulate(settings, speculation=speculation, acceptance=acceptance))
+    plain, drafted = (run.summary["latency_ms"]["e2el"]["mean"] for run in runs)
+    return float(plain / drafted)
+
+
+def _magicdec(outcome: Outcome, given: Given) -> None:
+    """Speed-up of decoding alone, from what steps cost."""
+    target, gpu = ModelSpec.load(given["model"]), Gpu.load(given["gpu"])
+    method, values = speculators.resolve(given["speculation"])
     drafter = method(build_params("speculation", method.Params, dict(values)), target)
-    cost = build_cost_model(target, gpu, 8, speculator=drafter)
-    plain = build_cost_model(target, gpu, 8)
-    tokens = 1 + sum(0.85**i for i in (1, 2, 3))
+    cost = build_cost_model(target, gpu, given["tp"], speculator=drafter)
+    plain = build_cost_model(target, gpu, given["tp"])
+    tokens = 1 + sum(given["alpha"] ** i for i in (1, 2, 3))
     ratios = {}
     for context in (1024, 32_768):
         for batch in (32, 256):
             step = _decode(batch, context, 0)
             verify = _decode(batch, context, 3)
             ratios[context, batch] = tokens * plain.price(step).ns / cost.price(verify).ns
-    outcome.rows.append(_row("MagicDec, 32k contexts, batch 256", 2.0, ratios[32_768, 256], within=0.1))
+    outcome.near("MagicDec, 32k contexts, batch 256", 2.0, ratios[32_768, 256], within=0.1)
     outcome.rows.append(Row("MagicDec, 32k contexts, batch 32", "up to 2.00", f"{ratios[32_768, 32]:.2f}", "shown"))
     long, short = (ratios[context, 256] / ratios[context, 32] for context in (32_768, 1024))
     simulated = f"times {long:.2f}; at 1k contexts {short:.2f}"
-    outcome.rows.append(Row("from batch 32 to 256", "rises with long contexts", simulated, _verdict(long > 1 > short)))
+    outcome.holds("from batch 32 to 256", "rises with long contexts", simulated, long > 1 > short)
 
 
-def _row(what: str, published: float, simulated: float, within: float | None = None, note: str = "") -> Row:
-    """A speed-up; without `within` a constant was set by it."""
-    verdict = "calibrated" if within is None else _verdict(abs(simulated / published - 1) <= within)
-    return Row(what, f"{published:.2f}", f"{simulated:.2f}", verdict, note)
-
-
-def _passes(ratios: list[float], level: float) -> str:
+def _passes(rates: list[float], ratios: list[float], level: float) -> str:
     """Between which loads a falling ratio passes a level."""
     after = next((i for i, ratio in enumerate(ratios) if ratio < level), None)
     if not after:
         return f"it does not pass {level:.2f} here"
-    return f"it passes {level:.2f} between {RATES[after - 1]:g} and {RATES[after]:g} requests/s"
-
-
-def _verdict(holds: bool) -> str:
-    return "matches" if holds else "differs"
+    return f"it passes {level:.2f} between {rates[after - 1]:g} and {rates[after]:g} requests/s"
 
 
 def _decode(batch: int, context: int, drafts: int) -> Batch:
@@ -144,23 +123,3 @@ def _decode(batch: int, context: int, drafts: int) -> Batch:
         draft_k=drafts,
         sampled_context=total,
     )
-
-
-def _draw(path: Path, found: dict[str, list[float]]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with plt.rc_context({"svg.hashsalt": "servesim"}):
-        figure, axes = plt.subplots(figsize=(7, 4))
-        for name, ratios in found.items():
-            axes.plot(RATES, ratios, marker="o", label=name)
-        axes.axhline(1.0, color="grey", linewidth=0.8)
-        axes.set_xlabel("requests/s")
-        axes.set_ylabel("mean latency without drafts / with")
-        axes.set_ylim(bottom=0)
-        axes.legend(frameon=False)
-        figure.tight_layout()
-        figure.savefig(path, metadata={"Date": None})
-        plt.close(figure)

@@ -1,0 +1,135 @@
+"""The page of `servesim reproduce`: every claim with its verdict, then each experiment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from servesim.errors import UserError
+from servesim.experiments.reproduce import GROUPS, VERDICTS
+from servesim.experiments.reproduce.figures import from_dict
+from servesim.reports.experiment import pill
+from servesim.reports.figures.claims import draw
+from servesim.reports.files import writing
+from servesim.reports.page import Alert, Block, Page, Section, Table
+from servesim.reports.svg import Drawing, standalone
+from servesim.result_files import REPORT
+
+INDEX = "reproduced.json"
+TONES = {"reproduced": "up", "corrected": "open", "differs": "down", "out of reach": "even"}
+Document = Mapping[str, Any]
+
+
+def write(out: Path, documents: Sequence[Document], errors: Mapping[str, str]) -> None:
+    """Write a JSON document, the scenario and the figures of each experiment, an index, and the page. `errors`: by
+    experiment, one line each; empty where there is none."""
+    for document in documents:
+        name = document["name"]
+        _write(out / f"{name}.json", _json({k: v for k, v in document.items() if k != "scenario"}))
+        _write(out / "scenarios" / f"{name}.yaml", document["scenario"])
+        for drawing in _drawings(document):
+            _write(out / f"{drawing.name}.svg", standalone(drawing))
+    failed = {name: error for name, error in errors.items() if error}
+    _write(out / INDEX, _json({"experiments": [d["name"] for d in documents], "failed": failed}))
+    _write(out / REPORT, page(out).html())
+
+
+def _json(value: Any) -> str:
+    """In the order given: that of rows in a figure."""
+    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+    with writing(path) as file:
+        file.write(text)
+
+
+def _read(folder: Path) -> tuple[list[Document], dict[str, str]]:
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        documents: list[Document] = []
+        for name in index["experiments"]:
+            document = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+            scenario = (folder / "scenarios" / f"{name}.yaml").read_text(encoding="utf-8")
+            documents.append({**document, "scenario": scenario})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}: damaged: {error}") from error
+    return documents, index["failed"]
+
+
+def page(folder: Path) -> Page:
+    """What `write` left in a folder."""
+    documents, failed = _read(folder)
+    rows = [row for document in documents for row in document["rows"]]
+    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in VERDICTS}
+    sections = [Section("Every claim", _overview(documents, counts))]
+    sections += [_section(document) for document in documents]
+    title = f"{len(rows)} claims, {len(documents)} experiments" if len(documents) != 1 else documents[0]["claim"]
+    return Page(
+        "experiment",
+        "reproduce",
+        title,
+        "What papers and lectures say, and what the simulator makes of the same setting."
+        if len(documents) != 1
+        else documents[0]["source"],
+        [(document["name"], document["group"]) for document in documents] if len(documents) == 1 else [],
+        [Alert(f"{name} failed:", error, "bad") for name, error in failed.items()],
+        {"tiles": _tiles(counts), "sections": sections},
+    )
+
+
+def _tiles(counts: Mapping[str, int]) -> list[dict[str, Any]]:
+    notes = {
+        "reproduced": "as published",
+        "corrected": "the text's figure is wrong",
+        "differs": "published measurements not met",
+        "out of reach": "said why",
+    }
+    return [{"name": verdict, "value": counts[verdict], "unit": "", "note": note} for verdict, note in notes.items()]
+
+
+def _overview(documents: Sequence[Document], counts: Mapping[str, int]) -> list[Block]:
+    words = [(verdict, f"{counts[verdict]}: {meaning}") for verdict, meaning in VERDICTS.items()]
+    blocks = [Block("pairs", "Verdicts", words, wide=True)]
+    for group, heading in GROUPS.items():
+        found = [(d["name"], row) for d in documents for row in d["rows"] if row["group"] == group]
+        if found:
+            cells = [
+                (row["what"], row["published"], row["simulated"], _verdict(row), _link(name)) for name, row in found
+            ]
+            columns = ("claim", "published", "simulated", "verdict", "experiment")
+            blocks.append(Block("table", heading, Table(heading, columns, cells, (False,) * 5, "claims"), wide=True))
+    return blocks
+
+
+def _section(document: Document) -> Section:
+    name = document["name"]
+    cells = [(row["what"], row["published"], row["simulated"], _verdict(row), row["note"]) for row in document["rows"]]
+    columns = ("", "published", "simulated", "verdict", "note")
+    table = Table(name, columns, cells, (False,) * 5, "claims")
+    blocks = [Block("table", document["claim"], table, wide=True, text=f"Source: {document['source']}.")]
+    blocks += [Block("drawing", "", drawing) for drawing in _drawings(document)]
+    if document["notes"]:
+        blocks.append(Block("list", "Notes", document["notes"], wide=True))
+    blocks.append(Block("text", f"scenarios/{name}.yaml, the assumptions", document["scenario"], wide=True))
+    return Section(name, blocks, name)
+
+
+def _drawings(document: Document) -> list[Drawing]:
+    return [draw(f"{document['name']}-{figure['name']}", from_dict(figure)) for figure in document["figures"]]
+
+
+def _verdict(row: Mapping[str, Any]) -> Any:
+    return pill(str(row["verdict"]), TONES.get(row["verdict"], "even"))
+
+
+def _link(name: str) -> Markup:
+    return Markup('<a href="#{0}">{0}</a>').format(name)

@@ -1,0 +1,80 @@
+"""Experiments in processes of their own, so that one that fails, or dies, takes no other with it.
+
+`python -m servesim.experiments.reproduce.worker NAME [FOLDER]` prints the experiment's document and its CPU seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.experiments.documents import plain
+from servesim.experiments.reproduce import Experiment, find
+
+COMMAND = (sys.executable, "-m", "servesim.experiments.reproduce.worker")
+ANSWER = "servesim experiment: "
+"""Begins the line of the answer: an experiment's libraries may print too."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """An experiment that has ended: its document, or one line that says what went wrong."""
+
+    name: str
+    document: dict[str, Any] | None
+    error: str = ""
+    cpu_s: float = 0.0
+
+
+def run(one: Experiment, folder: Path | None) -> Done:
+    """Run an experiment in this process; UserError (a scenario that is wrong) comes through."""
+    began = time.process_time()
+    document: dict[str, Any] = plain(one.document(folder))
+    return Done(one.name, document, cpu_s=time.process_time() - began)
+
+
+def run_all(
+    chosen: Sequence[Experiment], folder: Path | None, jobs: int, on_done: Callable[[Done], None]
+) -> list[Done]:
+    """Run experiments in `jobs` processes at a time; all of them, in their order, whatever happens to one."""
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(_ask, one.name, folder) for one in chosen]
+        try:
+            for future in as_completed(futures):
+                on_done(future.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        return [future.result() for future in futures]
+
+
+def _ask(name: str, folder: Path | None) -> Done:
+    arguments = [name, str(folder)] if folder is not None else [name]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, encoding="utf-8")
+    for line in done.stdout.splitlines():
+        if line.startswith(ANSWER):
+            return Done(name, **json.loads(line.removeprefix(ANSWER)))
+    last = (done.stderr.strip().splitlines() or [f"the process ended with code {done.returncode}"])[-1]
+    return Done(name, None, last.removeprefix("servesim.errors."))
+
+
+def main(name: str, folder: str | None = None) -> None:
+    """Answer with one line."""
+    (one,) = find(name)
+    try:
+        done = run(one, Path(folder) if folder is not None else None)
+    except UserError as error:
+        done = Done(name, None, str(error))
+    print(ANSWER + json.dumps({"document": done.document, "error": done.error, "cpu_s": done.cpu_s}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
