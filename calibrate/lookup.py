@@ -71,7 +71,7 @@ def _attention(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], floa
         tables, roofline = gemms.tables, gemms.roofline
         assert tables is not None
         if op.startswith("mla"):
-            attention = latent_attention(gemms, roofline.gpu, DEEPSEEK, heads, dtype)
+            attention = latent_attention(gemms, DEEPSEEK, heads, dtype)
             widths = token_linears(DEEPSEEK, DEEPSEEK_HIDDEN, heads)
             projections = [gemms.curve(n, k, "bf16") for n, k in widths]
             return Stage([], [], [AttentionLayers(attention, 1)], roofline), projections

@@ -125,7 +125,7 @@ def run(
         str | None, typer.Option(help="Host terms: auto, none, a shipped name or a YAML file. [default: auto]")
     ] = None,
     kernel_tables: Annotated[
-        str | None, typer.Option(help="Folder of kernel tables instead of the shipped ones, or roofline: none.")
+        str | None, typer.Option(help="Folder of kernel tables instead of the shipped ones; roofline or ideal: none.")
     ] = None,
     slo: Annotated[str | None, typer.Option(help="Limits in ms, such as ttft:500,tpot:50,e2el:10000.")] = None,
     mode: Annotated[

@@ -235,6 +235,7 @@ def _cost_model(
         speculator=speculation.make() if speculation is not None else None,
         moe_backend=scenario.engine.moe_backend,
         expert_parallel=scenario.engine.enable_expert_parallel,
+        attention_backend=scenario.engine.attention_backend,
     )
 
 

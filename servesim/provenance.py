@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.cost import KernelTables, TableCostModel
-from servesim.cost.build import ROOFLINE_ONLY
+from servesim.cost.build import IDEAL, ROOFLINE_ONLY
 from servesim.hardware import Gpu
 from servesim.scenario import Scenario
 from servesim.trace import Trace
@@ -33,7 +33,7 @@ def provenance(scenario: Scenario, trace: Trace, gpu: Gpu, cost: TableCostModel)
 
 def _kernel_tables(scenario: Scenario, gpu: Gpu) -> dict[str, Any] | None:
     """Hashes of the kernel tables by file, and whose measurements they are; None without tables."""
-    if scenario.kernel_tables == ROOFLINE_ONLY:
+    if scenario.kernel_tables in (ROOFLINE_ONLY, IDEAL):
         return None
     if scenario.kernel_tables is not None:
         tables = KernelTables.load(folder=scenario.kernel_tables)

@@ -46,6 +46,9 @@ class EngineSettings(BaseModel):
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
     """Kernel of mixture-of-experts layers with 4-bit weights; auto: the one the engine of the host terms was found to
     run, else the fastest measured."""
+    attention_backend: Literal["auto", "eager"] = "auto"
+    """eager: no fused attention; scores and probabilities go through memory (by formula; the memory they take is not
+    counted)."""
     enable_expert_parallel: bool = False
     """Deal experts out to the tp GPUs whole instead of splitting each by width."""
     max_queued_requests: int | None = Field(default=None, ge=0)
@@ -145,7 +148,9 @@ class Scenario(BaseModel):
     """What the engine adds to its kernels: a shipped set of host terms or a YAML file; auto: the latest of vLLM
     that is shipped; none: kernel times alone."""
     kernel_tables: str | None = None
-    """A folder of kernel tables measured on this GPU instead of the shipped ones, or `roofline`: none at all."""
+    """A folder of kernel tables measured on this GPU instead of the shipped ones; `roofline`: none, everything by
+    formula; `ideal`: by formula at the data sheet's full rates, launches and activations free, as in hand
+    calculations."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0)
     """Price of a GPU; none: the assumption that stands with the GPU's data sheet."""
 

@@ -79,6 +79,8 @@ class Host(NamedTuple):
     """Work that hides behind the GPU under asynchronous scheduling: planning, preparing inputs."""
     exposed: int = 0
     """Work that the GPU waits for in either mode: launches, sampled tokens on their way back."""
+    launching: int = 0
+    """Launching the step's kernels one by one: hides behind the GPU in either mode, as far as that takes longer."""
 
 
 NO_HOST = Host()
@@ -137,6 +139,7 @@ class CostModel(ABC):
 
     def step_ns(self, gpu_ns: int, host: Host) -> int:
         """How GPU and host time make up a step."""
+        gpu_ns = max(gpu_ns, host.launching)
         if self.asynchronous:
             return max(gpu_ns, host.overlapped) + host.exposed
         return gpu_ns + host.overlapped + host.exposed

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve, upper
-from servesim.cost.formula import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, LAUNCH_NS
+from servesim.cost.formula import Roofline
 from servesim.cost.grid import (
     Grid,
     HeadShape,
@@ -39,7 +39,6 @@ from servesim.cost.grid import (
 )
 from servesim.cost.measured import CachedPrefill, MixedExcess, SkewExcess
 from servesim.cost.tables import KernelTables
-from servesim.hardware.gpu import Gpu
 
 
 class Excess(Protocol):
@@ -151,12 +150,27 @@ class FormulaAttention:
         return self.floor + count * self._per_pair * each, ROOFLINE
 
 
-def roofline_attention(gpu: Gpu, shape: HeadShape, kv_bytes: float, window: int = 0) -> FormulaAttention:
-    """KV bytes over bandwidth, or arithmetic over peak, at the assumed efficiencies."""
+def roofline_attention(
+    roofline: Roofline, shape: HeadShape, kv_bytes: float, window: int = 0, dtype: str = "bf16"
+) -> FormulaAttention:
+    """KV bytes over bandwidth, or arithmetic in `dtype` over peak."""
     flops = 4.0 * shape.heads * shape.head_dim  # two matrix products for every query-key pair
     data = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes
-    per_context = data * 1e9 / (gpu.bandwidth * BANDWIDTH_EFFICIENCY)
-    return FormulaAttention(LAUNCH_NS, per_context, flops * 1e9 / (gpu.flops["bf16"] * COMPUTE_EFFICIENCY), window)
+    return FormulaAttention(roofline.launch_ns, data / roofline.rate, flops / roofline.peak(dtype), window)
+
+
+def eager_attention(
+    roofline: Roofline, shape: HeadShape, kv_bytes: float, window: int = 0, dtype: str = "bf16"
+) -> FormulaAttention:
+    """Attention as three kernels, the textbook's and PyTorch's without a fused one: scores and probabilities of every
+    head are written to memory and read again (FlashAttention, arXiv 2205.14135, algorithm 0), those above the diagonal
+    too: twice the pairs of a prompt without cached tokens, which is taken for every piece of prompt."""
+    size = 4.0 if dtype == "fp32" else 2.0
+    product = max(2.0 * shape.head_dim / roofline.peak(dtype), size / roofline.rate)
+    per_pair = shape.heads * (2 * product + 2 * size / roofline.rate)
+    data = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes
+    per_context = (data + 4 * shape.heads * size) / roofline.rate
+    return FormulaAttention(3 * roofline.launch_ns, per_context, 2 * per_pair, window)
 
 
 def decode_over_sum(attention: Attention, count: int, queries: int, per_request: bool, layers: int) -> Curve:

@@ -20,8 +20,8 @@ from servesim.hardware.layers import pipeline_layers
 from servesim.hardware.model import ModelSpec, check_tp
 
 KV_DTYPES = ("bf16", "fp16", "fp8", "fp32")
-ROOFLINE_ONLY = "roofline"
-"""In place of tables: none."""
+ROOFLINE_ONLY, IDEAL = "roofline", "ideal"
+"""In place of tables: none, at the rates kernels are known to reach or at those of the data sheet."""
 
 
 def build_cost_model(
@@ -37,24 +37,30 @@ def build_cost_model(
     speculator: Speculator | None = None,
     moe_backend: str = "auto",
     expert_parallel: bool = False,
+    attention_backend: str = "auto",
 ) -> TableCostModel:
     """The cost model of `model` on `pp` pipeline stages of `tp` GPUs of a kind each.
 
     `dtype` is that of the linear layers (the LM head and routers stay in 16 bits, as in vLLM; experts published in
     one precision alone keep it), `kv_dtype` that of the KV cache. `tables` is a folder of kernel tables measured
     on `gpu`, instead of the shipped ones, or "roofline": no tables, everything by formula from the GPU's data
-    sheet. What the tables lack is priced by formula and shows in `Price.shares`. `host` is what the engine adds to
-    its kernels; None: nothing. `speculator` drafts after every step, at a cost. `moe_backend` is the kernel of routed
-    experts (`servesim.cost.moe.MOE_BACKENDS`; auto: the one the host terms found engines to run); `expert_parallel`
-    deals them out to the GPUs whole.
+    sheet, or "ideal": the same at the data sheet's full rates (`Roofline.ideal`). What the tables lack is priced by
+    formula and shows in `Price.shares`. `host` is what the engine adds to its kernels; None: nothing. `speculator`
+    drafts after every step, at a cost. `moe_backend` is the kernel of routed experts (`servesim.cost.moe.MOE_BACKENDS`;
+    auto: the one the host terms found engines to run); `expert_parallel` deals them out to the GPUs whole.
+    `attention_backend` "eager": no fused attention kernel (`servesim.cost.attention.eager_attention`).
     """
     _check(model, gpu, tp, dtype, kv_dtype)
     kernels, measured_on = _kernels(gpu, tables)
     smooth = host is not None and host.monotone_gemms
-    gemms = GemmTables(kernels, Roofline(gpu), Roofline(measured_on), smooth)
+    roofline = Roofline.ideal if tables == IDEAL else Roofline
+    gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth)
     if moe_backend == "auto" and host is not None:
         moe_backend = host.moe_backend
-    graph = LayerGraph(model, gpu, tp, dtype, kv_dtype, gemms, host, moe_backend, expert_parallel)
+    eager = attention_backend == "eager"
+    if eager and model.latent is not None:
+        raise UserError(f"attention_backend eager: {model.name} has latent attention, which is priced fused alone")
+    graph = LayerGraph(model, gpu, tp, dtype, kv_dtype, gemms, host, moe_backend, expert_parallel, eager)
     heat = (host.sustained_after, host.sustained_slowdown) if host is not None else (0.0, 0.0)
     stages = [
         Stage(
@@ -78,7 +84,7 @@ def build_cost_model(
 
 def _kernels(gpu: Gpu, tables: str | Path | None) -> tuple[KernelTables | None, Gpu]:
     """The tables asked for, and the GPU they were measured on."""
-    if tables == ROOFLINE_ONLY:
+    if tables in (ROOFLINE_ONLY, IDEAL):
         return None, gpu
     if tables is not None:
         return KernelTables.load(folder=tables), gpu

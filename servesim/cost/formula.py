@@ -38,43 +38,73 @@ ACTIVATION_BYTES = {dtype: DTYPE_BYTES[arithmetic] for dtype, arithmetic in COMP
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The least time of a kernel on a GPU, nanoseconds."""
+    """Times of kernels by formula, nanoseconds: at the shares of the data sheet's rates that kernels reach, or at those
+    given."""
 
     gpu: Gpu
+    bandwidth_share: float = BANDWIDTH_EFFICIENCY
+    compute_share: float = COMPUTE_EFFICIENCY
+    launch_ns: float = LAUNCH_NS
+    link_latency_ns: float = LINK_LATENCY_NS
+    textbook: bool = False
+    """Memory traffic as in hand calculations: every weight once a step, the input embedding (of which a step looks up
+    a few rows) included, and keys and values; no activations."""
+
+    @classmethod
+    def ideal(cls, gpu: Gpu) -> Roofline:
+        """The data sheet taken at its word: full rates, launches and activations free."""
+        return cls(gpu, 1.0, 1.0, 0.0, 0.0, True)
+
+    @property
+    def rate(self) -> float:
+        """Bytes per nanosecond."""
+        return self.gpu.bandwidth * self.bandwidth_share / 1e9
+
+    @property
+    def link_rate(self) -> float:
+        """Bytes per nanosecond between GPUs, one direction."""
+        return self.gpu.link_bandwidth * self.bandwidth_share / 1e9
+
+    def peak(self, dtype: str) -> float:
+        """Floating-point operations per nanosecond with weights in `dtype`."""
+        return self.gpu.flops[COMPUTE_DTYPE[dtype]] * self.compute_share / 1e9
 
     def gemm(self, m: float, n: int, k: int, dtype: str) -> float:
-        """[m, k] x [k, n]: the larger of arithmetic and of reading weights and inputs and writing outputs."""
+        """[m, k] x [k, n] at the data sheet's rates: the larger of arithmetic and of reading weights and inputs and
+        writing outputs."""
         flops = 2.0 * m * n * k
-        data = n * k * WEIGHT_BYTES[dtype] + m * k * ACTIVATION_BYTES[dtype] + 2.0 * m * n
+        data = n * k * WEIGHT_BYTES[dtype] + m * _moved(n, k, dtype)
         return max(flops / self.gpu.flops[COMPUTE_DTYPE[dtype]], data / self.gpu.bandwidth) * 1e9
 
     def gemm_curve(self, n: int, k: int, dtype: str) -> Curve:
-        """A GEMM over tokens at the assumed efficiencies."""
-        peak = self.gpu.flops[COMPUTE_DTYPE[dtype]] * COMPUTE_EFFICIENCY / 1e9
-        rate = self.gpu.bandwidth * BANDWIDTH_EFFICIENCY / 1e9
-        per_token = (k * ACTIVATION_BYTES[dtype] + 2.0 * n) / rate
+        """A GEMM over tokens."""
+        per_token = 0.0 if self.textbook else _moved(n, k, dtype) / self.rate
         return max_of_lines(
-            (LAUNCH_NS + n * k * WEIGHT_BYTES[dtype] / rate, per_token),
-            (LAUNCH_NS, 2.0 * n * k / peak),
+            (self.launch_ns + n * k * WEIGHT_BYTES[dtype] / self.rate, per_token),
+            (self.launch_ns, 2.0 * n * k / self.peak(dtype)),
         )
 
     def memory_op(self, bytes_per_token: float, constant_bytes: float = 0.0) -> Curve:
         """A memory-bound kernel (norm, activation, rotary embedding, lookup, sampling) over its tokens."""
-        rate = self.gpu.bandwidth * BANDWIDTH_EFFICIENCY / 1e9
-        return line(LAUNCH_NS + constant_bytes / rate, bytes_per_token / rate)
+        per_token = 0.0 if self.textbook else bytes_per_token / self.rate
+        return line(self.launch_ns + constant_bytes / self.rate, per_token)
 
     def collective(self, bytes_per_token: float) -> Curve:
         """A collective that sends `bytes_per_token` from each GPU, over its tokens."""
-        rate = self.gpu.link_bandwidth * BANDWIDTH_EFFICIENCY / 1e9
-        return line(LINK_LATENCY_NS, bytes_per_token / rate)
+        return line(self.link_latency_ns, bytes_per_token / self.link_rate)
 
     def copy_ns(self, size: int) -> float:
         """Pinned host copies of `size` bytes."""
-        return size * 1e9 / (self.gpu.pcie_bandwidth * BANDWIDTH_EFFICIENCY)
+        return size * 1e9 / (self.gpu.pcie_bandwidth * self.bandwidth_share)
 
     def move_ns(self, size: int) -> float:
         """Copies of `size` bytes within the GPU's memory: read and written."""
-        return 2 * size * 1e9 / (self.gpu.bandwidth * BANDWIDTH_EFFICIENCY)
+        return 2 * size / self.rate
+
+
+def _moved(n: int, k: int, dtype: str) -> float:
+    """Bytes of inputs and outputs of a GEMM, a token; outputs are 2 bytes (4 in fp32)."""
+    return k * ACTIVATION_BYTES[dtype] + n * max(2.0, ACTIVATION_BYTES[dtype])
 
 
 def line(constant: float, slope: float) -> Curve:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from servesim.cost.attention import Attention, TableAttention, roofline_attention
+from servesim.cost.attention import Attention, TableAttention, eager_attention, roofline_attention
 from servesim.cost.curve import Curve
-from servesim.cost.formula import BANDWIDTH_EFFICIENCY, LINK_LATENCY_NS, Roofline, line
+from servesim.cost.formula import Roofline, line
 from servesim.cost.grid import HeadShape
 from servesim.cost.host import HostTerms
 from servesim.cost.latent import latent_attention, token_linears
@@ -37,6 +37,7 @@ class LayerGraph:
     host: HostTerms | None
     moe_backend: str = "auto"
     expert_parallel: bool = False
+    eager_attention: bool = False
 
     @property
     def roofline(self) -> Roofline:
@@ -55,11 +56,9 @@ class LayerGraph:
         found: list[Operator] = []
 
         def add(count: int, operators: list[tuple[str, Curve]]) -> None:
-            found.extend(
-                Operator(name, curve.scaled(float(count)), name != "experts" or dtype_bytes(experts_dtype) >= 1.0)
-                for name, curve in operators
-                if count
-            )
+            for name, curve in operators if count else ():
+                heats = name != "experts" or dtype_bytes(experts_dtype) >= 1.0
+                found.append(Operator(name, curve.scaled(float(count)), heats, count))
 
         kinds = Counter(layer.owns_kv for layer in layers)
         for owns_kv in (True, False):
@@ -71,7 +70,7 @@ class LayerGraph:
         add((self.model.norms_per_layer - 2) * len(layers), [("norm", self._memory(4.0 * hidden))])
         reductions = 2 * len(layers)
         if stage.start == 0:
-            add(1, [("embedding", self._rows("embedding", hidden, 4.0 * hidden))])
+            add(1, [("embedding", self._embedding())])
             reductions += 1  # of the vocabulary-parallel embedding
         if stage.stop == self.model.num_layers:
             add(1, [("norm", self._rows("norm", hidden, 8.0 * hidden))])
@@ -98,17 +97,19 @@ class LayerGraph:
         return [AttentionLayers(self._attention(window), windows[window]) for window in sorted(windows)]
 
     def _attention(self, window: int) -> Attention:
-        gpu, kernels, shape = self.gpu, self.gemms.tables, self.shape
+        kernels, shape = self.gemms.tables, self.shape
         attention: Attention
         latent = self.model.latent
         kv_bytes = dtype_bytes(self.kv_dtype)
         if latent is not None:
-            attention = latent_attention(self.gemms, gpu, latent, shape.heads, self.kv_dtype)
+            attention = latent_attention(self.gemms, latent, shape.heads, self.kv_dtype)
+        elif self.eager_attention:
+            attention = eager_attention(self.roofline, shape, kv_bytes, window, self._wide)
         elif kernels is not None and kernels.rows("attention_decode", _table_dtype(self.kv_dtype)):
-            slowdown = self.gemms.measured_on.gpu.bandwidth / gpu.bandwidth
+            slowdown = self.gemms.measured_on.gpu.bandwidth / self.gpu.bandwidth
             attention = TableAttention(kernels, shape, self.kv_dtype, slowdown, window)
         else:
-            attention = roofline_attention(gpu, shape, kv_bytes, window)
+            attention = roofline_attention(self.roofline, shape, kv_bytes, window, self._wide)
         if self.host is None or latent is not None:
             return attention
         if attention.skew is not None:
@@ -117,7 +118,7 @@ class LayerGraph:
             attention.skew = attention.skew.beside_prompts() if attention.mixed is not None else None
         if self.host.kv_bandwidth_share:
             token = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes
-            attention = StreamedDecode(attention, token * 1e9 / (gpu.bandwidth * self.host.kv_bandwidth_share))
+            attention = StreamedDecode(attention, token * 1e9 / (self.gpu.bandwidth * self.host.kv_bandwidth_share))
         if attention.mixed is None and self.host.attention_per_mixed_decode:
             attention.mixed = BesidePrompt(self.host.attention_per_mixed_decode)
         return attention
@@ -173,9 +174,15 @@ class LayerGraph:
     def _send(self) -> list[tuple[str, Curve]]:
         """Hidden state and residual to the next stage, each GPU its slice; there they are gathered."""
         size = 4 * self.model.hidden_size
-        rate = self.gpu.link_bandwidth * BANDWIDTH_EFFICIENCY / 1e9
-        found = [("send", line(LINK_LATENCY_NS, size / self.tp / rate))]
+        found = [("send", line(self.roofline.link_latency_ns, size / self.tp / self.roofline.link_rate))]
         return found + ([("all_gather", self._collective("all_gather", size))] if self.tp > 1 else [])
+
+    def _embedding(self) -> Curve:
+        hidden = self.model.hidden_size
+        if not self.roofline.textbook:
+            return self._rows("embedding", hidden, 4.0 * hidden)
+        rows = self.model.learned_positions + (0 if self.model.tie_embeddings else self.model.vocab_size // self.tp)
+        return self.roofline.memory_op(0.0, rows * hidden * dtype_bytes(self._wide))
 
     @property
     def _wide(self) -> str:

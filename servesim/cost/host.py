@@ -36,6 +36,8 @@ class HostTerms:
     exposed: float = 0.0
     """What the GPU waits for in every step: launch, sampled tokens on their way back."""
     exposed_per_sampled: float = 0.0
+    launch_per_kernel: float = 0.0
+    """Of processor time, for engines without CUDA graphs: a step takes at least as long as launching its kernels."""
     attention_per_mixed_decode: float = 0.0
     """Of GPU time, for each layer and decoding sequence beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or
     more, in proportion beside fewer, where no table has such steps."""

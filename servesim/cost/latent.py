@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from servesim.cost.attention import Attention, FormulaAttention, GridAttention
 from servesim.cost.curve import INTERPOLATED, Curve, rise
-from servesim.cost.formula import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, LAUNCH_NS
+from servesim.cost.formula import LAUNCH_NS, Roofline
 from servesim.cost.grid import Entries, Grid, at_best_rate, work
 from servesim.cost.linear import GemmTables
-from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import Latent, dtype_bytes
 
 DEEPSEEK = Latent(kv_rank=512, rope_dim=64, nope_dim=128, v_dim=128, q_rank=1536)
@@ -34,7 +33,7 @@ def token_linears(latent: Latent, hidden: int, heads: int) -> list[tuple[int, in
     return [shape for shape in latent.linears(hidden, heads) if shape != expansion]
 
 
-def latent_attention(gemms: GemmTables, gpu: Gpu, latent: Latent, heads: int, kv_dtype: str) -> Attention:
+def latent_attention(gemms: GemmTables, latent: Latent, heads: int, kv_dtype: str) -> Attention:
     """Latent attention of `heads` heads on one GPU: measured at the widths of DeepSeek-V3 and its kin, else by
     formula."""
     dtype = "bf16" if kv_dtype == "fp16" else kv_dtype
@@ -43,7 +42,7 @@ def latent_attention(gemms: GemmTables, gpu: Gpu, latent: Latent, heads: int, kv
     measured = (DEEPSEEK.kv_rank, DEEPSEEK.rope_dim, DEEPSEEK.nope_dim, DEEPSEEK.v_dim)
     known = all(rows) and widths == measured and gemms.roofline == gemms.measured_on
     if not known or heads not in rows[0]["heads"] or heads not in rows[1]["heads"]:
-        return _formula(gpu, latent, heads, kv_dtype)
+        return _formula(gemms.roofline, latent, heads, kv_dtype)
     projections = [gemms.curve(n, k, "bf16") for n, k in token_linears(DEEPSEEK, DEEPSEEK_HIDDEN, heads)]
     decode, prefill = (_entries(r, heads, projections) for r in rows)
     return GridAttention(Grid(at_best_rate(decode)), Grid(prefill), decode[0][1].at(0.0))
@@ -68,9 +67,9 @@ def _entries(rows: dict[str, NDArray[Any]], heads: int, projections: list[Curve]
     return entries
 
 
-def _formula(gpu: Gpu, latent: Latent, heads: int, kv_dtype: str) -> FormulaAttention:
-    peak, rate = gpu.flops["bf16"] * COMPUTE_EFFICIENCY / 1e9, gpu.bandwidth * BANDWIDTH_EFFICIENCY / 1e9
+def _formula(roofline: Roofline, latent: Latent, heads: int, kv_dtype: str) -> FormulaAttention:
+    peak, rate = roofline.peak("bf16"), roofline.rate
     absorbed = 2.0 * heads * (latent.width + latent.kv_rank) / peak
     expanded = 2.0 * heads * (latent.nope_dim + latent.rope_dim + latent.v_dim) / peak
     read = latent.width * dtype_bytes(kv_dtype) / rate
-    return FormulaAttention(2 * LAUNCH_NS, max(read, absorbed), expanded)
+    return FormulaAttention(2 * roofline.launch_ns, max(read, absorbed), expanded)

@@ -78,9 +78,12 @@ class TableCostModel(CostModel):
     def host(self, batch: Batch) -> Host:
         """See the contract."""
         host = self.terms.host(batch) if self.terms is not None else NO_HOST
+        if self.terms is not None and self.terms.launch_per_kernel:
+            passes = [(stage, batch) for stage in self._stages] + list(self._drafts(batch))
+            kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in passes)
+            host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
         if self._drafting is not None:
-            drafting = self._drafting.speculator.host_ns(batch, batch.draft_k)
-            return Host(host.overlapped, host.exposed + drafting)
+            host = host._replace(exposed=host.exposed + self._drafting.speculator.host_ns(batch, batch.draft_k))
         return host
 
     def price(self, batch: Batch) -> Price:

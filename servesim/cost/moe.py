@@ -27,10 +27,6 @@ from numpy.typing import NDArray
 from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve
 from servesim.cost.formula import (
     ACTIVATION_BYTES,
-    BANDWIDTH_EFFICIENCY,
-    COMPUTE_DTYPE,
-    COMPUTE_EFFICIENCY,
-    LAUNCH_NS,
     WEIGHT_BYTES,
     Roofline,
 )
@@ -99,7 +95,7 @@ def experts_curve(
 def experts_ns(roofline: Roofline, shape: _Shape, dtype: str, tokens: float, share: float = 1.0) -> float:
     """Two grouped GEMMs by formula: the larger of reading the weights touched and activations, and arithmetic; of
     `share` of the experts."""
-    return 2 * LAUNCH_NS + _work_ns(roofline, shape, dtype, tokens, share)
+    return 2 * roofline.launch_ns + _work_ns(roofline, shape, dtype, tokens, share)
 
 
 def _work_ns(roofline: Roofline, shape: _Shape, dtype: str, tokens: float, share: float) -> float:
@@ -108,9 +104,8 @@ def _work_ns(roofline: Roofline, shape: _Shape, dtype: str, tokens: float, share
     touched = share * Experts(shape.experts, shape.per_token, width).touched(tokens)
     weights = touched * 3 * hidden * width * WEIGHT_BYTES[dtype]
     activations = routed * (hidden + width) * ACTIVATION_BYTES[dtype] + routed * (2 * width + hidden) * 2.0
-    reading = (weights + activations) / (roofline.gpu.bandwidth * BANDWIDTH_EFFICIENCY)
-    computing = 6.0 * routed * hidden * width / (roofline.gpu.flops[COMPUTE_DTYPE[dtype]] * COMPUTE_EFFICIENCY)
-    return max(reading, computing) * 1e9
+    reading = weights + (0.0 if roofline.textbook else activations)
+    return max(reading / roofline.rate, 6.0 * routed * hidden * width / roofline.peak(dtype))
 
 
 def _transferred(

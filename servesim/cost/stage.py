@@ -23,6 +23,8 @@ class Operator(NamedTuple):
     heats: bool = True
     """Whether it draws the power that lowers the clock. Weights of 4 bits unpacked in registers keep tensor cores
     waiting: such experts reach a quarter of the arithmetic that dense GEMMs do."""
+    runs: int = 1
+    """Runs in a step: kernels launched."""
 
 
 class AttentionLayers(NamedTuple):
@@ -87,6 +89,11 @@ class Stage:
             parts[ROOFLINE] += copied
         return ns, parts
 
+    def launches(self, sampled: bool) -> int:
+        """Kernels of a step, one an operator."""
+        operators = [*self._per_token, *(self._per_sample if sampled else ())]
+        return sum(o.runs for o in operators) + sum(layer.layers for layer in self._attention)
+
     def lower_clock(self, computing: float, tokens: int) -> float:
         """What the power limit adds to a step that computes for `computing` ns, decode attention and sampling apart."""
         for operator in self._cold:
@@ -147,7 +154,7 @@ class Stage:
         found: dict[str, str] = {}
         for operators, priced in ((self._per_token, self._token_costs), (self._per_sample, self._sample_costs)):
             most = max(priced, default=0)
-            for name, curve, _ in operators:
+            for name, curve, *_ in operators:
                 if priced and min(curve.knot_source) == EXTRAPOLATED:
                     found[name] = "a shape that was not measured"
                 elif priced and curve.source(most) == EXTRAPOLATED:
@@ -197,7 +204,7 @@ class Stage:
         parts = [0.0, 0.0, 0.0, 0.0]
         if not x:
             return 0.0, parts
-        for _, curve, _ in operators:
+        for _, curve, *_ in operators:
             ns, source = curve.look_up(x)
             parts[source] += ns
         return parts[0] + parts[1] + parts[2] + parts[3], parts

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from servesim.cost.build import ROOFLINE_ONLY
+from servesim.cost.build import IDEAL, ROOFLINE_ONLY
 from servesim.cost.host import HostTerms, host_terms
 from servesim.cost.tables import KernelTables
 from servesim.errors import UserError
@@ -71,7 +71,7 @@ def validate(
 ) -> list[Comparison]:
     """Replay every recorded run under a folder. `host`: instead of the shipped terms of each run's engine;
     `model` and `gpu`: of runs that do not state theirs; `tables`: kernel tables instead of the shipped ones."""
-    if tables is not None and tables != ROOFLINE_ONLY:
+    if tables is not None and tables not in (ROOFLINE_ONLY, IDEAL):
         KernelTables.load(folder=tables)  # a wrong folder is no fault of the runs
     found = []
     for run in read_folder(Path(folder)):

@@ -92,7 +92,7 @@ def test_context_beyond_a_window_costs_nothing() -> None:
         assert curve.at(100_000) == curve.at(200_000)
     full, cut = (TableAttention(tables, shape, "bf16", window=w).decode(16) for w in (0, 4096))
     assert cut.at(4096) == cut.at(50_000) == full.at(4096)
-    formula = roofline_attention(Gpu.load("l40s"), shape, 2.0, 512).decode(2)
+    formula = roofline_attention(Roofline(Gpu.load("l40s")), shape, 2.0, 512).decode(2)
     assert formula.at(512) == formula.at(5000) > formula.at(100)
 
 
@@ -107,7 +107,7 @@ def test_half_the_layers_of_gpt_oss_do_not_see_long_contexts() -> None:
 def test_latent_attention_and_its_projections_sum_to_the_measured_module() -> None:
     model, tables = ModelSpec.load("deepseek-v3"), gemms("h200")
     assert model.latent is not None
-    attention = latent_attention(tables, Gpu.load("h200"), model.latent, 16, "bf16")
+    attention = latent_attention(tables, model.latent, 16, "bf16")
     projections = [tables.curve(n, k, "bf16") for n, k in token_linears(model.latent, 7168, 16)]
     rows = KernelTables.load("h200").rows("mla_decode", "bf16")
     at = (rows["heads"] == 16) & (rows["batch"] == 64) & (rows["past_tokens"] == 8191)
@@ -118,7 +118,7 @@ def test_latent_attention_and_its_projections_sum_to_the_measured_module() -> No
 
 def test_other_latent_widths_are_a_labelled_roofline() -> None:
     latent = Latent(kv_rank=256, rope_dim=32, nope_dim=64, v_dim=64)
-    attention = latent_attention(gemms(), Gpu.load("h100"), latent, 16, "bf16")
+    attention = latent_attention(gemms(), latent, 16, "bf16")
     ns, source = attention.decode(4).look_up(10_000)
     read = 4 * 10_000 * 288 * 2 / (0.8 * 3.35e12) * 1e9
     assert source == ROOFLINE
