@@ -115,7 +115,7 @@ class Scenario(BaseModel):
     """Output lengths as policies that want them are told: max_tokens (the cap), random:error=0.3 (mean relative
     error) or exact."""
     dtype: str = "bf16"
-    """Of the weights of linear layers: bf16, fp16, fp8, int8, int4, fp32."""
+    """Of linear weights: fp32, bf16, fp16, fp8, int8; weights alone: int8_wo, int4, nf4, int3, ternary."""
     kv_dtype: str = "bf16"
     """Of the KV cache: bf16, fp16, fp8, fp32."""
     tp: int = Field(default=1, ge=1)

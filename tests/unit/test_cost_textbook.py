@@ -102,3 +102,15 @@ def test_terms_without_graphs_are_shipped_and_never_taken_for_vllm() -> None:
     vllm = host_terms("vllm", "h100")
     assert vllm is not None
     assert vllm.launch_per_kernel == 0
+
+
+def test_weights_of_few_bits_are_read_as_such_and_computed_in_16() -> None:
+    spec = ModelSpec.load("llama-2-7b")
+    layers = spec.num_params - spec.embedding_params
+    whole = cost("llama-2-7b", tables="ideal").price(decode(1, 1)).ns
+    for dtype, bits in (("nf4", 4.127), ("int3", 3), ("ternary", 1.58)):
+        ns = cost("llama-2-7b", tables="ideal", dtype=dtype).price(decode(1, 1)).ns
+        assert whole - ns == pytest.approx(layers * (16 - bits) / 8 / 3.35e3, rel=2e-3)
+    prompt = Batch(8192, [(8192, 0)], sampled=1)
+    few, many = (cost("llama-2-7b", tables="ideal", dtype=dtype).price(prompt).ns for dtype in ("int3", "bf16"))
+    assert few == many
