@@ -14,6 +14,7 @@ from servesim.hardware import ModelSpec, bundled_models
 PUBLISHED = {
     "llama-3.1-8b": 8.03,
     "llama-3.1-70b": 70.55,
+    "llama-68m": 0.068,
     "llama-2-7b": 6.74,
     "llama-2-13b": 13.02,
     "llama-2-70b": 68.98,
