@@ -9,6 +9,7 @@ from typing import Any
 from servesim.reports.experiment import (
     amount,
     colours,
+    limits_words,
     load,
     notes_of,
     pill,
@@ -27,7 +28,7 @@ def page(folder: Path) -> Page:
     document = load(folder / "capacity.json")
     served, replayed = workload_words(document["workload"])
     settings = document["settings"]
-    limits = ", ".join(f"{name.upper()} ≤ {limit:g} ms" for name, limit in settings["slo"].items())
+    limits = limits_words(settings["slo"], settings.get("slo_classes", {}))
     sections = [
         Section("Deployments", [Block("table", "", _table(document), wide=True, text=_how_to_read(document))]),
         Section("Behind it", _drawings(document)),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from servesim.errors import UserError
+from servesim.errors import Interrupted, UserError
 
 REPORT_EXAMPLES = """
 Examples:
@@ -57,9 +57,12 @@ def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, f
     from servesim.result_files import REPORT
 
     path = out or folder / REPORT
-    html = build(folder, window_s)
-    with writing(path) as file:
-        file.write(html)
+    try:
+        html = build(folder, window_s)
+        with writing(path) as file:
+            file.write(html)
+    except KeyboardInterrupt:
+        raise Interrupted(f"{folder} is whole but for its page, which servesim report {folder} makes") from None
     return path
 
 

@@ -123,6 +123,10 @@ def _latency_table(latencies: dict[str, dict[str, float] | None]) -> Table:
     return table
 
 
+def _limits(slo: dict[str, float]) -> str:
+    return ", ".join(f"{name} <= {limit:g} ms" for name, limit in slo.items())
+
+
 def _figures(summary: dict[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
     for label, value in _rows(summary):
@@ -147,7 +151,9 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ),
     ]
     if goodput:
-        limits = ", ".join(f"{name} <= {limit:g} ms" for name, limit in goodput["slo_ms"].items())
+        limits = _limits(goodput["slo_ms"])
+        own = [f"{name} {_limits(slo)}" for name, slo in goodput.get("slo_classes_ms", {}).items()]
+        limits = "; ".join(filter(None, (limits, *own)))
         rows.append(
             (
                 "goodput",

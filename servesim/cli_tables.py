@@ -20,8 +20,9 @@ from servesim.experiments.runner import Progress
 
 COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}
 
+
 class Bar:
-    """Cells done on stderr, on a terminal only"""
+    """Cells done on stderr, on a terminal only, and what had to be computed again."""
 
     def __init__(self) -> None:
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
@@ -41,6 +42,8 @@ class Bar:
             self._bar.stop()
 
     def __call__(self, progress: Progress) -> None:
+        if progress.damage is not None:
+            print(f"computed again: {progress.damage}", file=sys.stderr)
         if self._bar is None:
             return
         if self._task is None:

@@ -87,7 +87,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         )
     terms = _host_terms(scenario, gpu)
     cost = _cost_model(scenario, model, gpu, terms, speculation)
-    trace = open_scenario(scenario) if trace is None else _cut(trace, scenario)
+    trace = open_scenario(scenario, trace)
     budget, fitting = kv_budget(
         scenario,
         model,
@@ -158,9 +158,7 @@ def _kv_memory(
     )
 
 
-def _deployment(
-    scenario: Scenario, model: ModelSpec, gpu: Gpu, budget: MemoryBudget, kv: KVAllocator
-) -> Deployment:
+def _deployment(scenario: Scenario, model: ModelSpec, gpu: Gpu, budget: MemoryBudget, kv: KVAllocator) -> Deployment:
     return Deployment(
         model=model,
         gpu=gpu,
@@ -251,10 +249,12 @@ def _host_name(scenario: Scenario, terms: HostTerms | None) -> str:
     return terms.name if scenario.host == "auto" else scenario.host
 
 
-def open_scenario(scenario: Scenario) -> Trace:
-    """The trace a scenario names, shaped and cut."""
+def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
+    """The trace a scenario names, or the one given, shaped and cut."""
     from servesim.traces import open_trace
 
+    if trace is not None:
+        return _cut(trace, scenario)
     if scenario.trace.startswith(OBJECT):
         raise UserError(f"trace {scenario.trace} was an object in Python: hand it to simulate(..., trace=...) again")
     options: dict[str, Any] = {}

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from servesim.deployment import OBJECT, Setup, set_up
 from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import Recorder, Rows
 from servesim.engine.workload import Clients, FrontEnd, TraceWorkload
-from servesim.metrics.classes import by_class, by_tenant
-from servesim.metrics.requests import SECOND, RequestColumns
+from servesim.metrics.classes import by_class, by_tenant, class_limits
+from servesim.metrics.requests import SECOND, RequestColumns, goodput
 from servesim.metrics.steps import StepTotals
 from servesim.metrics.summary import summarize
 from servesim.notes import after_run, on_costs
@@ -25,6 +25,9 @@ from servesim.scenario import ClientSettings, Scenario, load_settings
 from servesim.speculation import figures as speculation_figures
 from servesim.trace import Trace
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Progress = Callable[[int, int], None]
 """Called now and then with (simulated ns, requests that have left)."""
 
@@ -32,7 +35,7 @@ Progress = Callable[[int, int], None]
 def simulate(
     scenario: Scenario | Mapping[str, Any] | str | Path | None = None,
     *,
-    trace: str | Trace | None = None,
+    trace: str | Trace | pd.DataFrame | None = None,
     out: str | Path | None = None,
     on_ready: Callable[[Setup], Progress | None] | None = None,
     **settings: Any,
@@ -40,13 +43,17 @@ def simulate(
     """Replay a trace and return what came of it.
 
     The run is described by keywords (`servesim.Scenario` lists them), by a scenario (an object, a mapping, or
-    a YAML file), or by a scenario with keywords that override it. `trace` may be a Trace. With `out` the
-    result directory is written too, step records while the run goes on. `on_ready` is told the resolved setup
-    before the run begins and may return a callback for progress.
+    a YAML file), or by a scenario with keywords that override it. `trace` may be a Trace, or a DataFrame that
+    servesim.load_trace makes one of. With `out` the result directory is written too, step records while the run goes
+    on. `on_ready` is told the resolved setup before the run begins and may return a callback for progress.
 
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
     """
     began = _Clock()
+    if trace is not None and not isinstance(trace, str | Path | Trace):
+        from servesim.traces import load_trace
+
+        trace = load_trace(trace)
     writer = ResultWriter(out) if out is not None else None
     try:
         setup = set_up(_scenario(scenario, trace, settings), trace if isinstance(trace, Trace) else None)
@@ -57,7 +64,7 @@ def simulate(
 
 
 def _scenario(
-    scenario: Scenario | Mapping[str, Any] | str | Path | None, trace: str | Trace | None, settings: Mapping[str, Any]
+    scenario: Scenario | Mapping[str, Any] | str | Path | None, trace: Any, settings: Mapping[str, Any]
 ) -> Scenario:
     source = ""
     if isinstance(scenario, Scenario):
@@ -139,7 +146,12 @@ def _summary(
     figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
     labels = setup.trace.labels
     if "class" in labels:
-        figures["classes"] = by_class(columns, labels["class"], scenario.slo, scenario.slo_classes)
+        slo, own = scenario.slo, scenario.slo_classes
+        figures["classes"] = by_class(columns, labels["class"], slo, own)
+        if own:
+            rows = columns.completed("row") % len(setup.trace)
+            limits = class_limits(labels["class"], rows, slo, own)
+            figures["goodput"] = goodput(columns, slo, limits) | {"slo_classes_ms": own}
     if "tenant" in labels:
         figures["tenants"] = by_tenant(columns, labels["tenant"], scenario.slo)
     figures["requests"] |= {"retries": int((columns.table["row"] >= len(setup.trace)).sum()), "unsent": unsent}

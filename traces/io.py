@@ -7,7 +7,7 @@ import os
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,14 +15,20 @@ from servesim.errors import UserError
 from servesim.trace import Trace
 
 from .formats import call_read, detect_format, format_module, formats, read_head
+from .frame import from_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-def load_trace(path: str | Path, format: str | None = None, **options: Any) -> Trace:
-    """The trace in a file. The format is found from the content unless named.
+def load_trace(path: str | Path | pd.DataFrame, format: str | None = None, **options: Any) -> Trace:
+    """The trace in a file, whose format is found from the content unless named, or in a DataFrame (see .frame).
 
     Formats of rows with times take `sort=True` (order by arrival instead of refusing), those of conversations
     `timing` (see servesim.traces.formats._calls), Mooncake `spread_ticks` ("none" or "uniform") and `block_size`.
     """
+    if not isinstance(path, str | Path):
+        return from_frame(path, **options)
     path = Path(path)
     read_head(path)
     return call_read(format_module(format or detect_format(path)), path, options)

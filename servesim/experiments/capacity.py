@@ -11,7 +11,7 @@ capacity.json, keys sorted, NaN and infinity as null:
 
     schema      "servesim.capacity/1"
     question    "highest rate" or "cheapest deployment"
-    settings    slo, attainment, tolerance, level, warmup, cooldown, max_replicas
+    settings    slo, slo_classes (where there are any), attainment, tolerance, level, warmup, cooldown, max_replicas
     workload    settings all runs share
     replicates  {kind: "seeds" | "windows", count}
     rows        [{label, axes, gpu, gpus, replicas, usd_per_hour, rate, rate_low, rate_high, attainment,
@@ -42,10 +42,13 @@ from servesim.experiments.axes import load_grid, product
 from servesim.experiments.capacity_study import Study
 from servesim.experiments.documents import write_document
 from servesim.experiments.measures import check_window
+from servesim.experiments.names import check_names
+from servesim.experiments.objects import Objects
 from servesim.experiments.replicates import replicates_of
 from servesim.experiments.runner import OnProgress, open_runner
 from servesim.experiments.statistics import LEVEL
-from servesim.experiments.variants import first_scenario, shared_settings
+from servesim.experiments.variants import shared_settings
+from servesim.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,17 +81,19 @@ def capacity(
 
     check_window(warmup, cooldown)
     _check(attainment, tolerance, max_replicas)
-    settings, lists = load_grid(scenario, axes)
+    objects = Objects()
+    settings, lists = load_grid(objects.named(scenario), objects.named(axes))
     variants = product(settings, lists)
-    known = first_scenario(variants)
-    if not known.slo:
+    check_names(variants, objects)
+    known = Scenario.of(variants[0].settings)
+    if not (known.slo or known.slo_classes):
         raise UserError("capacity: give an SLO to meet, such as --slo ttft:500,tpot:50")
     if "rate" in {key for v in variants for key in v.axes}:
         raise UserError("capacity: one rate is needed for the cheapest deployment, none for the highest rate")
     if known.rate is not None and any("replicas" in v.axes for v in variants):
         raise UserError("capacity: with a rate the number of replicas is what is sought; leave --replicas out")
-    with open_runner(out, executor, jobs, on_progress) as runner:
-        repeats = replicates_of(variants[0].settings, replicates)
+    with open_runner(out, CAPACITY, executor, jobs, on_progress, objects) as runner:
+        repeats = replicates_of(variants[0].settings, replicates, objects=objects)
         study = Study(runner, variants, repeats, attainment, warmup, cooldown)
         rows = study.highest_rates(tolerance) if known.rate is None else study.cheapest(known.rate, max_replicas)
         document = {
@@ -96,6 +101,7 @@ def capacity(
             "question": "highest rate" if known.rate is None else "cheapest deployment",
             "settings": {
                 "slo": known.slo,
+                **({"slo_classes": known.slo_classes} if known.slo_classes else {}),
                 "attainment": attainment,
                 "tolerance": tolerance,
                 "level": LEVEL,

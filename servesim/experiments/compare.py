@@ -55,12 +55,14 @@ from servesim.experiments.measured import (
     read_recording,
 )
 from servesim.experiments.measures import METRICS, Metric, check_window, measure, metrics_of
+from servesim.experiments.names import check_names
+from servesim.experiments.objects import Objects
+from servesim.experiments.recorded import RecordedRun
 from servesim.experiments.replicates import Replicates, replicates_of
 from servesim.experiments.runner import OnProgress, Runner, open_runner
 from servesim.experiments.statistics import check_method
 from servesim.experiments.store import Cell
 from servesim.experiments.variants import (
-    first_scenario,
     is_oracle,
     named,
     put_first,
@@ -69,6 +71,7 @@ from servesim.experiments.variants import (
     variants_of,
 )
 from servesim.experiments.verdicts import Settings, is_unstable, judge, ranking, sentence
+from servesim.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,13 +112,20 @@ def compare(
     check_window(warmup, cooldown)
     check_method(interval)
     settings = Settings(level, margin, warmup, cooldown, interval, rank_by or "ttft_p99")
-    with open_runner(out, executor, jobs, on_progress) as runner:
-        recordings = [s for s in scenarios if is_recording(s)]
-        if recordings:
-            others = [s for s in scenarios if not is_recording(s)]
-            document = _with_measured(runner, others, recordings, axes, metrics, settings)
+    objects = Objects()
+    given, axes = [objects.named(s) for s in scenarios], objects.named(axes)
+    recordings, others = [s for s in given if is_recording(s)], [s for s in given if not is_recording(s)]
+    recording = None
+    if recordings:
+        recording, variants = _measured(recordings, others, axes, objects)
+    else:
+        variants = variants_of(given, axes)
+    check_names(variants, objects)
+    with open_runner(out, COMPARISON, executor, jobs, on_progress, objects) as runner:
+        if recording is not None:
+            document = _with_measured(runner, recording, variants, metrics, settings)
         else:
-            document = _simulated(runner, scenarios, axes, replicates, baseline, metrics, settings)
+            document = _simulated(runner, variants, replicates, baseline, metrics, settings)
         values = document.pop("values")
         if out is not None:
             write_document(Path(out), COMPARISON, document, VALUES, values)
@@ -126,24 +136,22 @@ def compare(
 
 def _simulated(
     runner: Runner,
-    scenarios: Sequence[Any],
-    axes: Mapping[str, Any],
+    variants: list[Variant],
     replicates: int,
     baseline: str | None,
     metrics: Sequence[str] | str | None,
     settings: Settings,
 ) -> dict[str, Any]:
     """Policies against each other."""
-    variants = variants_of(scenarios, axes)
     same_workload(variants)
     if baseline is not None:
         variants = put_first(variants, named(variants, baseline))
-    known = first_scenario(variants)
-    wanted = _with_goal(metrics_of(metrics, known.slo), settings.rank_by)
-    repeats = replicates_of(known.model_dump(), replicates, [v.settings for v in variants])
+    known = Scenario.of(variants[0].settings)
+    wanted = _with_goal(metrics_of(metrics, known.slo or known.slo_classes), settings.rank_by)
+    repeats = replicates_of(known.model_dump(), replicates, [v.settings for v in variants], runner.objects)
     cells = [[runner.cell({**v.settings, **change}) for change in repeats.changes] for v in variants]
     runner.run([cell for row in zip(*cells, strict=True) for cell in row])
-    found = [_Measured.of(runner, row, wanted, settings) for row in cells]
+    found = [_Values.of(runner, row, wanted, settings) for row in cells]
     if baseline is None:
         usable = [i for i, m in enumerate(found) if m.error is None and 2 * m.unstable < len(repeats)]
         runs = [i for i, m in enumerate(found) if m.error is None]
@@ -155,21 +163,26 @@ def _simulated(
     return _document(judged, repeats, wanted, settings)
 
 
+def _measured(
+    recordings: Sequence[Any], scenarios: Sequence[Any], axes: Mapping[str, Any], objects: Objects
+) -> tuple[RecordedRun, list[Variant]]:
+    """The measured run and what is compared with it."""
+    if len(recordings) > 1 or len(scenarios) > 1:
+        raise UserError("compare: one measured run and at most one scenario are compared")
+    recording = read_recording(recordings[0])
+    given, lists = load_grid(scenarios[0] if scenarios else None, axes)
+    return recording, measured_variants(recording, objects, given, lists)
+
+
 def _with_measured(
     runner: Runner,
-    scenarios: Sequence[Any],
-    recordings: Sequence[Any],
-    axes: Mapping[str, Any],
+    recording: RecordedRun,
+    variants: Sequence[Variant],
     metrics: Sequence[str] | str | None,
     settings: Settings,
 ) -> dict[str, Any]:
     """Policies against one measured run."""
-    if len(recordings) > 1 or len(scenarios) > 1:
-        raise UserError("compare: one measured run and at most one scenario are compared")
-    recording = read_recording(recordings[0])
     wanted = _with_goal(measured_metrics(recording, metrics), settings.rank_by)
-    given, lists = load_grid(scenarios[0] if scenarios else None, axes)
-    variants = measured_variants(recording, runner.store.root, given, lists)
     judged = measured_document(runner, recording, variants, wanted, settings)
     return _document(judged, Replicates("blocks", ({},)), wanted, settings)
 
@@ -179,7 +192,7 @@ def _with_goal(metrics: list[Metric], goal: str) -> list[Metric]:
     return metrics if metric in metrics else [metric, *metrics]
 
 
-class _Measured(NamedTuple):
+class _Values(NamedTuple):
     """What the runs of a variant came to."""
 
     values: NDArray[np.float64]
@@ -188,7 +201,7 @@ class _Measured(NamedTuple):
     error: str | None
 
     @classmethod
-    def of(cls, runner: Runner, cells: Sequence[Cell], metrics: Sequence[Metric], settings: Settings) -> _Measured:
+    def of(cls, runner: Runner, cells: Sequence[Cell], metrics: Sequence[Metric], settings: Settings) -> _Values:
         values = np.full((len(cells), len(metrics)), np.nan)
         unstable = 0
         for j, cell in enumerate(cells):
@@ -205,7 +218,7 @@ def _judged(
     runner: Runner,
     variants: Sequence[Variant],
     cells: Sequence[Sequence[Cell]],
-    found: Sequence[_Measured],
+    found: Sequence[_Values],
     repeats: Replicates,
     metrics: Sequence[Metric],
     settings: Settings,

@@ -15,6 +15,7 @@ from servesim.engine.request import State
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, product
 from servesim.experiments.measures import METRICS, MS, Metric, Run, measure
+from servesim.experiments.objects import Objects
 from servesim.experiments.readers import read_folder
 from servesim.experiments.recorded import RecordedRun
 from servesim.experiments.runner import Runner
@@ -62,21 +63,17 @@ def _known(run: RecordedRun) -> list[str]:
 
 
 def measured_variants(
-    run: RecordedRun, scratch: Path, given: Mapping[str, Any], axes: Mapping[str, Any]
+    run: RecordedRun, objects: Objects, given: Mapping[str, Any], axes: Mapping[str, Any]
 ) -> list[Variant]:
     """Scenarios that replay the run: the recorded server's settings, where the scenario and the axes say nothing.
 
-    The requests are written to `scratch` as a trace.
+    The requests become one of `objects`.
     """
-    from servesim.traces import save_trace
-
     content = None
     if run.prompt_id is not None:
         content = Content(np.arange(len(run) + 1, dtype=np.int64), run.prompt_id, run.prompt_len)
     sent = run.arrival_ns if run.concurrency is None else np.zeros_like(run.prompt_len)
     trace = Trace.from_lengths(run.name, sent, run.prompt_len, run.output_len, content=content)
-    path = scratch / "measured.jsonl"
-    save_trace(trace, path, "jsonl")
     server = run.server
     limits = {"max_num_seqs": server.max_num_seqs, "max_num_batched_tokens": server.max_num_batched_tokens}
     own: dict[str, Any] = {
@@ -86,7 +83,7 @@ def measured_variants(
         "clients": {"max_concurrency": run.concurrency} if run.concurrency is not None else None,
         "engine": {"num_gpu_blocks": server.num_blocks} if server.num_blocks is not None else None,
     }
-    settings = {k: v for k, v in own.items() if v is not None} | dict(given) | {"trace": str(path)}
+    settings = {k: v for k, v in own.items() if v is not None} | dict(given) | {"trace": objects.add(trace)}
     for key in ("requests", "rate", "skip", "trace"):
         if key in axes or (key != "trace" and key in given):
             raise UserError(f"{key}: the measured run says what is replayed")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from servesim.engine.request import State
 from servesim.errors import UserError, suggest
+from servesim.metrics.classes import class_limits
 from servesim.result_files import REQUESTS, SUMMARY, reading
 
 LATENCIES = ("ttft", "tpot", "e2el", "ntpot", "queue_time")
@@ -89,7 +90,7 @@ def metric_label(name: str) -> str:
     return LABELS.get(name) or (f"{_SHORT[latency]} {statistic}" if latency in _SHORT else plain)
 
 
-def metrics_of(names: Sequence[str] | str | None, slo: Mapping[str, float]) -> list[Metric]:
+def metrics_of(names: Sequence[str] | str | None, slo: Mapping[str, Any]) -> list[Metric]:
     """The metrics asked for; by default the usual ones, and those of the SLO if there is one."""
     if names is None:
         names = (*DEFAULTS, *(SLO_DEFAULTS if slo else ()))
@@ -108,6 +109,8 @@ class Run:
 
     summary: dict[str, Any]
     columns: Columns
+    classes: Sequence[str] | None = None
+    """The class of each request, where the trace has such labels."""
 
     @classmethod
     def load(cls, folder: Path) -> Run:
@@ -116,9 +119,10 @@ class Run:
 
         with reading(folder):
             table = pq.read_table(folder / REQUESTS)
-            names = [name for name in table.column_names if name not in ("reason", "name")]
+            names = [field.name for field in table.schema if field.type != "string"]
             columns = {name: table[name].to_numpy().astype(np.float64) for name in names}
-            return cls(json.loads((folder / SUMMARY).read_text(encoding="utf-8")), columns)
+            classes = table["class"].to_pylist() if "class" in table.column_names else None
+            return cls(json.loads((folder / SUMMARY).read_text(encoding="utf-8")), columns, classes)
 
     @property
     def unstable(self) -> bool:
@@ -204,9 +208,12 @@ def _tokens(run: Run, start: float, end: float) -> float:
 
 
 def _good(run: Run) -> NDArray[np.bool_]:
-    """Completed within every limit; a request without a TPOT has one of 0."""
-    good = run.done
-    for name, limit in run.summary["scenario"]["slo"].items():
+    """Completed within every limit, of its class where that has its own; a request without a TPOT has one of 0."""
+    good, scenario = run.done, run.summary["scenario"]
+    limits: Mapping[str, Any] = scenario["slo"]
+    if scenario["slo_classes"] and run.classes is not None:
+        limits = class_limits(run.classes, np.arange(len(run.classes)), limits, scenario["slo_classes"])
+    for name, limit in limits.items():
         good = good & (np.nan_to_num(run.latency_ms(name)) <= limit)
     return good
 

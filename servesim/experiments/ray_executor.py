@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.experiments.store import Cell, Store, compute
+from servesim.experiments.objects import TRACES, trace_file
+from servesim.experiments.store import CELLS, Cell, Store, compute
 
 RETRIES = 3
 """Times a cell is tried again whose worker or node died."""
@@ -38,7 +39,11 @@ class RayExecutor:
         """See servesim.experiments.executors."""
         ray = self._ray
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute)
-        waiting = {task.remote(cell, os.getcwd()): cell for cell in cells}
+        traces = {path: ray.put(path.read_bytes()) for cell in cells if (path := trace_file(cell.settings, store.root))}
+        waiting = {}
+        for cell in cells:
+            path = trace_file(cell.settings, store.root)
+            waiting[task.remote(cell, os.getcwd(), path and path.name, path and traces[path])] = cell
         while waiting:
             ready, _ = ray.wait(list(waiting), num_returns=1)
             for reference in ready:
@@ -54,11 +59,16 @@ class RayExecutor:
                     on_done(cell, None)
 
 
-def _compute(cell: Cell, folder: str) -> str | dict[str, bytes]:
+def _compute(cell: Cell, folder: str, trace_name: str | None, trace: bytes | None) -> str | dict[str, bytes]:
     """On a node: the files of the result, or what went wrong. Relative paths are those of `folder`, if it is there."""
     if os.path.isdir(folder):
         os.chdir(folder)
     with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / cell.address
+        if trace_name is not None and trace is not None:
+            kept = Path(scratch) / TRACES / trace_name
+            kept.parent.mkdir()
+            kept.write_bytes(trace)
+        out = Path(scratch) / CELLS / cell.address
+        out.parent.mkdir()
         error = compute(cell, out)
         return error if error is not None else {path.name: path.read_bytes() for path in sorted(out.iterdir())}

@@ -14,6 +14,7 @@ from typing import Any
 from servesim.deployment import open_scenario
 from servesim.errors import UserError
 from servesim.scenario import Scenario, Settings
+from servesim.trace import Trace
 
 WORKLOAD = (
     *("trace", "requests", "skip", "rate", "sort", "timing", "shape", "spread_ticks"),
@@ -35,18 +36,24 @@ class Replicates:
         return len(self.changes)
 
 
-def replicates_of(settings: Mapping[str, Any], count: int, others: Sequence[Mapping[str, Any]] = ()) -> Replicates:
+def replicates_of(
+    settings: Mapping[str, Any],
+    count: int,
+    others: Sequence[Mapping[str, Any]] = (),
+    objects: Mapping[str, Trace] | None = None,
+) -> Replicates:
     """`count` replicates of a scenario's workload, or fewer windows if a recorded trace is shorter than that.
 
     With `requests` each window has as many; without, the trace is cut into `count` equal ones. `others`: settings of
-    what it is compared with.
+    what it is compared with; `objects`: traces that are no files, by name.
     """
     if count < 1:
         raise UserError(f"replicates is {count}, must be at least 1")
     scenario = Scenario.of(settings)
     if scenario.trace.startswith(("preset:", "synth:")):
         return Replicates("seeds", tuple({"seed": scenario.seed + i} for i in range(count)))
-    available = len(open_scenario(scenario.model_copy(update={"requests": None, "skip": 0}))) - scenario.skip
+    whole = scenario.model_copy(update={"requests": None, "skip": 0})
+    available = len(open_scenario(whole, (objects or {}).get(scenario.trace))) - scenario.skip
     size = scenario.requests or available // count
     if not 1 <= size <= available:
         raise UserError(f"trace {scenario.trace}: {available} requests are too few for {count} windows of {size}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from servesim.errors import UserError
 from servesim.experiments.executors import Executor, executor
 from servesim.experiments.measures import Run
+from servesim.experiments.objects import Objects
 from servesim.experiments.store import Cell, Store
 
 
@@ -27,6 +28,8 @@ class Progress:
     """False: it was there before."""
     best: str = ""
     """What a sweep has found to be best so far."""
+    damage: str | None = None
+    """What was wrong with the result that was there before, if it had to be computed again."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -41,25 +44,43 @@ class Runner:
     on_progress: OnProgress = lambda progress: None
     errors: dict[str, str] = field(default_factory=dict)
     """What went wrong, by address."""
+    objects: Objects = field(default_factory=Objects)
+    """Traces that are no files."""
+    _read: set[str] = field(default_factory=set)
+    """Addresses of results that are known to be whole."""
 
     def run(self, cells: Sequence[Cell]) -> None:
-        """Have every cell computed that is neither stored nor known to fail."""
+        """Have every cell computed that is neither stored whole nor known to fail."""
         wanted = {cell.address: cell for cell in cells}
+        damages = self._drop_damaged(wanted)
         missing = [cell for address, cell in wanted.items() if address not in self.store and address not in self.errors]
         done, total = 0, len(wanted)
+        self.objects.keep(self.store.root)
 
         def on_done(cell: Cell, error: str | None, computed: bool = True) -> None:
             nonlocal done
             done += 1
             if error is not None:
                 self.errors[cell.address] = error
-            self.on_progress(Progress(done, total, cell, error, computed))
+            self.on_progress(Progress(done, total, cell, error, computed, damage=damages.get(cell.address)))
 
         for cell in wanted.values():
             if cell not in missing:
                 on_done(cell, self.errors.get(cell.address), False)
         if missing:
             self.execute(missing, self.store, on_done)
+            self._read |= {cell.address for cell in missing}
+
+    def _drop_damaged(self, addresses: Iterable[str]) -> dict[str, str]:
+        """What was wrong with the stored results that are not whole, now removed; each is looked at once."""
+        found = {}
+        for address in addresses:
+            if address in self.store and address not in self._read:
+                self._read.add(address)
+                if (damage := self.store.damage(address)) is not None:
+                    self.store.drop(address)
+                    found[address] = damage
+        return found
 
     def cell(self, settings: Mapping[str, Any]) -> Cell:
         """The cell of these settings; one that no scenario can be made of has failed already."""
@@ -85,8 +106,14 @@ class Runner:
 
 @contextmanager
 def open_runner(
-    out: str | Path | None, where: str, jobs: int | None, on_progress: OnProgress | None
+    out: str | Path | None,
+    document: str,
+    where: str,
+    jobs: int | None,
+    on_progress: OnProgress | None,
+    objects: Objects | None = None,
 ) -> Iterator[Runner]:
-    """A runner over `out`, or over a temporary directory that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="servesim-") as scratch, Store(out or scratch).open() as store:
-        yield Runner(store, executor(where, jobs), on_progress or (lambda progress: None))
+    """A runner over `out`, where `document` will stand, or over a temporary directory that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="servesim-") as scratch, Store(out or scratch, document).open() as store:
+        progress = on_progress or (lambda progress: None)
+        yield Runner(store, executor(where, jobs), progress, objects=Objects() if objects is None else objects)

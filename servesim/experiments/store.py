@@ -2,8 +2,10 @@
 
     DIR/cells/<address>/    one result directory as `servesim run --out` writes it, whole or not there
 
-An address covers the validated scenario, the content of the files it names (trace, model, policies, host terms,
-kernel tables), the simulator's code and tables, and the versions of Python and libraries that stand in a result.
+Beside it stand the experiment's document, its table and its page, and DIR/traces (servesim.experiments.objects).
+
+An address covers the validated scenario, the content of every file it refers to (servesim.experiments.inputs), the
+simulator's code and tables, and the versions of Python and libraries that stand in a result.
 So what is there is never computed again, and what has changed in any way is.
 """
 
@@ -22,12 +24,17 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.result_files import SUMMARY
+from servesim.experiments.inputs import digest_of, input_digests
+from servesim.experiments.objects import TRACES, kept_trace
+from servesim.result import Result
+from servesim.result_files import REPORT, STREAMED, SUMMARY, reading
 from servesim.scenario import Scenario, Settings
 from servesim.simulation import simulate, versions
 
 CELLS = "cells"
-_FILE_KEYS = ("trace", "model", "gpu", "host", "kernel_tables")
+DOCUMENTS = ("comparison.json", "sweep.json", "capacity.json")
+"""What experiments leave beside their runs, each with a table of the same name."""
+_TABLES = tuple(name.replace(".json", ".parquet") for name in DOCUMENTS)
 _CODE = ("*.py", "*.json", "*.yaml", "*.npz", "*.parquet")
 _PACKAGES = (
     *(f"servesim.{name}" for name in ("contracts", "engine", "hardware", "cost", "metrics")),
@@ -50,10 +57,10 @@ class Cell:
 
 def address_of(settings: Mapping[str, Any]) -> str:
     """20 hexadecimal digits that name the result of these settings with this code."""
-    scenario = Scenario.of(settings).model_dump(mode="json")
+    scenario = Scenario.of(settings)
     made_of = {
-        "scenario": scenario,
-        "files": dict(sorted(_files(scenario))),
+        "scenario": scenario.model_dump(mode="json"),
+        "files": input_digests(scenario),
         "code": code_digest(),
         "versions": versions(),
     }
@@ -66,7 +73,7 @@ def compute(cell: Cell, folder: Path) -> str | None:
     try:
         if address_of(cell.settings) != cell.address:
             return "this machine has other code or files than the one that asked: install the same version and inputs"
-        simulate(cell.settings, out=folder)
+        simulate(cell.settings, trace=kept_trace(cell.settings, folder.parents[1]), out=folder)
     except Exception as error:  # whatever a policy or a library raises is this cell's failure, not the sweep's
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         return " ".join(f"{kind}{error}".split())
@@ -76,9 +83,11 @@ def compute(cell: Cell, folder: Path) -> str | None:
 class Store:
     """The results of one experiment directory."""
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, document: str = "") -> None:
+        """`document`: the name of the file that the experiment leaves there."""
         self.root = Path(root)
         self.cells = self.root / CELLS
+        self._document = document
 
     def folder(self, address: str) -> Path:
         """Where the result of a cell stands or will stand."""
@@ -86,6 +95,24 @@ class Store:
 
     def __contains__(self, address: str) -> bool:
         return (self.folder(address) / SUMMARY).is_file()
+
+    def damage(self, address: str) -> str | None:
+        """What is wrong with the files of a result that is there, in one line; None if they can all be read."""
+        import pyarrow.parquet as pq
+
+        folder = self.folder(address)
+        try:
+            Result.load(folder)
+            for file in STREAMED:
+                with reading(folder / file):
+                    pq.read_table(folder / file, use_threads=False)
+        except UserError as error:
+            return str(error)
+        return None
+
+    def drop(self, address: str) -> None:
+        """Remove a result."""
+        shutil.rmtree(self.folder(address))
 
     def put(self, address: str, files: Mapping[str, bytes]) -> None:
         """A result computed elsewhere, whole or not at all."""
@@ -103,6 +130,7 @@ class Store:
         """The directory is ours alone until the end; what a killed run left half-written is removed."""
         import fcntl
 
+        self._refuse_foreign()
         try:
             self.cells.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.cells, os.O_RDONLY)
@@ -120,6 +148,17 @@ class Store:
         finally:
             os.close(handle)
 
+    def _refuse_foreign(self) -> None:
+        """An earlier experiment of this kind goes on; what else may be there is left alone."""
+        if self.root.is_dir():
+            for name in sorted(path.name for path in self.root.iterdir()):
+                if name in DOCUMENTS and self._document not in ("", name):
+                    raise UserError(f"--out {self.root}: holds another kind of experiment ({name})")
+                if name not in (CELLS, TRACES, REPORT, *DOCUMENTS, *_TABLES) and not name.startswith("."):
+                    raise UserError(f"--out {self.root}: exists and holds no experiment of servesim (but {name})")
+        elif self.root.exists():
+            raise UserError(f"--out {self.root}: exists and is not a directory")
+
 
 @cache
 def code_digest() -> str:
@@ -133,24 +172,5 @@ def code_digest() -> str:
             found = sorted(p for pattern in _CODE for p in Path(folder).rglob(pattern))
             files += [(f"{package}/{p.relative_to(folder)}", p) for p in found]
     for name, path in files:
-        digest.update(f"{name}\0{_sha256(path)}\n".encode())
+        digest.update(f"{name}\0{digest_of(path)}\n".encode())
     return digest.hexdigest()
-
-
-def _files(scenario: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name as the scenario has it, hash) of the files a scenario names, policies and their parameters included."""
-    named = [scenario[key] for key in _FILE_KEYS]
-    for policy in (value for value in scenario.values() if isinstance(value, Mapping) and "name" in value):
-        head, py, _ = str(policy["name"]).partition(".py:")
-        named += [f"{head}.py"] if py else []
-        named += [value for key, value in policy.items() if key != "name" and isinstance(value, str)]
-    for path in (Path(name) for name in named if isinstance(name, str)):
-        if path.is_file():
-            yield str(path), _sha256(path)
-        elif path.is_dir():
-            for inner in sorted(p for p in path.rglob("*") if p.is_file()):
-                yield str(inner), _sha256(inner)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -38,12 +38,14 @@ from servesim.errors import UserError
 from servesim.experiments.axes import Variant, axis_values, load_grid, product
 from servesim.experiments.documents import write_document
 from servesim.experiments.measures import METRICS, Metric, check_window, measure, metrics_of
+from servesim.experiments.names import check_names
+from servesim.experiments.objects import Objects
 from servesim.experiments.replicates import Replicates, replicates_of
 from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
 from servesim.experiments.store import Cell
 from servesim.experiments.variants import shared_settings
 from servesim.experiments.verdicts import is_unstable
-from servesim.metrics.requests import parse_slo
+from servesim.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,14 +80,16 @@ def sweep(
     import pandas as pd
 
     check_window(warmup, cooldown)
-    settings, lists = load_grid(scenario, axes)
-    slo = settings.get("slo", lists.get("slo")) or {}
-    slo = parse_slo(slo) if isinstance(slo, str) else slo
+    objects = Objects()
+    settings, lists = load_grid(objects.named(scenario), objects.named(axes))
+    variants = product(settings, lists)
+    check_names(variants, objects)
+    known = Scenario.of(variants[0].settings)
+    slo = known.slo or known.slo_classes
     goals = metrics_of(best_by or ("request_goodput" if slo else "e2el_mean"), slo)
     wanted = metrics_of(metrics, slo)
     wanted += [m for m in (*goals, *(METRICS[name] for name in PARETO)) if m not in wanted]
-    variants = product(settings, lists)
-    with open_runner(out, executor, jobs, on_progress) as runner:
+    with open_runner(out, SWEEP, executor, jobs, on_progress, objects) as runner:
         table = Table(runner, wanted, warmup, cooldown, goals[0], replicates)
         if trials is None:
             table.run(variants)
@@ -141,7 +145,7 @@ class Table:
 
     def _entry(self, v: Variant) -> tuple[Variant, Replicates, list[Cell]]:
         try:
-            repeats = replicates_of(v.settings, self._count)
+            repeats = replicates_of(v.settings, self._count, objects=self._runner.objects)
         except UserError as error:
             cell = self._runner.failed(v.settings, str(error))
             return v, Replicates("seeds", ({},)), [cell]

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from servesim.contracts import Registry
+from servesim.contracts import REGISTRIES
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.replicates import WORKLOAD
-from servesim.scenario import Scenario, policy_settings
+from servesim.scenario import policy_settings
 
 T = TypeVar("T")
 
@@ -33,18 +33,11 @@ def variants_of(scenarios: Sequence[str | Path | Mapping[str, Any]], axes: Mappi
 
 def is_oracle(settings: Mapping[str, Any]) -> bool:
     """Whether a policy among the settings is told true output lengths."""
-    from servesim import contracts
-
-    registries = [r for r in vars(contracts).values() if isinstance(r, Registry)]
-    for registry in registries:
-        if settings.get(registry.kind) is None:
-            continue
-        try:
-            policy, _ = registry.resolve(policy_settings(settings[registry.kind])["name"])
-        except UserError:
-            continue  # its cells say what is wrong with it
-        if "output_len" in getattr(policy, "needs", ()):
-            return True
+    for registry in REGISTRIES:
+        if settings.get(registry.kind) is not None:
+            name = policy_settings(settings[registry.kind])["name"]
+            if name != "none" and "output_len" in getattr(registry.resolve(name)[0], "needs", ()):
+                return True
     return False
 
 
@@ -72,18 +65,6 @@ def named(variants: Sequence[Variant], label: str) -> int:
 def put_first(items: Sequence[T], index: int) -> list[T]:
     """The same with one of them in front."""
     return [items[index], *items[:index], *items[index + 1 :]]
-
-
-def first_scenario(variants: Sequence[Variant]) -> Scenario:
-    """A valid scenario among them; its error if there is none."""
-    error: UserError | None = None
-    for v in variants:
-        try:
-            return Scenario.of(v.settings)
-        except UserError as wrong:
-            error = error or wrong
-    assert error is not None
-    raise error
 
 
 def shared_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.metrics.distribution import describe
-from servesim.metrics.requests import MS, SECOND, RequestColumns, goodput, per
+from servesim.metrics.requests import MS, SECOND, SLO_METRICS, RequestColumns, goodput, per
 
 Slos = Mapping[str, Mapping[str, float]]
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
@@ -27,6 +27,16 @@ def by_class(columns: RequestColumns, labels: Sequence[str], slo: Mapping[str, f
         "request_goodput": per(good, columns.duration_ns / SECOND),
         "slo_attainment": per(good, len(columns)),
     }
+
+
+def class_limits(
+    labels: Sequence[str], rows: NDArray[np.int64], slo: Mapping[str, float], slos: Slos
+) -> dict[str, NDArray[np.float64]]:
+    """The limits in ms of the requests of these trace rows, by metric: those of their class where it has its own;
+    infinite where there is none."""
+    own = [slos.get(labels[row], slo) for row in rows.tolist()]
+    known = [name for name in SLO_METRICS if name in slo or any(name in limits for limits in slos.values())]
+    return {name: np.array([limits.get(name, np.inf) for limits in own], dtype=np.float64) for name in known}
 
 
 def by_tenant(columns: RequestColumns, labels: Sequence[str], slo: Mapping[str, float]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,14 +66,47 @@ def test_a_grid_in_yaml_is_the_same_sweep(tmp_path: Path) -> None:
 
 def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on() -> None:
     seen: list[Progress] = []
-    frame = sweep(**WORKLOAD, kv="paged,nonsense", tp="1,3", on_progress=seen.append)
+    frame = sweep(**WORKLOAD, kv="paged,prefix-hash", tp="1,3", on_progress=seen.append)
     failed = frame[frame["status"] == "failed"]
-    assert list(failed["label"]) == ["paged / tp=3", "nonsense / tp=1", "nonsense / tp=3"]
-    assert failed["error"].iloc[1].startswith("unknown kv 'nonsense'")
+    assert list(failed["label"]) == ["paged / tp=3", "prefix-hash / tp=3"]
+    assert failed["error"].iloc[1].startswith("tp = 3 does not divide")
     assert failed["e2el_mean"].isna().all()
     assert [p.done for p in seen] == [1, 2, 3, 4]
     assert "best e2el_mean" in seen[-1].best
     assert "paged / tp=1" in seen[-1].best
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"scheduler": "vllm,nonsense"}, "unknown scheduler 'nonsense'"),
+        ({"kv": "paged:blocks=3"}, "unknown parameter 'blocks'"),
+        ({"model": "llama-3.2-1b,lama"}, "unknown model 'lama'"),
+        ({"gpu": "h200,h2000"}, "unknown GPU 'h2000'"),
+        ({"trace": ["synth:rate=40,prompt=300,output=30", "missing.csv"]}, "missing.csv"),
+        ({"host": "auto,nowhere"}, "no host terms 'nowhere'"),
+        ({"kernel_tables": "roofline,nowhere"}, "nowhere holds no kernel tables"),
+        ({"speculation": "none,eagle33"}, "unknown speculation 'eagle33'"),
+        ({"speculation": "eagle3", "acceptance": "recorded:path=nowhere.jsonl"}, "no file 'nowhere.jsonl'"),
+        ({"predictor": "max_tokens,oracle"}, "unknown predictor 'oracle'"),
+        ({"tp": "1,0"}, "tp is 0"),
+    ],
+)
+def test_a_name_that_leads_nowhere_stops_every_experiment_before_it_runs(
+    wrong: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    for command in (servesim.sweep, servesim.compare, servesim.capacity):
+        with pytest.raises(UserError, match=re.escape(said)):
+            command(**WORKLOAD | {"slo": "ttft:500"} | wrong, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_on_the_command_line_it_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    words = [word for key, value in WORKLOAD.items() for word in (f"--{key}", str(value))]
+    command = [sys.executable, "-m", "servesim", "sweep", *words, "--kv", "paged,page", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: unknown kv 'page' (did you mean \"paged\"?)\n"
 
 
 @pytest.mark.slow
@@ -111,13 +145,45 @@ def test_a_worker_that_dies_takes_only_its_cell(tmp_path: Path) -> None:
     assert frame["error"].iloc[1] == DIED
 
 
-@pytest.mark.parametrize("file", ["summary.json", "requests.parquet"])
-def test_a_damaged_run_of_an_earlier_sweep_is_named(file: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "file", ["summary.json", "requests.parquet", "steps.parquet", "deliveries.parquet", "scenario.yaml", "timing.json"]
+)
+def test_a_damaged_run_of_an_earlier_sweep_is_computed_again_and_named(file: str, tmp_path: Path) -> None:
     sweep(**WORKLOAD, out=tmp_path, rate=[10, 20])
+    before = contents(tmp_path)
     cell = sorted((tmp_path / "cells").iterdir())[0]
-    (cell / file).write_bytes(b"{")
-    with pytest.raises(UserError, match=f"{cell}.*: damaged result"):
-        sweep(**WORKLOAD, out=tmp_path, rate=[10, 20])
+    (cell / file).write_bytes((cell / file).read_bytes()[:20])
+    seen: list[Progress] = []
+    sweep(**WORKLOAD, out=tmp_path, rate=[10, 20], on_progress=seen.append)
+    assert {p.cell.address: p.computed for p in seen} == {c.name: c == cell for c in (tmp_path / "cells").iterdir()}
+    assert [p.damage.partition(":")[0].startswith(str(cell)) for p in seen if p.damage is not None] == [True]
+    assert contents(tmp_path) == before
+
+
+def test_a_run_that_was_made_again_is_named_on_the_command_line(tmp_path: Path) -> None:
+    asked = {key: value for key, value in WORKLOAD.items() if key != "jobs"} | {"rate": "10,20"}
+    words = [word for key, value in asked.items() for word in (f"--{key}", str(value))]
+    command = [sys.executable, "-m", "servesim", "sweep", *words, "--jobs", "1", "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    cell = sorted((tmp_path / "cells").iterdir())[0]
+    (cell / "requests.parquet").write_bytes(b"")
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stderr.startswith(f"computed again: {cell / 'requests.parquet'}: damaged result")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [servesim.sweep, servesim.compare, servesim.capacity])
+def test_a_folder_with_other_files_is_left_alone(command: Any, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match=r"exists and holds no experiment of servesim \(but thesis.tex\)"):
+        command(**WORKLOAD, kv="paged,prefix-hash", slo="ttft:500", out=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_sweep_does_not_go_into_the_folder_of_a_comparison(tmp_path: Path) -> None:
+    servesim.compare(**WORKLOAD, kv="paged,prefix-hash", replicates=2, out=tmp_path)
+    with pytest.raises(UserError, match=r"holds another kind of experiment \(comparison.json\)"):
+        sweep(**WORKLOAD, kv="paged,prefix-hash", out=tmp_path)
 
 
 def test_one_directory_belongs_to_one_experiment_at_a_time(tmp_path: Path) -> None:
@@ -167,3 +233,24 @@ def test_optuna_tries_some_combinations_and_none_twice() -> None:
     assert list(again["label"]) == list(frame["label"])
     everything = sweep(**WORKLOAD, rate="10,20", best_by="usd_per_million_tokens,e2el_p99", trials=50)
     assert len(everything) == 2
+
+
+def test_an_interrupt_while_the_page_is_made_says_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from servesim import cli
+    from servesim.reports import page
+
+    def interrupted(*_: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(page, "report", interrupted)
+    out = tmp_path / "out"
+    words = [word for key, value in WORKLOAD.items() for word in (f"--{key}", str(value))]
+    for command in (["sweep", *words], ["run", *words[:-2]]):
+        monkeypatch.setattr(sys, "argv", ["servesim", *command, "--out", str(out)])
+        assert cli._guarded() == 130
+        said = capsys.readouterr().err
+        assert said == f"interrupted: {out} is whole but for its page, which servesim report {out} makes\n"
+        assert (out / ("sweep.json" if command[0] == "sweep" else "summary.json")).is_file()
+        out = tmp_path / "run"

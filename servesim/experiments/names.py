@@ -1,0 +1,73 @@
+"""Names that lead nowhere are found before anything runs.
+
+A value that does not fit the others of its cell is that cell's failure; one that fits no cell is the whole question's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from servesim.contracts import REGISTRIES, build_params
+from servesim.cost import KernelTables
+from servesim.cost.build import ROOFLINE_ONLY
+from servesim.cost.host import HostTerms
+from servesim.deployment import open_scenario
+from servesim.errors import UserError
+from servesim.experiments.axes import Variant
+from servesim.hardware import Gpu, ModelSpec
+from servesim.predictor import parse_predictor
+from servesim.scenario import Scenario
+from servesim.trace import Trace
+
+Check = Callable[[Scenario], Any]
+
+
+def check_names(variants: Sequence[Variant], objects: Mapping[str, Trace]) -> None:
+    """UserError where a setting's value is wrong in every variant that has it: no scenario takes it, or nothing is
+    called so. `objects`: traces that are no files, by name."""
+    scenarios = [Scenario.of(v.settings) for v in variants]
+    for key, check in _checks(objects).items():
+        known: dict[str, UserError | None] = {}
+        for scenario in scenarios:
+            value = json.dumps(scenario.model_dump(include={key}))
+            if known.get(value, True) is not None:  # not known, or wrong so far
+                try:
+                    check(scenario)
+                    known[value] = None
+                except UserError as error:
+                    known.setdefault(value, error)
+        if wrong := [error for error in known.values() if error is not None]:
+            raise wrong[0]
+
+
+def _checks(objects: Mapping[str, Trace]) -> dict[str, Check]:
+    """What looks a setting's value up, by setting."""
+    return {
+        "model": lambda s: ModelSpec.load(s.model),
+        "gpu": lambda s: Gpu.load(s.gpu),
+        "predictor": lambda s: parse_predictor(s.predictor),
+        "host": lambda s: None if s.host in ("auto", "none") else HostTerms.load(s.host),
+        "kernel_tables": lambda s: (
+            None if s.kernel_tables in (None, ROOFLINE_ONLY) else KernelTables.load(folder=s.kernel_tables)
+        ),
+        **{registry.kind: _policy(registry) for registry in REGISTRIES},
+        "trace": lambda s: open_scenario(s, objects.get(s.trace)),
+    }
+
+
+def _policy(registry: Any) -> Check:
+    kind = registry.kind
+
+    def check(scenario: Scenario) -> None:
+        policy = getattr(scenario, kind)
+        if policy is None or (kind == "speculation" and policy["name"] == "none"):
+            return
+        name, values = policy["name"], {key: value for key, value in policy.items() if key != "name"}
+        cls, _ = registry.resolve(name)
+        params = build_params(f"{kind} {name}", cls.Params, values)
+        if kind == "acceptance":  # reads its file
+            cls(params, scenario.seed)
+
+    return check

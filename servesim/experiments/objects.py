@@ -1,0 +1,77 @@
+"""Traces that experiments in Python are handed as objects: named by what is in them, kept beside the runs.
+
+    DIR/traces/<digest>.parquet
+
+In scenarios such a trace is `object:NAME@<digest>`, so the same content has the same address wherever it came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from servesim.deployment import OBJECT
+from servesim.errors import UserError
+from servesim.trace import Trace
+
+TRACES = "traces"
+
+
+class Objects(dict[str, Trace]):
+    """Traces by their names in scenarios."""
+
+    def named(self, value: Any) -> Any:
+        """Settings or axes with a name in place of each trace or DataFrame in them."""
+        if isinstance(value, Trace) or _is_frame(value):
+            return self.add(value)
+        if isinstance(value, Mapping):
+            return {key: self.named(inner) for key, inner in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return [self.named(inner) for inner in value]
+        return value
+
+    def add(self, given: Any) -> str:
+        """Its name in scenarios."""
+        from servesim.traces import load_trace, trace_digest
+
+        trace = given if isinstance(given, Trace) else load_trace(given)
+        content = f"{trace_digest(trace)}\0{trace.name}\0{trace.notes}"
+        name = f"{OBJECT}{trace.name}@{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+        self[name] = trace
+        return name
+
+    def keep(self, root: Path) -> None:
+        """Write them where runs find them."""
+        from servesim.traces import save_trace
+
+        for name, trace in self.items():
+            path = root / TRACES / _file(name)
+            if not path.exists():
+                path.parent.mkdir(exist_ok=True)
+                save_trace(trace, path, "parquet")
+
+
+def trace_file(settings: Mapping[str, Any], root: Path) -> Path | None:
+    """Where the trace of a run in `root` is kept; None if it is no object."""
+    name = str(settings.get("trace", ""))
+    return root / TRACES / _file(name) if name.startswith(OBJECT) else None
+
+
+def kept_trace(settings: Mapping[str, Any], root: Path) -> Trace | None:
+    """The trace of a run in `root`, if it is an object."""
+    from servesim.traces import load_trace
+
+    path = trace_file(settings, root)
+    if path is not None and not path.is_file():
+        raise UserError(f"trace {settings['trace']} was an object in Python: hand it over again")
+    return load_trace(path, "parquet") if path is not None else None
+
+
+def _file(name: str) -> str:
+    return f"{name.rpartition('@')[2]}.parquet"
+
+
+def _is_frame(value: Any) -> bool:
+    return hasattr(value, "columns") and hasattr(value, "attrs")

@@ -1,0 +1,42 @@
+"""DataFrames as traces: the columns of servesim's own format (formats/native_csv.py), `content` and `after` as lists.
+
+pd.DataFrame({"arrival_ns": [0, 5_000_000], "prompt_len": [300, 900], "output_len": [40, 10]})
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from servesim.errors import UserError, suggest
+from servesim.trace import Trace
+
+from .formats import _native
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAME = "DataFrame"
+
+
+def from_frame(frame: pd.DataFrame, *, sort: bool = False) -> Trace:
+    """One request a row; its name is that in `frame.attrs`, if any. UserError names the row, counted from 0."""
+    known = (*_native.REQUIRED, *_native.OPTIONAL)
+    for column in map(str, frame.columns):
+        if column not in known:
+            raise UserError(f"{NAME}: unknown column {column!r}{suggest(column, known)}")
+    for column in _native.REQUIRED:
+        if column not in frame.columns:
+            raise UserError(f"{NAME}: no column {column!r}; needed: {', '.join(_native.REQUIRED)}")
+    if frame.empty:
+        raise UserError(f"{NAME}: no rows")
+    cells = {str(name): [None if _missing(cell) else cell for cell in frame[name].tolist()] for name in frame.columns}
+    name = str(frame.attrs.get("name", NAME))
+    try:
+        return _native.build(Path(NAME), name, (), cells, list(range(len(frame))), sort)
+    except UserError as error:  # the shared checks speak of lines
+        raise UserError(str(error).replace("line ", "row ", 1)) from error
+
+
+def _missing(cell: object) -> bool:
+    return cell is None or (isinstance(cell, float) and cell != cell)
