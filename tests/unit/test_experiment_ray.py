@@ -31,10 +31,9 @@ LOCAL = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0
 """The second keeps Ray on the loopback address, as it does by default on those systems."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """Address of a cluster of two nodes, one CPU each, bound to 127.0.0.1."""
-    pytest.importorskip("ray", reason="the extra `ray` is not installed")
     script = (
         "import sys\n"
         "from ray.cluster_utils import Cluster\n"
@@ -86,3 +85,21 @@ def test_a_sweep_on_two_nodes_with_a_worker_killed_equals_the_local_one(cluster:
     assert found == set(frame["address"])
     for path in (p for p in (tmp_path / "near").rglob("*") if p.is_file() and p.name != "timing.json"):
         assert (tmp_path / "far" / path.relative_to(tmp_path / "near")).read_bytes() == path.read_bytes()
+
+
+OBJECT = """
+import sys
+import pandas as pd
+import servesim
+rows = {"arrival_ns": [20_000_000 * i for i in range(60)], "prompt_len": [300] * 60, "output_len": [20] * 60}
+asked = {"trace": pd.DataFrame(rows), "model": "llama-3.2-1b", "gpu": "h200", "kv": "paged,prefix-hash"}
+far = servesim.sweep(**asked, executor=f"ray:{sys.argv[1]}")
+near = servesim.sweep(**asked, jobs=1)
+pd.testing.assert_frame_equal(far, near)
+assert set(far["status"]) == {"ok"}
+"""
+
+
+@pytest.mark.slow
+def test_a_trace_that_is_an_object_travels_to_the_nodes(cluster: str) -> None:
+    subprocess.run([sys.executable, "-c", OBJECT, cluster], check=True, timeout=120, env=os.environ | LOCAL)

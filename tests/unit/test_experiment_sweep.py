@@ -226,7 +226,6 @@ def test_the_pareto_front_is_what_nothing_beats_in_everything() -> None:
 
 
 def test_optuna_tries_some_combinations_and_none_twice() -> None:
-    pytest.importorskip("optuna")
     frame = sweep(**WORKLOAD, rate="10,20,40,80", scheduler="vllm,vllm:max_num_seqs=2", trials=5)
     assert len(frame) == len(set(frame["label"])) == 5
     again = sweep(**WORKLOAD, rate="10,20,40,80", scheduler="vllm,vllm:max_num_seqs=2", trials=5)
