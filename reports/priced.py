@@ -85,8 +85,7 @@ def price_steps(run: Run) -> Priced:
             continue
         chosen = run.sample(rows, SAMPLE)
         for row in chosen.tolist():
-            batch, k = batch_of(run.steps, row)
-            batch.draft_k = int(scenario.speculation.get("k", 0))  # at most; how many is not recorded
+            batch, k = sampled_step(run, row)
             for name, value in breakdown(cost, batch).items():
                 parts[name] = parts.get(name, 0.0) + value * k
             gpu_ns = int(run.steps["gpu_ns"][row])
@@ -101,6 +100,13 @@ def price_steps(run: Run) -> Priced:
         if shown > 0 and scenario.pp == 1:
             parts["host"] = float(shown)
     return Priced(ns, priced_ns / recorded_ns if recorded_ns else 1.0, points)
+
+
+def sampled_step(run: Run, row: int) -> tuple[Batch, int]:
+    """The step in the middle of a recorded row, and how many the row stands for."""
+    batch, k = batch_of(run.steps, row)
+    batch.draft_k = int(run.scenario.speculation.get("k", 0))  # at most; how many is not recorded
+    return batch, k
 
 
 def batch_of(steps: dict[str, Column], row: int, nth: int | None = None) -> tuple[Batch, int]:

@@ -6,9 +6,11 @@ from typing import Any
 
 from servesim.cli_summary import LATENCIES
 from servesim.errors import UserError
+from servesim.hardware import Gpu
 from servesim.reports.figures.gantt import gantt
 from servesim.reports.figures.latency import cdf
-from servesim.reports.figures.operators import operators, roofline
+from servesim.reports.figures.operators import operators
+from servesim.reports.figures.roofline import roofline
 from servesim.reports.figures.speculation import by_position, over_time
 from servesim.reports.figures.timeline import memory_map, timeline
 from servesim.reports.page import Alert, Page, Share, Table
@@ -51,7 +53,11 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
     figures = {
         "latency": _present(cdf(run)),
         "time": _present(timeline(run), memory_map(run), gantt(run, window_s)),
-        "cost": _present(operators(run, priced), roofline(run, priced)) if priced else [],
+        "cost": _present(
+            operators(run, priced), roofline(Gpu.load(run.scenario.gpu), run.scenario.dtype, priced.points)
+        )
+        if priced
+        else [],
         "speculation": _present(by_position(drafts), over_time(run)) if drafts else [],
     }
     return Page(

@@ -17,6 +17,7 @@ from servesim.cli_policies import policies
 from servesim.cli_report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
 from servesim.cli_reproduce import EXAMPLES as REPRODUCE_EXAMPLES
 from servesim.cli_reproduce import reproduce
+from servesim.cli_roofline import ROOFLINE_EXAMPLES, roofline
 from servesim.cli_size import SIZE_EXAMPLES, size
 from servesim.cli_trace import trace_app
 from servesim.cli_validate import validate
@@ -57,6 +58,7 @@ app.command(epilog=VALIDATE_EXAMPLES)(validate)
 app.command()(policies)
 app.command(epilog=REPRODUCE_EXAMPLES)(reproduce)
 app.command(epilog=SIZE_EXAMPLES)(size)
+app.command(epilog=ROOFLINE_EXAMPLES)(roofline)
 register_experiments(app)
 app.command(epilog=REPORT_EXAMPLES)(report)
 app.command(epilog=EXPORT_EXAMPLES)(export)

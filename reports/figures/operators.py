@@ -1,19 +1,13 @@
-"""Where the GPU time goes: by operator and kind of step, and under the roofline."""
+"""Where the GPU time goes, by operator and kind of step."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from servesim.cost.formula import COMPUTE_DTYPE
-from servesim.hardware import Gpu
 from servesim.reports.priced import FAMILIES, Priced
 from servesim.reports.run import Run
-from servesim.reports.svg import INK, Drawing, half, wide
+from servesim.reports.svg import INK, Drawing, wide
 from servesim.reports.words import percent, time_ms
-
-KIND_COLOURS = {"prefill": "violet", "mixed": "amber", "decode": "blue"}
 
 
 def operators(run: Run, priced: Priced) -> Drawing:
@@ -57,62 +51,3 @@ def operators(run: Run, priced: Priced) -> Drawing:
     legend = tuple((colour, words) for _, colour, words in shown)
     height = 64 * len(bars) + 6
     return wide("operators", "Step time by operator", alt + ".", paint, (height, height), caption, legend=legend)
-
-
-def roofline(run: Run, priced: Priced) -> Drawing | None:
-    """Sampled steps under the GPU's roofline."""
-    gpu = Gpu.load(run.scenario.gpu)
-    peak = gpu.flops[COMPUTE_DTYPE[run.scenario.dtype]]
-    if not priced.points:
-        return None
-    ridge = peak / gpu.bandwidth
-    x, y = (np.array([p[i] for p in priced.points]) for i in (1, 2))
-
-    def paint(figure: Any, narrow: bool) -> None:
-        axes = figure.subplots()
-        low, high = min(float(x.min()) / 2, ridge / 10), max(float(x.max()) * 2, ridge * 4)
-        roof = np.array([low, ridge, high])
-        axes.plot(roof, np.minimum(roof * gpu.bandwidth, peak) / 1e12, color=INK["muted"], linewidth=1.5)
-        for kind, colour in KIND_COLOURS.items():
-            mine = np.array([p[0] == kind for p in priced.points])
-            if mine.any():
-                axes.plot(x[mine], y[mine] / 1e12, "o", color=INK[colour], markersize=4, alpha=0.5, markeredgewidth=0)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlim(low, high)
-        axes.set_ylim(max(float(y.min()) / 1e12 / 2, peak / 1e16), peak / 1e12 * 2.2)
-        axes.annotate(
-            f"{peak / 1e12:,.0f} TFLOP/s", (high, peak / 1e12), xytext=(-2, 5), textcoords="offset points", ha="right",
-            fontsize=10.5, color=INK["muted"],
-        )  # fmt: skip
-        axes.annotate(
-            f"{gpu.bandwidth / 1e12:.2g} TB/s", (ridge / 25, peak / 25e12), xytext=(-6, 4),
-            textcoords="offset points", ha="right", fontsize=10.5, color=INK["muted"],
-        )  # fmt: skip
-        _plain_decades(axes.xaxis)
-        _plain_decades(axes.yaxis)
-        axes.grid(axis="x", visible=True)
-        axes.set_xlabel("FLOP per byte")
-        axes.set_title("TFLOP/s of a GPU", fontsize=11, fontweight="normal", color=INK["muted"])
-        figure.subplots_adjust(left=0.095, right=0.98, top=0.91, bottom=0.15)
-
-    bound = float((x < ridge).mean())
-    reached = y / np.minimum(x * gpu.bandwidth, peak)
-    middle = percent(float(np.median(reached)))
-    alt = (
-        f"{len(x)} sampled steps by arithmetic intensity and FLOP/s under the roof of one {gpu.name}: {percent(bound)} "
-        f"lie left of the ridge at {ridge:,.0f} FLOP per byte, where memory bounds them; the median step reaches "
-        f"{middle} of the roof."
-    )
-    caption = f"The ridge is at {ridge:,.0f} FLOP per byte. The median step reaches {middle} of its roof."
-    kinds = {p[0] for p in priced.points}
-    legend = tuple((colour, f"{kind} steps") for kind, colour in KIND_COLOURS.items() if kind in kinds)
-    return half("roofline", "Roofline", alt, paint, 330, caption, legend=legend)
-
-
-def _plain_decades(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axis.set_major_locator(LogLocator(10, numticks=7))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}"))

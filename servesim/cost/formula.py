@@ -76,12 +76,12 @@ class Roofline:
         """[m, k] x [k, n] at the data sheet's rates: the larger of arithmetic and of reading weights and inputs and
         writing outputs."""
         flops = 2.0 * m * n * k
-        data = n * k * WEIGHT_BYTES[dtype] + m * _moved(n, k, dtype)
+        data = n * k * WEIGHT_BYTES[dtype] + m * moved_bytes(n, k, dtype)
         return max(flops / self.gpu.flops[COMPUTE_DTYPE[dtype]], data / self.gpu.bandwidth) * 1e9
 
     def gemm_curve(self, n: int, k: int, dtype: str) -> Curve:
         """A GEMM over tokens."""
-        per_token = 0.0 if self.textbook else _moved(n, k, dtype) / self.rate
+        per_token = 0.0 if self.textbook else moved_bytes(n, k, dtype) / self.rate
         return max_of_lines(
             (self.launch_ns + n * k * WEIGHT_BYTES[dtype] / self.rate, per_token),
             (self.launch_ns, 2.0 * n * k / self.peak(dtype)),
@@ -105,7 +105,7 @@ class Roofline:
         return 2 * size / self.rate
 
 
-def _moved(n: int, k: int, dtype: str) -> float:
+def moved_bytes(n: int, k: int, dtype: str) -> float:
     """Bytes of inputs and outputs of a GEMM, a token; outputs are 2 bytes (4 in fp32)."""
     return k * ACTIVATION_BYTES[dtype] + n * max(2.0, ACTIVATION_BYTES[dtype])
 

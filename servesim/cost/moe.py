@@ -43,7 +43,7 @@ _TOKENS = [2**i for i in range(18)]
 """Knots of the formula."""
 
 
-class _Shape(NamedTuple):
+class ExpertShape(NamedTuple):
     """Experts of a layer on one GPU."""
 
     size: int
@@ -56,7 +56,7 @@ class _Measured(NamedTuple):
     """A measured shape: its kernel, tokens, nanoseconds."""
 
     kernel: str
-    shape: _Shape
+    shape: ExpertShape
     tokens: list[int]
     times: list[float]
 
@@ -75,7 +75,9 @@ def experts_curve(
     if backend not in MOE_BACKENDS:
         raise UserError(f"unknown moe_backend {backend!r}{suggest(backend, MOE_BACKENDS)}")
     share = 1.0 / tp if expert_parallel else 1.0
-    shape = _Shape(experts.size if expert_parallel else experts.size // tp, hidden, experts.count, experts.per_token)
+    shape = ExpertShape(
+        experts.size if expert_parallel else experts.size // tp, hidden, experts.count, experts.per_token
+    )
     dtype = "bf16" if dtype == "fp16" else dtype
     found = [known for kernel in _kernels(dtype, backend) for known in _rows(gemms, kernel)]
     exact = [known for known in found if known.shape == shape and _same_bytes(known.kernel, dtype)]
@@ -92,24 +94,30 @@ def experts_curve(
     return Curve(_TOKENS, times, ROOFLINE, beyond=ROOFLINE)
 
 
-def experts_ns(roofline: Roofline, shape: _Shape, dtype: str, tokens: float, share: float = 1.0) -> float:
+def experts_ns(roofline: Roofline, shape: ExpertShape, dtype: str, tokens: float, share: float = 1.0) -> float:
     """Two grouped GEMMs by formula: the larger of reading the weights touched and activations, and arithmetic; of
     `share` of the experts."""
     return 2 * roofline.launch_ns + _work_ns(roofline, shape, dtype, tokens, share)
 
 
-def _work_ns(roofline: Roofline, shape: _Shape, dtype: str, tokens: float, share: float) -> float:
+def experts_work(shape: ExpertShape, dtype: str, tokens: float, share: float = 1.0) -> tuple[float, float, float]:
+    """Of the two grouped GEMMs of `share` of the experts: FLOPs, bytes of the weights touched, bytes of activations."""
     width, hidden = shape.size, shape.hidden
     routed = tokens * shape.per_token * share
     touched = share * Experts(shape.experts, shape.per_token, width).touched(tokens)
     weights = touched * 3 * hidden * width * WEIGHT_BYTES[dtype]
     activations = routed * (hidden + width) * ACTIVATION_BYTES[dtype] + routed * (2 * width + hidden) * 2.0
+    return 6.0 * routed * hidden * width, weights, activations
+
+
+def _work_ns(roofline: Roofline, shape: ExpertShape, dtype: str, tokens: float, share: float) -> float:
+    flops, weights, activations = experts_work(shape, dtype, tokens, share)
     reading = weights + (0.0 if roofline.textbook else activations)
-    return max(reading / roofline.rate, 6.0 * routed * hidden * width / roofline.peak(dtype))
+    return max(reading / roofline.rate, flops / roofline.peak(dtype))
 
 
 def _transferred(
-    gemms: GemmTables, near: _Measured, found: list[_Measured], shape: _Shape, dtype: str, share: float
+    gemms: GemmTables, near: _Measured, found: list[_Measured], shape: ExpertShape, dtype: str, share: float
 ) -> Curve:
     """The curve of `shape` from that of the shape `near`."""
     there = gemms.measured_on
@@ -146,12 +154,12 @@ def _same_bytes(kernel: str, dtype: str) -> bool:
     return WEIGHT_BYTES[_weights(kernel)] == WEIGHT_BYTES[dtype]
 
 
-def _padded(shape: _Shape) -> _Shape:
+def _padded(shape: ExpertShape) -> ExpertShape:
     """As vLLM pads mxfp4 experts for Marlin: width to 128, hidden to 256 (fused_moe/oracle/mxfp4.py)."""
     return shape._replace(size=-(-shape.size // 128) * 128, hidden=-(-shape.hidden // 256) * 256)
 
 
-def _distance(a: _Shape, b: _Shape) -> float:
+def _distance(a: ExpertShape, b: ExpertShape) -> float:
     return sum(log(x / y) ** 2 for x, y in zip(a, b, strict=True))
 
 
@@ -161,7 +169,7 @@ def _rows(gemms: GemmTables, kernel: str) -> list[_Measured]:
     if not rows:
         return []
     columns = [rows[name].tolist() for name in ("n", "k", "experts", "topk", "m")]
-    curves: dict[_Shape, list[tuple[int, float]]] = {}
+    curves: dict[ExpertShape, list[tuple[int, float]]] = {}
     for n, k, count, per_token, m, us in zip(*columns, rows["time_us"].tolist(), strict=True):
-        curves.setdefault(_Shape(n, k, count, per_token), []).append((m, us * 1e3))
+        curves.setdefault(ExpertShape(n, k, count, per_token), []).append((m, us * 1e3))
     return [_Measured(kernel, shape, [m for m, _ in c], [ns for _, ns in c]) for shape, c in curves.items()]

@@ -32,18 +32,27 @@ def step_work(
 
 def _attended(batch: Batch, window: int) -> tuple[float, float]:
     """Query-key pairs and tokens read in one layer."""
-    pairs = read = 0.0
-    if batch.decode_count:
-        mean = batch.decode_context_sum / batch.decode_count
-        mean = min(mean, window) if window else mean
-        read = batch.decode_count * mean
-        pairs = read * batch.queries_per_sequence
+    pairs, read = decode_attended(batch, window)
     for new, past in batch.prefill:
-        past = min(past, window) if window else past
-        own = min(new, window) if window else new
-        pairs += new * past + own * (own + 1) / 2 + (new - own) * own
-        read += past
+        pairs += prefill_pairs(new, past, window)
+        read += min(past, window) if window else past
     return pairs, read
+
+
+def decode_attended(batch: Batch, window: int) -> tuple[float, float]:
+    """Query-key pairs and tokens read by the sequences that decode, in one layer."""
+    if not batch.decode_count:
+        return 0.0, 0.0
+    mean = batch.decode_context_sum / batch.decode_count
+    read = batch.decode_count * (min(mean, window) if window else mean)
+    return read * batch.queries_per_sequence, read
+
+
+def prefill_pairs(new: int, past: int, window: int) -> float:
+    """Query-key pairs of a prompt piece in one layer."""
+    past = min(past, window) if window else past
+    own = min(new, window) if window else new
+    return new * past + own * (own + 1) / 2 + (new - own) * own
 
 
 def _flops_per_pair(model: ModelSpec) -> float:

@@ -1,0 +1,149 @@
+"""What each operator of a step has to do on one GPU, and the least time its data sheet allows for that.
+
+Linear layers and small operators are those of the layer graph, with the widths it prices; attention is counted by the
+query-key pairs and tokens of the batch. Traffic is that of separate kernels: weights, activations in and out, keys and
+values; what a fused kernel keeps in registers is counted here and not in `servesim.cost.work.step_work`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from servesim.contracts.cost import Batch
+from servesim.cost.breakdown import ATTENTION_DECODE, ATTENTION_PREFILL
+from servesim.cost.curve import Curve
+from servesim.cost.formula import COMPUTE_DTYPE, WEIGHT_BYTES, Roofline, line, moved_bytes
+from servesim.cost.graph import LayerGraph
+from servesim.cost.linear import GemmTables
+from servesim.cost.moe import ExpertShape, experts_work
+from servesim.cost.work import decode_attended, prefill_pairs
+from servesim.hardware.gpu import Gpu
+from servesim.hardware.layers import Experts, dtype_bytes
+from servesim.hardware.model import ModelSpec
+
+KINDS = ("flops", "compute_ns", "bytes", "link_bytes")
+
+
+class Work(NamedTuple):
+    """Work of one operator in a step on one GPU."""
+
+    flops: float = 0.0
+    compute_ns: float = 0.0
+    """The arithmetic at the data sheet's peak."""
+    bytes: float = 0.0
+    """Memory read and written."""
+    link_bytes: float = 0.0
+    """Sent to other GPUs."""
+
+    def roofline_ns(self, gpu: Gpu) -> float:
+        """The least time: arithmetic, memory and links each at the data sheet's rate, all at once."""
+        return max(self.compute_ns, self.bytes / gpu.bandwidth * 1e9, self.link_bytes / gpu.link_bandwidth * 1e9)
+
+    def bound(self, gpu: Gpu) -> str:
+        """What takes that time: "compute", "memory" or "links"."""
+        if self.link_bytes / gpu.link_bandwidth * 1e9 == self.roofline_ns(gpu):
+            return "links"
+        return "compute" if self.compute_ns == self.roofline_ns(gpu) else "memory"
+
+    def plus(self, other: Work) -> Work:
+        """Both together."""
+        return Work(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+def operator_work(
+    model: ModelSpec, gpu: Gpu, batch: Batch, dtype: str = "bf16", kv_dtype: str = "bf16", tp: int = 1
+) -> dict[str, Work]:
+    """Work of every operator of a step, by the names of `servesim.cost.breakdown` and in its order. One pipeline stage,
+    fused attention; padding included."""
+    tokens, rows = batch.linear_tokens + batch.padded_tokens, batch.sampled + batch.drafts
+    counts: dict[str, list[float]] = {}
+    for i, kind in enumerate(KINDS):
+        roofline = _Counts(gpu, kind=kind)
+        graph = _Counting(model, gpu, tp, dtype, kv_dtype, GemmTables(None, roofline, roofline), None, tokens=tokens)
+        found = [(operator, tokens) for operator in graph.per_token(range(model.num_layers))]
+        found += [(operator, rows) for operator in graph.per_sample()] if rows else []
+        for operator, x in found:
+            counts.setdefault(operator.name, [0.0] * len(KINDS))[i] += operator.curve.at(x)
+    work = {name: Work(*values) for name, values in counts.items()}
+    head = [name for name in work if name in ("lm_head", "sampler", "all_gather")]
+    body = {name: one for name, one in work.items() if name not in head}
+    return {**body, **_attention(model, gpu, batch, dtype, kv_dtype, tp), **{name: work[name] for name in head}}
+
+
+def _attention(model: ModelSpec, gpu: Gpu, batch: Batch, dtype: str, kv_dtype: str, tp: int) -> dict[str, Work]:
+    windows = Counter(layer.window for layer in model.layers)
+    kv = model.kv_bytes_per_token_per_layer(kv_dtype, tp)
+    decode_pair, prefill_pair, expanded = _per_pair(model, tp)
+    wide = "fp32" if dtype == "fp32" else "bf16"
+    moved = 2.0 * dtype_bytes(wide) * model.q_size / tp  # queries in and outputs out
+    decode = prefill = Work()
+    for window, layers in windows.items():
+        pairs, read = decode_attended(batch, window)
+        queries = batch.decode_count * batch.queries_per_sequence
+        if pairs:
+            flops = layers * (pairs * decode_pair + 2.0 * expanded * queries)
+            data = layers * (read * kv + queries * moved + 2.0 * expanded)
+            decode = decode.plus(Work(flops, 0.0, data))
+        for new, past in batch.prefill:
+            seen = min(past, window) + new if window else past + new
+            flops = layers * (prefill_pairs(new, past, window) * prefill_pair + 2.0 * expanded * seen)
+            prefill = prefill.plus(Work(flops, 0.0, layers * (seen * kv + new * moved)))
+        if batch.prefill:
+            prefill = prefill.plus(Work(bytes=layers * 2.0 * expanded))
+    found = {ATTENTION_PREFILL: prefill, ATTENTION_DECODE: decode}
+    peak = gpu.flops[wide]
+    return {name: one._replace(compute_ns=one.flops / peak * 1e9) for name, one in found.items() if one.flops}
+
+
+def _per_pair(model: ModelSpec, tp: int) -> tuple[float, float, float]:
+    """FLOPs of one query-key pair on one GPU when decoding and in a prompt; weights that expand latents to heads.
+
+    Latent attention decodes over the compressed vectors, with the expansion absorbed into queries and outputs, and
+    expands keys and values of a prompt."""
+    if model.latent is None:
+        return 4.0 * model.q_size / tp, 4.0 * model.q_size / tp, 0.0
+    latent, heads = model.latent, model.num_heads / tp
+    decode = 2.0 * heads * (latent.width + latent.kv_rank)
+    prefill = 2.0 * heads * (latent.nope_dim + latent.rope_dim + latent.v_dim)
+    return decode, prefill, latent.kv_rank * heads * (latent.nope_dim + latent.v_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts(Roofline):
+    """Counts work instead of pricing it."""
+
+    kind: str = KINDS[0]
+
+    def gemm_curve(self, n: int, k: int, dtype: str) -> Curve:
+        flops, peak = 2.0 * n * k, self.gpu.flops[COMPUTE_DTYPE[dtype]]
+        return {
+            "flops": line(0.0, flops),
+            "compute_ns": line(0.0, flops / peak * 1e9),
+            "bytes": line(n * k * WEIGHT_BYTES[dtype], moved_bytes(n, k, dtype)),
+            "link_bytes": line(0.0, 0.0),
+        }[self.kind]
+
+    def memory_op(self, bytes_per_token: float, constant_bytes: float = 0.0) -> Curve:
+        return line(constant_bytes, bytes_per_token) if self.kind == "bytes" else line(0.0, 0.0)
+
+    def collective(self, bytes_per_token: float) -> Curve:
+        return line(0.0, bytes_per_token if self.kind == "link_bytes" else 0.0)
+
+
+@dataclass(frozen=True)
+class _Counting(LayerGraph):
+    """The layer graph of a step of so many tokens."""
+
+    tokens: int = 0
+
+    def _routed(self, moe: Experts) -> Curve:
+        dtype = moe.dtype or self.dtype
+        shape = ExpertShape(moe.size // self.tp, self.model.hidden_size, moe.count, moe.per_token)
+        flops, weights, activations = experts_work(shape, dtype, self.tokens)
+        compute = flops / self.gpu.flops[COMPUTE_DTYPE[dtype]] * 1e9
+        work = {"flops": flops, "compute_ns": compute, "bytes": weights + activations, "link_bytes": 0.0}
+        counts = self.roofline
+        assert isinstance(counts, _Counts)
+        return line(work[counts.kind], 0.0)

@@ -1,0 +1,159 @@
+"""Steps under a GPU's roofline: their arithmetic intensity, what bounds them, how much of the roof their kernels reach.
+
+A step's roof takes weights and KV read once, as if everything else stayed on the chip: the larger of its arithmetic at
+the data sheet's peak and its bytes at the data sheet's bandwidth (`step_work`). An operator's roof counts the traffic
+of a kernel of its own (`operator_work`). Times are GPU nanoseconds, without host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from servesim.contracts.cost import Batch
+from servesim.cost.breakdown import breakdown
+from servesim.cost.formula import COMPUTE_DTYPE
+from servesim.cost.model import TableCostModel
+from servesim.cost.operators import Work, operator_work
+from servesim.cost.work import step_work
+from servesim.hardware.gpu import Gpu
+from servesim.hardware.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Roof:
+    """A model on `tp` GPUs, and what prices its steps."""
+
+    model: ModelSpec
+    gpu: Gpu
+    tp: int
+    dtype: str
+    kv_dtype: str
+    cost: TableCostModel
+
+    @property
+    def peak(self) -> float:
+        """FLOP/s of a GPU in the arithmetic of the linear layers."""
+        return self.gpu.flops[COMPUTE_DTYPE[self.dtype]]
+
+    @property
+    def ridge(self) -> float:
+        """FLOP per byte from which on arithmetic bounds a step."""
+        return self.peak / self.gpu.bandwidth
+
+    def describe(self, steps: Iterable[Steps]) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "model": self.model.name,
+            "gpu": self.gpu.name,
+            "tp": self.tp,
+            "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
+            "peak_flops": self.peak,
+            "bandwidth": self.gpu.bandwidth,
+            "ridge": self.ridge,
+            "tables": self.cost.tables.folder.name if self.cost.tables is not None else None,
+            "steps": [one.describe() for one in steps],
+        }
+
+
+@dataclass
+class Steps:
+    """One step or several together: sums over them. Work is of all GPUs, times are those of one."""
+
+    roof: Roof
+    label: str
+    kind: str
+    """"prefill", "decode" or "mixed"."""
+    count: int = 0
+    flops: float = 0.0
+    bytes: float = 0.0
+    roofline_ns: float = 0.0
+    kernels_ns: float = 0.0
+    by_source: list[float] = field(default_factory=lambda: [0.0] * 4)
+    """Of kernels_ns: measured, interpolated, extrapolated, formula."""
+    work: dict[str, Work] = field(default_factory=dict)
+    operator_ns: dict[str, float] = field(default_factory=dict)
+    points: list[tuple[float, float]] = field(default_factory=list)
+    """(FLOP per byte, FLOP/s of a GPU) of each step."""
+
+    def add(self, batch: Batch, times: int = 1, gpu_ns: float | None = None) -> None:
+        """A step that was taken so many times and `gpu_ns` in all; None: what its kernels take."""
+        roof = self.roof
+        model, gpu, tp = roof.model, roof.gpu, roof.tp
+        price = roof.cost.price(batch)
+        ns = price.gpu_ns * times if gpu_ns is None else gpu_ns
+        flops, data = step_work(model, batch, roof.dtype, roof.kv_dtype, tp)
+        self.count += times
+        self.flops += flops * times
+        self.bytes += data * times
+        self.roofline_ns += max(flops / roof.peak, data / gpu.bandwidth) / tp * 1e9 * times
+        self.kernels_ns += ns
+        self.points.append((flops / data, flops * times / tp / ns * 1e9))
+        self.by_source = [a + b * ns for a, b in zip(self.by_source, price.shares, strict=True)]
+        for name, one in breakdown(roof.cost, batch).items():
+            self.operator_ns[name] = self.operator_ns.get(name, 0.0) + one * times
+        for name, work in operator_work(model, gpu, batch, roof.dtype, roof.kv_dtype, tp).items():
+            scaled = Work(*(value * times for value in work))
+            self.work[name] = self.work[name].plus(scaled) if name in self.work else scaled
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte."""
+        return self.flops / self.bytes
+
+    @property
+    def reached(self) -> float:
+        """Share of the roofline the kernels reach."""
+        return self.roofline_ns / self.kernels_ns
+
+    def describe(self) -> dict[str, Any]:
+        """For JSON; times in ns of one step, the mean if there are several."""
+        names = [*self.operator_ns, *(name for name in self.work if name not in self.operator_ns)]
+        total = sum(self.by_source) or 1.0
+        return {
+            "label": self.label,
+            "kind": self.kind,
+            "steps": self.count,
+            "flops": self.flops / self.count,
+            "bytes": self.bytes / self.count,
+            "intensity": self.intensity,
+            "bound": "compute" if self.intensity > self.roof.ridge else "memory",
+            "roofline_ns": self.roofline_ns / self.count,
+            "kernels_ns": self.kernels_ns / self.count,
+            "reached": self.reached,
+            "by_formula": self.by_source[3] / total,
+            "operators": [self._operator(name) for name in names],
+        }
+
+    def _operator(self, name: str) -> dict[str, Any]:
+        """What has no work of its own (copies, drafting, a lowered clock) has no roof."""
+        ns, work, gpu = self.operator_ns.get(name, 0.0), self.work.get(name), self.roof.gpu
+        least = work.roofline_ns(gpu) if work else None
+        return {
+            "name": name,
+            "intensity": work.flops / work.bytes if work and work.bytes else None,
+            "bound": work.bound(gpu) if work else None,
+            "roofline_ns": None if least is None else least / self.count,
+            "kernels_ns": ns / self.count,
+            "reached": least / ns if least is not None and ns else None,
+        }
+
+
+def decode_step(batch: int, context: int) -> Batch:
+    """`batch` sequences of `context` tokens (their new one included) that take one token each."""
+    return Batch(
+        linear_tokens=batch,
+        decode_count=batch,
+        decode_context_sum=batch * context,
+        decode_context_sumsq=batch * context * context,
+        decode_context_max=context,
+        sampled=batch,
+        sampled_context=batch * context,
+    )
+
+
+def prefill_step(prompt: int) -> Batch:
+    """One prompt, nothing of it cached."""
+    return Batch(linear_tokens=prompt, prefill=[(prompt, 0)], sampled=1, sampled_context=prompt)
