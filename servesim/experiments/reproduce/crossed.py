@@ -15,7 +15,7 @@ from servesim.experiments.axes import Variant
 from servesim.experiments.measures import METRICS
 from servesim.experiments.reproduce import Given
 from servesim.experiments.runner import open_runner
-from servesim.experiments.sweep import PARETO, Table
+from servesim.experiments.sweep import PARETO, SWEEP, Table
 
 Combination = tuple[str, ...]
 """A choice for each option."""
@@ -79,7 +79,8 @@ def search(question: Given) -> Found:
     """Run every combination of `question["options"]` over its `base`, for its `metric`."""
     options: dict[str, dict[str, Any]] = question["options"]
     metric = METRICS[question["metric"]]
-    with tempfile.TemporaryDirectory(prefix="servesim-") as scratch, open_runner(None, "local", 1, None) as runner:
+    temporary = tempfile.TemporaryDirectory(prefix="servesim-")
+    with temporary as scratch, open_runner(None, SWEEP, "local", 1, None) as runner:
         variants = []
         for names in itertools.product(*options.values()):
             settings = dict(question["base"])
