@@ -14,8 +14,9 @@ from servesim.deployment import OBJECT, Setup, set_up
 from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import Recorder, Rows
 from servesim.engine.workload import Clients, FrontEnd, TraceWorkload
-from servesim.metrics.classes import by_class, by_tenant, class_limits
-from servesim.metrics.requests import SECOND, RequestColumns, goodput
+from servesim.metrics.classes import by_class, by_tenant, class_limits, parts_of
+from servesim.metrics.distribution import describe_counted
+from servesim.metrics.requests import MS, SECOND, RequestColumns, goodput
 from servesim.metrics.steps import StepTotals
 from servesim.metrics.summary import summarize
 from servesim.notes import after_run, on_costs
@@ -113,7 +114,7 @@ def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: 
     recorder.steps.flush()
     recorder.deliveries.flush()
     ended = _Clock()
-    columns = RequestColumns.of(recorder.requests.array())
+    columns = RequestColumns.of(recorder.requests.array(), recorder.reasons)
     summary = _summary(setup, columns, recorder, totals, workload.unsent)
     timing = _timing(began, loop, ended, len(columns), totals.steps)
     requests = request_table(columns, recorder.reasons, setup.trace)
@@ -141,19 +142,20 @@ def _summary(
     setup: Setup, columns: RequestColumns, recorder: Recorder, totals: StepTotals, unsent: int
 ) -> dict[str, Any]:
     scenario = setup.scenario
-    figures = summarize(columns, recorder.itl(), totals, recorder.reasons, setup.deployment, scenario.slo)
+    itl = describe_counted(*recorder.itl(), MS)
+    figures = summarize(columns, itl, totals, setup.deployment, scenario.slo)
     tables = setup.cost.tables
     figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
     labels = setup.trace.labels
     if "class" in labels:
         slo, own = scenario.slo, scenario.slo_classes
-        figures["classes"] = by_class(columns, labels["class"], slo, own)
+        figures["classes"] = by_class(columns, parts_of(columns, labels["class"]), slo, own)
         if own:
             rows = columns.completed("row") % len(setup.trace)
             limits = class_limits(labels["class"], rows, slo, own)
             figures["goodput"] = goodput(columns, slo, limits) | {"slo_classes_ms": own}
     if "tenant" in labels:
-        figures["tenants"] = by_tenant(columns, labels["tenant"], scenario.slo)
+        figures["tenants"] = by_tenant(columns, parts_of(columns, labels["tenant"]), len(setup.trace), scenario.slo)
     figures["requests"] |= {"retries": int((columns.table["row"] >= len(setup.trace)).sum()), "unsent": unsent}
     figures["speculation"] = speculation_figures(core.spec_stats for core in setup.cores)
     return {

@@ -8,24 +8,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.metrics.distribution import describe
-from servesim.metrics.requests import MS, SECOND, SLO_METRICS, RequestColumns, goodput, per
+from servesim.metrics.requests import SECOND, SLO_METRICS, RequestColumns, Requests, goodput, per
 
 Slos = Mapping[str, Mapping[str, float]]
-INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
-"""Of tokens in a tenant's service, as in VTC (Sheng et al., OSDI'24): outputs cost more than inputs."""
 
 
-def by_class(columns: RequestColumns, labels: Sequence[str], slo: Mapping[str, float], slos: Slos) -> dict[str, Any]:
+def by_class(whole: Requests, parts: Mapping[str, Requests], slo: Mapping[str, float], slos: Slos) -> dict[str, Any]:
     """Each class's requests, latencies and goodput within its own limits (`slos`; `slo` where it has none), and the
-    goodput of all together. `labels`: the class of each trace row."""
-    classes = {name: _figures(columns, part, slos.get(name, slo)) for name, part in _parts(columns, labels)}
+    goodput of all together. `parts`: the records by class."""
+    classes = {name: _figures(whole, part, slos.get(name, slo)) for name, part in parts.items()}
     good = sum(figures["goodput"]["good_requests"] for figures in classes.values() if figures["goodput"])
     return {
         "classes": classes,
         "good_requests": good,
-        "request_goodput": per(good, columns.duration_ns / SECOND),
-        "slo_attainment": per(good, len(columns)),
+        "request_goodput": per(good, whole.duration_ns / SECOND),
+        "slo_attainment": per(good, whole.total("arrived")),
     }
 
 
@@ -39,13 +36,18 @@ def class_limits(
     return {name: np.array([limits.get(name, np.inf) for limits in own], dtype=np.float64) for name in known}
 
 
-def by_tenant(columns: RequestColumns, labels: Sequence[str], slo: Mapping[str, float]) -> dict[str, Any]:
+def by_tenant(whole: Requests, parts: Mapping[str, Requests], rows: int, slo: Mapping[str, float]) -> dict[str, Any]:
     """Each tenant's figures and service, and Jain's index of fairness over tenants: 1 when all are alike, 1/n when one
     has everything. Of `service` (weighted tokens answered per weighted token asked for), of `speed` (output tokens per
-    second of waiting, the harmonic mean over requests) and, with an SLO, of `slo_attainment`."""
-    tenants = {
-        name: _figures(columns, part, slo) | _service(part, len(labels)) for name, part in _parts(columns, labels)
-    }
+    second of waiting, the harmonic mean over requests) and, with an SLO, of `slo_attainment`. `parts`: the records by
+    tenant; `rows`: of the trace."""
+    tenants = {}
+    for name, part in parts.items():
+        service = part.service(rows)
+        tenants[name] = _figures(whole, part, slo) | {
+            "service": per(service.given, service.given + service.refused),
+            "speed": per(service.answers, service.seconds),
+        }
     keys = ("service", "speed", *(("slo_attainment",) if slo else ()))
     values = {key: [tenant["goodput"][key] if key == "slo_attainment" else tenant[key] for tenant in tenants.values()]
               for key in keys}  # fmt: skip
@@ -58,44 +60,20 @@ def jain_index(values: Sequence[float | None]) -> float | None:
     return per(float(x.sum() ** 2), float(len(x) * (x**2).sum()))
 
 
-def _parts(columns: RequestColumns, labels: Sequence[str]) -> list[tuple[str, RequestColumns]]:
-    """The records of each label, in order of the labels; retries belong to their row."""
+def parts_of(columns: RequestColumns, labels: Sequence[str]) -> dict[str, RequestColumns]:
+    """The records of each label, in order of the labels (one a trace row); retries belong to their row."""
     names = np.array(labels)[columns.table["row"] % len(labels)]
-    return [(str(name), _take(columns, names == name)) for name in np.unique(names)]
+    return {str(name): columns.take(names == name) for name in np.unique(names)}
 
 
-def _take(columns: RequestColumns, which: NDArray[np.bool_]) -> RequestColumns:
-    return RequestColumns({name: column[which] for name, column in columns.table.items()}, columns.done[which])
-
-
-def _figures(columns: RequestColumns, part: RequestColumns, slo: Mapping[str, float]) -> dict[str, Any]:
-    several = part.completed("output_len") > 1
+def _figures(whole: Requests, part: Requests, slo: Mapping[str, float]) -> dict[str, Any]:
     good = goodput(part, slo) if slo else None
     if good is not None:  # per second of the whole run, so that classes add up
-        good["request_goodput"] = per(good["good_requests"], columns.duration_ns / SECOND)
+        good["request_goodput"] = per(good["good_requests"], whole.duration_ns / SECOND)
     return {
-        "arrived": len(part),
-        "completed": int(part.done.sum()),
-        "output_throughput": per(int(part.completed("output_len").sum()), columns.duration_ns / SECOND),
-        "latency_ms": {
-            "ttft": describe(part.ttft, MS),
-            "tpot": describe(part.tpot[several], MS),
-            "e2el": describe(part.e2el, MS),
-        },
+        "arrived": part.total("arrived"),
+        "completed": part.total("completed"),
+        "output_throughput": per(part.total("output_tokens"), whole.duration_ns / SECOND),
+        "latency_ms": {name: part.latency_ms(name) for name in ("ttft", "tpot", "e2el")},
         "goodput": good,
-    }
-
-
-def _service(part: RequestColumns, rows: int) -> dict[str, float | None]:
-    """`rows`: of the trace. A request none of whose attempts was answered asked for its cap."""
-    table, done = part.table, part.done
-    request = table["row"] % rows
-    given = INPUT_WEIGHT * table["prompt_len"][done] + OUTPUT_WEIGHT * table["output_len"][done]
-    failed = ~np.isin(request, request[done])
-    _, first = np.unique(request[failed], return_index=True)
-    asked = (INPUT_WEIGHT * table["prompt_len"] + OUTPUT_WEIGHT * table["max_tokens"])[failed][first]
-    seconds = part.ntpot / SECOND
-    return {
-        "service": per(float(given.sum()), float(given.sum() + asked.sum())),
-        "speed": per(float(len(seconds)), float(seconds.sum())),
     }

@@ -21,7 +21,7 @@ def describe(values: Numbers, unit: float = 1.0) -> dict[str, float] | None:
         return None
     scaled = values / unit
     percentiles = np.percentile(scaled, PERCENTILES).tolist()
-    return _named(len(values), float(scaled.mean()), float(scaled.std()), percentiles, scaled.min(), scaled.max())
+    return named(len(values), float(scaled.mean()), float(scaled.std()), percentiles, scaled.min(), scaled.max())
 
 
 def describe_counted(values: Numbers, counts: NDArray[np.int64], unit: float = 1.0) -> dict[str, float] | None:
@@ -36,7 +36,7 @@ def describe_counted(values: Numbers, counts: NDArray[np.int64], unit: float = 1
     std = math.sqrt(float(np.dot((scaled - mean) ** 2, counts)) / total)
     ends = np.cumsum(counts)
     percentiles = [_percentile(scaled, ends, total, q) for q in PERCENTILES]
-    return _named(total, mean, std, percentiles, scaled[0], scaled[-1])
+    return named(total, mean, std, percentiles, scaled[0], scaled[-1])
 
 
 def _percentile(values: Numbers, ends: NDArray[np.int64], total: int, q: float) -> float:
@@ -49,8 +49,6 @@ def _percentile(values: Numbers, ends: NDArray[np.int64], total: int, q: float) 
     return b - (b - a) * (1 - t) if t >= 0.5 else a + (b - a) * t
 
 
-def _named(
-    count: int, mean: float, std: float, percentiles: list[float], low: float, high: float
-) -> dict[str, float]:
+def named(count: int, mean: float, std: float, percentiles: list[float], low: float, high: float) -> dict[str, float]:
     named = {f"p{q:g}": value for q, value in zip(PERCENTILES, percentiles, strict=True)}
     return {"count": count, "mean": mean, "std": std, "min": float(low), **named, "max": float(high)}

@@ -6,9 +6,9 @@ t_s: arrival; t_1, t_n: first and last output token; n: output tokens; E2E = t_n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,63 @@ from numpy.typing import NDArray
 from servesim.engine.recorder import REQUEST_COLUMNS, Rows
 from servesim.engine.request import State
 from servesim.errors import UserError, suggest
-from servesim.metrics.distribution import describe, describe_counted
+from servesim.metrics.distribution import Numbers, describe
+from servesim.metrics.stability import Load, load_of
 
 MS = 1e6
 SECOND = 1e9
 SLO_METRICS = ("ttft", "tpot", "e2el")
+ALL = "all limits"
+INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
+"""Of tokens in a tenant's service, as in VTC (Sheng et al., OSDI'24): outputs cost more than inputs."""
+
+Limits = Mapping[str, float] | Mapping[str, NDArray[np.float64]]
+"""Milliseconds by metric, of all requests alike or of each completed one."""
+Stats = dict[str, float] | None
+
+
+class Service(NamedTuple):
+    """What clients got and what they did not."""
+
+    given: float
+    """Weighted tokens of the answers and their prompts."""
+    refused: float
+    """Weighted tokens of the requests none of whose attempts was answered: prompt and cap."""
+    answers: int
+    seconds: float
+    """Sum over answers of the time a token took (E2E / n)."""
+
+
+class Requests(Protocol):
+    """What figures are computed from: the records of all requests, or what is kept of records that went by."""
+
+    def total(self, name: str) -> int:
+        """One of TOTALS."""
+
+    def latency_ms(self, name: str) -> Stats:
+        """Statistics of one of LATENCIES; None when there is none."""
+
+    def met(self, limits: Limits) -> dict[str, int]:
+        """Completed requests within each limit (value <= limit), and within every one (ALL)."""
+
+    def why(self, ended: State) -> dict[str, int]:
+        """How many requests ended so, by reason."""
+
+    @property
+    def duration_ns(self) -> int:
+        """From the first arrival of all to the last token of all, the drain at the end included."""
+
+    def max_concurrency(self) -> int:
+        """Most completed requests in the system at once; at one instant departures come before arrivals."""
+
+    def lookups(self, count: int) -> list[tuple[int, int]]:
+        """(prompt tokens, of them found in the cache) of the `count` requests admitted last, in that order."""
+
+    def service(self, rows: int) -> Service:
+        """What was answered; `rows`: of the trace."""
+
+    def load(self) -> Load | None:
+        """Numbers waiting and in the system over the arrival span; None: there is no span."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +82,15 @@ class RequestColumns:
     table: dict[str, NDArray[np.int64]]
     done: NDArray[np.bool_]
     """Which requests completed; the latencies below have one entry for each of these."""
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    """Why they ended, by row."""
 
     @classmethod
-    def of(cls, rows: Rows) -> RequestColumns:
+    def of(cls, rows: Rows, reasons: Mapping[int, str] | None = None) -> RequestColumns:
         """From the recorder's table, whatever its order."""
         rows = rows[np.argsort(rows[:, REQUEST_COLUMNS.index("row")], kind="stable")]
         table = {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(REQUEST_COLUMNS)}
-        return cls(table, table["state"] == State.FINISHED)
+        return cls(table, table["state"] == State.FINISHED, reasons or {})
 
     def __len__(self) -> int:
         return len(self.done)
@@ -78,58 +132,139 @@ class RequestColumns:
             return 0
         return int(self.completed("last_token_ns").max() - self.table["arrival_ns"].min())
 
+    def take(self, which: NDArray[np.bool_]) -> RequestColumns:
+        """Some of the records."""
+        table = {name: column[which] for name, column in self.table.items()}
+        return RequestColumns(table, self.done[which], self.reasons)
 
-def latencies_ms(columns: RequestColumns, itl: tuple[Rows, Rows]) -> dict[str, dict[str, float] | None]:
-    """Statistics of every latency in milliseconds. `itl` is (gap ns, how often), pooled over requests."""
-    several = columns.completed("output_len") > 1
-    return {
-        "ttft": describe(columns.ttft, MS),
-        "tpot": describe(columns.tpot[several], MS),
-        "itl": describe_counted(*itl, MS),
-        "e2el": describe(columns.e2el, MS),
-        "ntpot": describe(columns.ntpot, MS),
-        "queue_time": describe(columns.queue_time, MS),
-    }
+    def total(self, name: str) -> int:
+        return TOTALS[name](self)
+
+    def latency_ms(self, name: str) -> Stats:
+        return describe(LATENCIES[name](self), MS)
+
+    def met(self, limits: Limits) -> dict[str, int]:
+        within = {name: getattr(self, name) <= limit * MS for name, limit in limits.items()}
+        within[ALL] = np.logical_and.reduce([*within.values(), np.ones(int(self.done.sum()), dtype=np.bool_)])
+        return {name: int(ok.sum()) for name, ok in within.items()}
+
+    def why(self, ended: State) -> dict[str, int]:
+        rows = self.table["row"][self.table["state"] == ended].tolist()
+        return dict(sorted(Counter(self.reasons[row] for row in rows).items()))
+
+    def max_concurrency(self) -> int:
+        return most_at_once(self.completed("arrival_ns"), self.completed("last_token_ns"))
+
+    def lookups(self, count: int) -> list[tuple[int, int]]:
+        t = self.table
+        last = np.lexsort((t["row"], t["scheduled_ns"]))[-count:]
+        last = last[t["scheduled_ns"][last] >= 0]
+        return list(zip(t["prompt_len"][last].tolist(), t["hit_tokens"][last].tolist(), strict=True))
+
+    def service(self, rows: int) -> Service:
+        table, done = self.table, self.done
+        request = table["row"] % rows
+        given = INPUT_WEIGHT * table["prompt_len"][done] + OUTPUT_WEIGHT * table["output_len"][done]
+        failed = ~np.isin(request, request[done])
+        _, first = np.unique(request[failed], return_index=True)
+        asked = (INPUT_WEIGHT * table["prompt_len"] + OUTPUT_WEIGHT * table["max_tokens"])[failed][first]
+        seconds = self.ntpot / SECOND
+        return Service(float(given.sum()), float(asked.sum()), len(seconds), float(seconds.sum()))
+
+    def stays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """When each request that was not rejected arrived, when its wait ended, and when it left."""
+        table = self.table
+        kept = np.flatnonzero(table["state"] != State.REJECTED)
+        kept = kept[np.argsort(table["arrival_ns"][kept], kind="stable")]  # closed loops send out of the trace's order
+        leaves = np.where(table["state"] == State.ABORTED, table["finished_ns"], table["last_token_ns"])[kept]
+        waits = np.where(table["scheduled_ns"] < 0, table["finished_ns"], table["scheduled_ns"])[kept]
+        return table["arrival_ns"][kept], waits, leaves
+
+    def load(self) -> Load | None:
+        return load_of(*self.stays())
 
 
-def throughput(columns: RequestColumns) -> dict[str, float | None]:
+def _in_state(state: State) -> Callable[[RequestColumns], int]:
+    return lambda c: int((c.table["state"] == state).sum())
+
+
+def _of_completed(column: str) -> Callable[[RequestColumns], int]:
+    return lambda c: int(c.completed(column).sum())
+
+
+def _of_admitted(column: str) -> Callable[[RequestColumns], int]:
+    return lambda c: int(c.table[column][c.table["scheduled_ns"] >= 0].sum())
+
+
+def _computed(c: RequestColumns) -> NDArray[np.int64]:
+    """Tokens whose keys and values an answer needs: the prompt and all outputs but the last."""
+    return c.completed("prompt_len") + c.completed("output_len") - 1
+
+
+def _pairs(c: RequestColumns) -> int:
+    length, hit = _computed(c), c.completed("hit_tokens")
+    return int(((length * (length + 1) - hit * (hit + 1)) // 2).sum())
+
+
+TOTALS: dict[str, Callable[[RequestColumns], int]] = {
+    "arrived": len,
+    "completed": _in_state(State.FINISHED),
+    "rejected": _in_state(State.REJECTED),
+    "aborted": _in_state(State.ABORTED),
+    "input_tokens": _of_completed("prompt_len"),
+    "output_tokens": _of_completed("output_len"),
+    "preemptions": lambda c: int(c.table["num_preemptions"].sum()),
+    "recomputed_tokens": lambda c: int(c.table["recomputed_tokens"].sum()),
+    "queried_tokens": _of_admitted("prompt_len"),
+    "hit_tokens": _of_admitted("hit_tokens"),
+    "useful_tokens": lambda c: int((_computed(c) - c.completed("hit_tokens")).sum()),
+    "useful_pairs": _pairs,  # query-key pairs of those tokens
+}
+"""Whole numbers of a run that add up over its requests."""
+LATENCIES: dict[str, Callable[[RequestColumns], Numbers]] = {
+    "ttft": lambda c: c.ttft,
+    "tpot": lambda c: c.tpot[c.completed("output_len") > 1],
+    "e2el": lambda c: c.e2el,
+    "ntpot": lambda c: c.ntpot,
+    "queue_time": lambda c: c.queue_time,
+}
+"""In nanoseconds, of the completed requests that have them."""
+
+
+def latencies_ms(requests: Requests, itl: Stats) -> dict[str, Stats]:
+    """Statistics of every latency in milliseconds; `itl`: those of the gaps between tokens, pooled over requests."""
+    found = {name: requests.latency_ms(name) for name in LATENCIES}
+    return {"ttft": found.pop("ttft"), "tpot": found.pop("tpot"), "itl": itl, **found}
+
+
+def throughput(requests: Requests) -> dict[str, float | None]:
     """Completed requests, their output tokens and their input + output tokens per second of the duration."""
-    seconds = columns.duration_ns / SECOND
-    output = int(columns.completed("output_len").sum())
-    total = output + int(columns.completed("prompt_len").sum())
+    seconds = requests.duration_ns / SECOND
+    output = requests.total("output_tokens")
     return {
-        "request_throughput": per(int(columns.done.sum()), seconds),
+        "request_throughput": per(requests.total("completed"), seconds),
         "output_throughput": per(output, seconds),
-        "total_token_throughput": per(total, seconds),
+        "total_token_throughput": per(output + requests.total("input_tokens"), seconds),
     }
 
 
-def counts(columns: RequestColumns, reasons: Mapping[int, str]) -> dict[str, Any]:
+def counts(requests: Requests) -> dict[str, Any]:
     """How many requests arrived and what became of them; reasons of rejection with their numbers."""
-    state = columns.table["state"]
-
-    def why(ended: State) -> dict[str, int]:
-        return dict(sorted(Counter(reasons[row] for row in columns.table["row"][state == ended].tolist()).items()))
-
+    names = ("arrived", "completed", "rejected", "aborted", "input_tokens", "output_tokens")
     return {
-        "arrived": len(columns),
-        "completed": int(columns.done.sum()),
-        "rejected": int((state == State.REJECTED).sum()),
-        "aborted": int((state == State.ABORTED).sum()),
-        "finish_reasons": why(State.FINISHED),
-        "rejection_reasons": why(State.REJECTED),
-        "abort_reasons": why(State.ABORTED),
-        "input_tokens": int(columns.completed("prompt_len").sum()),
-        "output_tokens": int(columns.completed("output_len").sum()),
-        "max_concurrency": max_concurrency(columns),
+        **{name: requests.total(name) for name in names},
+        "finish_reasons": requests.why(State.FINISHED),
+        "rejection_reasons": requests.why(State.REJECTED),
+        "abort_reasons": requests.why(State.ABORTED),
+        "max_concurrency": requests.max_concurrency(),
     }
 
 
-def max_concurrency(columns: RequestColumns) -> int:
-    """Most requests in the system at once; at one instant departures come before arrivals."""
-    if not columns.done.any():
+def most_at_once(enter: NDArray[np.int64], leave: NDArray[np.int64]) -> int:
+    """Most of these stays that overlap; at one instant those that end go first."""
+    if not len(enter):
         return 0
-    arrivals, departures = np.sort(columns.completed("arrival_ns")), np.sort(columns.completed("last_token_ns"))
+    arrivals, departures = np.sort(enter), np.sort(leave)
     gone = np.searchsorted(departures, arrivals, side="right")
     return int((np.arange(1, len(arrivals) + 1) - gone).max())
 
@@ -160,19 +295,17 @@ def check_slo(limits: dict[str, float]) -> dict[str, float]:
     return {name: limits[name] for name in SLO_METRICS if name in limits}
 
 
-def goodput(
-    columns: RequestColumns, slo: Mapping[str, float], limits: Mapping[str, NDArray[np.float64]] | None = None
-) -> dict[str, Any]:
-    """Requests within every SLO (value <= limit): per second, and as a share of all arrivals. `limits`: those of each
-    completed request in ms, where they are not all alike."""
-    met = {name: getattr(columns, name) <= limit * MS for name, limit in (slo if limits is None else limits).items()}
-    good = np.logical_and.reduce([*met.values(), np.ones(int(columns.done.sum()), dtype=np.bool_)])
+def goodput(requests: Requests, slo: Mapping[str, float], limits: Limits | None = None) -> dict[str, Any]:
+    """Requests within every SLO: per second, and as a share of all arrivals. `limits`: those of each completed
+    request, where they are not all alike."""
+    arrived, met = requests.total("arrived"), requests.met(slo if limits is None else limits)
+    good = met.pop(ALL)
     return {
         "slo_ms": dict(slo),
-        "good_requests": int(good.sum()),
-        "request_goodput": per(int(good.sum()), columns.duration_ns / SECOND),
-        "slo_attainment": per(int(good.sum()), len(columns)),
-        "attainment_by_metric": {name: per(int(ok.sum()), len(columns)) for name, ok in met.items()},
+        "good_requests": good,
+        "request_goodput": per(good, requests.duration_ns / SECOND),
+        "slo_attainment": per(good, arrived),
+        "attainment_by_metric": {name: per(ok, arrived) for name, ok in met.items()},
     }
 
 

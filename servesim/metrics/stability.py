@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.engine.request import State
-from servesim.metrics.requests import RequestColumns
+if TYPE_CHECKING:
+    from servesim.metrics.requests import Requests
 
 TENTHS = 10
 RISING = 3
@@ -17,7 +18,31 @@ RISING = 3
 Times = NDArray[np.int64]
 
 
-def stability(columns: RequestColumns) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Load:
+    """How full a system was over the arrival span, in tenths."""
+
+    waiting: NDArray[np.float64]
+    """Mean number waiting (not yet scheduled for the first time) in each tenth."""
+    in_system: NDArray[np.float64]
+    arrived: NDArray[np.int64]
+    """Arrivals before each of the eleven edges."""
+    service_ns: float
+    """Mean time from the first schedule to the end."""
+    span_ns: int
+
+
+def load_of(arrival: Times, waits: Times, leaves: Times) -> Load | None:
+    """From when each request arrived (ascending), stopped waiting and left; None where they arrive at once."""
+    span = int(arrival[-1] - arrival[0]) if len(arrival) else 0
+    if span < TENTHS:
+        return None
+    edges = arrival[0] + span * np.arange(TENTHS + 1) // TENTHS
+    waiting, in_system = mean_between(arrival, waits, edges), mean_between(arrival, leaves, edges)
+    return Load(waiting, in_system, np.searchsorted(arrival, edges), float((leaves - waits).mean()), span)
+
+
+def stability(requests: Requests) -> dict[str, Any]:
     """The verdict and what it rests on: mean numbers waiting and in the system in tenths of the arrival span.
 
     Unstable is a run in which the number waiting (not yet scheduled for the first time) rises through the last
@@ -27,24 +52,15 @@ def stability(columns: RequestColumns) -> dict[str, Any]:
     only the second half counts, once it is three times the mean time in service, so that the filling
     of an empty server is not taken for growth.
     """
-    table = columns.table
-    kept = np.flatnonzero(table["state"] != State.REJECTED)
-    kept = kept[np.argsort(table["arrival_ns"][kept], kind="stable")]  # closed loops send out of the trace's order
-    arrival = table["arrival_ns"][kept]
-    leaves = np.where(table["state"] == State.ABORTED, table["finished_ns"], table["last_token_ns"])[kept]
-    waits = np.where(table["scheduled_ns"] < 0, table["finished_ns"], table["scheduled_ns"])[kept]
-    span = int(arrival[-1] - arrival[0]) if len(arrival) else 0
-    if span < TENTHS:
+    load = requests.load()
+    if load is None:
         return {"unstable": False, "waiting_by_tenth": None, "in_system_by_tenth": None}
-    edges = arrival[0] + span * np.arange(TENTHS + 1) // TENTHS
-    waiting = mean_between(arrival, waits, edges)
-    in_system = mean_between(arrival, leaves, edges)
-    arrived = np.searchsorted(arrival, edges)
-    settled = float((leaves - waits).mean()) * 3 <= span / 2
+    settled = load.service_ns * 3 <= load.span_ns / 2
     return {
-        "unstable": _grows(waiting, arrived, TENTHS) or (settled and _grows(in_system, arrived, TENTHS // 2)),
-        "waiting_by_tenth": waiting.tolist(),
-        "in_system_by_tenth": in_system.tolist(),
+        "unstable": _grows(load.waiting, load.arrived, TENTHS)
+        or (settled and _grows(load.in_system, load.arrived, TENTHS // 2)),
+        "waiting_by_tenth": load.waiting.tolist(),
+        "in_system_by_tenth": load.in_system.tolist(),
     }
 
 

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from servesim.cost.formula import COMPUTE_DTYPE
-from servesim.engine.recorder import Rows
 from servesim.hardware import Gpu, ModelSpec
 from servesim.hardware.layers import Layer
 from servesim.metrics.prefix_cache import RecentHitRate
-from servesim.metrics.requests import SECOND, RequestColumns, counts, goodput, latencies_ms, per, throughput
+from servesim.metrics.requests import SECOND, Requests, Stats, counts, goodput, latencies_ms, per, throughput
 from servesim.metrics.stability import stability
 from servesim.metrics.steps import StepTotals
 
@@ -46,33 +43,28 @@ class Deployment:
 
 
 def summarize(
-    columns: RequestColumns,
-    itl: tuple[Rows, Rows],
-    totals: StepTotals,
-    reasons: Mapping[int, str],
-    deployment: Deployment,
-    slo: Mapping[str, float],
+    requests: Requests, itl: Stats, totals: StepTotals, deployment: Deployment, slo: Mapping[str, float]
 ) -> dict[str, Any]:
     """Figures of a finished run. Latencies are in ms, durations in s, shares between 0 and 1; None where there
     is nothing to say (no request completed, no SLO given)."""
     return {
-        "requests": counts(columns, reasons),
-        "duration_s": columns.duration_ns / SECOND,
-        "throughput": throughput(columns),
-        "latency_ms": latencies_ms(columns, itl),
-        "goodput": goodput(columns, slo) if slo else None,
-        "stability": stability(columns),
-        "engine": engine(columns, totals, deployment),
-        "kv": kv_memory(columns, totals, deployment),
-        "prefix_cache": prefix_cache(columns, deployment),
-        "price": price(columns, deployment),
+        "requests": counts(requests),
+        "duration_s": requests.duration_ns / SECOND,
+        "throughput": throughput(requests),
+        "latency_ms": latencies_ms(requests, itl),
+        "goodput": goodput(requests, slo) if slo else None,
+        "stability": stability(requests),
+        "engine": engine(requests, totals, deployment),
+        "kv": kv_memory(requests, totals, deployment),
+        "prefix_cache": prefix_cache(requests, deployment),
+        "price": price(requests, deployment),
         "cost_shares": totals.cost_shares(),
     }
 
 
-def engine(columns: RequestColumns, totals: StepTotals, deployment: Deployment) -> dict[str, Any]:
+def engine(requests: Requests, totals: StepTotals, deployment: Deployment) -> dict[str, Any]:
     """Steps, batches and how busy the GPUs were. `preemptions` and `recomputed_tokens` count all requests."""
-    seconds = columns.duration_ns / SECOND
+    seconds = requests.duration_ns / SECOND
     return {
         "steps": totals.steps,
         "steps_by_kind": totals.steps_by_kind,
@@ -81,15 +73,15 @@ def engine(columns: RequestColumns, totals: StepTotals, deployment: Deployment) 
         "tokens_per_step": totals.tokens_per_step(),
         "padded_tokens": totals.sums["padded_tokens"],
         "gpu_busy_share": per(totals.sums["gpu_ns"] / SECOND, seconds * deployment.replicas * deployment.pp),
-        "mfu": mfu(columns, deployment),
-        "mbu": mbu(columns, totals, deployment),
-        "preemptions": int(columns.table["num_preemptions"].sum()),
-        "recomputed_tokens": int(columns.table["recomputed_tokens"].sum()),
+        "mfu": mfu(requests, deployment),
+        "mbu": mbu(requests, totals, deployment),
+        "preemptions": requests.total("preemptions"),
+        "recomputed_tokens": requests.total("recomputed_tokens"),
         "replicas_used": len(totals.replicas),
     }
 
 
-def mfu(columns: RequestColumns, deployment: Deployment) -> float | None:
+def mfu(requests: Requests, deployment: Deployment) -> float | None:
     """Model FLOPs utilization: arithmetic the answers needed over what the GPUs could do in the duration.
 
     Per completed request: 2 per weight outside the embeddings and token computed (prompt without its prefix hit, and
@@ -100,19 +92,15 @@ def mfu(columns: RequestColumns, deployment: Deployment) -> float | None:
     model, peak = deployment.model, deployment.gpu.flops.get(COMPUTE_DTYPE[deployment.dtype])
     if peak is None or not _plain(model):
         return None
-    hit, output = columns.completed("hit_tokens"), columns.completed("output_len")
-    length = columns.completed("prompt_len") + output - 1
-    tokens = int((length - hit).sum())
-    pairs = int(((length * (length + 1) - hit * (hit + 1)) // 2).sum())
     flops = (
-        2 * (model.num_params - model.embedding_params) * tokens
-        + 4 * model.num_layers * model.q_size * pairs
-        + 2 * model.hidden_size * model.vocab_size * int(output.sum())
+        2 * (model.num_params - model.embedding_params) * requests.total("useful_tokens")
+        + 4 * model.num_layers * model.q_size * requests.total("useful_pairs")
+        + 2 * model.hidden_size * model.vocab_size * requests.total("output_tokens")
     )
-    return per(flops, peak * deployment.gpus * columns.duration_ns / SECOND)
+    return per(flops, peak * deployment.gpus * requests.duration_ns / SECOND)
 
 
-def mbu(columns: RequestColumns, totals: StepTotals, deployment: Deployment) -> float | None:
+def mbu(requests: Requests, totals: StepTotals, deployment: Deployment) -> float | None:
     """Memory bandwidth utilization: weights once per step (of embeddings only a tied LM head), and keys and values
     of every context attended (those a prefill piece finds included), over what the GPUs could read meanwhile.
     None for models whose layers are not all alike and dense."""
@@ -124,7 +112,7 @@ def mbu(columns: RequestColumns, totals: StepTotals, deployment: Deployment) -> 
     context = totals.decode_context + totals.sums["prefill_context"]
     kv_bytes = context * model.kv_bytes_per_token(deployment.kv_dtype, deployment.tp) * deployment.tp
     read = totals.steps * weights + kv_bytes
-    return per(read, deployment.gpu.bandwidth * deployment.gpus * columns.duration_ns / SECOND)
+    return per(read, deployment.gpu.bandwidth * deployment.gpus * requests.duration_ns / SECOND)
 
 
 def _plain(model: ModelSpec) -> bool:
@@ -132,11 +120,11 @@ def _plain(model: ModelSpec) -> bool:
     return model.latent is None and all(layer == Layer() for layer in model.layers)
 
 
-def kv_memory(columns: RequestColumns, totals: StepTotals, deployment: Deployment) -> dict[str, Any]:
+def kv_memory(requests: Requests, totals: StepTotals, deployment: Deployment) -> dict[str, Any]:
     """KV memory over time and replicas: mean shares of the capacity while the run lasted, and the peak of one
     replica. Between steps nothing runs and nothing is held."""
     capacity = deployment.capacity_tokens
-    whole = capacity * columns.duration_ns * deployment.replicas
+    whole = capacity * requests.duration_ns * deployment.replicas
     used = per(totals.sums["kv_used_ns"], whole)
     internal = per(totals.sums["kv_internal_ns"], whole)
     external = per(totals.kv_external_ns, whole)
@@ -154,18 +142,15 @@ def kv_memory(columns: RequestColumns, totals: StepTotals, deployment: Deploymen
     }
 
 
-def prefix_cache(columns: RequestColumns, deployment: Deployment) -> dict[str, Any] | None:
+def prefix_cache(requests: Requests, deployment: Deployment) -> dict[str, Any] | None:
     """Prompt tokens looked up when requests were first admitted, and those found; `recent_hit_rate` is what vLLM
     would log at the end: of the last 1000 of them. None without prefix caching."""
     if not deployment.prefix_caching:
         return None
-    admitted = columns.table["scheduled_ns"] >= 0
-    queried = int(columns.table["prompt_len"][admitted].sum())
-    hits = int(columns.table["hit_tokens"][admitted].sum())
+    queried, hits = requests.total("queried_tokens"), requests.total("hit_tokens")
     recent = RecentHitRate()
-    last = np.lexsort((columns.table["row"], columns.table["scheduled_ns"]))[-recent.window :]
-    for row in last[admitted[last]].tolist():
-        recent.observe(1, int(columns.table["prompt_len"][row]), int(columns.table["hit_tokens"][row]))
+    for asked, found in requests.lookups(recent.window):
+        recent.observe(1, asked, found)
     return {
         "queried_tokens": queried,
         "hit_tokens": hits,
@@ -174,11 +159,11 @@ def prefix_cache(columns: RequestColumns, deployment: Deployment) -> dict[str, A
     }
 
 
-def price(columns: RequestColumns, deployment: Deployment) -> dict[str, float | None]:
+def price(requests: Requests, deployment: Deployment) -> dict[str, float | None]:
     """GPU time of the duration and its price; each price per million tokens lays all of it on those tokens."""
-    hours = deployment.gpus * columns.duration_ns / SECOND / 3600
+    hours = deployment.gpus * requests.duration_ns / SECOND / 3600
     usd = hours * deployment.usd_per_gpu_hour
-    prompt, output = int(columns.completed("prompt_len").sum()), int(columns.completed("output_len").sum())
+    prompt, output = requests.total("input_tokens"), requests.total("output_tokens")
     return {
         "gpu_hours": hours,
         "usd_per_gpu_hour": deployment.usd_per_gpu_hour,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from servesim.engine.request import State
 from servesim.errors import UserError
+from servesim.metrics.distribution import describe_counted
 from servesim.metrics.requests import (
     RequestColumns,
     counts,
     goodput,
     latencies_ms,
-    max_concurrency,
     parse_slo,
     throughput,
 )
@@ -22,7 +23,6 @@ from servesim.metrics.requests import (
 MS = 1_000_000
 SECOND = 1000 * MS
 Make = Callable[..., RequestColumns]
-NO_GAPS = (np.array([], dtype=np.int64), np.array([], dtype=np.int64))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def two(request_columns: Make) -> RequestColumns:
 
 
 def test_latencies_of_two_requests(two: RequestColumns) -> None:
-    found = latencies_ms(two, (np.array([50 * MS, 150 * MS]), np.array([2, 2])))
+    found = latencies_ms(two, describe_counted(np.array([50 * MS, 150 * MS]), np.array([2, 2]), MS))
     means = {name: stats["mean"] for name, stats in found.items() if stats is not None}
     assert means == {
         "ttft": 150.0,  # 100 and 200
@@ -83,7 +83,7 @@ def test_rejected_requests_count_as_arrivals_that_miss_their_slo(request_columns
     )
     found = goodput(columns, {"ttft": 1000.0})
     assert (found["request_goodput"], found["slo_attainment"]) == (0.5, 0.5)
-    told = counts(columns, {0: "length", 1: "too long"})
+    told = counts(replace(columns, reasons={0: "length", 1: "too long"}))
     assert (told["arrived"], told["completed"], told["rejected"]) == (2, 1, 1)
     assert told["rejection_reasons"] == {"too long": 1}
     assert told["finish_reasons"] == {"length": 1}
@@ -94,16 +94,16 @@ def test_nothing_completed_gives_no_rates(request_columns: Make) -> None:
     columns = request_columns(state=[State.REJECTED], arrival_ns=[5], last_token_ns=-1)
     assert columns.duration_ns == 0
     assert set(throughput(columns).values()) == {None}
-    assert set(latencies_ms(columns, NO_GAPS).values()) == {None}
+    assert set(latencies_ms(columns, None).values()) == {None}
     assert goodput(columns, {"ttft": 1.0})["slo_attainment"] == 0.0
-    assert max_concurrency(columns) == 0
+    assert columns.max_concurrency() == 0
 
 
 def test_at_one_instant_departures_come_before_arrivals(request_columns: Make) -> None:
     relay = request_columns(arrival_ns=[0, 10, 20], last_token_ns=[10, 20, 30])
-    assert max_concurrency(relay) == 1
+    assert relay.max_concurrency() == 1
     overlap = request_columns(arrival_ns=[0, 9, 20], last_token_ns=[10, 21, 30])
-    assert max_concurrency(overlap) == 2
+    assert overlap.max_concurrency() == 2
 
 
 def test_records_are_sorted_by_trace_row(request_columns: Make) -> None:
@@ -119,7 +119,7 @@ def test_slos_are_written_as_metric_and_milliseconds() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ttfp:5", 'unknown metric \'ttfp\' (did you mean "ttft"?)'),
+        ("ttfp:5", "unknown metric 'ttfp' (did you mean \"ttft\"?)"),
         ("ttft", "is not metric:milliseconds"),
         ("ttft:fast", "must be a number"),
         ("ttft:-1", "must be a positive number"),
