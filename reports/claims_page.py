@@ -21,6 +21,7 @@ from servesim.result_files import REPORT
 
 INDEX = "reproduced.json"
 TONES = {"reproduced": "up", "corrected": "open", "differs": "down", "out of reach": "even"}
+INTRODUCTION = "What papers and lectures say, and what the simulator makes of the same setting."
 Document = Mapping[str, Any]
 
 
@@ -70,20 +71,15 @@ def page(folder: Path) -> Page:
     documents, failed = _read(folder)
     rows = [row for document in documents for row in document["rows"]]
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in VERDICTS}
-    sections = [Section("Every claim", _overview(documents, counts))]
-    sections += [_section(document) for document in documents]
-    title = f"{len(rows)} claims, {len(documents)} experiments" if len(documents) != 1 else documents[0]["claim"]
-    return Page(
-        "experiment",
-        "reproduce",
-        title,
-        "What papers and lectures say, and what the simulator makes of the same setting."
-        if len(documents) != 1
-        else documents[0]["source"],
-        [(document["name"], document["group"]) for document in documents] if len(documents) == 1 else [],
-        [Alert(f"{name} failed:", error, "bad") for name, error in failed.items()],
-        {"tiles": _tiles(counts), "sections": sections},
-    )
+    sections = [_section(document) for document in documents]
+    if len(documents) == 1:
+        title, subtitle = documents[0]["claim"], f"Source: {documents[0]['source']}"
+    else:
+        title, subtitle = f"{len(rows)} claims, {len(documents)} experiments", INTRODUCTION
+        sections.insert(0, Section("Every claim", _overview(documents, counts)))
+    alerts = [Alert(f"{name} failed:", error, "bad") for name, error in failed.items()]
+    values = {"tiles": _tiles(counts), "sections": sections}
+    return Page("experiment", "reproduce", title, subtitle, [], alerts, values)
 
 
 def _tiles(counts: Mapping[str, int]) -> list[dict[str, Any]]:

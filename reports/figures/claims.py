@@ -43,15 +43,17 @@ def _lines(name: str, figure: Lines) -> Drawing:
         canvas.subplots_adjust(left=0.12, right=0.97, top=0.9, bottom=0.15)
 
     legend = _legend([curve.label for curve in figure.curves])
-    return half(name, figure.title, figure.alt, paint, 320, figure.caption, legend=legend)
+    return half(name, figure.title, figure.alt, paint, 320, _caption(figure), legend=legend)
+
+
+def _caption(figure: Lines | Bars) -> str:
+    return figure.caption if figure.level is None else f"{figure.caption} Dashed: {figure.level[1]}.".strip()
 
 
 def _guides(axes: Any, figure: Lines) -> None:
     dashed = {"color": INK["muted"], "linestyle": (0, (4, 3)), "linewidth": 1.1}
     if figure.level is not None:
         axes.axhline(figure.level[0], **dashed)
-        place = axes.get_yaxis_transform()
-        axes.text(0.99, figure.level[0], figure.level[1], transform=place, ha="right", va="bottom", fontsize=10)
     for x, text in figure.marks:
         axes.axvline(x, **dashed)
         place = axes.get_xaxis_transform()
@@ -113,10 +115,7 @@ def _bars(name: str, figure: Bars) -> Drawing:
         canvas.subplots_adjust(left=left, right=0.98, top=1 - 10 / high, bottom=46 / high)
 
     legend = _legend(list(figure.series))
-    caption = figure.caption
-    if figure.level is not None:
-        caption = f"{caption} Dashed: {figure.level[1]}.".strip()
-    return half(name, figure.title, figure.alt, paint, high, caption, legend=legend)
+    return half(name, figure.title, figure.alt, paint, high, _caption(figure), legend=legend)
 
 
 def _value(value: float | None) -> str:

@@ -116,18 +116,18 @@ def _good(_: Given) -> Outcome:
 
 
 def _documents() -> list[dict[str, Any]]:
-    one = Experiment("speculation-crossover", "memory", "A claim", "A source", _good)
-    return [one.document()]
+    names = ("speculation-crossover", "pagedattention")
+    return [Experiment(name, "memory", "A claim", "A source", _good).document() for name in names]
 
 
 def test_the_page_has_every_row_twice_its_figures_in_words_and_no_link_elsewhere(tmp_path: Path) -> None:
-    write(tmp_path, _documents(), {"speculation-crossover": "", "broken": "out of <cheese>"})
+    write(tmp_path, _documents(), {"pagedattention": "", "broken": "out of <cheese>"})
     html = (tmp_path / "report.html").read_text()
-    assert html.count(">does not<") == 2
+    assert html.count(">does not<") == 4
     assert "It rises." in html
     assert "a note with &lt;b&gt;" in html
     assert "<b>broken failed:</b> out of &lt;cheese&gt;" in html
-    assert set(re.findall(r'<a href="([^"]*)"', html)) == {"#speculation-crossover"}
+    assert set(re.findall(r'<a href="([^"]*)"', html)) == {"#speculation-crossover", "#pagedattention"}
     assert 'id="speculation-crossover"' in html
     assert "scenarios/speculation-crossover.yaml" in html
     assert not re.search(r'(src|href)="http', html)
@@ -139,7 +139,9 @@ def test_the_files_are_the_same_each_time_and_figures_stand_alone(tmp_path: Path
         write(tmp_path / name, _documents(), {})
     files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
     assert [str(f) for f in files if f.suffix == ".svg"] == [
-        f"speculation-crossover-{name}.svg" for name in ("bars", "curve", "spans")
+        f"{name}-{figure}.svg"
+        for name in ("pagedattention", "speculation-crossover")
+        for figure in ("bars", "curve", "spans")
     ]
     for file in files:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
@@ -179,7 +181,7 @@ def test_a_worker_answers_with_a_document_or_one_line(capsys: pytest.CaptureFixt
 
 
 def test_the_command_names_what_failed_and_writes_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (document,) = _documents()
+    document = _documents()[0]
     done = [worker.Done(document["name"], document), worker.Done("pagedattention", None, "too hot")]
     monkeypatch.setattr(cli_reproduce, "_run", lambda *_: done)
     result = CliRunner().invoke(app, ["reproduce", "all", "--out", str(tmp_path / "out")])
