@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from servesim.experiments.knee import knee
 from servesim.reports.experiment import (
     BARE,
     amount,
@@ -20,7 +21,7 @@ from servesim.reports.experiment import (
     with_unit,
     workload_words,
 )
-from servesim.reports.figures.load import Curve, against_load, knee, pareto
+from servesim.reports.figures.load import Curve, against_load, pareto
 from servesim.reports.figures.strip import strip
 from servesim.reports.page import Alert, Block, Page, Section, Table
 from servesim.reports.svg import SERIES

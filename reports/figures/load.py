@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from servesim.experiments.knee import knee
 from servesim.reports.experiment import amount, metric_words
 from servesim.reports.figures.axes import percents, time_ticks
 from servesim.reports.svg import INK, Drawing, half, wide
@@ -23,23 +24,6 @@ class Curve:
     values: Mapping[str, Sequence[float | None]]
     """By metric."""
     stable: Sequence[bool]
-
-
-BEND = 0.1
-"""How far below its chord a curve must reach, as a share of its rise, to have a knee."""
-
-
-def knee(rates: Sequence[float], values: Sequence[float | None], stable: Sequence[bool]) -> float | None:
-    """The rate at which a curve that rises with load bends most: of the stable points the one farthest below the chord
-    from the first to the last point (Satopaa et al., Kneedle, 2011). None with fewer than three points, or where none
-    lies below it by a tenth of the rise."""
-    known = [(r, v, ok) for r, v, ok in zip(rates, values, stable, strict=True) if v is not None]
-    if len(known) < 3 or known[-1][1] <= known[0][1]:
-        return None
-    (r0, v0, _), (r1, v1, _) = known[0], known[-1]
-    below = [((r - r0) / (r1 - r0) - (v - v0) / (v1 - v0), r) for r, v, ok in known[1:-1] if ok]
-    depth, rate = max(below, default=(0.0, 0.0))
-    return rate if depth > BEND else None
 
 
 def against_load(curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]]) -> Drawing:

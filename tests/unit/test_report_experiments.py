@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 import servesim
 from servesim.cli import app
+from servesim.experiments.knee import knee
 from servesim.reports.experiment import amount, change
 from servesim.reports.export import export
-from servesim.reports.figures.load import knee
 from servesim.reports.page import report
 from servesim.reports.words import gpu_of, name_of
 from tests.support.pages import assert_sound
