@@ -87,13 +87,16 @@ def run(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Bundled model, or a Hugging Face config.json.")] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="h100, h200, a100, a100-40g, l40s, rtx-pro-6000, or a YAML data sheet.")
+        str | None,
+        typer.Option(
+            help="h100, h200, a100, a100-40g, l40s, rtx-pro-6000, rtx-4090, rtx-5090, m2-ultra, or a YAML data sheet."
+        ),
     ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
             help="Policies and defaults of a system: vllm, vllm-v0, sglang, orca, fastertransformer, tgi, "
-            "tensorrt-llm, llama.cpp, hf-generate."
+            "tensorrt-llm, llama.cpp, exllamav2, mlx, hf-generate."
         ),
     ] = None,
     scheduler: Annotated[

@@ -92,7 +92,8 @@ class Scenario(BaseModel):
     model: str
     """A bundled model, or a Hugging Face config.json of a dense decoder."""
     gpu: str
-    """h100, h200, a100, a100-40g, l40s, rtx-pro-6000, or the YAML data sheet of another one."""
+    """h100, h200, a100, a100-40g, l40s, rtx-pro-6000 (kernels measured), rtx-4090, rtx-5090, m2-ultra (by formula), or
+    the YAML data sheet of another one."""
     requests: int | None = Field(default=None, ge=1, le=100_000_000)
     """The first so many requests; none: all the trace has (presets and synthetic traces: their default)."""
     skip: int = Field(default=0, ge=0)

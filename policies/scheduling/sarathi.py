@@ -13,7 +13,15 @@ from dataclasses import dataclass, replace
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler
 from servesim.contracts.scheduler import schedulers
 
-from ._common import may_find_more, one_block_free, pending, refuse_if_hopeless, steps_with_blocks_free, watermark
+from ._common import (
+    FOREVER,
+    may_find_more,
+    one_block_free,
+    pending,
+    refuse_if_hopeless,
+    steps_with_blocks_free,
+    watermark,
+)
 
 ALIGN = 32
 
@@ -28,6 +36,8 @@ class SarathiParams:
     """Tokens of an iteration that prefills may fill up to (the paper: 512 for strict latencies, 2048 for others)."""
     watermark: float = 0.01
     """Fraction of the blocks that admissions leave free."""
+    reserve_output: bool = False
+    """Admissions set memory for the longest possible output aside, so that nobody is preempted (ExLlamaV2)."""
     enable_dynamic_chunking_schedule: bool = False
     """Shrink the budget as a prompt progresses, from high_chunk_size to low_chunk_size in equal stages."""
     low_chunk_size: int = 32
@@ -58,6 +68,7 @@ class Sarathi(Scheduler):
     def __init__(self, params: SarathiParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
         self.reserve = watermark(kv, params.watermark)
+        self._reserves = params.reserve_output and not kv.reserves
         self.prefill_end: dict[Request, int] = {}  # of requests whose prompt is not done
 
     @classmethod
@@ -77,7 +88,7 @@ class Sarathi(Scheduler):
         queue = deque(sorted(self.running, key=lambda r: (r.arrival_ns, r.row)))
         decodes: list[Request] = []
         prefills: list[Request] = []
-        plenty = self.kv.usage().free >= len(queue) * self.kv.block_size
+        plenty = self._reserves or self.kv.usage().free >= len(queue) * self.kv.block_size
         while queue:
             request = queue.popleft()
             if self._prefilling(request):
@@ -117,7 +128,8 @@ class Sarathi(Scheduler):
             new = min(left, self._budget(hit.num_tokens) - used)
             if new <= 0:
                 return
-            if not ctx.admit(request, new, hit, reserve=self.reserve, lookahead=left - new):
+            output = request.prompt_len + request.max_tokens - request.num_tokens if self._reserves else 0
+            if not ctx.admit(request, new, hit, reserve=self.reserve, lookahead=left - new + output):
                 if refuse_if_hopeless(self, ctx, request):
                     continue
                 return
@@ -145,4 +157,4 @@ class Sarathi(Scheduler):
         full = len(self.running) >= self.limits.max_num_seqs or len(plan.tokens) >= self._budget(0)
         if len(plan.tokens) < len(self.running) or (may_find_more(self) and not full):
             return 0
-        return steps_with_blocks_free(self.kv, len(plan.tokens))
+        return FOREVER if self._reserves else steps_with_blocks_free(self.kv, len(plan.tokens))
