@@ -159,20 +159,6 @@ def roofline_attention(
     return FormulaAttention(roofline.launch_ns, data / roofline.rate, flops / roofline.peak(dtype), window)
 
 
-def eager_attention(
-    roofline: Roofline, shape: HeadShape, kv_bytes: float, window: int = 0, dtype: str = "bf16"
-) -> FormulaAttention:
-    """Attention as three kernels, the textbook's and PyTorch's without a fused one: scores and probabilities of every
-    head are written to memory and read again (FlashAttention, arXiv 2205.14135, algorithm 0), those above the diagonal
-    too: twice the pairs of a prompt without cached tokens, which is taken for every piece of prompt."""
-    size = 4.0 if dtype == "fp32" else 2.0
-    product = max(2.0 * shape.head_dim / roofline.peak(dtype), size / roofline.rate)
-    per_pair = shape.heads * (2 * product + 2 * size / roofline.rate)
-    data = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes
-    per_context = (data + 4 * shape.heads * size) / roofline.rate
-    return FormulaAttention(3 * roofline.launch_ns, per_context, 2 * per_pair, window)
-
-
 def decode_over_sum(attention: Attention, count: int, queries: int, per_request: bool, layers: int) -> Curve:
     """Decode attention of all layers over the sum of the contexts of `count` sequences.
 

@@ -48,7 +48,7 @@ def build_cost_model(
     formula and shows in `Price.shares`. `host` is what the engine adds to its kernels; None: nothing. `speculator`
     drafts after every step, at a cost. `moe_backend` is the kernel of routed experts (`servesim.cost.moe.MOE_BACKENDS`;
     auto: the one the host terms found engines to run); `expert_parallel` deals them out to the GPUs whole.
-    `attention_backend` "eager": no fused attention kernel (`servesim.cost.attention.eager_attention`).
+    `attention_backend` "eager": no fused attention kernel (`servesim.cost.eager`).
     """
     _check(model, gpu, tp, dtype, kv_dtype)
     kernels, measured_on = _kernels(gpu, tables)

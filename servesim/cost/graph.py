@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from servesim.cost.attention import Attention, TableAttention, eager_attention, roofline_attention
+from servesim.cost.attention import Attention, TableAttention, roofline_attention
 from servesim.cost.curve import Curve
+from servesim.cost.eager import EagerAttention
 from servesim.cost.formula import Roofline, line
 from servesim.cost.grid import HeadShape
 from servesim.cost.host import HostTerms
@@ -103,13 +104,13 @@ class LayerGraph:
         kv_bytes = dtype_bytes(self.kv_dtype)
         if latent is not None:
             attention = latent_attention(self.gemms, latent, shape.heads, self.kv_dtype)
-        elif self.eager_attention:
-            attention = eager_attention(self.roofline, shape, kv_bytes, window, self._wide)
         elif kernels is not None and kernels.rows("attention_decode", _table_dtype(self.kv_dtype)):
             slowdown = self.gemms.measured_on.gpu.bandwidth / self.gpu.bandwidth
             attention = TableAttention(kernels, shape, self.kv_dtype, slowdown, window)
         else:
             attention = roofline_attention(self.roofline, shape, kv_bytes, window, self._wide)
+        if self.eager_attention:
+            attention = EagerAttention(attention, self.roofline, shape, self._wide)
         if self.host is None or latent is not None:
             return attention
         if attention.skew is not None:
