@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from servesim.experiments.reproduce import Outcome, find
+from servesim.experiments.reproduce import Outcome, batches, find
 from servesim.experiments.reproduce.drafts import (
     ConstantPasses,
     accepted_share,
@@ -16,7 +16,7 @@ from servesim.experiments.reproduce.drafts import (
     off_target,
     sketch_tokens,
 )
-from servesim.experiments.reproduce.drafts_served import crossing, formula, serve, verifying
+from servesim.experiments.reproduce.drafts_served import crossing, formula, serve
 
 
 def run(name: str, **changes: Any) -> tuple[Outcome, dict[str, Any]]:
@@ -80,7 +80,7 @@ def test_the_course_s_acceptance_example() -> None:
 
 
 def test_a_verifying_step_by_hand() -> None:
-    batch = verifying(3, 100, 5)
+    batch = batches.decode(3, 100, 5)
     assert (batch.linear_tokens, batch.drafts, batch.sampled, batch.queries_per_sequence) == (15, 12, 3, 5)
     assert (batch.decode_count, batch.decode_context_sum) == (3, 300)
 

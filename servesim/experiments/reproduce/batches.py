@@ -11,16 +11,19 @@ from servesim.deployment import cost_model_of
 from servesim.scenario import Scenario
 
 
-def decode(count: int, context: int) -> Batch:
-    """A step of `count` sequences that attend `context` tokens each, the new one included."""
+def decode(count: int, context: int, tokens: int = 1) -> Batch:
+    """A step of `count` sequences that attend `context` tokens each, the new one included, and verify so many tokens
+    each, their own included."""
     total = count * context
     return Batch(
-        linear_tokens=count,
+        linear_tokens=count * tokens,
         decode_count=count,
         decode_context_sum=total,
         decode_context_sumsq=total * context,
         decode_context_max=context,
+        queries_per_sequence=tokens,
         sampled=count,
+        drafts=count * (tokens - 1),
         sampled_context=total,
     )
 

@@ -11,8 +11,9 @@ from servesim.cost import build_cost_model
 from servesim.errors import UserError
 from servesim.experiments.measures import METRICS, metric_label
 from servesim.experiments.reproduce import Bars, Curve, Given, Lines, Outcome, Row, experiment
+from servesim.experiments.reproduce.batches import decode
 from servesim.experiments.reproduce.crossed import model_file, search
-from servesim.experiments.reproduce.drafts_served import COURSE, verifying
+from servesim.experiments.reproduce.outcome import COURSE
 from servesim.hardware import Gpu, ModelSpec
 from servesim.simulation import simulate
 
@@ -125,7 +126,7 @@ def output_price(given: Given) -> Outcome:
     cost = build_cost_model(ModelSpec.load(given["model"]), Gpu.load(given["gpu"]), given["tp"])
     prompt, context = given["prompt"], given["prompt"] + given["answer"] // 2
     reading = cost.price(Batch(prompt, [(prompt, 0)], sampled=1)).ns / prompt
-    ratios = [cost.price(verifying(n, context, 1)).ns / n / reading for n in given["batches"]]
+    ratios = [cost.price(decode(n, context)).ns / n / reading for n in given["batches"]]
     for n, ratio in zip(given["batches"], ratios, strict=True):
         outcome.rows.append(Row(f"output to input, {n} decode together", "-", f"{ratio:.1f} x", "shown"))
     low, high = given["claimed"]

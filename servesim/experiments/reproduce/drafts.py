@@ -17,7 +17,8 @@ from servesim.deployment import set_up
 from servesim.engine.cluster import Cluster
 from servesim.engine.workload import TraceWorkload
 from servesim.experiments.reproduce import Curve, Given, Lines, Outcome, experiment
-from servesim.experiments.reproduce.drafts_served import COURSE, EXACT, formula, serve
+from servesim.experiments.reproduce.drafts_served import EXACT, formula, serve
+from servesim.experiments.reproduce.outcome import COURSE
 from servesim.scenario import Scenario
 
 

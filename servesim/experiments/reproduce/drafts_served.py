@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.contracts import Batch
 from servesim.cost import build_cost_model
 from servesim.experiments.reproduce import Bars, Curve, Given, Lines, Outcome, Row, experiment
+from servesim.experiments.reproduce.batches import decode
+from servesim.experiments.reproduce.outcome import COURSE
 from servesim.hardware import Gpu, ModelSpec
 from servesim.simulation import simulate
 
-COURSE = "lecture texts on efficient inference"
 EXACT = 0.02
 """Relative distance within which a simulation of many tokens is at a closed form."""
 
@@ -107,8 +107,8 @@ def draft_verification(given: Given) -> Outcome:
     curves = []
     k, same = given["k"], given["same"]
     for batch in given["batches"]:
-        one = cost.price(verifying(batch, given["context"], 1)).ns
-        ratios = [cost.price(verifying(batch, given["context"], n)).ns / one for n in range(1, lengths[-1] + 1)]
+        one = cost.price(decode(batch, given["context"], 1)).ns
+        ratios = [cost.price(decode(batch, given["context"], n)).ns / one for n in range(1, lengths[-1] + 1)]
         curves.append(Curve(f"batch {batch}", lengths, [ratios[n - 1] for n in lengths]))
         free = next((n for n, ratio in enumerate(ratios) if ratio > same), len(ratios))
         note = f"within {same - 1:.0%} up to {free} tokens a sequence, {free * batch} in the step"
@@ -131,21 +131,6 @@ def draft_verification(given: Given) -> Outcome:
         )
     )
     return outcome
-
-
-def verifying(batch: int, context: int, tokens: int) -> Batch:
-    """A decode step that verifies so many tokens of each of `batch` sequences, the target's own included."""
-    total, drafts = batch * context, batch * (tokens - 1)
-    return Batch(
-        linear_tokens=batch * tokens,
-        decode_count=batch,
-        decode_context_sum=total,
-        decode_context_max=context,
-        queries_per_sequence=tokens,
-        sampled=batch,
-        drafts=drafts,
-        sampled_context=total,
-    )
 
 
 @experiment(

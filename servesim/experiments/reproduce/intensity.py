@@ -13,6 +13,7 @@ from servesim.contracts import Batch
 from servesim.cost.work import step_work
 from servesim.experiments.reproduce import Curve, Given, Lines, Outcome, Row, amount, experiment
 from servesim.experiments.reproduce.batches import decode
+from servesim.experiments.reproduce.outcome import COURSE
 from servesim.hardware import Gpu, ModelSpec
 from servesim.simulation import simulate
 

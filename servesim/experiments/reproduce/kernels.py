@@ -8,6 +8,7 @@ from typing import Any
 from servesim.cost.breakdown import ATTENTION_PREFILL, breakdown
 from servesim.experiments.reproduce import Bars, Curve, Given, Lines, Outcome, Row, amount, experiment
 from servesim.experiments.reproduce.batches import cost_of, prompts, step_of
+from servesim.experiments.reproduce.outcome import COURSE
 from servesim.hardware import Gpu, ModelSpec
 
 LINEAR = ("qkv", "attention_out", "up", "down")

@@ -18,6 +18,8 @@ VERDICTS = {
 """What a verdict means."""
 EXPLAINED = ("differs", "out of reach")
 """Verdicts that need a note."""
+COURSE = "lecture texts on efficient inference"
+"""A source."""
 GROUPS = {
     "memory": "Memory",
     "time": "Time",

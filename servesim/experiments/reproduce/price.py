@@ -11,6 +11,7 @@ import numpy as np
 
 from servesim.deployment import open_scenario
 from servesim.experiments.reproduce import Curve, Given, Lines, Outcome, Row, amount, experiment
+from servesim.experiments.reproduce.outcome import COURSE
 from servesim.scenario import Scenario
 from servesim.simulation import simulate
 
@@ -47,7 +48,7 @@ def price_per_token(given: Given) -> Outcome:
         rate, price = _within_slo(base, given["slo"], given["rates"])
         limits = ", ".join(f"{key} {ms} ms" for key, ms in given["slo"].items()) if rate else "no SLO met"
         slo = f"{name}, {rate or given['rates'][0]:g} requests/s, {limits}"
-        for what, found in ((slo, price), (f"{name}, saturated", _price(base, rate=float("inf")))):
+        for what, found in ((slo, price), (f"{name}, saturated", price_of(base, rate=float("inf")))):
             far = max(max(a / b, b / a) for a, b in ((found.input, IN), (found.output, OUT)))
             outcome.holds(what, str(Price(IN, OUT)), str(found), far <= 2, note=WITHIN, cause=CAUSE)
     _by_load(outcome, given)
@@ -60,7 +61,7 @@ def price_per_token(given: Given) -> Outcome:
 
 def _within_slo(base: Mapping[str, Any], slo: Mapping[str, float], rates: list[float]) -> tuple[float, Price]:
     """The highest of the rates at which 99 % of the requests meet the SLO (0: none), and the price there."""
-    best, price = 0.0, _price(base, rate=rates[0])
+    best, price = 0.0, price_of(base, rate=rates[0])
     for rate in rates:
         summary = simulate({**base, "rate": rate, "slo": dict(slo)}).summary
         if summary["goodput"]["slo_attainment"] < 0.99:
@@ -69,18 +70,18 @@ def _within_slo(base: Mapping[str, Any], slo: Mapping[str, float], rates: list[f
     return best, price
 
 
-def _price(base: Mapping[str, Any], **changes: Any) -> Price:
+def price_of(base: Mapping[str, Any], **changes: Any) -> Price:
     return _split(base, simulate({**base, **changes}).summary)
 
 
 def _split(base: Mapping[str, Any], summary: Mapping[str, Any]) -> Price:
     """The price of a run, prompts charged what they cost alone."""
-    whole, prompts = summary["price"], _prompts_alone(base)
+    whole, prompts = summary["price"], prompts_alone(base)
     share = prompts / whole["usd_per_million_input_tokens"]
     return Price(prompts, whole["usd_per_million_output_tokens"] * (1 - share))
 
 
-def _prompts_alone(base: Mapping[str, Any]) -> float:
+def prompts_alone(base: Mapping[str, Any]) -> float:
     """Dollars per million input tokens of a saturated server that answers with one token each."""
     settings = {**base, "rate": float("inf"), "clients": {}}
     trace = open_scenario(Scenario.of(settings))
@@ -95,7 +96,7 @@ def _by_load(outcome: Outcome, given: Given) -> None:
     found = {}
     for clients in curve["clients"]:
         load = {"requests": clients * curve["rounds"], "rate": float("inf"), "clients": {"max_concurrency": clients}}
-        found[clients] = _price({**base, **load})
+        found[clients] = price_of({**base, **load})
     ratios = {n: price.output / price.input for n, price in found.items()}
     within = [n for n, ratio in ratios.items() if 3 <= ratio <= 10]
     told = ", ".join(f"{amount(ratio)} x at {n}" for n, ratio in ratios.items())
@@ -136,7 +137,7 @@ def thousand_users(given: Given) -> Outcome:
     users, usd = given["users"], given["base"]["usd_per_gpu_hour"]
     for name, deployment in given["deployments"].items():
         base = {**given["base"], **deployment}
-        most = _most_users(base, given)
+        most = most_users(base, given)
         gpus = ceil(users / most) * deployment["tp"]
         outcome.rows.append(
             Row(
@@ -151,7 +152,7 @@ def thousand_users(given: Given) -> Outcome:
     return outcome
 
 
-def _most_users(base: Mapping[str, Any], given: Given) -> int:
+def most_users(base: Mapping[str, Any], given: Given) -> int:
     """The most clients of a closed loop whose replies come fast enough, by bisection."""
     limit = 1e3 / given["tokens_per_s"]
     low, high = 1, 1025

@@ -8,6 +8,7 @@ from typing import Any
 from servesim.cost.host import HostTerms
 from servesim.experiments.reproduce import Curve, Given, Lines, Outcome, Row, amount, experiment
 from servesim.experiments.reproduce.batches import cost_of, decode, step_of
+from servesim.experiments.reproduce.outcome import COURSE
 from servesim.hardware import Gpu, ModelSpec
 from servesim.simulation import simulate
 
@@ -22,7 +23,7 @@ from servesim.simulation import simulate
 def engine_switches(given: Given) -> Outcome:
     """Each part switched on and off."""
     outcome = Outcome()
-    _graphs(outcome, given["graphs"])
+    graphs(outcome, given["graphs"])
     _parallel(outcome, given["parallel"])
     _batches(outcome, given["batching"])
     _engine(outcome, given["engine"])
@@ -31,7 +32,8 @@ def engine_switches(given: Given) -> Outcome:
     return outcome
 
 
-def _graphs(outcome: Outcome, given: Given) -> None:
+def graphs(outcome: Outcome, given: Given) -> None:
+    """Steps launched kernel by kernel over replayed ones, by model and batch."""
     each = HostTerms.load(given["without"]).launch_per_kernel
     for name, base in given["models"].items():
         on, off = (cost_of(base, host=given[key]) for key in ("with", "without"))

@@ -9,6 +9,7 @@ from servesim.deployment import set_up
 from servesim.errors import UserError
 from servesim.experiments.reproduce import Curve, Given, Lines, Outcome, Row, amount, experiment
 from servesim.experiments.reproduce.batches import cost_of, decode
+from servesim.experiments.reproduce.outcome import COURSE
 from servesim.hardware import Gpu, ModelSpec
 from servesim.result import Result
 from servesim.scenario import Scenario

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from servesim.experiments.reproduce import Bars, Given, Outcome, Row, amount, experiment
+from servesim.experiments.reproduce.outcome import COURSE
 from servesim.simulation import simulate
 
 
