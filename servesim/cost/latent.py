@@ -1,10 +1,10 @@
 """Times of multi-head latent attention in one layer, without its projections.
 
-The tables measure DeepSeek-V3's whole attention module, projections included. Tokens of prefill and decode share
-the projections of a step, so those are priced apart (as any linear layer) and taken off here: what remains is the
-kernel, the expansion of the latents to heads, and small operators. Without a table it is a roofline: a token's
-latent vector is read once for all heads, and arithmetic runs over the latent width (decode, weights absorbed) or
-the width of a head (prefill).
+The tables measure DeepSeek-V3's whole attention module, projections included. Tokens of prefill and decode share the
+projections of a step, so those are priced apart (as any linear layer) and taken off here: what remains is the kernel,
+the expansion of the latents to heads, and small operators. Without a table it is a roofline: a token's latent vector
+is read once for all heads, the weights of the expansion once a call, and arithmetic runs over the latent width
+(decode, weights absorbed) or the width of a head (prefill).
 """
 
 from __future__ import annotations
@@ -72,4 +72,5 @@ def _formula(roofline: Roofline, latent: Latent, heads: int, kv_dtype: str) -> F
     absorbed = 2.0 * heads * (latent.width + latent.kv_rank) / peak
     expanded = 2.0 * heads * (latent.nope_dim + latent.rope_dim + latent.v_dim) / peak
     read = latent.width * dtype_bytes(kv_dtype) / rate
-    return FormulaAttention(2 * roofline.launch_ns, max(read, absorbed), expanded)
+    expansion = 2.0 * heads * (latent.nope_dim + latent.v_dim) * latent.kv_rank / rate  # in 2 bytes, read in every call
+    return FormulaAttention(2 * roofline.launch_ns + expansion, max(read, absorbed), expanded)

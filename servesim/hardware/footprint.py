@@ -70,6 +70,8 @@ def changed(name_or_path: str, settings: dict[str, Any]) -> ModelSpec:
     nothing."""
     config, name = read_config(name_or_path)
     model = ModelSpec.from_config({**config, **settings}, name)
+    if "num_key_value_heads" in settings and model.latent is not None:
+        raise UserError(f"{name} has latent attention: KV heads change nothing of what it keeps")
     for key in settings:
         others = {k: value for k, value in settings.items() if k != key}
         if key not in config and _builds({**config, **others}, model):

@@ -23,7 +23,7 @@ DTYPE_BYTES = {
 }
 """Bytes of one weight or KV element. mxfp4 is 4 bits and an 8-bit scale for every 32 weights, nf4 has 0.127 bits of
 scales (QLoRA, arXiv 2305.14314), ternary the 1.58 bits of BitNet b1.58 (arXiv 2402.17764; packed they take 2); scales
-of the other formats (under 1 %, int4 in groups of 128 about 3 %) are not counted. Not all of them are priced."""
+of the other formats (under 1 %, int4 in groups of 128 about 3 %) are not counted."""
 
 GGUF_BYTES = {"q8_0": 8.5008 / 8, "q6_k": 6.5633 / 8, "q5_k_m": 5.7036 / 8, "q4_k_m": 4.8944 / 8, "q2_k": 3.1593 / 8}
 """Bytes of one weight, embeddings, LM head and scales included, in files of llama.cpp (its tools/quantize/README.md,

@@ -127,6 +127,22 @@ def test_ideal_prices_are_the_roof() -> None:
         assert step["by_formula"] == 1.0
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "gemma-3-1b"])
+def test_no_price_by_formula_beats_the_roof(name: str) -> None:
+    card = roof(name, "h100", 2 if name != "gemma-3-1b" else 1, "roofline")
+    for batch in (decode_step(8, 2048), prefill_step(600)):
+        work = operator_work(card.model, card.gpu, batch, tp=card.tp)
+        for operator, ns in breakdown(card.cost, batch).items():
+            # the formula of prompts' attention takes arithmetic alone
+            prompt = operator == "attention_prefill"
+            assert ns > (work[operator].compute_ns if prompt else work[operator].roofline_ns(card.gpu)), operator
+
+
+def test_what_beats_its_roof_is_named() -> None:
+    text = shown("--model", "deepseek-v2-lite", "--gpu", "h100", "--batch", "64", "--context", "4096")
+    assert "above their roof: experts" in " ".join(text.split())
+
+
 def test_measured_kernels_of_a_large_model_reach_about_four_fifths() -> None:
     for batch in (1, 16, 64):
         assert placed(roof("llama-2-70b"), decode_step(batch, 1024))["reached"] == pytest.approx(0.8, abs=0.03)

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+import servesim
 from servesim.cli import app
 from servesim.errors import UserError
-from servesim.hardware import Gpu, ModelSpec
+from servesim.hardware import Gpu, ModelSpec, bundled_models
 from servesim.hardware.footprint import Load, changed, fit, fits, footprint
 
 SMALL: dict[str, Any] = {
@@ -126,6 +129,22 @@ def test_a_gpu_holds_what_the_memory_budget_leaves() -> None:
     assert 0.92 * gpu.memory_bytes * 0.93 < taken < 0.92 * gpu.memory_bytes
 
 
+def test_a_simulated_server_has_as_many_blocks() -> None:
+    settings = {"trace": "synth:rate=1,prompt=10,output=10", "requests": 2, "gpu": "h100", "kv": "prefix-hash"}
+    for model, dtype, tp in (("llama-3.1-8b", "bf16", 1), ("llama-3.1-70b", "fp8", 2)):
+        kv = servesim.simulate({**settings, "model": model, "dtype": dtype, "tp": tp}).summary["kv"]
+        found = fit(ModelSpec.load(model), Gpu.load("h100"), tp, dtype, Load())
+        assert found.num_blocks == kv["num_blocks"] - 1  # the null block is never handed out
+        assert found.kv_tokens == kv["capacity_tokens"]
+
+
+@given(model=st.sampled_from(bundled_models()), tokens=st.integers(1, 200_000), more=st.integers(0, 5000))
+def test_a_longer_sequence_never_keeps_less_nor_more_than_without_windows(model: str, tokens: int, more: int) -> None:
+    spec = ModelSpec.load(model)
+    assert spec.kv_bytes(tokens) <= spec.kv_bytes(tokens + more) <= (tokens + more) * spec.kv_bytes_per_token()
+    assert spec.kv_bytes(1) == spec.kv_bytes_per_token()
+
+
 def test_the_fewest_gpus_that_hold_the_load_are_named() -> None:
     model, gpus = ModelSpec.load("llama-3.1-70b"), [Gpu.load("h100"), Gpu.load("h200")]
     assert [one.tp for one in fits(model, gpus, ["bf16", "fp8"], Load())] == [2, 1, 2, 1]
@@ -176,6 +195,7 @@ def test_the_tables_say_what_the_json_says() -> None:
         (["llama-2-70b", "--tp", "3"], "tp = 3 does not divide"),
         (["llama-2-70b", "--tp", "two"], "--tp two: whole numbers"),
         (["llama-2-70b", "--kv-heads", "7"], "not a multiple of 7 KV heads"),
+        (["deepseek-v3", "--kv-heads", "8"], "deepseek-v3 has latent attention"),
         (["llama-2-70b", "--set", "window"], "--set window: write KEY=VALUE"),
         (["llama-2-70b", "--set", "windows=5"], "windows is no key"),
         (["llama-2-70b", "--set", "use_cla=true"], "use_cla is no key"),
