@@ -35,6 +35,7 @@ sample: $(READY)
 bench: $(READY)
 	$(VENV)/bin/python -m pytest benchmarks -m benchmark
 	$(VENV)/bin/python -m benchmarks.table $(or $(CASES),table requests batch tree quick) --json benchmarks/results.json
+	$(VENV)/bin/python -m tests.support.documents docs/how-fast.md
 
 $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: servesim needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 2; }

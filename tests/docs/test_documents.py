@@ -33,7 +33,7 @@ def test_what_is_not_run_says_why(name: str) -> None:
 def commands(page: str) -> Iterator[str]:
     """Every `servesim` command of a page, also those that are not run or stand within a sentence."""
     for block in blocks(page):
-        if block.kind in ("run", "run with", "exit", "not run"):
+        if block.kind in ("run", "run with", "exit", "with ../shared", "not run"):
             yield from (line for line in block.commands if line.startswith("servesim "))
     yield from (" ".join(text.split()) for text in re.findall(r"`(servesim [^`]+)`", page))
 

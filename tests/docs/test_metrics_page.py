@@ -11,7 +11,7 @@ from tests.support.documents import ROOT
 
 STATED = {"provenance", "scenario", "notes", "timing"}
 """What made a result: named as a whole."""
-BY_NAME = {"classes", "tenants", "finish_reasons", "rejection_reasons", "abort_reasons"}
+BY_NAME = {"classes", "tenants", "finish_reasons", "rejection_reasons", "abort_reasons", "slo_classes_ms"}
 """Their keys are names of the run's own."""
 STATISTICS = {"p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99"}
 """Told as a range."""

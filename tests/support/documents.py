@@ -10,6 +10,8 @@ A block is indented by four spaces or stands between ``` fences. The HTML commen
     <!-- output -->           what the block before printed, 100 columns wide
     <!-- output: /REGEX/ -->  of it, the lines that match; `...` stands for the others
     <!-- output: 1-8 12 -->   of it, these lines
+    <!-- with ../shared -->   commands that read reference data in $SHARED: not run, and their output not compared,
+                              where there is none; `with ../shared: python` a script
     <!-- not run: REASON -->  needs what a test has not, such as a GPU
 
 Blocks of a document run in order in one folder. `make docs` puts present outputs into the pages.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,7 +30,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "calibrate").glob("*.md")])
-KINDS = ("run", "run with", "exit", "python", "file", "output", "not run")
+SHARED = ROOT.parent / "shared"
+DATA = "with ../shared"
+KINDS = ("run", "run with", "exit", "python", "file", "output", DATA, "not run")
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<say>[^\n]*?) -->\n\n?)?(?P<body>^```.*?^```$|(?:^    [^\n]*\n(?:\n(?=    ))?)+)", re.M | re.S
 )
@@ -88,6 +93,8 @@ def run(page: str, folder: Path) -> tuple[list[Outcome], str]:
                 failed.append(Outcome(block, f"shown:\n{block.text}\nprinted:\n{shown}"))
             fresh += page[end : block.span[0]] + shown
             end = block.span[1]
+        elif block.kind == DATA and not SHARED.is_dir():
+            said = None
         elif block.kind != "not run":
             code, said = call(block, folder)
             if code != (int(block.argument) if block.kind == "exit" else 0):
@@ -98,14 +105,20 @@ def run(page: str, folder: Path) -> tuple[list[Outcome], str]:
 
 def call(block: Block, folder: Path) -> tuple[int, str]:
     """Exit code and output (both streams, as a terminal shows them) of a block."""
-    if block.kind == "python":
+    if block.kind == "python" or block.argument == "python":
         arguments = [sys.executable, "-c", block.text]
     else:
         extra = f" {block.argument}" if block.kind == "run with" else ""
         lines = (_recipe(line) + (extra if line.startswith("servesim ") else "") for line in block.commands)
         arguments = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "COLUMNS": "100", "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
+    terminal = {
+        "COLUMNS": "100",
+        "PYTHONIOENCODING": "utf-8",
+        "PYTHONUNBUFFERED": "1",
+        "PYTEST_ADDOPTS": "-p no:cacheprovider",
+    }
+    environment = {**os.environ, **terminal, "PATH": path, "SHARED": str(SHARED)}
     done = subprocess.run(
         arguments, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
@@ -113,7 +126,9 @@ def call(block: Block, folder: Path) -> tuple[int, str]:
 
 
 def _recipe(line: str) -> str:
-    """What `make TARGET` runs once the environment is there; other commands as they are."""
+    """What `make TARGET` runs once the environment is there; tests run in the checkout; other commands as they are."""
+    if line.startswith("pytest "):
+        return f"(cd {shlex.quote(str(ROOT))} && {line})"
     if not line.startswith("make "):
         return line
     dry = [
