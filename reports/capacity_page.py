@@ -6,48 +6,42 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
+    Experiment,
+    Figures,
     amount,
     colours,
     limits_words,
-    load,
-    notes_of,
+    page_of,
     pill,
-    provenance,
     replicates,
-    shared_settings,
-    workload_words,
 )
 from servesim.reports.figures.load import attainment, pareto
 from servesim.reports.page import Alert, Block, Page, Section, Table
+from servesim.reports.svg import Drawing
 from servesim.reports.words import gpu_of, number, percent
 
 
 def page(folder: Path) -> Page:
     """What each deployment carries, at what price, and how sure that is."""
-    document = load(folder / "capacity.json")
-    served, replayed = workload_words(document["workload"])
+    experiment = Experiment.load(folder, "capacity")
+    document = experiment.document
     settings = document["settings"]
-    limits = limits_words(settings["slo"], settings.get("slo_classes", {}))
+    drawn = [drawing for draw in FIGURES.values() if (drawing := draw(experiment)) is not None]
     sections = [
         Section("Deployments", [Block("table", "", _table(document), wide=True, text=_how_to_read(document))]),
-        Section("Behind it", _drawings(document)),
-        Section("How it was done", _provenance(folder, document)),
+        Section("Behind it", [Block("drawing", "", drawing) for drawing in drawn]),
+        best_run(experiment),
     ]
+    chips = [
+        ("limits", limits_words(settings["slo"], settings.get("slo_classes", {}))),
+        ("for", f"{100 * settings['attainment']:g} % of requests"),
+        ("replicates", replicates(document)),
+    ]
+    alerts = [Alert(f"{r['label']} failed:", str(r["error"])) for r in document["rows"] if r["error"]]
     question = "Highest rate within the limits" if _by_rate(document) else "Cheapest deployment within the limits"
-    return Page(
-        "experiment",
-        "capacity",
-        f"{question}: {served}" if served else question,
-        replayed,
-        [
-            ("limits", limits),
-            ("for", f"{100 * settings['attainment']:g} % of requests"),
-            ("replicates", replicates(document)),
-        ],
-        [Alert(f"{r['label']} failed:", str(r["error"])) for r in document["rows"] if r["error"]],
-        {"tiles": _tiles(document), "sections": [s for s in sections if s.blocks]},
-    )
+    return page_of(experiment, question, chips, alerts, _tiles(document), sections)
 
 
 def _by_rate(document: Mapping[str, Any]) -> bool:
@@ -120,18 +114,19 @@ def _how_to_read(document: Mapping[str, Any]) -> str:
     return text + "Cheapest: the lowest price per request carried."
 
 
-def _drawings(document: Mapping[str, Any]) -> list[Block]:
+def _attainment(document: Mapping[str, Any]) -> Drawing | None:
     by_rate = _by_rate(document)
     points: dict[str, list[tuple[float, float]]] = {}
     for p in document["points"]:
         if p["attainment"] is not None:
             points.setdefault(p["label"], []).append((p["rate"] if by_rate else p["replicas"], p["attainment"]))
-    blocks = []
     palette = colours([r["label"] for r in document["rows"]])
-    if points:
-        unit = "requests/s" if by_rate else "replicas"
-        target = document["settings"]["attainment"]
-        blocks.append(Block("drawing", "", attainment(points, palette, target, unit)))
+    unit = "requests/s" if by_rate else "replicas"
+    return attainment(points, palette, document["settings"]["attainment"], unit) if points else None
+
+
+def _front(document: Mapping[str, Any]) -> Drawing | None:
+    palette = colours([r["label"] for r in document["rows"]])
     rows = []
     for r in document["rows"]:
         values = r["values"] or {}
@@ -139,16 +134,8 @@ def _drawings(document: Mapping[str, Any]) -> list[Block]:
         if r["verdict"] == "carries" and None not in found:
             price, ms, flow = found
             rows.append((r["label"], palette[r["label"]], price, ms, flow, r["pareto"]))
-    if len(rows) > 1:
-        blocks.append(Block("drawing", "", pareto(rows)))
-    return blocks
+    return pareto(rows) if len(rows) > 1 else None
 
 
-def _provenance(folder: Path, document: Mapping[str, Any]) -> list[Block]:
-    first = next((p["address"] for p in document["points"] if p["address"]), None)
-    rests = provenance(folder, first)
-    return [
-        *shared_settings(document),
-        *([Block("pairs", "What it rests on", rests, wide=True)] if rests else []),
-        *notes_of(document),
-    ]
+FIGURES: Figures = {"attainment": lambda e: _attainment(e.document), "pareto": lambda e: _front(e.document)}
+"""What draws each figure of a capacity question."""

@@ -6,31 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
-from servesim.experiments.measures import Run
-from servesim.metrics.requests import parse_slo
+from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
     BARE,
+    Experiment,
+    Figures,
     amount,
     change,
-    colours,
     interval,
-    load,
     metric_words,
-    notes_of,
+    page_of,
     pill,
-    provenance,
     replicates,
-    shared_settings,
     with_unit,
-    workload_words,
 )
 from servesim.reports.figures.forest import forest
-from servesim.reports.figures.overlay import overlay
+from servesim.reports.figures.overlay import distributions
 from servesim.reports.page import Alert, Block, Page, Section, Table
-from servesim.reports.svg import SERIES
+from servesim.reports.svg import SERIES, Drawing
 from servesim.reports.words import time_ms
 
 COLUMNS_AT_MOST = 6
@@ -39,30 +34,25 @@ WORST = 5
 
 def page(folder: Path) -> Page:
     """Verdicts, intervals, distributions, and what became of single requests."""
-    document = load(folder / "comparison.json")
-    served, replayed = workload_words(document["workload"])
+    experiment = Experiment.load(folder, "comparison")
+    document = experiment.document
+    settings = document["settings"]
+    overlaid = _distributions(experiment)
     sections = [
         Section("Verdicts", _verdicts(document)),
-        Section("Distributions", _distributions(folder, document)),
+        Section("Distributions", [Block("drawing", "", overlaid)] if overlaid else []),
         Section("Every metric", [Block("table", "", _matrix(document), wide=True, text=_how_to_read(document))]),
         Section("What became of single requests", _drill_down(document)),
-        Section("How it was done", _provenance(folder, document)),
+        best_run(experiment),
     ]
-    settings = document["settings"]
-    return Page(
-        "experiment",
-        "comparison",
-        f"{len(document['variants'])} policies compared: {served}" if served else "Policies compared",
-        replayed,
-        [
-            ("baseline", document["baseline"]),
-            ("replicates", f"{replicates(document)}, paired"),
-            ("intervals", f"{100 * settings['level']:g} %"),
-            ("ranked by", metric_words(settings["rank_by"])),
-        ],
-        _alerts(document),
-        {"tiles": [], "sections": [s for s in sections if s.blocks]},
-    )
+    chips = [
+        ("baseline", document["baseline"]),
+        ("replicates", f"{replicates(document)}, paired"),
+        ("intervals", f"{100 * settings['level']:g} %"),
+        ("ranked by", metric_words(settings["rank_by"])),
+    ]
+    title = f"{len(document['variants'])} policies compared"
+    return page_of(experiment, title, chips, _alerts(document), [], sections)
 
 
 def _rows(document: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -105,30 +95,16 @@ def _verdicts(document: Mapping[str, Any]) -> list[Block]:
     return blocks + ([Block("drawing", "", drawn)] if drawn else [])
 
 
-def _distributions(folder: Path, document: Mapping[str, Any]) -> list[Block]:
+def _distributions(experiment: Experiment) -> Drawing | None:
     """Latencies of all replicates together; with many variants the best ones and the baseline."""
+    document = experiment.document
     order = [document["baseline"], *(label for label in document["ranking"]["order"] if label != document["baseline"])]
-    shown = order[: len(SERIES)]
-    values = {}
-    for variant in document["variants"]:
-        if variant["label"] in shown:
-            runs = [Run.load(path) for a in variant["cells"] if a and (path := folder / "cells" / a).is_dir()]
-            if runs:
-                values[variant["label"]] = {key: _latencies(runs, key) for key in ("ttft", "tpot", "e2el")}
-    if not values:
-        return []
-    slo = document["workload"].get("slo") or {}
-    caption = "All completed requests of all replicates." + (" Dashed lines are the limits." if slo else "")
-    if len(order) > len(shown):
-        caption += f" The {len(shown) - 1} best of {len(order)} and the baseline."
-    limits = parse_slo(slo) if isinstance(slo, str) else slo
-    drawn = overlay(values, colours(list(values)), limits, caption)
-    return [Block("drawing", "", drawn)] if drawn else []
+    more = f" The {len(SERIES) - 1} best of {len(order)} and the baseline." if len(order) > len(SERIES) else ""
+    return distributions(experiment, order[: len(SERIES)], more)
 
 
-def _latencies(runs: list[Run], key: str) -> Any:
-    values = np.concatenate([run.latency_ms(key)[run.done] for run in runs])
-    return np.sort(values[np.isfinite(values)])
+FIGURES: Figures = {"changes": lambda e: forest(e.document), "latency_cdf": _distributions}
+"""What draws each figure of a comparison."""
 
 
 def _matrix(document: Mapping[str, Any]) -> Table:
@@ -195,15 +171,3 @@ def _worst(drill: Mapping[str, Any]) -> Table:
     ]
     columns = ("request", "prompt", "output", "E2E, baseline", "E2E, variant", "queue", "prefill", "decode", "cause")
     return Table(f"Slowed most by {drill['variant']}", columns, rows, (False, *[True] * 7, False))
-
-
-def _provenance(folder: Path, document: Mapping[str, Any]) -> list[Block]:
-    first = next((a for v in document["variants"] for a in v["cells"] if a), None)
-    rests = provenance(folder, first)
-    runs = [(v["label"], ", ".join(a or "failed" for a in v["cells"])) for v in document["variants"]]
-    return [
-        *shared_settings(document),
-        *([Block("pairs", "What it rests on", rests, wide=True)] if rests else []),
-        *([Block(b.kind, b.title, b.content, wide=True) for b in notes_of(document)]),
-        Block("pairs", "Runs", runs, wide=True, text="Directories under cells/: servesim report shows one by itself."),
-    ]

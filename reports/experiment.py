@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from markupsafe import Markup
 
 from servesim.errors import UserError
 from servesim.experiments.measures import LABELS
-from servesim.reports.page import Block
-from servesim.reports.svg import SERIES
+from servesim.reports.page import Alert, Block, Page, Section
+from servesim.reports.run import Run
+from servesim.reports.svg import SERIES, Drawing
 from servesim.reports.words import gpu_of, name_of, number, percent, time_ms
+from servesim.result import Result
 from servesim.result_files import SUMMARY
 
 LATENCY_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E", "ntpot": "NTPOT", "queue_time": "queue time"}
@@ -30,15 +33,78 @@ TONES = {
 }
 
 
-def load(path: Path) -> dict[str, Any]:
-    """An experiment's document."""
-    try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: damaged: {error}") from error
-    if missing := {"workload", "settings", "notes"} - set(document):
-        raise UserError(f"{path}: damaged: no {', '.join(sorted(missing))} in it")
-    return document
+@dataclass(frozen=True)
+class Experiment:
+    """What an experiment found: its document, and the directory with its runs, if they were kept."""
+
+    document: Mapping[str, Any]
+    folder: Path | None
+
+    @classmethod
+    def load(cls, folder: Path, kind: str) -> Experiment:
+        """A comparison, sweep or capacity question as it was written."""
+        path = folder / f"{kind}.json"
+        try:
+            document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: damaged: {error}") from error
+        if missing := {"schema", "workload", "settings", "notes"} - set(document):
+            raise UserError(f"{path}: damaged: no {', '.join(sorted(missing))} in it")
+        return cls(document, folder)
+
+    @property
+    def kind(self) -> str:
+        """comparison, sweep or capacity."""
+        return str(self.document["schema"]).removeprefix("servesim.").partition("/")[0]
+
+    @property
+    def addresses(self) -> dict[str, list[str]]:
+        """Runs that did not fail, by variant."""
+        document = self.document
+        if self.kind == "capacity":
+            labels = [row["label"] for row in document["rows"]]
+            return {label: [p["address"] for p in _reported(document, label)] for label in labels}
+        return {v["label"]: [a for a in v["cells"] if a] for v in document["variants"]}
+
+    @property
+    def best(self) -> str | None:
+        """The variant that did best."""
+        document = self.document
+        if self.kind == "comparison":
+            return next(iter(document["ranking"]["order"]), None)
+        if self.kind == "sweep":
+            return document["best"] and str(document["best"]["label"])
+        carried = [row for row in document["rows"] if row["verdict"] == "carries"]
+        best = max(carried, key=lambda row: (row["cheapest"], row["rate"]), default=None)
+        return best and str(best["label"])
+
+    def path(self, address: str) -> Path:
+        """The directory of a run; UserError where it was not kept."""
+        path = self.folder and self.folder / "cells" / address
+        if path is None or not path.is_dir():
+            raise UserError(f"the runs were not kept: give the {self.kind} an --out (from Python out=)")
+        return path
+
+    def run(self, variant: str | None = None) -> Run:
+        """The first run of a variant, by default of the best; UserError where there is none."""
+        label = variant if variant is not None else self.best
+        if label is None or label not in self.addresses:
+            wrong = "nothing did best" if label is None else f"no variant {label!r}"
+            raise UserError(f"{wrong}: name one of {'; '.join(self.addresses)}")
+        if not self.addresses[label]:
+            raise UserError(f"{label}: all of its runs failed")
+        return Run(Result.load(self.path(self.addresses[label][0])))
+
+
+Figures = dict[str, Callable[[Experiment], Drawing | None]]
+"""What draws each figure of a kind of experiment; None where there is nothing to draw."""
+
+
+def _reported(document: Mapping[str, Any], label: str) -> list[Mapping[str, Any]]:
+    """The runs of a deployment at the rate and size reported; all of them where it carries nothing."""
+    row = next(row for row in document["rows"] if row["label"] == label)
+    points = [p for p in document["points"] if p["label"] == label]
+    return [p for p in points if (p["rate"], p["replicas"]) == (row["rate"], row["replicas"])] or points
 
 
 def metric_words(name: str) -> str:
@@ -123,7 +189,7 @@ def replicates(document: Mapping[str, Any]) -> str:
     return f"{count} {kind if count != 1 else kind.removesuffix('s')}"
 
 
-def shared_settings(document: Mapping[str, Any]) -> list[Block]:
+def _shared_settings(document: Mapping[str, Any]) -> list[Block]:
     """The settings all runs share, and how the experiment was made."""
     facts = [(key, _plain(value)) for key, value in sorted(document["workload"].items())]
     how = [("replicates", replicates(document))]
@@ -139,9 +205,10 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def provenance(folder: Path, address: str | None) -> list[tuple[str, str]]:
+def _provenance(experiment: Experiment) -> list[tuple[str, str]]:
     """Where the numbers come from, as one of the runs tells it."""
-    summary = folder / "cells" / str(address) / SUMMARY
+    address = next((a for found in experiment.addresses.values() for a in found), None)
+    summary = Path(experiment.folder or "") / "cells" / str(address) / SUMMARY
     if address is None or not summary.is_file():
         return []
     p = json.loads(summary.read_text(encoding="utf-8"))["provenance"]
@@ -155,6 +222,32 @@ def provenance(folder: Path, address: str | None) -> list[tuple[str, str]]:
     ]
 
 
-def notes_of(document: Mapping[str, Any]) -> list[Block]:
-    """The notes, if there are any."""
-    return [Block("list", "Notes", list(document["notes"]))] if document["notes"] else []
+def page_of(
+    experiment: Experiment,
+    title: str,
+    chips: list[tuple[str, str]],
+    alerts: list[Alert],
+    tiles: list[dict[str, Any]],
+    sections: Sequence[Section],
+) -> Page:
+    """A page with what all experiments have: the workload below the title, and in the end how it was done."""
+    document = experiment.document
+    served, replayed = workload_words(document["workload"])
+    rests = _provenance(experiment)
+    runs = [(label, ", ".join(found) or "failed") for label, found in experiment.addresses.items()]
+    done = [
+        *_shared_settings(document),
+        *([Block("pairs", "What it rests on", rests, wide=True)] if rests else []),
+        *([Block("list", "Notes", list(document["notes"]), wide=True)] if document["notes"] else []),
+        Block("pairs", "Runs", runs, wide=True, text="Directories under cells/: servesim report shows one by itself."),
+    ]
+    every = [*sections, Section("How it was done", done)]
+    return Page(
+        "experiment",
+        experiment.kind,
+        f"{title}: {served}" if served else title,
+        replayed,
+        chips,
+        alerts,
+        {"tiles": tiles, "sections": [s for s in every if s.blocks]},
+    )

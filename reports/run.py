@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from servesim.engine.request import State
 from servesim.metrics.requests import SECOND
 from servesim.result import Result
+
+if TYPE_CHECKING:
+    from servesim.reports.priced import Priced
 
 Column = NDArray[np.int64]
 Series = NDArray[np.float64]
@@ -114,6 +117,14 @@ class Run:
         """Which rows are prefill, decode or mixed steps."""
         prefill, decode = self.steps["prefill_pieces"] > 0, self.steps["decode_count"] > 0
         return {"prefill": prefill & ~decode, "mixed": prefill & decode, "decode": decode & ~prefill}
+
+    @cached_property
+    def priced(self) -> Priced | None:
+        """A sample of its steps, priced again operator by operator; None without steps. UserError where they cannot
+        be priced any more."""
+        from servesim.reports.priced import price_steps
+
+        return price_steps(self) if len(self.steps["k"]) else None
 
     def sample(self, rows: Column, size: int) -> Column:
         """At most `size` of these rows of steps, evenly spaced in GPU time: each stands for as much of it."""

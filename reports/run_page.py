@@ -6,15 +6,9 @@ from typing import Any
 
 from servesim.cli_summary import LATENCIES
 from servesim.errors import UserError
-from servesim.hardware import Gpu
-from servesim.reports.figures.gantt import gantt
-from servesim.reports.figures.latency import cdf
-from servesim.reports.figures.operators import operators
-from servesim.reports.figures.roofline import roofline
-from servesim.reports.figures.speculation import by_position, over_time
-from servesim.reports.figures.timeline import memory_map, timeline
+from servesim.reports.drawings import RUN
 from servesim.reports.page import Alert, Page, Share, Table
-from servesim.reports.priced import Priced, price_steps
+from servesim.reports.priced import Priced
 from servesim.reports.run import Run
 from servesim.reports.slowest import slowest
 from servesim.reports.words import count, gpu_of, name_of, number, percent, seconds, time_ms
@@ -46,19 +40,17 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
     priced: Priced | None = None
     unpriced = ""
     try:
-        priced = price_steps(run) if len(run.steps["k"]) else None
+        priced = run.priced
     except UserError as error:
         unpriced = f"Steps are not broken down by operator: {error}."
-    drafts = summary["speculation"]
+    groups = {
+        "latency": ("latency_cdf",),
+        "time": ("timeline", "kv_memory", "gantt"),
+        "cost": ("operators", "roofline") if priced is not None else (),
+        "speculation": ("acceptance", "drafts"),
+    }
     figures = {
-        "latency": _present(cdf(run)),
-        "time": _present(timeline(run), memory_map(run), gantt(run, window_s)),
-        "cost": _present(
-            operators(run, priced), roofline(Gpu.load(run.scenario.gpu), run.scenario.dtype, priced.points)
-        )
-        if priced
-        else [],
-        "speculation": _present(by_position(drafts), over_time(run)) if drafts else [],
+        group: [d for name in names if (d := RUN[name](run, window_s)) is not None] for group, names in groups.items()
     }
     return Page(
         "run",
@@ -82,10 +74,6 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
             "glossary": GLOSSARY,
         },
     )
-
-
-def _present(*drawings: Any) -> list[Any]:
-    return [d for d in drawings if d is not None]
 
 
 def _gpus(run: Run) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,29 @@ class Drawing:
     legend: tuple[tuple[str, str], ...] = ()
     """(colour, meaning) of what is not labelled in the drawing itself."""
     wide: bool = False
+    paint: Painter | None = field(default=None, repr=False, compare=False)
+    size: tuple[int, int] = (WIDE, 300)
+    """Of the drawing (of two versions the wide one) in CSS pixels."""
+
+    def to_svg(self) -> str:
+        """The figure as the text of an SVG file, in light colours."""
+        return standalone(self)
+
+    _repr_svg_ = to_svg  # notebooks show it
+
+    def to_matplotlib(self) -> Any:
+        """The figure as a matplotlib Figure, in light colours, to be changed or saved in another format."""
+        return as_matplotlib(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the figure as .svg, or as what else matplotlib writes (.png, .pdf)."""
+        from servesim.reports.files import writing
+
+        if str(path).endswith(".svg"):
+            with writing(Path(path)) as file:
+                file.write(self.to_svg())
+        else:
+            self.to_matplotlib().savefig(path, dpi=144)
 
 
 def wide(
@@ -100,12 +123,13 @@ def wide(
         Markup('<div class="on-{0}">{1}</div>').format(kind, _svg(f"{name}-{kind}", title, alt, paint, width, height))
         for kind, width, height in (("wide", WIDE, heights[0]), ("narrow", NARROW, heights[1]))
     )
-    return Drawing(name, title, alt, versions, caption, wide=True, **more)
+    return Drawing(name, title, alt, versions, caption, wide=True, paint=paint, size=(WIDE, heights[0]), **more)
 
 
 def half(name: str, title: str, alt: str, paint: Painter, height: int = 290, caption: str = "", **more: Any) -> Drawing:
     """A figure half as wide as the page, and as wide as a phone."""
-    return Drawing(name, title, alt, _svg(name, title, alt, paint, HALF, height), caption, **more)
+    svg = _svg(name, title, alt, paint, HALF, height)
+    return Drawing(name, title, alt, svg, caption, paint=paint, size=(HALF, height), **more)
 
 
 def _svg(name: str, title: str, alt: str, paint: Painter, width: int, height: int) -> Markup:
@@ -148,12 +172,10 @@ def _inline(text: str, name: str, title: str, alt: str, width: int, height: int)
 def standalone(drawing: Drawing) -> str:
     """A drawing as a file of its own, title and legend above it, in the colours of the light page; of two versions the
     wide one."""
-    sheet = (HERE / "style.css").read_text(encoding="utf-8")
-    light = dict(re.findall(r"--(\w+): (#\w+)", sheet[: sheet.index("}")]))
-    text = str(drawing.svg)
+    light, text = _light(), str(drawing.svg)
     text = text[text.index("<svg") : text.index("</svg>")]
     width, height = (int(size) for size in re.findall(r'viewBox="0 0 (\d+) (\d+)"', text)[0])
-    head = 40 + 18 * len(drawing.legend)
+    head = _head(drawing)
     text = text.replace(f'viewBox="0 0 {width} {height}"', f'viewBox="0 {-head} {width} {height + head}"')
     lines = [f'<rect y="{-head}" width="{width}" height="{height + head}" fill="var(--surface)"/>']
     lines.append(f'<text x="12" y="{26 - head}" font-size="15" font-weight="600">{escape(drawing.title)}</text>')
@@ -165,6 +187,49 @@ def standalone(drawing: Drawing) -> str:
     text = "\n".join((text[:end], *lines, text[end:])) + "</svg>\n"
     text = re.sub(r"var\(--(\w+)\)", lambda found: light[found[1]], text)
     return text.replace("<svg", f"<svg {FILE}", 1)
+
+
+def as_matplotlib(drawing: Drawing) -> Any:
+    """The same as a matplotlib Figure."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    assert drawing.paint is not None
+    (width, height), head, light = drawing.size, _head(drawing), _light()
+    stand_ins = dict(INK)
+    by_stand_in = {stand_in: light[name] for name, stand_in in stand_ins.items()}
+    style: dict[Any, Any] = {k: by_stand_in.get(v, v) if isinstance(v, str) else v for k, v in STYLE.items()}
+    style |= {"figure.facecolor": light["surface"], "axes.facecolor": light["surface"]}
+    try:
+        INK.update({name: light[name] for name in INK})  # painters look colours up while they draw
+        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **style}):
+            figure = Figure(figsize=(width / 72, height / 72))
+            drawing.paint(figure, False)
+            share = height / (height + head)
+            figure.set_size_inches(width / 72, (height + head) / 72)
+            for axes in figure.axes:  # room above for title and legend
+                box = axes.get_position()
+                axes.set_position((box.x0, box.y0 * share, box.width, box.height * share))
+            figure.text(12 / width, 1 - 18 / (height + head), drawing.title, fontsize=13, weight="bold", va="center")
+            patches = [Patch(color=light[colour], label=words) for colour, words in drawing.legend]
+            if patches:
+                at = (4 / width, 1 - 28 / (height + head))
+                figure.legend(handles=patches, loc="upper left", bbox_to_anchor=at, handlelength=0.8, handleheight=0.8)
+    finally:
+        INK.update(stand_ins)
+    return figure
+
+
+def _light() -> dict[str, str]:
+    """The colours of the light page by name."""
+    sheet = (HERE / "style.css").read_text(encoding="utf-8")
+    return dict(re.findall(r"--(\w+): (#\w+)", sheet[: sheet.index("}")]))
+
+
+def _head(drawing: Drawing) -> int:
+    """Room for title and legend above a figure by itself, in CSS pixels."""
+    return 40 + 18 * len(drawing.legend)
 
 
 def _shorter(tag: str) -> str:

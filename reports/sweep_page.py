@@ -6,25 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from servesim.experiments.axes import label_of
 from servesim.experiments.knee import knee
+from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
     BARE,
+    Experiment,
+    Figures,
     amount,
     colours,
-    load,
     metric_words,
-    notes_of,
+    page_of,
     pill,
-    provenance,
     replicates,
-    shared_settings,
     with_unit,
-    workload_words,
 )
 from servesim.reports.figures.load import Curve, against_load, pareto
+from servesim.reports.figures.overlay import distributions
 from servesim.reports.figures.strip import strip
 from servesim.reports.page import Alert, Block, Page, Section, Table
-from servesim.reports.svg import SERIES
+from servesim.reports.svg import SERIES, Drawing
 
 PANELS = ("ttft_p99", "tpot_p99", "e2el_p99", "slo_attainment", "ttft_mean", "tpot_mean", "e2el_mean")
 PANELS_AT_MOST = 3
@@ -32,29 +33,18 @@ PANELS_AT_MOST = 3
 
 def page(folder: Path) -> Page:
     """Every combination, the best, latency against load, and the Pareto front."""
-    document = load(folder / "sweep.json")
-    served, replayed = workload_words(document["workload"])
+    experiment = Experiment.load(folder, "sweep")
+    document = experiment.document
     curves = _curves(document)
-    drawn = _drawings(document, curves)
     sections = [
-        Section("Under load" if curves else "At a glance", drawn),
+        Section("Under load" if curves else "At a glance", _drawings(experiment, curves)),
         Section("Every combination", [Block("table", "", _table(document), wide=True, text=_how_to_read(document))]),
-        Section("How it was done", _provenance(folder, document)),
+        best_run(experiment),
     ]
-    best, axes = document["best"], document["axes"]
-    chips = [(key, ", ".join(map(str, values))) for key, values in axes.items()]
+    chips = [(axis, ", ".join(map(str, document["axes"][axis]))) for axis in _axes(document)]
     chips.append(("replicates", replicates(document)))
-    return Page(
-        "experiment",
-        "sweep",
-        f"{len(document['variants'])} combinations: {served}"
-        if served
-        else f"{len(document['variants'])} combinations",
-        replayed,
-        chips,
-        _alerts(document),
-        {"tiles": _tiles(document, best, curves), "sections": [s for s in sections if s.blocks]},
-    )
+    tiles = _tiles(document, document["best"], curves)
+    return page_of(experiment, f"{len(document['variants'])} combinations", chips, _alerts(document), tiles, sections)
 
 
 def _metrics(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -97,9 +87,9 @@ def _curves(document: Mapping[str, Any]) -> list[Curve]:
     ]
 
 
-def _strip(document: Mapping[str, Any], panels: list[dict[str, Any]]) -> list[Block]:
+def _strip(document: Mapping[str, Any]) -> Drawing | None:
     """Every combination that ran, as dots."""
-    rates = [str(rate) for rate in document["axes"].get("rate", [])]
+    rates, panels = [str(rate) for rate in document["axes"].get("rate", [])], _panels(document)
     rows = [
         {
             "label": label,
@@ -107,10 +97,8 @@ def _strip(document: Mapping[str, Any], panels: list[dict[str, Any]]) -> list[Bl
         }
         for label, found in _groups(document).items()
     ]
-    if len(rows) < 2 or not panels:
-        return []
     series = [f"{rate} requests/s" for rate in rates] or [""]
-    return [Block("drawing", "", strip(rows, series, panels))]
+    return strip(rows, series, panels) if len(rows) > 1 and panels else None
 
 
 def _series(variant: Mapping[str, Any]) -> str:
@@ -118,21 +106,53 @@ def _series(variant: Mapping[str, Any]) -> str:
     return f"{rate} requests/s" if rate is not None else ""
 
 
-def _drawings(document: Mapping[str, Any], curves: list[Curve]) -> list[Block]:
+def _panels(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     metrics = _metrics(document)
-    blocks = []
-    panels = [metrics[name] for name in PANELS if name in metrics][:PANELS_AT_MOST]
-    if curves and panels:
-        blocks.append(Block("drawing", "", against_load(curves, panels)))
-    if len(curves) < len(_groups(document)):
-        blocks += _strip(document, panels)
-    bends = _knees(curves, metrics) if curves else None
+    return [metrics[name] for name in PANELS if name in metrics][:PANELS_AT_MOST]
+
+
+def _load(document: Mapping[str, Any]) -> Drawing | None:
+    curves, panels = _curves(document), _panels(document)
+    return against_load(curves, panels) if curves and panels else None
+
+
+def _front(document: Mapping[str, Any]) -> Drawing | None:
+    rows = _pareto(document)
+    return pareto(rows) if len(rows) > 1 else None
+
+
+def _distributions(experiment: Experiment) -> Drawing | None:
+    """Latencies of the best combinations that are stable."""
+    document = experiment.document
+    goal = _metrics(document)[document["settings"]["best_by"][0]]
+    sign = 1 if goal["better"] == "lower" else -1
+    usable = [v for v in document["variants"] if v["status"] == "ok" and _stable(document, v)]
+    ranked = sorted(
+        (v for v in usable if v["values"][goal["name"]] is not None), key=lambda v: sign * v["values"][goal["name"]]
+    )
+    shown = [v["label"] for v in ranked[: len(SERIES)]]
+    more = f" The {len(shown)} best of {len(usable)} stable combinations." if len(shown) < len(usable) else ""
+    return distributions(experiment, shown, more)
+
+
+FIGURES: Figures = {
+    "latency_load": lambda e: _load(e.document),
+    "combinations": lambda e: _strip(e.document),
+    "latency_cdf": _distributions,
+    "pareto": lambda e: _front(e.document),
+}
+"""What draws each figure of a sweep."""
+
+
+def _drawings(experiment: Experiment, curves: list[Curve]) -> list[Block]:
+    document = experiment.document
+    names = [name for name in FIGURES if name != "combinations" or len(curves) < len(_groups(document))]
+    drawn = {name: drawing for name in names if (drawing := FIGURES[name](experiment)) is not None}
+    blocks = [Block("drawing", "", drawing) for name, drawing in drawn.items() if name != "pareto"]
+    bends = _knees(curves, _metrics(document)) if curves else None
     if bends:
         blocks.append(Block("table", "Knees", bends))
-    rows = _pareto(document)
-    if len(rows) > 1:
-        blocks.append(Block("drawing", "", pareto(rows)))
-    return blocks
+    return blocks + ([Block("drawing", "", drawn["pareto"])] if "pareto" in drawn else [])
 
 
 def _knees(curves: list[Curve], metrics: Mapping[str, Any]) -> Table | None:
@@ -186,6 +206,7 @@ def _alerts(document: Mapping[str, Any]) -> list[Alert]:
 
 def _table(document: Mapping[str, Any]) -> Table:
     metrics, repeats = document["metrics"], document["replicates"]["count"]
+    axes = _axes(document)
     best = document["best"]["label"] if document["best"] else None
     rows = []
     for v in document["variants"]:
@@ -199,9 +220,16 @@ def _table(document: Mapping[str, Any]) -> Table:
             state = pill("Pareto", "open") if v["pareto"] else ""
         values = v["values"] or {}
         cells = [amount(values.get(m["name"]), m["unit"] if m["unit"] in BARE else "") for m in metrics]
-        rows.append((v["label"], state, *cells))
-    columns = ("combination", "", *(with_unit(m) for m in metrics))
-    return Table("Every combination", columns, rows, (False, False, *[True] * len(metrics)), kind="matrix")
+        rows.append((*(str(v["axes"].get(axis, "")) for axis in axes), state, *cells))
+    columns = (*(axis.replace("_", " ") for axis in axes), "", *(with_unit(m) for m in metrics))
+    numeric = (*[False] * (len(axes) + 1), *[True] * len(metrics))
+    return Table("Every combination", columns, rows, numeric, kind="matrix")
+
+
+def _axes(document: Mapping[str, Any]) -> list[str]:
+    """The axes in the order they have in labels."""
+    first = document["variants"][0]
+    return sorted(first["axes"], key=lambda axis: first["label"].find(label_of(axis, first["axes"][axis])))
 
 
 def _how_to_read(document: Mapping[str, Any]) -> str:
@@ -211,13 +239,3 @@ def _how_to_read(document: Mapping[str, Any]) -> str:
         "arrivals are left out. Pareto: no stable combination is at least as good in price, p99 end-to-end latency and "
         "output throughput, and better in one."
     )
-
-
-def _provenance(folder: Path, document: Mapping[str, Any]) -> list[Block]:
-    first = next((a for v in document["variants"] for a in v["cells"] if a), None)
-    rests = provenance(folder, first)
-    return [
-        *shared_settings(document),
-        *([Block("pairs", "What it rests on", rests, wide=True)] if rests else []),
-        *notes_of(document),
-    ]

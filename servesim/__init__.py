@@ -1,8 +1,8 @@
 """Simulator of LLM inference serving: replay a request trace through pluggable policies at measured kernel costs.
 
-    import servesim
-    result = servesim.simulate(trace="preset:azure-conv-2023", model="llama-3.1-8b", gpu="h200")
-    print(result.summary["latency_ms"]["ttft"], result.requests.head())
+import servesim
+result = servesim.simulate(trace="preset:azure-conv-2023", model="llama-3.1-8b", gpu="h200")
+print(result.summary["latency_ms"]["ttft"], result.requests.head())
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ __all__ = [
     "UserError",
     "capacity",
     "compare",
+    "figure",
+    "figures",
     "load_trace",
     "report",
     "simulate",
@@ -42,6 +44,8 @@ _HOME = {
     "UserError": "servesim.errors",
     "capacity": "servesim.experiments.capacity",
     "compare": "servesim.experiments.compare",
+    "figure": "servesim.reports.drawings",
+    "figures": "servesim.reports.drawings",
     "load_trace": "servesim.traces",
     "report": "servesim.reports.page",
     "simulate": "servesim.simulation",

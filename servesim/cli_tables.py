@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -119,15 +119,24 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
     axes, metrics = list(document["axes"]), document["metrics"]
     names = [m["name"] for m in metrics]
     metrics = [m for m in metrics if m["name"].replace("_mean", "_p99") not in names or "_mean" not in m["name"]]
-    table = Table(*axes, *(metric_label(m["name"]) for m in metrics), "", box=None, header_style="bold")
-    for column in table.columns[len(axes) : -1]:
-        column.justify = "right"
+    metrics.sort(key=lambda m: m["name"] not in document["settings"]["best_by"])  # those of the best come first
+    columns = [[axis, *(str(v["axes"].get(axis, "")) for v in document["variants"])] for axis in axes]
+    columns.append(["", *(_state(v) for v in document["variants"])])
+    shown = [_metric_column(m, [v["values"][m["name"]] for v in document["variants"]]) for m in metrics]
+    left = _fitting(columns, shown, console.width)
+    columns[-1:-1] = shown[: len(shown) - left]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for i, (head, *_) in enumerate(columns):
+        number_column = len(axes) <= i < len(columns) - 1
+        table.add_column(head, justify="right" if number_column else "left", no_wrap=number_column)
     best = document["best"] and document["best"]["label"]
-    for v in document["variants"]:
-        values = [value_text(v["values"][m["name"]], m["unit"]) for m in metrics]
-        cells = [escape(str(v["axes"].get(axis, ""))) for axis in axes]
-        table.add_row(*cells, *values, _state(v), style="bold" if v["label"] == best else None)
+    for v, *cells in zip(document["variants"], *(column[1:] for column in columns), strict=True):
+        words = [escape(cell) for cell in cells[:-1]]
+        table.add_row(*words, _coloured(cells[-1]), style="bold" if v["label"] == best else None)
     console.print(table)
+    if left:
+        others = ", ".join(metric_label(m["name"]) for m in metrics[-left:])
+        console.print(f"no room for {others}: a wider window, --json or --out shows them", style="dim")
     if best is not None:
         metric = document["best"]["metric"]
         unit = next(m["unit"] for m in document["metrics"] if m["name"] == metric)
@@ -138,12 +147,38 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
         console.print(f"written to {escape(str(out))}", style="dim")
 
 
+def _metric_column(metric: Mapping[str, Any], values: Sequence[float | None]) -> list[str]:
+    """Its label with the unit below it, and its values; the units of prices and shares stand with each value."""
+    own = metric["unit"] in ("$", "share")
+    head = metric_label(metric["name"]) + ("" if own else f"\n{metric['unit']}")
+    texts = [value_text(value, metric["unit"] if own else "") for value in values]
+    return [head, *texts]
+
+
+def _fitting(columns: Sequence[Sequence[str]], more: Sequence[Sequence[str]], room: int) -> int:
+    """How many of `more` columns do not fit beside the others; at least one is shown."""
+
+    def width(column: Sequence[str]) -> int:
+        return 2 + max(len(line) for text in column for line in text.splitlines() or [""])
+
+    taken = sum(map(width, columns))
+    for i, column in enumerate(more):
+        taken += width(column)
+        if i and taken > room:
+            return len(more) - i
+    return 0
+
+
 def _state(variant: Mapping[str, Any]) -> str:
     if variant["status"] == "failed":
-        return "[bold red]failed[/]"
+        return "failed"
     if variant["unstable"]:
-        return "[bold red]unstable[/]"
+        return "unstable"
     return "Pareto" if variant["pareto"] else ""
+
+
+def _coloured(state: str) -> str:
+    return f"[{COLOURS[state]}]{state}[/]" if state in COLOURS else state
 
 
 def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:

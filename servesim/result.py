@@ -32,6 +32,8 @@ from servesim.trace import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
+    from servesim.reports.svg import Drawing
+
 SUMMARY_KEYS = (
     *("cost_shares", "duration_s", "engine", "goodput", "kv", "latency_ms", "notes", "prefix_cache", "price"),
     *("provenance", "requests", "scenario", "speculation", "stability", "throughput", "uncertainty"),
@@ -76,6 +78,13 @@ class Result:
     def deliveries(self) -> pd.DataFrame:
         """Where a step delivered otherwise than one token to each request; see servesim.engine.recorder."""
         return self._frame(DELIVERIES)
+
+    def figure(self, name: str, window_s: tuple[float, float] | None = None) -> Drawing:
+        """One figure of the report, such as "latency_cdf" (see servesim.figure; servesim.figures(result) names all)."""
+        import servesim
+
+        drawn: Drawing = servesim.figure(self, name, window_s=window_s)
+        return drawn
 
     def save(self, out: str | Path) -> Path:
         """Write the directory `servesim run --out` writes, but for its report."""

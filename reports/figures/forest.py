@@ -57,7 +57,7 @@ def forest(document: Mapping[str, Any]) -> Drawing | None:
     )
     found = {r["verdict"] for r in document["rows"]}
     legend = tuple((c, name) for name, c in VERDICT_COLOURS.items() if name in found and name != "identical")
-    return wide("forest", "How much better or worse", alt + ".", paint, heights, caption, legend=legend)
+    return wide("changes", "How much better or worse", alt + ".", paint, heights, caption, legend=legend)
 
 
 def _metrics(document: Mapping[str, Any]) -> list[dict[str, Any]]:

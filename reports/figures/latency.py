@@ -51,7 +51,7 @@ def cdf(run: Run) -> Drawing | None:
     if slo:
         caption += " Dashed lines are the limits; beside them the share of requests within."
     alt = "Cumulative distributions of latency. " + "; ".join(said) + "."
-    return wide("cdf", "Latency distributions", alt, paint, (280, 470), caption)
+    return wide("latency_cdf", "Latency distributions", alt, paint, (280, 470), caption)
 
 
 def _ms(run: Run, column: str) -> Any:

@@ -58,7 +58,9 @@ def against_load(curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]]) 
             " A ring marks the knee: the stable point farthest below the line from a curve's first point to its last."
         )
     legend = tuple((c.colour, c.label) for c in curves)
-    return wide("load", "Latency against load", alt + ".", paint, (320, 300 * len(metrics)), caption, legend=legend)
+    return wide(
+        "latency_load", "Latency against load", alt + ".", paint, (320, 300 * len(metrics)), caption, legend=legend
+    )
 
 
 def _knee(curve: Curve, metric: Mapping[str, Any]) -> float | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from servesim.experiments.measures import Run
+from servesim.metrics.requests import parse_slo
+from servesim.reports.experiment import Experiment, colours
 from servesim.reports.figures.latency import POINTS, mark_limit, scale
 from servesim.reports.svg import INK, Drawing, wide
 from servesim.reports.words import time_ms
@@ -15,6 +18,24 @@ PANELS = (("ttft", "Time to first token"), ("tpot", "Time per output token"), ("
 
 Latencies = Mapping[str, Mapping[str, Any]]
 """Milliseconds of all completed requests, ascending, by variant and latency."""
+
+
+def distributions(experiment: Experiment, labels: Sequence[str], more: str) -> Drawing | None:
+    """Latencies of all replicates of some variants together. `more`: what the caption adds. UserError where the runs
+    were not kept."""
+    values = {}
+    for label in labels:
+        runs = [Run.load(experiment.path(address)) for address in experiment.addresses.get(label, [])]
+        if runs:
+            values[label] = {key: _latencies(runs, key) for key, _ in PANELS}
+    slo = experiment.document["workload"].get("slo") or {}
+    caption = "All completed requests of all replicates." + (" Dashed lines are the limits." if slo else "") + more
+    return overlay(values, colours(list(values)), parse_slo(slo) if isinstance(slo, str) else slo, caption)
+
+
+def _latencies(runs: Sequence[Run], key: str) -> Any:
+    values = np.concatenate([run.latency_ms(key)[run.done] for run in runs])
+    return np.sort(values[np.isfinite(values)])
 
 
 def overlay(values: Latencies, palette: Mapping[str, str], slo: Mapping[str, float], caption: str) -> Drawing | None:
@@ -43,7 +64,7 @@ def overlay(values: Latencies, palette: Mapping[str, str], slo: Mapping[str, flo
     ]
     legend = tuple((palette[label], label) for label in values)
     alt = "Cumulative distributions of latency. " + "; ".join(said) + "."
-    return wide("overlay", "Latency distributions", alt, paint, (300, 620), caption, legend=legend)
+    return wide("latency_cdf", "Latency distributions", alt, paint, (300, 620), caption, legend=legend)
 
 
 def _lines(axes: Any, values: Mapping[str, Any], palette: Mapping[str, str], limit: float | None) -> None:

@@ -37,7 +37,7 @@ def by_position(figures: Mapping[str, Any]) -> Drawing | None:
     said = ", ".join(f"{i}: {percent(rate)}" for i, rate in enumerate(rates, 1))
     alt = f"Share of verified drafts that are accepted, by position: {said}."
     caption = f"Share of {figures['num_drafts']:,} verifications. A verification gives {length} tokens in the mean."
-    return half("positions", "Acceptance by position", alt, paint, 300, caption)
+    return half("acceptance", "Acceptance by position", alt, paint, 300, caption)
 
 
 def over_time(run: Run) -> Drawing | None:

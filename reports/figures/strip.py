@@ -48,7 +48,7 @@ def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[
         caption += f" The first {len(shown)} of {len(rows)}."
     legend = tuple((SERIES[i % len(SERIES)], name) for i, name in enumerate(series)) if len(series) > 1 else ()
     heights = (24 * len(shown) + 66, (36 * len(shown) + 80) * len(metrics))
-    return wide("strip", "Every combination at a glance", alt, paint, heights, caption, legend=legend)
+    return wide("combinations", "Every combination at a glance", alt, paint, heights, caption, legend=legend)
 
 
 def _panel(axes: Any, rows: Sequence[Row], series: Sequence[str], metric: Mapping[str, Any]) -> None:

@@ -99,4 +99,4 @@ def memory_map(run: Run) -> Drawing | None:
     if limit < 1.0:
         caption += f" The axis ends at {percent(limit)}."
     legend = tuple((colour, text) for _, colour, text in MEMORY[:3])
-    return wide("memory", "KV memory map", alt, paint, (250, 250), caption, legend=legend)
+    return wide("kv_memory", "KV memory map", alt, paint, (250, 250), caption, legend=legend)

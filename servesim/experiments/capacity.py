@@ -119,7 +119,7 @@ def capacity(
             write_document(Path(out), CAPACITY, document, POINTS, study.columns())
     flat = [{k: x for k, x in row.items() if k not in ("values", "axes")} | row["values"] for row in rows]
     frame = pd.DataFrame(flat)
-    frame.attrs["document"] = document
+    frame.attrs |= {"document": document, "folder": str(out) if out is not None else None}
     return frame
 
 

@@ -130,7 +130,7 @@ def compare(
         if out is not None:
             write_document(Path(out), COMPARISON, document, VALUES, values)
     frame = pd.DataFrame(document["rows"])
-    frame.attrs["document"] = document
+    frame.attrs |= {"document": document, "folder": str(out) if out is not None else None}
     return frame
 
 

@@ -109,7 +109,7 @@ def sweep(
             names = list(rows[0])
             write_document(Path(out), SWEEP, document, RUNS, {n: [row[n] for row in rows] for n in names})
     frame = pd.DataFrame(rows)
-    frame.attrs["document"] = document
+    frame.attrs |= {"document": document, "folder": str(out) if out is not None else None}
     return frame
 
 
@@ -251,7 +251,14 @@ def pareto_front(variants: Sequence[Mapping[str, Any]], metrics: Sequence[str] =
 
 
 def _notes(variants: Sequence[Mapping[str, Any]]) -> list[str]:
-    notes = [f"{v['label'] or 'the run'} failed: {v['error']}" for v in variants if v["status"] == "failed"]
+    failed: dict[str, list[str]] = {}
+    for v in variants:
+        if v["status"] == "failed":
+            failed.setdefault(v["error"], []).append(v["label"] or "the run")
+    notes = [
+        f"{labels[0]} failed: {error}" if len(labels) == 1 else f"{len(labels)} failed ({'; '.join(labels)}): {error}"
+        for error, labels in failed.items()
+    ]
     unstable = [v["label"] for v in variants if v["status"] == "ok" and is_unstable(v)]
     if unstable:
         notes.append(f"unstable, so not ranked (a queue grows as long as requests arrive): {'; '.join(unstable)}")

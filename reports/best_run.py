@@ -1,0 +1,30 @@
+"""On the page of an experiment: the first run of what did best, as its own page shows it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from servesim.errors import UserError
+from servesim.reports.drawings import RUN
+from servesim.reports.experiment import Experiment
+from servesim.reports.page import Block, Section
+from servesim.reports.slowest import slowest
+from servesim.reports.svg import Drawing
+
+SHOWN = ("timeline", "kv_memory", "gantt", "operators", "roofline", "acceptance", "drafts")
+
+
+def best_run(experiment: Experiment) -> Section:
+    """Without blocks where nothing did best, or its run was not kept."""
+    drawn: list[Drawing] = []
+    try:
+        run = experiment.run()
+    except UserError:
+        return Section("", [])
+    for name in SHOWN:
+        with suppress(UserError):  # steps that cannot be priced any more
+            if (drawing := RUN[name](run, None)) is not None:
+                drawn.append(drawing)
+    blocks = [Block("drawing", "", drawing) for drawing in drawn]
+    blocks += [Block("table", table.title, table, wide=True) for table in slowest(run)]
+    return Section(f"One run of {experiment.best}" if experiment.best else "One run", blocks)

@@ -1,0 +1,107 @@
+"""Figures one by one, by name: those of the pages, in Python.
+
+    servesim.figure(result, "timeline").save("timeline.svg")
+    servesim.figure(servesim.sweep(..., out="grid"), "pareto")  # a notebook shows it
+
+Of a run, and of any one run of an experiment: RUN. Of experiments: FIGURES of compare_page, sweep_page, capacity_page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from servesim.errors import UserError, suggest
+from servesim.hardware import Gpu
+from servesim.reports.experiment import Experiment, Figures
+from servesim.reports.figures.gantt import gantt
+from servesim.reports.figures.latency import cdf
+from servesim.reports.figures.operators import operators
+from servesim.reports.figures.roofline import roofline
+from servesim.reports.figures.speculation import by_position, over_time
+from servesim.reports.figures.timeline import memory_map, timeline
+from servesim.reports.page import EXPERIMENTS
+from servesim.reports.run import Run
+from servesim.reports.svg import Drawing
+from servesim.result import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    Source = Result | pd.DataFrame | str | Path
+    """A run, what compare, sweep or capacity returned, or a directory that one of them wrote."""
+
+Window = tuple[float, float] | None
+RUN: dict[str, Callable[[Run, Window], Drawing | None]] = {
+    "latency_cdf": lambda run, _: cdf(run),
+    "timeline": lambda run, _: timeline(run),
+    "kv_memory": lambda run, _: memory_map(run),
+    "gantt": gantt,
+    "operators": lambda run, _: operators(run, run.priced) if run.priced is not None else None,
+    "roofline": lambda run, _: _roofline(run),
+    "acceptance": lambda run, _: by_position(drafts) if (drafts := run.summary["speculation"]) else None,
+    "drafts": lambda run, _: over_time(run) if run.summary["speculation"] else None,
+}
+"""What draws each figure of a run; None where there is nothing to draw. The window is that of the chart of requests."""
+
+
+def _roofline(run: Run) -> Drawing | None:
+    s = run.scenario
+    return roofline(Gpu.load(s.gpu), s.dtype, run.priced.points) if run.priced is not None else None
+
+
+def figures(source: Source) -> list[str]:
+    """The names `figure` takes for it."""
+    found = _opened(source)
+    return list(RUN if isinstance(found, Result) else {**_of_experiment(found), **RUN})
+
+
+def figure(source: Source, name: str, *, variant: str | None = None, window_s: Window = None) -> Drawing:
+    """One figure: `.to_svg()`, `.to_matplotlib()`, `.save("name.png")`; a notebook shows it by itself.
+
+    Of an experiment the figures of a run are those of a variant's first one: of the best variant, unless one is named.
+    `window_s`: the seconds that `gantt` shows. UserError for other names, and where there is nothing to draw.
+    """
+    found = _opened(source)
+    known = figures(source)
+    if name not in known:
+        raise UserError(f"unknown figure {name!r}{suggest(name, known)}")
+    if isinstance(found, Experiment):
+        draw = _of_experiment(found).get(name)
+        if draw is not None and variant is None:
+            return _drawn(name, draw(found))
+        run = found.run(variant)
+    else:
+        run = Run(found)
+    return _drawn(name, RUN[name](run, window_s))
+
+
+def _drawn(name: str, drawing: Drawing | None) -> Drawing:
+    if drawing is None:
+        raise UserError(f"figure {name}: there is nothing to draw")
+    return drawing
+
+
+def _of_experiment(experiment: Experiment) -> Figures:
+    found: Figures = _module(experiment.kind).FIGURES
+    return found
+
+
+def _module(kind: str) -> Any:
+    return import_module(f"servesim.reports.{EXPERIMENTS[f'{kind}.json']}")
+
+
+def _opened(source: Source) -> Result | Experiment:
+    if isinstance(source, Result):
+        return source
+    if isinstance(source, str | Path):
+        kinds = [name.removesuffix(".json") for name in EXPERIMENTS if (Path(source) / name).is_file()]
+        kinds = [kind for kind in kinds if hasattr(_module(kind), "FIGURES")]
+        return Experiment.load(Path(source), kinds[0]) if kinds else Result.load(source)
+    document = getattr(source, "attrs", {}).get("document")
+    if document is None:
+        raise UserError("figures are of results, directories, and what compare, sweep and capacity return")
+    folder = source.attrs["folder"]
+    return Experiment(document, Path(folder) if folder is not None else None)
