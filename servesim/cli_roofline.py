@@ -179,14 +179,15 @@ def _operators(steps: list[Mapping[str, Any]], cell: Callable[[Mapping[str, Any]
     from rich.table import Table
 
     names = dict.fromkeys(one["name"] for step in steps for one in step["operators"])
-    table = Table("operator", *(step["label"] for step in steps), box=None, header_style="bold")
+    table = Table(box=None, header_style="bold", collapse_padding=True, pad_edge=False)
+    table.add_column("operator", no_wrap=True)
+    for step in steps:
+        table.add_column(step["label"], justify="right")
     by_step = [{one["name"]: one for one in step["operators"]} for step in steps]
     for name in names:
         cells = [cell(found[name]) if name in found else "" for found in by_step]
         if any(cells):
             table.add_row(name, *cells)
-    for column in table.columns[1:]:
-        column.justify = "right"
     return table
 
 
@@ -204,8 +205,9 @@ def _percent(share: float) -> str:
 
 
 def milliseconds(ns: float) -> str:
-    """Three figures or more."""
-    return f"{ns / 1e6:#.3g}" if ns < 1e9 else f"{ns / 1e6:,.0f}"
+    """Three figures, and no more than three decimals."""
+    ms = ns / 1e6
+    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" if ms >= 1 else f"{ms:.3f}"
 
 
 def _align(console: Any, table: Any, left: set[int]) -> None:
