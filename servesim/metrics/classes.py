@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.metrics.requests import SECOND, SLO_METRICS, RequestColumns, Requests, goodput, per
+from servesim.metrics.requests import SECOND, SLO_METRICS, Part, RequestColumns, goodput, per
 
 Slos = Mapping[str, Mapping[str, float]]
 
 
-def by_class(whole: Requests, parts: Mapping[str, Requests], slo: Mapping[str, float], slos: Slos) -> dict[str, Any]:
+def by_class(whole: Part, parts: Mapping[str, Part], slo: Mapping[str, float], slos: Slos) -> dict[str, Any]:
     """Each class's requests, latencies and goodput within its own limits (`slos`; `slo` where it has none), and the
     goodput of all together. `parts`: the records by class."""
     classes = {name: _figures(whole, part, slos.get(name, slo)) for name, part in parts.items()}
@@ -36,7 +36,7 @@ def class_limits(
     return {name: np.array([limits.get(name, np.inf) for limits in own], dtype=np.float64) for name in known}
 
 
-def by_tenant(whole: Requests, parts: Mapping[str, Requests], rows: int, slo: Mapping[str, float]) -> dict[str, Any]:
+def by_tenant(whole: Part, parts: Mapping[str, Part], rows: int, slo: Mapping[str, float]) -> dict[str, Any]:
     """Each tenant's figures and service, and Jain's index of fairness over tenants: 1 when all are alike, 1/n when one
     has everything. Of `service` (weighted tokens answered per weighted token asked for), of `speed` (output tokens per
     second of waiting, the harmonic mean over requests) and, with an SLO, of `slo_attainment`. `parts`: the records by
@@ -66,7 +66,7 @@ def parts_of(columns: RequestColumns, labels: Sequence[str]) -> dict[str, Reques
     return {str(name): columns.take(names == name) for name in np.unique(names)}
 
 
-def _figures(whole: Requests, part: Requests, slo: Mapping[str, float]) -> dict[str, Any]:
+def _figures(whole: Part, part: Part, slo: Mapping[str, float]) -> dict[str, Any]:
     good = goodput(part, slo) if slo else None
     if good is not None:  # per second of the whole run, so that classes add up
         good["request_goodput"] = per(good["good_requests"], whole.duration_ns / SECOND)

@@ -43,8 +43,8 @@ class Service(NamedTuple):
     """Sum over answers of the time a token took (E2E / n)."""
 
 
-class Requests(Protocol):
-    """What figures are computed from: the records of all requests, or what is kept of records that went by."""
+class Part(Protocol):
+    """What figures of some requests are computed from: their records, or what is kept of records that went by."""
 
     def total(self, name: str) -> int:
         """One of TOTALS."""
@@ -55,21 +55,25 @@ class Requests(Protocol):
     def met(self, limits: Limits) -> dict[str, int]:
         """Completed requests within each limit (value <= limit), and within every one (ALL)."""
 
-    def why(self, ended: State) -> dict[str, int]:
-        """How many requests ended so, by reason."""
+    def service(self, rows: int) -> Service:
+        """What was answered; `rows`: of the trace."""
 
     @property
     def duration_ns(self) -> int:
         """From the first arrival of all to the last token of all, the drain at the end included."""
+
+
+class Requests(Part, Protocol):
+    """The same of all requests of a run."""
+
+    def why(self, ended: State) -> dict[str, int]:
+        """How many requests ended so, by reason."""
 
     def max_concurrency(self) -> int:
         """Most completed requests in the system at once; at one instant departures come before arrivals."""
 
     def lookups(self, count: int) -> list[tuple[int, int]]:
         """(prompt tokens, of them found in the cache) of the `count` requests admitted last, in that order."""
-
-    def service(self, rows: int) -> Service:
-        """What was answered; `rows`: of the trace."""
 
     def load(self) -> Load | None:
         """Numbers waiting and in the system over the arrival span; None: there is no span."""
@@ -295,7 +299,7 @@ def check_slo(limits: dict[str, float]) -> dict[str, float]:
     return {name: limits[name] for name in SLO_METRICS if name in limits}
 
 
-def goodput(requests: Requests, slo: Mapping[str, float], limits: Limits | None = None) -> dict[str, Any]:
+def goodput(requests: Part, slo: Mapping[str, float], limits: Limits | None = None) -> dict[str, Any]:
     """Requests within every SLO: per second, and as a share of all arrivals. `limits`: those of each completed
     request, where they are not all alike."""
     arrived, met = requests.total("arrived"), requests.met(slo if limits is None else limits)

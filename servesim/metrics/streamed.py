@@ -1,0 +1,168 @@
+"""Figures of requests whose records are not kept: sums, sketches of latencies, and what overlaps in time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.engine.request import State
+from servesim.metrics.prefix_cache import RecentHitRate
+from servesim.metrics.requests import LATENCIES, MS, TOTALS, Limits, RequestColumns, Service, Stats
+from servesim.metrics.sketch import Sketch
+from servesim.metrics.stability import TENTHS, Load
+
+Times = NDArray[np.int64]
+NEVER = 1 << 62
+
+
+class StreamedPart:
+    """A `metrics.requests.Part` that takes in records in pieces. Without retries: each row is one request."""
+
+    def __init__(self) -> None:
+        self._sums: Counter[str] = Counter()
+        self._met: Counter[str] = Counter()
+        self._sketches = {name: Sketch() for name in LATENCIES}
+        self._service = Service(0.0, 0.0, 0, 0.0)
+        self._first, self._last = NEVER, -1
+
+    def add(self, columns: RequestColumns, limits: Limits) -> None:
+        """Take in records; `limits`: the SLO of each, in ms (see `goodput`)."""
+        for name, of in TOTALS.items():
+            self._sums[name] += of(columns)
+        for name, sketch in self._sketches.items():
+            sketch.add(LATENCIES[name](columns))
+        self._met.update(columns.met(limits))
+        new = columns.service(NEVER)
+        self._service = Service(*[a + b for a, b in zip(self._service, new, strict=True)])  # type: ignore[arg-type]
+        self._first = min(self._first, int(columns.table["arrival_ns"].min(initial=NEVER)))
+        self._last = max(self._last, int(columns.completed("last_token_ns").max(initial=-1)))
+
+    def total(self, name: str) -> int:
+        return self._sums[name]
+
+    def latency_ms(self, name: str) -> Stats:
+        return self._sketches[name].describe(MS)
+
+    def met(self, limits: Limits) -> dict[str, int]:
+        return dict(self._met)
+
+    def service(self, rows: int) -> Service:
+        return self._service
+
+    @property
+    def duration_ns(self) -> int:
+        return self._last - self._first if self._last >= 0 else 0
+
+
+class StreamedRequests(StreamedPart):
+    """The same of all requests of a run (`metrics.requests.Requests`)."""
+
+    def __init__(self, origin_ns: int) -> None:
+        """`origin_ns`: nothing arrives before."""
+        super().__init__()
+        self._why: dict[State, Counter[str]] = {}
+        self._overlap = Overlap()
+        self._grid = LoadGrid(origin_ns)
+        self._recent = np.empty((0, 4), dtype=np.int64)  # scheduled, row, prompt, hit
+
+    def take(self, columns: RequestColumns, limits: Limits, settled_ns: int) -> None:
+        """Take in records; all that arrived before `settled_ns` and ended have been taken in then."""
+        self.add(columns, limits)
+        for state in (State.FINISHED, State.REJECTED, State.ABORTED):
+            self._why.setdefault(state, Counter()).update(columns.why(state))
+        self._overlap.add(columns.completed("arrival_ns"), columns.completed("last_token_ns"), settled_ns)
+        self._grid.add(*columns.stays())
+        seen = np.stack([columns.table[name] for name in ("scheduled_ns", "row", "prompt_len", "hit_tokens")], axis=1)
+        seen = np.concatenate([self._recent, seen[seen[:, 0] >= 0]])
+        self._recent = seen[np.lexsort((seen[:, 1], seen[:, 0]))][-RecentHitRate().window :]
+
+    def why(self, ended: State) -> dict[str, int]:
+        return dict(sorted(self._why.get(ended, Counter()).items()))
+
+    def max_concurrency(self) -> int:
+        return self._overlap.most
+
+    def lookups(self, count: int) -> list[tuple[int, int]]:
+        return [(prompt, hit) for _, _, prompt, hit in self._recent[-count:].tolist()]
+
+    def load(self) -> Load | None:
+        return self._grid.load()
+
+
+class Overlap:
+    """Most stays at once, exactly, of stays that come in the order in which they end."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._enter = self._leave = np.empty(0, dtype=np.int64)  # not settled yet
+        self._inside = 0  # of those settled: entered and not left
+
+    def add(self, enter: Times, leave: Times, settled_ns: int) -> None:
+        """More stays; no further one begins before `settled_ns`."""
+        enter, leave = np.concatenate([self._enter, enter]), np.concatenate([self._leave, leave])
+        entered, left = enter < settled_ns, leave < settled_ns
+        if entered.any():
+            self.most = max(self.most, self._inside + self._peak(np.sort(enter[entered]), np.sort(leave)))
+        self._inside += int(entered.sum()) - int(left.sum())
+        self._enter, self._leave = enter[~entered], leave[~left]
+
+    def _peak(self, enter: Times, leave: Times) -> int:
+        return int((np.arange(1, len(enter) + 1) - np.searchsorted(leave, enter, side="right")).max())
+
+
+class LoadGrid:
+    """Numbers waiting and in the system over time, in bins that double in width as time goes on: between BINS / 2 and
+    BINS of them cover it, and the edges of tenths are as exact as one bin."""
+
+    BINS = 8192
+
+    def __init__(self, origin_ns: int) -> None:
+        self._origin = origin_ns
+        self._width = 1 << 20
+        # For arrivals, ends of waits and departures: how many in each bin, and for how long before the bin's end.
+        self._count = np.zeros((3, self.BINS), dtype=np.int64)
+        self._since = np.zeros((3, self.BINS), dtype=np.int64)
+        self._first, self._last = NEVER, -1
+        self._service_ns = self._stays = 0
+
+    def add(self, arrival: Times, waits: Times, leaves: Times) -> None:
+        """When requests arrived, stopped waiting and left."""
+        if not len(arrival):
+            return
+        self._first, self._last = min(self._first, int(arrival.min())), max(self._last, int(arrival.max()))
+        self._service_ns += int((leaves - waits).sum())
+        self._stays += len(arrival)
+        while int(leaves.max()) - self._origin >= self._width * self.BINS:
+            self._double()
+        for kind, times in enumerate((arrival, waits, leaves)):
+            at = times - self._origin
+            into = at // self._width
+            np.add.at(self._count[kind], into, 1)
+            np.add.at(self._since[kind], into, (into + 1) * self._width - at)
+
+    def _double(self) -> None:
+        count, since = self._count, self._since
+        pairs = since[:, ::2] + since[:, 1::2] + count[:, ::2] * self._width
+        self._since, self._count = np.zeros_like(since), np.zeros_like(count)
+        self._since[:, : self.BINS // 2], self._count[:, : self.BINS // 2] = pairs, count[:, ::2] + count[:, 1::2]
+        self._width *= 2
+
+    def load(self) -> Load | None:
+        """As `stability.load_of`; None where all arrive at once."""
+        span = self._last - self._first
+        if span < TENTHS:
+            return None
+        edges = self._first + span * np.arange(TENTHS + 1) // TENTHS
+        position = (edges - self._origin) / self._width
+        before = np.concatenate([np.zeros((3, 1), dtype=np.int64), np.cumsum(self._count, axis=1)], axis=1)
+        bins = np.arange(self.BINS + 1)
+        means = []
+        for kind in (1, 2):
+            present = before[0] - before[kind]
+            gained = self._since[0] - self._since[kind] + self._width * present[:-1]
+            integral = np.interp(position, bins, np.concatenate([[0], np.cumsum(gained)]))
+            means.append(np.diff(integral) / np.diff(edges))
+        arrived = np.interp(position, bins, before[0]).astype(np.int64)
+        return Load(means[0], means[1], arrived, self._service_ns / self._stays, span)
