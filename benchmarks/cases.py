@@ -70,6 +70,17 @@ def _series() -> dict[str, Case]:
     return cases
 
 
+def _streams() -> dict[str, Case]:
+    """Runs that must not grow in memory: 15 minutes for ten million requests is 11,111 a second."""
+    sizes = {"100k": 100_000, "1m": 1_000_000, "10m": 10_000_000}
+    return {
+        f"stream-{name}": Case(
+            f"{n:,} x 512/128, streamed", {**_synth(n), "stream": True}, 11_111, repeats=1, group="stream"
+        )
+        for name, n in sizes.items()
+    }
+
+
 def _decode(batch: int) -> dict[str, Any]:
     """A closed loop in which one request leaves and one enters every 64 steps, whatever the batch."""
     length = 64 * batch
@@ -107,4 +118,4 @@ def _quick() -> dict[str, Case]:
     }
 
 
-CASES: dict[str, Case] = {**_table(), **_series(), **_quick()}
+CASES: dict[str, Case] = {**_table(), **_series(), **_streams(), **_quick()}

@@ -106,7 +106,7 @@ def measure(name: str, requests: int | None = None, repeats: int | None = None) 
             wall.append(time.process_time() - began)
             startup.append(result.timing["startup_cpu_s"])
             peak = peak_memory_mb()
-            steps, count = result.summary["engine"]["steps"], len(result.requests)
+            steps, count = result.summary["engine"]["steps"], result.summary["requests"]["arrived"]
             batch = result.summary["engine"]["batch_size"]
             del result
             _calibrate(calibration)

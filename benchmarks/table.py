@@ -1,7 +1,7 @@
 """The table of speeds: `python -m benchmarks.table [CASE or GROUP ...]`.
 
-Without names, all cases but the quick ones; groups are table, requests, batch, tree and quick. `--json FILE` writes the
-figures, those of cases that did not run kept as they were.
+Without names, all cases but the quick ones and the streams; groups are table, requests, batch, tree, stream and quick.
+`--json FILE` writes the figures, those of cases that did not run kept as they were.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in args.names:
         if name not in CASES and name not in GROUPS:
             parser.error(f"no case or group {name!r}; there are {', '.join((*GROUPS, *CASES))}")
-    wanted = args.names or [group for group in GROUPS if group != "quick"]
+    wanted = args.names or [group for group in GROUPS if group not in ("quick", "stream")]
     if args.json and args.requests:
         parser.error("--json keeps figures of whole cases: leave out --requests")
     print(ROW.format(*HEAD))

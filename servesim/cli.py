@@ -136,6 +136,9 @@ def run(
     mode: Annotated[
         str | None, typer.Option(help="fast, or reference: the same result step by step. [default: fast]")
     ] = None,
+    stream: Annotated[
+        bool, typer.Option(help="For huge traces: bounded memory, no report, percentiles within 0.1 %.")
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Check all invariants after every step (slow).")] = False,
     ignore_memory: Annotated[
         bool, typer.Option("--ignore-memory", help="What if the GPU had all the memory one likes.")
@@ -181,6 +184,7 @@ def run(
         "kernel_tables": kernel_tables,
         "slo": slo,
         "mode": mode,
+        "stream": stream or None,
         "check": check or None,
         "sort": sort or None,
         "spread_ticks": "uniform" if spread_ticks else None,
@@ -197,7 +201,7 @@ def run(
         settings = override(settings, ["engine.ignore_memory=true"])
     with _progress() as bar:
         result = simulate(settings, out=out, on_ready=bar)
-    if out is not None and with_report:
+    if out is not None and with_report and not result.scenario.stream:
         from servesim.cli_report import write_report
 
         write_report(out)

@@ -36,11 +36,11 @@ class ProgressBar:
         self._progress.stop()
 
     def __call__(self, setup: Setup) -> OnProgress:
-        first, last = int(setup.trace.arrival_ns[0]), int(setup.trace.arrival_ns[-1])
+        first, last = setup.facts.first_ns, setup.facts.last_ns
         task = self._progress.add_task("starting", total=max(last - first, 1))
 
         def update(now_ns: int, left: int) -> None:
-            text = f"{now_ns / 1e9:,.0f} s simulated, {left:,} of {len(setup.trace):,} requests"
+            text = f"{now_ns / 1e9:,.0f} s simulated, {left:,} of {len(setup.facts):,} requests"
             self._progress.update(task, completed=min(now_ns, last) - first, description=text)
 
         return update

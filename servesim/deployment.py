@@ -26,15 +26,14 @@ from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, VllmDefault
 from servesim.hardware.kv import longest
 from servesim.metrics.summary import Deployment
 from servesim.notes import before_run
+from servesim.opening import open_scenario, open_stream
 from servesim.predictor import predict
 from servesim.provenance import provenance
 from servesim.scenario import Scenario, Settings
 from servesim.sizing import kv_budget, layer_groups, longest_request
 from servesim.speculation import Speculation
 from servesim.trace import Ints, Trace
-
-OBJECT = "object:"
-"""What stands before the name of a trace that was handed over as an object."""
+from servesim.trace_stream import TraceFacts, TraceStream
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,10 @@ class Setup:
 
     scenario: Scenario
     trace: Trace
+    """Its rows; of a streamed run the first ones."""
+    stream: TraceStream | None
+    """All of them, where the run is streamed."""
+    facts: TraceFacts
     predicted: Ints
     """Output tokens as the predictor sees them."""
     cores: list[EngineCore]
@@ -87,13 +90,15 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         )
     terms = _host_terms(scenario, gpu)
     cost = _cost_model(scenario, model, gpu, terms, speculation)
-    trace = open_scenario(scenario, trace)
+    stream = open_stream(scenario, trace, policies.kv) if scenario.stream else None
+    trace = next(stream.read()) if stream is not None else open_scenario(scenario, trace)
+    facts = TraceFacts.of(stream or trace, scenario.engine.block_size)
     budget, fitting = kv_budget(
         scenario,
         model,
         gpu,
         policies.kv,
-        trace,
+        facts,
         max_num_batched_tokens=policies.max_num_batched_tokens,
         max_num_seqs=policies.max_num_seqs,
         draft=speculation.make().model() if speculation is not None else None,
@@ -120,6 +125,8 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     return Setup(
         scenario=scenario,
         trace=trace,
+        stream=stream,
+        facts=facts,
         predicted=predict(scenario.predictor, trace, scenario.seed),
         cores=cores,
         router=policies.router(policies.router_params, scenario.replicas),
@@ -128,10 +135,10 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         deployment=_deployment(scenario, model, gpu, budget, kv),
         defaults=defaults,
         notes=[
-            *before_run(scenario, trace, cores[0].scheduler, kv, fitting),
-            *(speculation.notes(trace) if speculation is not None else ()),
+            *before_run(scenario, facts, cores[0].scheduler, kv, fitting),
+            *(speculation.notes(facts) if speculation is not None else ()),
         ],
-        provenance=provenance(scenario, trace, gpu, cost),
+        provenance=provenance(scenario, facts, gpu, cost),
     )
 
 
@@ -247,39 +254,6 @@ def _host_name(scenario: Scenario, terms: HostTerms | None) -> str:
     if terms is None:
         return "none"
     return terms.name if scenario.host == "auto" else scenario.host
-
-
-def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
-    """The trace a scenario names, or the one given, shaped and cut."""
-    from servesim.traces import open_trace
-
-    if trace is not None:
-        return _cut(trace, scenario)
-    if scenario.trace.startswith(OBJECT):
-        raise UserError(f"trace {scenario.trace} was an object in Python: hand it to simulate(..., trace=...) again")
-    options: dict[str, Any] = {}
-    if not scenario.trace.startswith(("preset:", "synth:")):
-        options |= {"sort": True} if scenario.sort else {}
-        options |= {"spread_ticks": scenario.spread_ticks} if scenario.spread_ticks != "none" else {}
-        options |= {"timing": scenario.timing} if scenario.timing != "auto" else {}
-    wanted = scenario.requests + scenario.skip if scenario.requests is not None else None
-    if scenario.shape and not scenario.trace.startswith(("preset:", "synth:")):
-        wanted = None  # of a file the shaped trace is cut, of what is drawn the drawn one
-    return _cut(open_trace(scenario.trace, requests=wanted, seed=scenario.seed, **options), scenario)
-
-
-def _cut(trace: Trace, scenario: Scenario) -> Trace:
-    import numpy as np
-
-    from servesim.traces.shape import shape
-
-    trace = shape(trace, scenario.shape, scenario.seed)
-    if scenario.skip >= len(trace):
-        raise UserError(f"skip is {scenario.skip}, but trace {trace.name} has only {len(trace)} requests")
-    end = len(trace) if scenario.requests is None else min(scenario.skip + scenario.requests, len(trace))
-    if end - scenario.skip < len(trace):
-        trace = trace.take(np.arange(scenario.skip, end))
-    return trace.with_rate(scenario.rate) if scenario.rate is not None else trace
 
 
 def _resolved(

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from servesim.contracts import KVAllocator, Scheduler
 from servesim.contracts.scheduler import PREDICTED
 from servesim.cost import TableCostModel
 from servesim.hardware import VllmDefaults
 from servesim.scenario import Scenario
-from servesim.trace import Trace
+from servesim.trace_stream import TraceFacts
 
 
 def before_run(
-    scenario: Scenario, trace: Trace, scheduler: Scheduler, kv: KVAllocator, fitting_blocks: int | None
+    scenario: Scenario, trace: TraceFacts, scheduler: Scheduler, kv: KVAllocator, fitting_blocks: int | None
 ) -> Iterator[str]:
     """What can be told from the scenario and the trace. `fitting_blocks`: KV blocks the GPU's memory would give."""
     yield from _oracles(scheduler, kv)
@@ -28,7 +26,7 @@ def before_run(
         yield f"async_scheduling: scheduler {scheduler.name} plans synchronously, so no step is planned ahead"
     if scenario.engine.async_scheduling and scenario.pp > 1:
         yield "async_scheduling: pipeline stages are planned synchronously, one batch a stage in flight"
-    if kv.shares and trace.content is None:
+    if kv.shares and not trace.has_content:
         yield (
             f"kv {kv.name}: the trace does not say what its prompts contain, so no two share a prefix and "
             "prefix caching changes nothing (a preempted request may still find its own blocks)"
@@ -38,19 +36,19 @@ def before_run(
     yield from _clients(scenario, trace)
     if scenario.replicas == 1 and scenario.router["name"] != Scenario.model_fields["router"].default["name"]:
         yield f"router {scenario.router['name']} changes nothing with one replica"
-    if scenario.scheduler.get("policy") == "priority" and np.all(trace.priority == trace.priority[0]):
+    if scenario.scheduler.get("policy") == "priority" and trace.one_priority:
         yield "scheduler policy=priority: all requests have the same priority; only ties of arrival go by request id"
     threshold = scenario.scheduler.get("long_prefill_token_threshold", 0)
-    if isinstance(threshold, int) and threshold >= int(trace.prompt_len.max()):
+    if isinstance(threshold, int) and threshold >= trace.longest_prompt:
         yield f"scheduler long_prefill_token_threshold={threshold} limits nothing: no prompt is longer"
     drafts = scenario.speculation["name"] != "none"
     for key in () if drafts else ("num_speculative_tokens", "draft_slots_per_request", "num_lookahead_tokens"):
         if scenario.scheduler.get(key):
             yield f"scheduler {key}={scenario.scheduler[key]}: nothing is drafted, only room is kept for it"
     for name in scenario.slo_classes:
-        if name not in trace.labels.get("class", ()):
+        if name not in trace.classes:
             yield f"slo_classes.{name} changes nothing: no request of the trace is of that class"
-    if "tpot" in scenario.slo and int(trace.output_len.max()) == 1:
+    if "tpot" in scenario.slo and trace.longest_output == 1:
         yield "slo tpot changes nothing: every request has one output token"
     swap_space = type(scenario.engine).model_fields["swap_space_gib"].default
     if scenario.engine.swap_space_gib != swap_space and "swap" not in scheduler.supports:
@@ -59,7 +57,7 @@ def before_run(
 
 
 def after_run(
-    scenario: Scenario, trace: Trace, defaults: VllmDefaults, summary: dict[str, Any]
+    scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, summary: dict[str, Any]
 ) -> Iterator[str]:
     """What only the run shows."""
     batch = summary["engine"]["batch_size"]
@@ -106,12 +104,12 @@ def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
             yield f"{kind} {policy.name} is an oracle: it is told all requests to come, which no real engine knows"
 
 
-def _clients(scenario: Scenario, trace: Trace) -> Iterator[str]:
+def _clients(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     clients = scenario.clients
     if clients.max_concurrency is not None:
         if clients.max_concurrency >= len(trace):
             yield f"clients.max_concurrency={clients.max_concurrency} limits nothing: there are {len(trace)} requests"
-        elif len(trace) > 1 and trace.arrival_ns[0] != trace.arrival_ns[-1]:
+        elif len(trace) > 1 and trace.first_ns != trace.last_ns:
             yield "closed loop: requests are sent at their times or when a client is free, whichever is later"
     elif clients.batch:
         yield "clients.batch changes nothing without clients.max_concurrency"
@@ -121,17 +119,17 @@ def _clients(scenario: Scenario, trace: Trace) -> Iterator[str]:
         yield f"clients.retries={clients.retries}: no timeout and no queue limit, so only requests too long are retried"
 
 
-def _predictor(scenario: Scenario, trace: Trace, scheduler: Scheduler) -> Iterator[str]:
+def _predictor(scenario: Scenario, trace: TraceFacts, scheduler: Scheduler) -> Iterator[str]:
     if PREDICTED not in scheduler.needs:
         if scenario.predictor != Scenario.model_fields["predictor"].default:
             yield f"predictor={scenario.predictor} changes nothing: scheduler {scheduler.name} asks for no prediction"
     elif scenario.predictor == "exact":
         yield f"predictor exact: scheduler {scheduler.name} is told true output lengths"
-    elif scenario.predictor == "max_tokens" and np.array_equal(trace.max_tokens, trace.output_len):
+    elif scenario.predictor == "max_tokens" and trace.at_caps:
         yield "predictor max_tokens: every request ends at its cap, so predictions are exact"
 
 
-def _trace_settings(scenario: Scenario, trace: Trace) -> Iterator[str]:
+def _trace_settings(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     if scenario.requests is not None and len(trace) < scenario.requests:
         yield f"requests={scenario.requests}: the trace has only {len(trace)}"
     drawn = scenario.trace.startswith(("preset:", "synth:"))
@@ -141,8 +139,7 @@ def _trace_settings(scenario: Scenario, trace: Trace) -> Iterator[str]:
         value = getattr(scenario, name)
         if drawn and value != Scenario.model_fields[name].default:
             yield f"{name}={value} changes nothing: it is for trace files"
-    arrivals = np.unique(trace.arrival_ns)
-    if len(trace) > 1 and len(arrivals) == 1 and scenario.clients.max_concurrency is None:
+    if len(trace) > 1 and trace.first_ns == trace.last_ns and scenario.clients.max_concurrency is None:
         yield "all requests arrive at once: latencies are those of a batch job"
 
 

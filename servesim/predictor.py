@@ -19,14 +19,16 @@ PREDICTORS = ("max_tokens", "random", "exact")
 MOST_ERROR = 100.0
 
 
-def predict(spec: str, trace: Trace, seed: int) -> Ints:
-    """Predicted output tokens of each row, at least 1; UserError where `spec` is none of the predictors."""
+def predict(spec: str, trace: Trace, seed: int, first: int = 0) -> Ints:
+    """Predicted output tokens of each row, at least 1; `first`: the number of the first one. UserError
+    where `spec` is none of the predictors."""
     name, error = parse_predictor(spec)
     if name == "max_tokens":
         return trace.max_tokens
     if name == "exact" or error == 0:
         return trace.output_len
-    factor = np.exp(lognormal_sigma(error) * keyed.normal(seed, "predicted output", np.arange(len(trace))))
+    rows = np.arange(first, first + len(trace))
+    factor = np.exp(lognormal_sigma(error) * keyed.normal(seed, "predicted output", rows))
     return np.maximum(np.rint(trace.output_len * factor), 1).astype(np.int64)
 
 

@@ -10,20 +10,18 @@ from servesim.cost import KernelTables, TableCostModel
 from servesim.cost.build import IDEAL, ROOFLINE_ONLY
 from servesim.hardware import Gpu
 from servesim.scenario import Scenario
-from servesim.trace import Trace
+from servesim.trace_stream import TraceFacts
 
 
-def provenance(scenario: Scenario, trace: Trace, gpu: Gpu, cost: TableCostModel) -> dict[str, Any]:
+def provenance(scenario: Scenario, trace: TraceFacts, gpu: Gpu, cost: TableCostModel) -> dict[str, Any]:
     """Hashes of trace, kernel tables and policy files, and the host terms in use."""
-    from servesim.traces import trace_digest
-
     files = {}
     for kind in ("scheduler", "kv", "router", "speculation"):
         path, py, _ = getattr(scenario, kind)["name"].partition(".py:")
         if py:
             files[kind] = sha256_of(Path(f"{path}.py"))
     return {
-        "trace": {"name": trace.name, "requests": len(trace), "sha256": trace_digest(trace)},
+        "trace": {"name": trace.name, "requests": len(trace), "sha256": trace.sha256},
         "cost_model": cost.description,
         "host_terms": cost.terms.to_dict() if cost.terms is not None else None,
         "kernel_tables": _kernel_tables(scenario, gpu),

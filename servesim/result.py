@@ -27,7 +27,6 @@ from servesim.result_files import (
     reading,
 )
 from servesim.scenario import Scenario, load_settings
-from servesim.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +40,9 @@ SUMMARY_KEYS = (
 """What every summary has; `classes` and `tenants` only where the trace has such labels."""
 
 
+NOT_KEPT = "a streamed run keeps records only in its result directory: give it one (out=...)"
+
+
 class Result:
     """One finished run. DataFrames are made when first asked for."""
 
@@ -50,10 +52,10 @@ class Result:
         scenario: Scenario,
         timing: dict[str, Any],
         requests: Any,
-        streamed: Mapping[str, list[Rows] | Path],
+        streamed: Mapping[str, list[Rows] | Path | None],
     ) -> None:
-        """`requests` is a pyarrow table; `streamed` the chunks of the tables of steps and deliveries by the names of
-        their files, or the Parquet files themselves."""
+        """`requests` is a pyarrow table, or where it was written; `streamed` the chunks of the tables of steps and
+        deliveries by the names of their files, or the Parquet files themselves. None: not kept."""
         self.summary = summary
         """All figures, as in summary.json: latencies in ms, durations in s, shares between 0 and 1."""
         self.scenario = scenario
@@ -66,7 +68,7 @@ class Result:
     @cached_property
     def requests(self) -> pd.DataFrame:
         """One row a request, in trace order. Times in ns; -1 or null: has not happened."""
-        frame: pd.DataFrame = self._requests.to_pandas()
+        frame: pd.DataFrame = self._request_table().to_pandas()
         return frame
 
     @cached_property
@@ -88,12 +90,13 @@ class Result:
 
     def save(self, out: str | Path) -> Path:
         """Write the directory `servesim run --out` writes, but for its report."""
+        requests = self._request_table()
         writer = ResultWriter(out)
         try:
             for file in STREAMED:
                 for chunk in self._chunks(file):
                     writer.add(file, chunk)
-            writer.finish(self.summary, self._requests, self.scenario.to_yaml(), self.timing)
+            writer.finish(self.summary, requests, self.scenario.to_yaml(), self.timing)
         finally:
             writer.discard()
         return writer.out
@@ -113,18 +116,32 @@ class Result:
             summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
             _complete(SUMMARY_KEYS, summary)
         with reading(folder):
+            scenario = Scenario.of(load_settings(folder / SCENARIO), str(folder / SCENARIO))
             return cls(
                 summary,
-                Scenario.of(load_settings(folder / SCENARIO), str(folder / SCENARIO)),
+                scenario,
                 json.loads((folder / TIMING).read_text(encoding="utf-8")),
-                pq.read_table(folder / REQUESTS),
+                folder / REQUESTS if scenario.stream else pq.read_table(folder / REQUESTS),
                 {file: folder / file for file in STREAMED},
             )
+
+    def _request_table(self) -> Any:
+        """As a pyarrow table, in trace order (a streamed run writes it in the order in which requests leave)."""
+        import pyarrow.parquet as pq
+
+        if self._requests is None:
+            raise UserError(NOT_KEPT)
+        if isinstance(self._requests, Path):
+            with reading(self._requests):
+                return pq.read_table(self._requests).sort_by("row")
+        return self._requests
 
     def _frame(self, file: str) -> pd.DataFrame:
         import pandas as pd
 
         source, columns = self._streamed[file], STREAMED[file]
+        if source is None:
+            raise UserError(NOT_KEPT)
         if isinstance(source, Path):
             with reading(source):
                 return pd.read_parquet(source)
@@ -134,6 +151,8 @@ class Result:
     def _chunks(self, file: str) -> list[Rows]:
         """A table in the pieces it was recorded in."""
         source = self._streamed[file]
+        if source is None:
+            raise UserError(NOT_KEPT)
         if not isinstance(source, Path):
             return source
         import pyarrow.parquet as pq
@@ -150,19 +169,15 @@ def _complete(wanted: Iterable[str], found: Iterable[str]) -> None:
         raise ValueError(f"no {', '.join(missing)} in it (written by another version?)")
 
 
-def request_table(columns: RequestColumns, reasons: Mapping[int, str], trace: Trace) -> Any:
-    """The request records as a pyarrow table: recorded columns, then reason, name, the trace's labels and latencies
-    (null unless completed; tpot null for a single output token)."""
+def request_table(columns: RequestColumns, texts: Mapping[str, list[str]]) -> Any:
+    """The request records as a pyarrow table: recorded columns, then reason, `texts` (the trace's names and labels) and
+    latencies (null unless completed; tpot null for a single output token)."""
     import pyarrow as pa
 
     rows, done = columns.table["row"].tolist(), columns.done
     table = {name: arrow_array(column) for name, column in columns.table.items()}
-    table["reason"] = arrow_strings([reasons[row] for row in rows])
-    attempts = [divmod(row, len(trace)) for row in rows]
-    if (names := trace.request_id) is not None:
-        table["name"] = arrow_strings([f"{names[row]}#{again}" if again else names[row] for again, row in attempts])
-    for label, texts in trace.labels.items():
-        table[label] = arrow_strings([texts[row] for _, row in attempts])
+    table["reason"] = arrow_strings([columns.reasons[row] for row in rows])
+    table |= {name: arrow_strings(values) for name, values in texts.items()}
 
     def spread(values: Any, valid: Any) -> Any:
         full = np.zeros(len(done), dtype=values.dtype)

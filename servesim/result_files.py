@@ -49,27 +49,33 @@ class ResultWriter:
     def add(self, file: str, rows: Rows) -> None:
         """Append a chunk to one of the STREAMED tables."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         table = pa.table({name: arrow_array(rows[:, i]) for i, name in enumerate(STREAMED[file])})
+        # Columns of counts and times: deltas are both smaller and quicker than dictionaries.
+        self.add_table(file, table, use_dictionary=False, column_encoding="DELTA_BINARY_PACKED")
+
+    def add_table(self, file: str, table: Any, **encoding: Any) -> None:
+        """Append a pyarrow table to a file."""
+        import pyarrow.parquet as pq
+
         with self._writing():
             if file not in self._open:
-                # Columns of counts and times: deltas are both smaller and quicker than dictionaries.
-                encoding = {"use_dictionary": False, "column_encoding": "DELTA_BINARY_PACKED"}
                 self._open[file] = pq.ParquetWriter(self.partial / file, table.schema, compression="zstd", **encoding)
             self._open[file].write_table(table)
 
     def finish(
         self, summary: Mapping[str, Any], requests: Any, scenario_yaml: str, timing: Mapping[str, Any]
     ) -> None:
-        """Write the rest (`requests` is a pyarrow table) and put the directory in its place."""
+        """Write the rest (`requests` is a pyarrow table, unless it has been written) and put the directory in place."""
         import pyarrow.parquet as pq
 
+        written = REQUESTS in self._open
         for file in STREAMED.keys() - self._open.keys():  # nothing came: an empty table all the same
             self.add(file, np.empty((0, len(STREAMED[file])), dtype=np.int64))
         with self._writing():
             self._close()
-            pq.write_table(requests, self.partial / REQUESTS, compression="zstd")
+            if not written:
+                pq.write_table(requests, self.partial / REQUESTS, compression="zstd")
             (self.partial / SUMMARY).write_text(to_json(summary), encoding="utf-8")
             (self.partial / SCENARIO).write_text(scenario_yaml, encoding="utf-8")
             (self.partial / TIMING).write_text(to_json(timing), encoding="utf-8")

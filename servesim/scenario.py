@@ -143,6 +143,9 @@ class Scenario(BaseModel):
     """Limits of single classes (the trace's labels `class`), written as `slo` is; that holds for the rest."""
     mode: Literal["fast", "reference"] = "fast"
     """reference: every step by itself; the same result to the nanosecond, slowly."""
+    stream: bool = False
+    """For traces larger than memory: requests come and go in chunks, records are kept only in the result directory,
+    and percentiles of latencies are within 0.1 %."""
     check: bool = False
     """Check the invariants of scheduler and memory after every step."""
     host: str = "auto"

@@ -6,23 +6,21 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from servesim.deployment import OBJECT, Setup, set_up
+from servesim.deployment import Setup, set_up
 from servesim.engine.cluster import Cluster
-from servesim.engine.recorder import Recorder, Rows
-from servesim.engine.workload import Clients, FrontEnd, TraceWorkload
-from servesim.metrics.classes import by_class, by_tenant, class_limits, parts_of
-from servesim.metrics.distribution import describe_counted
-from servesim.metrics.requests import MS, SECOND, RequestColumns, goodput
-from servesim.metrics.steps import StepTotals
+from servesim.engine.workload import FrontEnd
+from servesim.metrics.classes import by_class, by_tenant
+from servesim.metrics.requests import goodput
 from servesim.metrics.summary import summarize
 from servesim.notes import after_run, on_costs
-from servesim.result import Result, request_table
-from servesim.result_files import DELIVERIES, STEPS, STREAMED, ResultWriter
-from servesim.scenario import ClientSettings, Scenario, load_settings
+from servesim.opening import OBJECT
+from servesim.records import Records, StreamedRecords
+from servesim.result import Result
+from servesim.result_files import ResultWriter
+from servesim.scenario import Scenario, load_settings
 from servesim.speculation import figures as speculation_figures
 from servesim.trace import Trace
 
@@ -80,90 +78,52 @@ def _scenario(
 
 
 def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: Progress | None) -> Result:
-    totals = StepTotals()
-    streamed: dict[str, list[Rows] | Path] = {}
-    sinks: dict[str, Callable[[Rows], None]] = {}
-    for file in STREAMED:
-        if writer is None:
-            chunks: list[Rows] = []
-            streamed[file], sinks[file] = chunks, chunks.append
-        else:
-            streamed[file] = writer.out / file
-            sinks[file] = partial(writer.add, file)
-
-    def sink(rows: Rows) -> None:
-        totals.add(rows)
-        sinks[STEPS](rows)
-
     terms = setup.cost.terms
     in_ns, out_ns = (round(terms.front_in), round(terms.front_out)) if terms is not None else (0, 0)
-    recorder = Recorder(sink, out_ns, sinks[DELIVERIES])
-    workload = TraceWorkload(setup.trace, setup.predicted, _clients(setup.scenario.clients))
+    records = (StreamedRecords if setup.stream is not None else Records)(setup, writer, out_ns)
     cluster = Cluster(
-        FrontEnd(workload, in_ns, out_ns, terms.front_in_per_token if terms is not None else 0.0),
+        FrontEnd(records.workload, in_ns, out_ns, terms.front_in_per_token if terms is not None else 0.0),
         setup.cores,
         setup.router,
         setup.cost,
         depth=setup.depth,
         mode=setup.scenario.mode,
-        recorder=recorder,
+        recorder=records.recorder,
         on_progress=on_progress,
     )
     loop = _Clock()
     cluster.run()
-    recorder.steps.flush()
-    recorder.deliveries.flush()
+    records.flush()
     ended = _Clock()
-    columns = RequestColumns.of(recorder.requests.array(), recorder.reasons)
-    summary = _summary(setup, columns, recorder, totals, workload.unsent)
-    timing = _timing(began, loop, ended, len(columns), totals.steps)
-    requests = request_table(columns, recorder.reasons, setup.trace)
+    records.close()
+    summary = _summary(setup, records)
+    timing = _timing(began, loop, ended, records.requests.total("arrived"), records.totals.steps)
     if writer is not None:
-        writer.finish(summary, requests, setup.scenario.to_yaml(), timing)
-    return Result(summary, setup.scenario, timing, requests, streamed)
+        writer.finish(summary, records.table, setup.scenario.to_yaml(), timing)
+    return Result(summary, setup.scenario, timing, records.table, records.tables)
 
 
-def _clients(settings: ClientSettings) -> Clients:
-    def ns(seconds: float | None) -> int | None:
-        return round(seconds * SECOND) if seconds is not None else None
-
-    return Clients(
-        settings.max_concurrency,
-        settings.batch,
-        settings.max_sessions,
-        ns(settings.timeout_s),
-        ns(settings.ttft_timeout_s),
-        settings.retries,
-        round(settings.retry_delay_s * SECOND),
-    )
-
-
-def _summary(
-    setup: Setup, columns: RequestColumns, recorder: Recorder, totals: StepTotals, unsent: int
-) -> dict[str, Any]:
-    scenario = setup.scenario
-    itl = describe_counted(*recorder.itl(), MS)
-    figures = summarize(columns, itl, totals, setup.deployment, scenario.slo)
+def _summary(setup: Setup, records: Records) -> dict[str, Any]:
+    scenario, requests, totals = setup.scenario, records.requests, records.totals
+    figures = summarize(requests, records.itl, totals, setup.deployment, scenario.slo)
     tables = setup.cost.tables
     figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
-    labels = setup.trace.labels
-    if "class" in labels:
+    if "class" in records.parts:
         slo, own = scenario.slo, scenario.slo_classes
-        figures["classes"] = by_class(columns, parts_of(columns, labels["class"]), slo, own)
+        figures["classes"] = by_class(requests, records.parts["class"], slo, own)
         if own:
-            rows = columns.completed("row") % len(setup.trace)
-            limits = class_limits(labels["class"], rows, slo, own)
-            figures["goodput"] = goodput(columns, slo, limits) | {"slo_classes_ms": own}
-    if "tenant" in labels:
-        figures["tenants"] = by_tenant(columns, parts_of(columns, labels["tenant"]), len(setup.trace), scenario.slo)
-    figures["requests"] |= {"retries": int((columns.table["row"] >= len(setup.trace)).sum()), "unsent": unsent}
+            figures["goodput"] = goodput(requests, slo, records.limits) | {"slo_classes_ms": own}
+    if "tenant" in records.parts:
+        figures["tenants"] = by_tenant(requests, records.parts["tenant"], len(setup.facts), scenario.slo)
+    figures["requests"] |= {"retries": records.retries, "unsent": records.workload.unsent}
     figures["speculation"] = speculation_figures(core.spec_stats for core in setup.cores)
     return {
         **figures,
         "notes": [
             *setup.notes,
-            *after_run(scenario, setup.trace, setup.defaults, figures),
+            *after_run(scenario, setup.facts, setup.defaults, figures),
             *on_costs(setup.cost, totals.decode_reach),
+            *records.notes,
         ],
         "scenario": scenario.model_dump(mode="json"),
         "provenance": {**setup.provenance, "versions": versions()},

@@ -7,7 +7,7 @@ from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, kv_groups, memory_budget
 from servesim.hardware.draft import DraftModel
 from servesim.scenario import Scenario
-from servesim.trace import Trace
+from servesim.trace_stream import TraceFacts
 
 
 def kv_budget(
@@ -15,7 +15,7 @@ def kv_budget(
     model: ModelSpec,
     gpu: Gpu,
     allocator: type[KVAllocator],
-    trace: Trace,
+    trace: TraceFacts,
     *,
     max_num_batched_tokens: int,
     max_num_seqs: int,
@@ -43,8 +43,7 @@ def kv_budget(
         )
 
     if engine.ignore_memory:
-        everything = int((-(-(trace.prompt_len + trace.max_tokens) // engine.block_size)).sum())
-        everything *= len(layer_groups(scenario, model, allocator))
+        everything = trace.blocks * len(layer_groups(scenario, model, allocator))
         return budget(engine.num_gpu_blocks or everything + 2, True), None
     if engine.num_gpu_blocks is None:
         fits = budget(None, False)

@@ -15,7 +15,7 @@ from servesim.errors import UserError
 from servesim.hardware import ModelSpec
 from servesim.metrics.requests import per
 from servesim.scenario import Scenario, Settings, policy_settings
-from servesim.trace import Trace
+from servesim.trace_stream import TraceFacts
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Speculation:
             "acceptance": {"name": self.acceptance_name, **dataclasses.asdict(self.acceptance.params)},
         }
 
-    def notes(self, trace: Trace) -> Iterator[str]:
+    def notes(self, trace: TraceFacts) -> Iterator[str]:
         """What a reader must know, and settings that change nothing."""
         if self.assumed:
             rates = "/".join(f"{rate:.2f}" for rate in self.acceptance.rates(self.make().max_drafts))
@@ -102,7 +102,7 @@ class Speculation:
                 f"speculation {self.method}: acceptance is assumed ({rates} by position, measured elsewhere); "
                 "give yours with --acceptance"
             )
-        if int(trace.output_len.max()) == 1:
+        if trace.longest_output == 1:
             yield f"speculation {self.method} changes nothing but costs: every request has one output token"
         if self.acceptance.rates(1)[0] == 0.0:
             yield f"speculation {self.method}: no draft is ever accepted"

@@ -219,21 +219,20 @@ class Trace:
         _, where, play = np.unique(number, return_index=True, return_inverse=True)
         return np.argsort(np.argsort(where))[play].astype(np.int64)
 
-    def with_rate(self, rate: float) -> Trace:
+    def with_rate(self, rate: float, span: tuple[int, int, int] | None = None) -> Trace:
         """The same requests with all gaps scaled so that the mean arrival rate is `rate` requests/s; `inf`: all are
-        there at once."""
+        there at once. `span`: requests, first and last arrival of the whole this is a part of."""
+        count, start, end = span or (len(self), int(self.arrival_ns[0]), int(self.arrival_ns[-1]))
         if rate == float("inf"):
             note = "rate inf: every request that waits for no other is there from the start"
             return replace(self, arrival_ns=np.zeros_like(self.arrival_ns), notes=(*self.notes, note))
-        span = int(self.arrival_ns[-1] - self.arrival_ns[0])
         if rate <= 0:
             raise UserError(f"rate must be positive, not {rate:g}")
-        if len(self) < 2 or span == 0:
+        if count < 2 or end == start:
             raise UserError(f"trace {self.name}: all requests arrive at once; a rate cannot be scaled")
-        scale = (len(self) - 1) / rate * 1e9 / span
-        if not 1 <= span * scale < 1 << 62:
+        scale = (count - 1) / rate * 1e9 / (end - start)
+        if not 1 <= (end - start) * scale < 1 << 62:
             raise UserError(f"trace {self.name}: at {rate:g} requests/s arrivals would not fit into 1 ns to 146 years")
-        start = self.arrival_ns[0]
         arrival = np.rint((self.arrival_ns - start) * scale).astype(np.int64)
         return replace(self, arrival_ns=arrival, notes=(*self.notes, f"arrivals scaled to {rate:g} requests/s"))
 

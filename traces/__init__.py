@@ -3,15 +3,17 @@
 if "." not in __name__:  # a bare `import traces` would be a second copy with registries of its own
     raise ImportError("import servesim.traces instead (run from an installed servesim)")
 
-from .io import load_trace, save_trace, trace_digest
-from .open import open_trace
+from .io import TraceDigest, load_trace, save_trace, trace_digest
+from .open import open_stream, open_trace
 from .presets import load_preset, preset_names
 from .shape import shape
 from .synth import synthesize
 
 __all__ = [
+    "TraceDigest",
     "load_preset",
     "load_trace",
+    "open_stream",
     "open_trace",
     "preset_names",
     "save_trace",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import fields
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from servesim.errors import UserError
 from servesim.trace import Trace
+from servesim.trace_stream import TraceStream
 
 from .formats import call_read, detect_format, format_module, formats, read_head
 from .frame import from_frame
@@ -32,6 +32,13 @@ def load_trace(path: str | Path | pd.DataFrame, format: str | None = None, **opt
     path = Path(path)
     read_head(path)
     return call_read(format_module(format or detect_format(path)), path, options)
+
+
+def read_chunks(path: Path, chunk: int) -> TraceStream | None:
+    """A file, or folder of files, of a format that can be read `chunk` rows at a time; None where it cannot."""
+    module = format_module(detect_format(path))
+    stream: TraceStream | None = module.stream(path, chunk) if hasattr(module, "stream") else None
+    return stream
 
 
 def save_trace(trace: Trace, path: str | Path, format: str, *, lossy: bool = False) -> None:
@@ -65,23 +72,51 @@ def save_trace(trace: Trace, path: str | Path, format: str, *, lossy: bool = Fal
 
 def trace_digest(trace: Trace) -> str:
     """sha256 (hex) of what the simulator sees: all columns, request names, content; not the trace's name."""
-    digest = hashlib.sha256(b"servesim trace 1")
-    names = ("arrival_ns", "prompt_len", "output_len", "max_tokens", "stop", "priority")
-    columns = [getattr(trace, name) for name in names]
-    if trace.content is not None:
-        columns += [trace.content.offsets, trace.content.ids, trace.content.lengths]
-    if trace.after is not None:
-        columns += [getattr(trace.after, f.name) for f in fields(trace.after)]
-    if trace.cancel_ns is not None:
-        columns.append(trace.cancel_ns)
-    for column in columns:
-        digest.update(len(column).to_bytes(8, "little"))
-        digest.update(np.ascontiguousarray(column, dtype=np.dtype("<i8")).tobytes())
-    texts = [trace.request_id or (), *(part for name in sorted(trace.labels) for part in ((name,), trace.labels[name]))]
-    for text in chain.from_iterable(texts):
-        data = text.encode()
-        digest.update(len(data).to_bytes(8, "little") + data)
+    digest = TraceDigest()
+    digest.add(trace)
     return digest.hexdigest()
+
+
+class TraceDigest:
+    """The digest of a trace that comes in chunks, whichever they are: a hash of the hashes of its columns."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, Any] = {}
+        self._rows = 0
+
+    def add(self, chunk: Trace) -> None:
+        """Take in the next rows."""
+        self._rows += len(chunk)
+        for name in ("arrival_ns", "prompt_len", "output_len", "max_tokens", "stop", "priority", "cancel_ns"):
+            self._numbers(name, getattr(chunk, name))
+        for name in ("content", "after"):
+            part = getattr(chunk, name)
+            if part is not None:
+                self._numbers(f"{name}.counts", np.diff(part.offsets))
+                for column in fields(part)[1:]:
+                    self._numbers(f"{name}.{column.name}", getattr(part, column.name))
+        self._texts("request_id", chunk.request_id)
+        for name, texts in chunk.labels.items():
+            self._texts(f"labels.{name}", texts)
+
+    def hexdigest(self) -> str:
+        """Of all rows so far."""
+        whole = hashlib.sha256(b"servesim trace 2" + self._rows.to_bytes(8, "little"))
+        for name, column in sorted(self._columns.items()):
+            whole.update(name.encode() + b"\0" + column.digest())
+        return whole.hexdigest()
+
+    def _column(self, name: str) -> Any:
+        return self._columns.setdefault(name, hashlib.sha256())
+
+    def _numbers(self, name: str, values: Any) -> None:
+        if values is not None:
+            self._column(name).update(np.ascontiguousarray(values, dtype=np.dtype("<i8")).data)
+
+    def _texts(self, name: str, texts: tuple[str, ...] | None) -> None:
+        if texts is not None:
+            encoded = [text.encode() for text in texts]
+            self._column(name).update(b"".join(len(data).to_bytes(8, "little") + data for data in encoded))
 
 
 def _features(trace: Trace) -> set[str]:

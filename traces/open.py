@@ -7,12 +7,28 @@ from typing import Any
 
 import numpy as np
 
+from servesim import trace_stream
 from servesim.errors import UserError
 from servesim.trace import Trace
+from servesim.trace_stream import TraceStream
 
-from .io import load_trace
+from .io import load_trace, read_chunks
 from .presets import load_preset, preset_names
-from .synth import synthesize
+from .synth import drawn_in_chunks, synthesize, synthesize_chunks
+
+
+def open_stream(spec: str, requests: int | None = None, seed: int = 0) -> TraceStream:
+    """The same trace in chunks: drawn or read as they are asked for where its kind allows that, else cut up in memory
+    (then about 50 bytes a request stay there)."""
+    chunk = trace_stream.CHUNK
+    kind, _, rest = spec.partition(":")
+    if kind == "synth" and drawn_in_chunks(rest):
+        return TraceStream(f"synth:{rest.strip()}", lambda: synthesize_chunks(rest, requests, seed, chunk))
+    if kind not in ("preset", "synth") and Path(spec).exists():
+        stream = read_chunks(Path(spec), chunk)
+        if stream is not None:
+            return stream
+    return TraceStream.of(open_trace(spec, requests, seed))
 
 
 def open_trace(spec: str, requests: int | None = None, seed: int = 0, **options: Any) -> Trace:

@@ -74,6 +74,7 @@ LATE_COLUMNS = (
 """Deliveries out of the ordinary. Between its first and its last token every step of a request's replica that ends
 delivers it one token, except where a row here says otherwise: none between `since_ns` and `ns`, then `tokens`."""
 FLUSH_CELLS = 1 << 20
+POOL_GAPS = 1 << 20
 
 Rows = NDArray[np.int64]
 
@@ -117,17 +118,22 @@ class Recorder:
         step_sink: Callable[[Rows], None] | None = None,
         out_ns: int = 0,
         late_sink: Callable[[Rows], None] | None = None,
+        request_sink: Callable[[Rows], None] | None = None,
+        gap_sink: Callable[[Rows, Rows], None] | None = None,
     ) -> None:
-        """`out_ns`: how long a token takes from the engine to the client, in the times of requests."""
+        """`out_ns`: how long a token takes from the engine to the client, in the times of requests. What goes to a sink
+        is not kept; `gap_sink` is told (ns ascending and distinct, how often)."""
         self._out_ns = out_ns
         self.steps = Table(STEP_COLUMNS, step_sink)
         self.deliveries = Table(LATE_COLUMNS, late_sink)
-        self.requests = Table(REQUEST_COLUMNS)
+        self.requests = Table(REQUEST_COLUMNS, request_sink)
         self.reasons: dict[int, str] = {}
-        """Finish reason or reason of rejection by row."""
+        """Finish reason or reason of rejection by row; the request sink may forget those it has been handed."""
         self._ended: dict[int, int] = {}  # by replica: when its last recorded step ended
         self._gap_ns = array("q")
         self._gap_count = array("q")
+        self._pooled: list[tuple[Rows, Rows]] = []
+        self._gap_sink = gap_sink or (lambda ns, count: self._pooled.append((ns, count)))
 
     def step(self, step: Step, replica: int) -> None:
         """A step is done."""
@@ -177,11 +183,15 @@ class Recorder:
         """`count` pairs of successive tokens of a request lay `ns` apart."""
         self._gap_ns.append(ns)
         self._gap_count.append(count)
+        if len(self._gap_ns) >= POOL_GAPS:
+            self.pool()
 
     def gaps(self, ns: list[int], count: int) -> None:
         """The same for each element of `ns`."""
         self._gap_ns.extend(ns)
         self._gap_count.extend([count] * len(ns))
+        if len(self._gap_ns) >= POOL_GAPS:
+            self.pool()
 
     def late(self, now: int, late: list[Late]) -> None:
         """A step delivered at `now` otherwise than one token to a request that had one from the step before."""
@@ -224,11 +234,22 @@ class Recorder:
             )
         )
 
+    def pool(self) -> None:
+        """Hand on the gaps seen since the last time, equal ones counted."""
+        if self._gap_ns:
+            self._gap_sink(*_counted(np.frombuffer(self._gap_ns, np.int64), np.frombuffer(self._gap_count, np.int64)))
+            self._gap_ns, self._gap_count = array("q"), array("q")
+
     def itl(self) -> tuple[Rows, Rows]:
         """Gaps between successive tokens pooled over requests: (ns ascending and distinct, how often)."""
-        ns = np.frombuffer(self._gap_ns, dtype=np.int64)
-        count = np.frombuffer(self._gap_count, dtype=np.int64)
-        values, where = np.unique(ns, return_inverse=True)
-        totals = np.zeros(len(values), dtype=np.int64)
-        np.add.at(totals, where, count)
-        return values, totals
+        self.pool()
+        none = np.empty(0, dtype=np.int64)
+        ns, count = (np.concatenate(column) for column in zip((none, none), *self._pooled, strict=True))
+        return _counted(ns, count)
+
+
+def _counted(values: Rows, counts: Rows) -> tuple[Rows, Rows]:
+    distinct, where = np.unique(values, return_inverse=True)
+    totals = np.zeros(len(distinct), dtype=np.int64)
+    np.add.at(totals, where, counts)
+    return distinct, totals

@@ -64,24 +64,19 @@ class TraceWorkload:
     The a-th retry of row r of n is row r + a n: unique, and the same whatever the order of events.
     """
 
-    def __init__(self, trace: Trace, predicted: Ints | None = None, clients: Clients | None = None) -> None:
-        """`predicted`: output tokens as policies are told them; None: their caps."""
+    def __init__(
+        self, trace: Trace, predicted: Ints | None = None, clients: Clients | None = None, count: int | None = None
+    ) -> None:
+        """`predicted`: output tokens as policies are told them; None: their caps. `count`: rows of the whole, where
+        `trace` is only the beginning (engine.streamed_workload)."""
         self.unsent = 0
         """Requests that follow a failed one."""
         self._clients = clients = clients or Clients()
-        self._count = len(trace)
+        self._count = len(trace) if count is None else count
         self._left = self._count  # rows neither sent nor given up
         self._again = 0  # retries not yet sent
-        self._ids = trace.request_id
-        columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.max_tokens, trace.priority, trace.stop)
-        self._arrival, self._prompt, self._output, self._cap, self._priority, self._stop = (c.tolist() for c in columns)
-        self._predicted = (trace.max_tokens if predicted is None else predicted).tolist()
-        self._cancel = trace.cancel_ns.tolist() if trace.cancel_ns is not None else None
-        patience = (trace.cancel_ns, clients.timeout_ns, clients.ttft_timeout_ns)
-        self._impatient = any(limit is not None for limit in patience)
-        self._labels = [trace.labels.get(name) for name in ("session", "tenant", "class")]
-        self._prefixes = Prefixes() if trace.content is not None else None
-        self._content = trace.content
+        self._prefixes: Prefixes | None = None
+        self._window(trace, predicted, 0)
         self._due: list[tuple[int, int]] = []  # rows known to be sent out of the trace's order, by time
         self._next = 0  # first row that is sent at its recorded time, whatever else happens
         self._sessions: Sessions | None = None
@@ -92,10 +87,25 @@ class TraceWorkload:
         self._free = deque([0] * min(most, self._count)) if most is not None else None  # when clients became free
         self._outstanding = self._back = 0  # requests sent and not left; permits of a batch, back before its end
 
+    def _window(self, trace: Trace, predicted: Ints | None, first: int) -> None:
+        """Take in the rows of `trace`, which are those of the whole from `first` on."""
+        self._first, self._end = first, first + len(trace)
+        self._ids = trace.request_id
+        columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.max_tokens, trace.priority, trace.stop)
+        self._arrival, self._prompt, self._output, self._cap, self._priority, self._stop = (c.tolist() for c in columns)
+        self._predicted = (trace.max_tokens if predicted is None else predicted).tolist()
+        self._cancel = trace.cancel_ns.tolist() if trace.cancel_ns is not None else None
+        patience = (trace.cancel_ns, self._clients.timeout_ns, self._clients.ttft_timeout_ns)
+        self._impatient = any(limit is not None for limit in patience)
+        self._labels = [trace.labels.get(name) for name in ("session", "tenant", "class")]
+        self._content = trace.content
+        if trace.content is not None and self._prefixes is None:
+            self._prefixes = Prefixes()
+
     def next_ns(self) -> int | None:
         due = self._due[0][0] if self._due else None
-        if self._next < self._count and (due is None or self._arrival[self._next] <= due):
-            due = self._arrival[self._next]
+        if self._next < self._end and (due is None or self._arrival[self._next - self._first] <= due):
+            due = self._arrival[self._next - self._first]
         if due is None or self._free is None:
             return due
         return max(due, self._free[0]) if self._free else None
@@ -103,7 +113,8 @@ class TraceWorkload:
     def pop(self) -> tuple[Request, int]:
         now = self.next_ns()
         assert now is not None
-        if self._next < self._count and (not self._due or (self._arrival[self._next], self._next) < self._due[0]):
+        at = self._next - self._first
+        if self._next < self._end and (not self._due or (self._arrival[at], self._next) < self._due[0]):
             number = self._next
             self._next += 1
         else:
@@ -118,7 +129,7 @@ class TraceWorkload:
             self._left -= 1
             if self._sessions is not None:
                 self._release(row, DISPATCH, now)
-        return self._request(number, row, now), self._output[row]
+        return self._request(number, row, now), self._output[row - self._first]
 
     def on_finish(self, request: Request, now: int) -> None:
         """A client is free; what waited for this may follow."""
@@ -156,33 +167,33 @@ class TraceWorkload:
             heappush(self._due, entry)
 
     def _request(self, number: int, row: int, now: int) -> Request:
-        attempt = number // self._count
-        name = self._ids[row] if self._ids is not None else str(row)
+        attempt, at = number // self._count, row - self._first
+        name = self._ids[at] if self._ids is not None else str(row)
         content = None
         if self._content is not None and self._prefixes is not None:
-            content = RunContent(row, self._content.runs(row), self._prefixes)
-        session, tenant, slo_class = (labels[row] if labels is not None else "" for labels in self._labels)
+            content = RunContent(row, self._content.runs(at), self._prefixes)
+        session, tenant, slo_class = (labels[at] if labels is not None else "" for labels in self._labels)
         return Request(
             number,
             f"{name}#{attempt}" if attempt else name,
-            self._prompt[row],
-            self._cap[row],
+            self._prompt[at],
+            self._cap[at],
             now,
-            self._priority[row],
+            self._priority[at],
             "",
             content,
             session,
             tenant,
             slo_class,
-            self._predicted[row],
-            self._deadlines(row, now) if self._impatient else (),
-            self._stop[row],
+            self._predicted[at],
+            self._deadlines(at, now) if self._impatient else (),
+            self._stop[at],
         )
 
-    def _deadlines(self, row: int, now: int) -> tuple[Deadline, ...]:
+    def _deadlines(self, at: int, now: int) -> tuple[Deadline, ...]:
         clients, deadlines = self._clients, []
-        if self._cancel is not None and self._cancel[row] >= 0:
-            deadlines.append(Deadline(now + self._cancel[row], False, CANCELLED))
+        if self._cancel is not None and self._cancel[at] >= 0:
+            deadlines.append(Deadline(now + self._cancel[at], False, CANCELLED))
         if clients.timeout_ns is not None:
             deadlines.append(Deadline(now + clients.timeout_ns, False, TIMEOUT))
         if clients.ttft_timeout_ns is not None:

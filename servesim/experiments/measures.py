@@ -118,7 +118,7 @@ class Run:
         import pyarrow.parquet as pq
 
         with reading(folder):
-            table = pq.read_table(folder / REQUESTS)
+            table = pq.read_table(folder / REQUESTS).sort_by("row")  # a streamed run writes them as they leave
             names = [field.name for field in table.schema if field.type != "string"]
             columns = {name: table[name].to_numpy().astype(np.float64) for name in names}
             classes = table["class"].to_pylist() if "class" in table.column_names else None

@@ -13,10 +13,10 @@ from servesim.contracts import REGISTRIES, build_params
 from servesim.cost import KernelTables
 from servesim.cost.build import ROOFLINE_ONLY
 from servesim.cost.host import HostTerms
-from servesim.deployment import open_scenario
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 from servesim.hardware import Gpu, ModelSpec
+from servesim.opening import open_scenario
 from servesim.predictor import parse_predictor
 from servesim.scenario import Scenario
 from servesim.trace import Trace

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from servesim.deployment import OBJECT
 from servesim.errors import UserError
+from servesim.opening import OBJECT
 from servesim.trace import Trace
 
 TRACES = "traces"

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.deployment import open_scenario
 from servesim.errors import UserError
+from servesim.opening import open_scenario
 from servesim.scenario import Scenario, Settings
 from servesim.trace import Trace
 

@@ -136,8 +136,8 @@ class RequestColumns:
             return 0
         return int(self.completed("last_token_ns").max() - self.table["arrival_ns"].min())
 
-    def take(self, which: NDArray[np.bool_]) -> RequestColumns:
-        """Some of the records."""
+    def take(self, which: NDArray[np.bool_] | NDArray[np.int64]) -> RequestColumns:
+        """Some of the records, by a mask or by their places."""
         table = {name: column[which] for name, column in self.table.items()}
         return RequestColumns(table, self.done[which], self.reasons)
 

@@ -8,6 +8,7 @@ A format module (its name must not begin with `_`) defines
     read(path: Path, **options) -> Trace      keyword-only options; UserError names the line
     write(trace: Trace, path: Path) -> None   where the format can be written, with
     HOLDS: frozenset[str]                     of the features of a trace (servesim.traces.io) those it keeps
+    stream(path: Path, chunk: int) -> TraceStream   where it can be read a few rows at a time
 
 `head` is the first 64 KiB of the file, unpacked if it is gzipped. A format with `FOLDERS = True` also reads a folder
 of its files. Files are recognised by content, never by name. Adding a format is adding a file.
@@ -63,10 +64,10 @@ def read_head(path: Path) -> bytes:
 
 
 def first_of(folder: Path) -> Path:
-    """The first JSON file of a folder that holds one session a file."""
-    files = sorted(folder.glob("*.json*"))
+    """The first file of a folder that holds one session a JSON file, or a trace in Parquet files."""
+    files = sorted(folder.glob("*.json*")) or sorted(folder.glob("*.parquet"))
     if not files:
-        raise UserError(f"{folder}: is a folder without session files (*.json), not a trace file")
+        raise UserError(f"{folder}: is a folder without session files (*.json) or Parquet files, not a trace file")
     return files[0]
 
 

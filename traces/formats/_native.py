@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def _flags(path: Path, cells: list[Any], lines: list[int]) -> Any:
     return np.array(flags, dtype=np.bool_)
 
 
-def check_caps(path: Path, columns: dict[str, Any], lines: list[int]) -> None:
+def check_caps(path: Path, columns: dict[str, Any], lines: Sequence[int]) -> None:
     """A request that ends by length ends at its cap; none ends after it."""
     bad = np.flatnonzero(columns["max_tokens"] < columns["output_len"])
     if len(bad):

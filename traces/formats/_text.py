@@ -184,10 +184,13 @@ def whole(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -
     return out
 
 
-def in_order(path: Path, trace_columns: dict[str, Any], lines: Sequence[int], sort: bool) -> dict[str, Any]:
+def in_order(
+    path: Path, trace_columns: dict[str, Any], lines: Sequence[int], sort: bool, start: int | None = None
+) -> dict[str, Any]:
     """Columns by arrival: refused when times run backwards, unless `sort`, which is noted.
 
-    Times more than a year from zero are clock times: they are counted from the first.
+    Times more than a year from zero are clock times: they are counted from the first (`start`: that of the file this
+    is a part of).
     """
     arrival: Ints = trace_columns["arrival_ns"]
     notes: list[str] = []
@@ -205,8 +208,9 @@ def in_order(path: Path, trace_columns: dict[str, Any], lines: Sequence[int], so
         trace_columns["notes"] = notes_so_far
         notes.append("rows sorted by arrival time")
     arrival = trace_columns["arrival_ns"]
-    if int(arrival[0]) > YEAR_NS:
-        trace_columns["arrival_ns"] = arrival - arrival[0]
+    start = int(arrival[0]) if start is None else start
+    if start > YEAR_NS:
+        trace_columns["arrival_ns"] = arrival - start
         notes.append("clock times counted from the first request")
     return {**trace_columns, "notes": (*trace_columns.get("notes", ()), *notes)}
 

@@ -2,11 +2,14 @@
 
 content_ids and content_lengths are lists (the runs of a prompt), as are after_rows, after_triggers, after_delays_ns
 and after_relations (what a row waits for); name and notes stand in the file's metadata.
+A folder of such files is one trace, in order of their names.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,14 @@ import numpy as np
 
 from servesim.errors import UserError
 from servesim.trace import LABELS, LENGTH_CAPPED, After, Content, Trace
+from servesim.trace_stream import TraceStream
 
 from . import _native, _text
 
 NAME = "parquet"
 ABOUT = "Parquet: arrival_ns, prompt_len, output_len, ... and content runs"
 HOLDS = _native.HOLDS
+FOLDERS = True
 META = b"servesim_trace"
 EDGES = ("rows", "triggers", "delays_ns", "relations")
 
@@ -30,16 +35,68 @@ def detect(head: bytes) -> bool:
 
 def read(path: Path, *, sort: bool = False) -> Trace:
     import pyarrow as pa
+
+    with _readable(path):
+        files = [file.read() for file in _open(path)]
+        name, notes = _meta(path, files[0].schema)
+        table = pa.concat_tables(files)
+        return _trace(path, name, _columns(path, table, notes), 0, sort)
+
+
+def stream(path: Path, chunk: int) -> TraceStream:
+    """A file, or the files of a folder in order of their names."""
+    with _readable(path):
+        files = _open(path)
+        name, notes = _meta(path, files[0].schema_arrow)
+        if "after_rows" in files[0].schema_arrow.names:
+            return TraceStream.of(read(path), chunk)
+
+    def chunks() -> Iterator[Trace]:
+        import pyarrow as pa
+
+        first, start = 0, None
+        with _readable(path):
+            for file in _open(path):
+                for batch in file.iter_batches(chunk):
+                    columns = _columns(path, pa.Table.from_batches([batch]), notes)
+                    start = int(columns["arrival_ns"][0]) if start is None else start
+                    trace = _trace(path, name, columns, first, False, start)
+                    yield trace
+                    first += len(trace)
+
+    return TraceStream(name, chunks)
+
+
+def _open(path: Path) -> list[Any]:
     import pyarrow.parquet as pq
 
+    paths = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    return [pq.ParquetFile(part, page_checksum_verification=True) for part in paths]
+
+
+def _meta(path: Path, schema: Any) -> tuple[str, tuple[str, ...]]:
+    """Name and notes."""
+    meta = json.loads((schema.metadata or {}).get(META, b"{}"))
+    return str(meta.get("name", path.stem)), tuple(map(str, meta.get("notes", ())))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What is no Parquet trace is a UserError that names it."""
+    import pyarrow as pa
+
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
-        meta = json.loads((table.schema.metadata or {}).get(META, b"{}"))
-        name, columns = str(meta.get("name", path.stem)), _columns(path, table, tuple(map(str, meta.get("notes", ()))))
+        yield
     except (pa.ArrowException, OSError, ValueError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: not a readable Parquet trace (cut short?): {reason}") from error
-    rows = list(range(1, table.num_rows + 1))
+
+
+def _trace(
+    path: Path, name: str, columns: dict[str, Any], first: int, sort: bool, start: int | None = None
+) -> Trace:
+    """A trace, or the part of it that begins with row `first`."""
+    rows = range(first + 1, first + len(columns["arrival_ns"]) + 1)
     try:
         for column, least in (("arrival_ns", 0), ("prompt_len", 1), ("output_len", 1)):
             bad = np.flatnonzero(columns[column] < least)
@@ -47,7 +104,7 @@ def read(path: Path, *, sort: bool = False) -> Trace:
                 value = columns[column][bad[0]]
                 raise UserError(f"{path}: line {rows[bad[0]]}: {column} is {value}, must be at least {least}")
         _native.check_caps(path, columns, rows)
-        return Trace(name=name, **_text.in_order(path, columns, rows, sort))
+        return Trace(name=name, **_text.in_order(path, columns, rows, sort, start))
     except UserError as error:  # the shared checks speak of lines and Trace of itself; a Parquet file has rows
         text = str(error).removeprefix(f"{path}: ").replace("line ", "row ", 1)
         raise UserError(f"{path}: {text}") from error

@@ -16,12 +16,14 @@ requests, the rate or the arrival process, and a new rate stretches the same arr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from servesim.errors import UserError, suggest
-from servesim.trace import Content, Trace
+from servesim.trace import Content, Ints, Trace
 
 from . import arrivals, lengths, prefixes, turns
 from .spec import Call, parse_spec
@@ -30,11 +32,54 @@ DEFAULTS = {"arrivals": "poisson", "rate": "1", "prompt": "512", "output": "128"
 DEFAULTS |= {"lengths": "", "prefix": "", "turns": ""}
 DEFAULT_REQUESTS = 1000
 
-__all__ = ["DEFAULT_REQUESTS", "synthesize"]
+__all__ = ["DEFAULT_REQUESTS", "drawn_in_chunks", "synthesize", "synthesize_chunks"]
 
 
 def synthesize(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
     """The trace a spec describes; `requests` defaults to 1000."""
+    n, calls = _parse(spec, requests)
+    rows = np.arange(n, dtype=np.int64)
+    arrival_ns = _ns(arrivals.draw(calls["arrivals"], rows, _rate(calls), seed))
+    if "lengths" in calls:
+        from ..presets import load_fit  # presets build on synth
+
+        prompt, output = load_fit(parse_spec(spec)["lengths"]).draw_lengths(n, seed)
+    else:
+        prompt, output = (lengths.draw(calls[side], rows, seed) for side in ("prompt", "output"))
+    content: Content | None = None
+    if "prefix" in calls:
+        content = prefixes.draw(calls["prefix"], prompt, seed)
+    columns: dict[str, Any] = {
+        "arrival_ns": arrival_ns,
+        "prompt_len": prompt,
+        "output_len": output,
+        "content": content,
+    }
+    if "turns" in calls:
+        columns = turns.draw(calls["turns"], arrival_ns, prompt, output, content, seed)
+    return Trace.from_lengths(_name(spec), **columns, notes=(_note(seed),))
+
+
+def drawn_in_chunks(spec: str) -> bool:
+    """Whether a spec's requests can be drawn a few at a time: not with states or conversations across them."""
+    _, calls = _parse(spec, None)
+    return calls["arrivals"].name != "mmpp" and not {"lengths", "turns"} & set(calls)
+
+
+def synthesize_chunks(spec: str, requests: int | None, seed: int, chunk: int) -> Iterator[Trace]:
+    """The same trace, `chunk` requests at a time."""
+    n, calls = _parse(spec, requests)
+    clock = arrivals.Clock(calls["arrivals"], _rate(calls), seed)
+    for first in range(0, n, chunk):
+        rows = np.arange(first, min(first + chunk, n), dtype=np.int64)
+        prompt, output = (lengths.draw(calls[side], rows, seed) for side in ("prompt", "output"))
+        content = prefixes.draw(calls["prefix"], prompt, seed, first) if "prefix" in calls else None
+        times = _ns(clock.draw(rows))
+        yield Trace.from_lengths(_name(spec), times, prompt, output, content=content, notes=(_note(seed),))
+
+
+def _parse(spec: str, requests: int | None) -> tuple[int, dict[str, Call]]:
+    """How many, and the values of all keys that are given or have a default."""
     n = DEFAULT_REQUESTS if requests is None else requests
     if n < 1:
         raise UserError(f"synth: requests is {n}, must be at least 1")
@@ -45,29 +90,23 @@ def synthesize(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
     if "lengths" in given and ("prompt" in given or "output" in given):
         raise UserError("synth: lengths=PRESET sets both prompt and output; leave those out")
     calls = {key: Call.parse(key, given.get(key, default)) for key, default in DEFAULTS.items()}
-    rows = np.arange(n, dtype=np.int64)
+    return n, {key: call for key, call in calls.items() if call.name}
+
+
+def _rate(calls: dict[str, Call]) -> float:
     rate = calls["rate"].number()
     if rate <= 0:
         raise UserError(f"synth: rate is {rate:g}, must be positive")
-    arrival_s = arrivals.draw(calls["arrivals"], rows, rate, seed)
-    if "lengths" in given:
-        from ..presets import load_fit  # presets build on synth
+    return rate
 
-        prompt, output = load_fit(given["lengths"]).draw_lengths(n, seed)
-    else:
-        prompt = lengths.draw(calls["prompt"], rows, seed)
-        output = lengths.draw(calls["output"], rows, seed)
-    content: Content | None = None
-    if "prefix" in given:
-        content = prefixes.draw(calls["prefix"], prompt, seed)
-    name = f"synth:{spec.strip()}"
-    arrival_ns = np.rint(arrival_s * 1e9).astype(np.int64)
-    columns: dict[str, Any] = {
-        "arrival_ns": arrival_ns,
-        "prompt_len": prompt,
-        "output_len": output,
-        "content": content,
-    }
-    if "turns" in given:
-        columns = turns.draw(calls["turns"], arrival_ns, prompt, output, content, seed)
-    return Trace.from_lengths(name, **columns, notes=(f"synthetic, seed {seed}",))
+
+def _ns(seconds: NDArray[np.float64]) -> Ints:
+    return np.rint(seconds * 1e9).astype(np.int64)
+
+
+def _name(spec: str) -> str:
+    return f"synth:{spec.strip()}"
+
+
+def _note(seed: int) -> str:
+    return f"synthetic, seed {seed}"

@@ -21,8 +21,13 @@ Floats = NDArray[np.float64]
 
 def poisson(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
     """Exponential gaps."""
+    return np.asarray(np.cumsum(poisson_gaps(call, rows, seed)) / rate)
+
+
+def poisson_gaps(call: Call, rows: Ints, seed: int) -> Floats:
+    """Those of these rows, of mean 1."""
     call.floats("")
-    return np.asarray(np.cumsum(keyed.exponential(seed, "arrivals", rows)) / rate)
+    return keyed.exponential(seed, "arrivals", rows)
 
 
 def constant(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
@@ -33,12 +38,17 @@ def constant(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
 
 def gamma(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
     """Gamma gaps of coefficient of variation cv; vLLM's burstiness is 1/cv^2."""
+    return np.asarray(np.cumsum(gamma_gaps(call, rows, seed)) / rate)
+
+
+def gamma_gaps(call: Call, rows: Ints, seed: int) -> Floats:
+    """Those of these rows, of mean 1."""
     args = call.floats("cv", "burstiness")
     value = next(iter(args.values()))
     if value <= 0:
         raise UserError(f"synth: arrivals=gamma: {next(iter(args))} is {value:g}, must be positive")
     cv = args["cv"] if "cv" in args else value**-0.5
-    return np.asarray(np.cumsum(keyed.gamma(seed, "arrivals", rows, cv=cv)) / rate)
+    return keyed.gamma(seed, "arrivals", rows, cv=cv)
 
 
 def mmpp(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
@@ -69,6 +79,8 @@ PROCESSES: dict[str, Callable[[Call, Ints, float, int], Floats]] = {
     "gamma": gamma,
     "mmpp": mmpp,
 }
+GAPS: dict[str, Callable[[Call, Ints, int], Floats]] = {"poisson": poisson_gaps, "gamma": gamma_gaps}
+"""Processes whose gaps do not depend on each other."""
 
 
 def draw(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
@@ -76,3 +88,19 @@ def draw(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
     if call.name not in PROCESSES:
         raise UserError(f"synth: unknown arrivals {call.name!r}{suggest(call.name, PROCESSES)}")
     return PROCESSES[call.name](call, rows, rate, seed)
+
+
+class Clock:
+    """Arrival times of successive rows, the same floats as `draw` gives for all at once."""
+
+    def __init__(self, call: Call, rate: float, seed: int) -> None:
+        self._call, self._rate, self._seed = call, rate, seed
+        self._sum = 0.0  # of the gaps so far
+
+    def draw(self, rows: Ints) -> Floats:
+        """Those of the next rows."""
+        if self._call.name not in GAPS:
+            return draw(self._call, rows, self._rate, self._seed)
+        sums = np.cumsum(np.concatenate([[self._sum], GAPS[self._call.name](self._call, rows, self._seed)]))
+        self._sum = float(sums[-1])
+        return np.asarray(sums[1:] / self._rate)

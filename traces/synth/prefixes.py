@@ -11,10 +11,10 @@ from servesim.trace import Content, Ints
 from .spec import Call
 
 
-def draw(call: Call, prompt_len: Ints, seed: int) -> Content:
+def draw(call: Call, prompt_len: Ints, seed: int, first: int = 0) -> Content:
     """Prompts keep their lengths; a sharing prompt of L tokens begins with min(length, L) tokens of its prefix.
 
-    Content ids: 0..groups-1 are the prefixes, groups + i is what is request i's own.
+    `first`: the number of the first row. Content ids: 0..groups-1 are the prefixes, groups + i is request i's own.
     """
     if call.name != "shared":
         raise UserError(f"synth: prefix={call.name}: write prefix=shared(groups=10,length=256,share=1,zipf=1)")
@@ -24,7 +24,7 @@ def draw(call: Call, prompt_len: Ints, seed: int) -> Content:
         raise UserError("synth: prefix=shared: groups and length must be whole numbers of at least 1")
     if not 0 <= args["share"] <= 1 or args["zipf"] < 0:
         raise UserError("synth: prefix=shared: share must be from 0 to 1 and zipf at least 0")
-    rows = np.arange(len(prompt_len))
+    rows = np.arange(first, first + len(prompt_len))
     weights = (1.0 + np.arange(groups)) ** -args["zipf"]
     edges = np.cumsum(weights / weights.sum())
     group = np.minimum(np.searchsorted(edges, keyed.uniform(seed, "prefix group", rows)), groups - 1)

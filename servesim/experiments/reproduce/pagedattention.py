@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from servesim.cost.host import HostTerms
-from servesim.deployment import OBJECT, Setup, set_up
+from servesim.deployment import Setup, set_up
 from servesim.engine.cluster import Cluster
 from servesim.engine.workload import TraceWorkload
 from servesim.experiments.reproduce import Bars, Given, Outcome, Row, experiment
 from servesim.experiments.reproduce.lengths import alpaca, poisson, sharegpt
+from servesim.opening import OBJECT
 from servesim.scenario import Scenario
 from servesim.trace import Trace
 

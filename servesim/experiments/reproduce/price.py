@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from servesim.deployment import open_scenario
 from servesim.experiments.reproduce import Curve, Given, Lines, Outcome, Row, amount, experiment
 from servesim.experiments.reproduce.outcome import COURSE
+from servesim.opening import open_scenario
 from servesim.scenario import Scenario
 from servesim.simulation import simulate
 
