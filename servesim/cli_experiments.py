@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -78,28 +78,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Which policy is better on this workload, by how much, and how sure is that?"""
-    files, axes = scenario_arguments(settings or ())
-    from servesim.cli_tables import Bar, print_comparison
-    from servesim.experiments.compare import compare as run
-
-    with kept(out), Bar() as bar:
-        frame = run(
-            *files,
-            replicates=replicates,
-            baseline=baseline,
-            metrics=metrics,
-            rank_by=rank_by,
-            margin=margin,
-            interval=interval,
-            warmup=warmup,
-            cooldown=cooldown,
-            jobs=jobs,
-            executor=executor,
-            out=out,
-            on_progress=bar,
-            **axes,
-        )
-    _print(frame.attrs["document"], print_comparison, as_json, out)
+    _answer("compare", locals())
 
 
 def sweep(
@@ -116,26 +95,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run every combination of the axes; what is in --out already is not run again."""
-    files, axes = scenario_arguments(settings or ())
-    from servesim.cli_tables import Bar, print_sweep
-    from servesim.experiments.sweep import sweep as run
-
-    with kept(out), Bar() as bar:
-        frame = run(
-            _one(files, "sweep"),
-            replicates=replicates,
-            metrics=metrics,
-            best_by=best_by,
-            trials=trials,
-            warmup=warmup,
-            cooldown=cooldown,
-            jobs=jobs,
-            executor=executor,
-            out=out,
-            on_progress=bar,
-            **axes,
-        )
-    _print(frame.attrs["document"], print_sweep, as_json, out)
+    _answer("sweep", locals())
 
 
 def capacity(
@@ -152,26 +112,33 @@ def capacity(
     as_json: Json = False,
 ) -> None:
     """The highest rate within the SLO; with --rate, the cheapest deployment that carries it."""
-    files, axes = scenario_arguments(settings or ())
-    from servesim.cli_tables import Bar, print_capacity
-    from servesim.experiments.capacity import capacity as run
+    _answer("capacity", locals())
 
-    with kept(out), Bar() as bar:
-        frame = run(
-            _one(files, "capacity"),
-            attainment=attainment,
-            replicates=replicates,
-            tolerance=tolerance,
-            max_replicas=max_replicas,
-            warmup=warmup,
-            cooldown=cooldown,
-            jobs=jobs,
-            executor=executor,
-            out=out,
-            on_progress=bar,
-            **axes,
-        )
-    _print(frame.attrs["document"], print_capacity, as_json, out)
+
+def _answer(command: str, given: Mapping[str, Any]) -> None:
+    """Run an experiment with the options of its command, which are its keywords, and print what came of it."""
+    import servesim
+    from servesim import cli_tables
+
+    run, table = getattr(servesim, command), getattr(cli_tables, f"print_{command}")
+    options = {key: value for key, value in given.items() if key not in ("settings", "as_json")}
+    files, axes = scenario_arguments(given["settings"] or ())
+    if command != "compare" and len(files) > 1:
+        raise UserError(f"{command}: one scenario file is needed, not {len(files)} ({' '.join(files)})")
+    out: Path | None = given["out"]
+    with kept(out), cli_tables.Bar() as bar:
+        document = run(*files, **options, on_progress=bar, **axes).attrs["document"]
+    if out is not None:
+        from servesim.cli_report import write_report
+
+        write_report(out)
+    if given["as_json"]:
+        from servesim.experiments.documents import plain
+        from servesim.result_files import to_json
+
+        sys.stdout.write(to_json(plain(document)))
+    else:
+        table(document, out)
 
 
 @contextmanager
@@ -183,12 +150,6 @@ def kept(out: Path | None) -> Iterator[None]:
         if out is None:
             raise
         raise Interrupted(f"{out} keeps the runs that ended; the same command goes on from there") from None
-
-
-def _one(files: Sequence[str], command: str) -> str | None:
-    if len(files) > 1:
-        raise UserError(f"{command}: one scenario file is needed, not {len(files)} ({' '.join(files)})")
-    return files[0] if files else None
 
 
 def register(app: typer.Typer) -> None:
@@ -244,17 +205,3 @@ _OPTIONS = (
     *("replicates", "baseline", "metrics", "rank_by", "margin", "interval", "warmup", "cooldown"),
     *("attainment", "tolerance", "max_replicas", "best_by", "trials", "jobs", "executor", "out", "json"),
 )
-
-
-def _print(document: dict[str, Any], table: Any, as_json: bool, out: Path | None) -> None:
-    if out is not None:
-        from servesim.cli_report import write_report
-
-        write_report(out)
-    if as_json:
-        from servesim.experiments.documents import plain
-        from servesim.result_files import to_json
-
-        sys.stdout.write(to_json(plain(document)))
-    else:
-        table(document, out)

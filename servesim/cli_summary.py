@@ -232,6 +232,8 @@ def print_trace(summary: Any) -> None:
             f"{percent(hits.block_hit_rate)} of blocks of {hits.block_size}, {percent(hits.token_hit_rate)} of prompt "
             "tokens, with an infinite cache",
         )
+    if summary.sessions is not None:
+        _session_rows(grid, summary.sessions)
     console.print(grid)
     table = Table("tokens", "mean", "p50", "p90", "p95", "p99", "max", "total", box=None, header_style="bold")
     for label, side in (("prompt", summary.prompt), ("output", summary.output)):
@@ -240,6 +242,28 @@ def print_trace(summary: Any) -> None:
     console.print(table)
     for note in summary.notes:
         console.print(f"note: {escape(note)}", style="dim")
+
+
+def _session_rows(grid: Table, s: Any) -> None:
+    """Conversations: turns, pauses between them, and what their prompts repeat."""
+    turns = s.turns
+    grid.add_row(
+        "sessions",
+        f"{s.sessions:,}, {percent(s.several_turns)} of them with several turns; turns: mean {number(turns.mean)}, "
+        f"p50 {number(turns.p50)}, p90 {number(turns.p90)}, at most {turns.max:,.0f}",
+    )
+    if (pause := s.pause_s) is not None:
+        grid.add_row(
+            "pauses",
+            f"{s.pauses}: mean {number(pause.mean)} s, p50 {number(pause.p50)} s, p90 {number(pause.p90)} s, "
+            f"p99 {number(pause.p99)} s",
+        )
+    if s.later_shared is not None:
+        grid.add_row(
+            "repeated",
+            f"{percent(s.later_shared)} of the prompt tokens of later turns begin an earlier prompt, "
+            f"{percent(s.first_shared)} of those of first turns",
+        )
 
 
 def number(value: float | None) -> str:

@@ -51,7 +51,7 @@ class Bar:
         self._bar.update(self._task, completed=progress.done, total=progress.total, description=escape(progress.best))
 
 
-def print_comparison(document: Mapping[str, Any], out: Path | None) -> None:
+def print_compare(document: Mapping[str, Any], out: Path | None) -> None:
     """The headline, a table by metric, and where policies part."""
     console = Console(highlight=False)
     workload, repeats, how = document["workload"], document["replicates"], document["settings"]

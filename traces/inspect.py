@@ -11,6 +11,7 @@ from servesim.errors import UserError
 from servesim.trace import Ints, Trace
 
 from . import prefix
+from .sessions import Sessions, sessions
 
 SECOND = 1_000_000_000
 WINDOWS_S = (1, 10, 60)
@@ -57,6 +58,8 @@ class TraceSummary:
     output: Lengths
     prefix: PrefixHits | None
     prefix_note: str
+    sessions: Sessions | None
+    """None: every request stands alone."""
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,6 +86,7 @@ def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
         output=_lengths(trace.output_len),
         prefix=hits,
         prefix_note=NO_CONTENT if hits is None else "",
+        sessions=sessions(trace),
         notes=trace.notes,
     )
 
