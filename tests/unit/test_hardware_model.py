@@ -25,6 +25,8 @@ PUBLISHED = {
     "qwen3-14b": 14.77,
     "qwen3-32b": 32.76,
     "opt-13b": 12.85,
+    "opt-175b": 174.6,
+    "yi-34b-200k": 34.39,
     "tiny-llama": 0.00395,
     "mixtral-8x7b": 46.70,
     "gpt-oss-120b": 116.83,

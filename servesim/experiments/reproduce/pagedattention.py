@@ -18,6 +18,7 @@ from servesim.engine.cluster import Cluster
 from servesim.engine.workload import TraceWorkload
 from servesim.experiments.reproduce import Bars, Given, Outcome, Row, experiment
 from servesim.experiments.reproduce.lengths import alpaca, poisson, sharegpt
+from servesim.experiments.reproduce.rates import solve
 from servesim.opening import OBJECT
 from servesim.scenario import Scenario
 from servesim.trace import Trace
@@ -40,14 +41,6 @@ class Run:
     """Requests that wait when the last one has come."""
     latency: float
     """Mean of end-to-end latency over output tokens, seconds; infinite unless run to the end."""
-
-
-def solve(f: Callable[[float], float], target: float, low: float, high: float, steps: int) -> float:
-    """Where the rising function f reaches `target`, by bisection of the interval."""
-    for _ in range(steps):
-        middle = (low + high) / 2
-        low, high = (middle, high) if f(middle) < target else (low, middle)
-    return (low + high) / 2
 
 
 @dataclass(frozen=True)
