@@ -62,9 +62,10 @@ def size(
 
     load = Load(context, sequences, kv_dtype, block_size, memory_utilization)
     settings = _settings(assignments or []) | ({} if kv_heads is None else {"num_key_value_heads": kv_heads})
-    gpus = [Gpu.load(name) for name in _names(gpu)] or [Gpu.load(name) for name in gpu_names()]
-    degrees = [_degree(text) for text in _names(tp)]
-    found = [footprint(changed(name, settings), gpus, load, _names(weights), degrees) for name in models]
+    gpus = [Gpu.load(name) for name in _names("--gpu", gpu)] or [Gpu.load(name) for name in gpu_names()]
+    degrees = [_degree(text) for text in _names("--tp", tp)]
+    formats = _names("--weights", weights)
+    found = [footprint(changed(name, settings), gpus, load, formats, degrees) for name in models]
     if as_json:
         sys.stdout.write(to_json({"models": found}))
         return
@@ -72,8 +73,12 @@ def size(
         _print(one)
 
 
-def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
+def _names(option: str, text: str | None) -> list[str]:
+    """What an option lists; nothing if it was not given."""
+    found = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if text is not None and not found:
+        raise UserError(f"{option}: nothing is named")
+    return found
 
 
 def _degree(text: str) -> int:

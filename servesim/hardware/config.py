@@ -24,18 +24,30 @@ _UNSUPPORTED = {
 _LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
 _TORCH_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_POSITIVE = ("num_key_value_heads", "head_dim", "attention_head_dim", "cla_share_factor", "decoder_sparse_step")
+_WHOLE = (
+    *_EXPERT_COUNTS, "sliding_window", "sliding_window_pattern", "max_window_layers", "moe_intermediate_size",
+    "shared_expert_intermediate_size", "n_shared_experts", "num_shared_expert", "first_k_dense_replace",
+    "num_kv_shared_layers", "kv_lora_rank", "q_lora_rank",
+)  # fmt: skip
+"""Keys that may be missing or null, but are whole numbers where they are not."""
+_KINDS = {"layer_types": list, "mlp_only_layers": list, "quantization_config": dict, "model_type": str}
 
 
 def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
     """The fields of `ModelSpec` but its name."""
     _refuse_unsupported(config, where)
-    kind = config.get("model_type", "")
+    _check_types(config, where)
+    kind = config.get("model_type") or ""
     hidden, heads = _count(config, "hidden_size", where), _count(config, "num_attention_heads", where)
     is_opt = kind == "opt"
     bias = bool(config.get("enable_bias", True)) if is_opt else bool(config.get("attention_bias", False))
     kv_heads = config.get("num_key_value_heads") or heads
     if heads % kv_heads:
         raise UserError(f"{where}: {heads} attention heads are not a multiple of {kv_heads} KV heads")
+    head_dim = config.get("head_dim") or config.get("attention_head_dim") or hidden // heads
+    if not head_dim:
+        raise UserError(f"{where}: hidden_size {hidden} is less than one for each of {heads} attention heads")
     positions = _count(config, "max_position_embeddings", where)
     experts = _experts(config, kind, where)
     return {
@@ -43,7 +55,7 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
         "hidden_size": hidden,
         "num_heads": heads,
         "num_kv_heads": kv_heads,
-        "head_dim": config.get("head_dim") or config.get("attention_head_dim") or hidden // heads,
+        "head_dim": head_dim,
         "intermediate_size": _count(config, "ffn_dim" if is_opt else "intermediate_size", where),
         "vocab_size": _count(config, "vocab_size", where),
         "max_position": positions,
@@ -107,7 +119,7 @@ def _windows(config: dict[str, Any], count: int, where: str) -> list[int]:
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     types = config.get("layer_types")
     if types is not None:
-        unknown = sorted(set(types) - set(_LAYER_TYPES))
+        unknown = [t for t in types if t not in list(_LAYER_TYPES)]
         if unknown:
             raise UserError(f"{where}: layers of type {unknown[0]!r} are not supported")
         if len(types) != count:
@@ -143,9 +155,20 @@ def _kv_shared(config: dict[str, Any], count: int, where: str) -> set[int]:
     return set(range(count - last, count)) | {i for i in range(count) if i % factor}
 
 
+def _check_types(config: dict[str, Any], where: str) -> None:
+    for keys, least, what in ((_POSITIVE, 1, "a positive integer"), (_WHOLE, 0, "a whole number")):
+        for key in keys:
+            value = config.get(key)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise UserError(f"{where}: {key} must be {what} or null, not {value!r}")
+    for key, kind in _KINDS.items():
+        if config.get(key) is not None and not isinstance(config[key], kind):
+            raise UserError(f"{where}: {key} must be a {kind.__name__} or null, not {config[key]!r}")
+
+
 def _count(config: dict[str, Any], key: str, where: str) -> int:
     value = config.get(key)
-    if not isinstance(value, int) or value <= 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise UserError(f"{where}: {key} must be a positive integer, not {value!r}")
     return value
 

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from servesim.errors import UserError
 from servesim.hardware import ModelSpec, bundled_models
+from servesim.hardware.model import read_config
 
 # Published sizes (model cards and papers), in billions.
 PUBLISHED = {
@@ -171,6 +174,13 @@ def test_unknown_name_suggests_the_close_one() -> None:
         ("num_kv_shared_layers", 2, "num_kv_shared_layers must be from 0 to 1"),
         ("is_encoder_decoder", True, "is_encoder_decoder"),
         ("hidden_size", None, "hidden_size must be a positive integer"),
+        ("num_key_value_heads", -4, "num_key_value_heads must be a positive integer or null, not -4"),
+        ("head_dim", "x", "head_dim must be a positive integer or null, not 'x'"),
+        ("sliding_window", -5, "sliding_window must be a whole number or null, not -5"),
+        ("sliding_window", True, "sliding_window must be a whole number or null, not True"),
+        ("layer_types", 3, "layer_types must be a list or null, not 3"),
+        ("model_type", ["x"], "model_type must be a str or null"),
+        ("num_experts", [8, 8], "num_experts must be a whole number or null"),
     ],
 )
 def test_unsupported_configs_are_refused_by_name(key: str, value: object, what: str) -> None:
@@ -185,3 +195,25 @@ def test_unsupported_configs_are_refused_by_name(key: str, value: object, what: 
     }
     with pytest.raises(UserError, match=what):
         ModelSpec.from_config(config, "x")
+
+
+JUNK = st.none() | st.booleans() | st.integers(-3, 300) | st.floats(allow_nan=False) | st.text(max_size=3)
+
+
+@given(
+    st.data(),
+    st.sampled_from(bundled_models()),
+    JUNK | st.lists(JUNK, max_size=3) | st.dictionaries(st.text(max_size=3), JUNK),
+)
+def test_a_damaged_config_is_a_model_or_a_line(data: st.DataObject, name: str, junk: object) -> None:
+    config = read_config(name)[0]
+    key = data.draw(
+        st.sampled_from(sorted({*config, "num_kv_shared_layers", "cla_share_factor", "use_cla", "layer_types"}))
+    )
+    try:
+        model = ModelSpec.from_config({**config, key: junk}, name)
+    except UserError:
+        return
+    assert model.num_params > 0
+    assert model.weight_bytes("int4") > 0
+    assert model.kv_bytes(1000) > 0
