@@ -1,8 +1,8 @@
 """Steps under a GPU's roofline: their arithmetic intensity, what bounds them, how much of the roof their kernels reach.
 
-A step's roof takes weights and KV read once, as if everything else stayed on the chip: the larger of its arithmetic at
-the data sheet's peak and its bytes at the data sheet's bandwidth (`step_work`). An operator's roof counts the traffic
-of a kernel of its own (`operator_work`). Times are GPU nanoseconds, without host.
+A step's roof takes weights and KV read once, as if everything else stayed on the chip: the larger of its arithmetic
+at the data sheet's peak (of each operator's format) and its bytes at the data sheet's bandwidth (`step_work`). An
+operator's roof counts the traffic of a kernel of its own (`operator_work`). Times are GPU nanoseconds, without host.
 """
 
 from __future__ import annotations
@@ -69,6 +69,10 @@ class Steps:
     count: int = 0
     flops: float = 0.0
     bytes: float = 0.0
+    compute_ns: float = 0.0
+    """The arithmetic at the data sheet's peak."""
+    memory_ns: float = 0.0
+    """The bytes at the data sheet's bandwidth."""
     roofline_ns: float = 0.0
     kernels_ns: float = 0.0
     by_source: list[float] = field(default_factory=lambda: [0.0] * 4)
@@ -85,16 +89,21 @@ class Steps:
         price = roof.cost.price(batch)
         ns = price.gpu_ns * times if gpu_ns is None else gpu_ns
         flops, data = step_work(model, batch, roof.dtype, roof.kv_dtype, tp)
+        works = operator_work(model, gpu, batch, roof.dtype, roof.kv_dtype, tp)
+        peak = sum(one.flops for one in works.values()) / sum(one.compute_ns for one in works.values())
+        compute, memory = flops / peak / tp, data / gpu.bandwidth / tp * 1e9
         self.count += times
         self.flops += flops * times
         self.bytes += data * times
-        self.roofline_ns += max(flops / roof.peak, data / gpu.bandwidth) / tp * 1e9 * times
+        self.compute_ns += compute * times
+        self.memory_ns += memory * times
+        self.roofline_ns += max(compute, memory) * times
         self.kernels_ns += ns
         self.points.append((flops / data, flops * times / tp / ns * 1e9))
         self.by_source = [a + b * ns for a, b in zip(self.by_source, price.shares, strict=True)]
         for name, one in breakdown(roof.cost, batch).items():
             self.operator_ns[name] = self.operator_ns.get(name, 0.0) + one * times
-        for name, work in operator_work(model, gpu, batch, roof.dtype, roof.kv_dtype, tp).items():
+        for name, work in works.items():
             scaled = Work(*(value * times for value in work))
             self.work[name] = self.work[name].plus(scaled) if name in self.work else scaled
 
@@ -119,7 +128,7 @@ class Steps:
             "flops": self.flops / self.count,
             "bytes": self.bytes / self.count,
             "intensity": self.intensity,
-            "bound": "compute" if self.intensity > self.roof.ridge else "memory",
+            "bound": "compute" if self.compute_ns > self.memory_ns else "memory",
             "roofline_ns": self.roofline_ns / self.count,
             "kernels_ns": self.kernels_ns / self.count,
             "reached": self.reached,

@@ -111,6 +111,18 @@ def test_the_bound_changes_at_the_ridge() -> None:
     assert few["intensity"] < llama.ridge < many["intensity"]
 
 
+def test_operators_of_another_format_have_a_peak_of_their_own() -> None:
+    """gpt-oss in fp8: its experts stay in mxfp4, whose arithmetic is that of bf16, and do most of the work."""
+    spec = ModelSpec.load("gpt-oss-20b")
+    steps = Steps(Roof(spec, H100, 1, "fp8", "bf16", build_cost_model(spec, H100, 1, "fp8")), "it", "prefill")
+    steps.add(prefill_step(4096))
+    work = operator_work(spec, H100, prefill_step(4096), "fp8")
+    assert work["experts"].compute_ns == pytest.approx(work["experts"].flops / 989e12 * 1e9)
+    assert work["qkv"].compute_ns == pytest.approx(work["qkv"].flops / 1979e12 * 1e9)
+    assert steps.compute_ns == pytest.approx(sum(one.compute_ns for one in work.values()), rel=1e-3)
+    assert steps.flops / 1979e12 * 1e9 < steps.compute_ns < steps.flops / 989e12 * 1e9
+
+
 def test_the_roof_of_a_step_is_the_hand_calculation() -> None:
     """Llama-2-13B on an H100 at 1,024 tokens: 26 GB of weights and 0.84 GB of KV a sequence."""
     for batch, published_ms in ((1, 8.0), (64, 23.8), (256, 71.9)):
