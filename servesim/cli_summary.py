@@ -215,7 +215,8 @@ def print_trace(summary: Any) -> None:
     console.print(escape(summary.name), style="bold")
     grid = Table.grid(padding=(0, 2))
     rate = f"{summary.mean_rate:.4g} requests/s" if summary.mean_rate is not None else "all at once"
-    grid.add_row("requests", f"{summary.requests:,}")
+    several = f", {summary.sequences:,} samples of their answers" if summary.sequences > summary.requests else ""
+    grid.add_row("requests", f"{summary.requests:,}{several}")
     grid.add_row("span", f"{summary.span_s:,.3f} s, {rate}")
     if summary.cv is not None:
         grid.add_row("gaps", f"coefficient of variation {summary.cv:.3f} (Poisson: 1)")

@@ -88,6 +88,36 @@ class After:
         return After(before[offsets], source[kept], *(column[index][kept] for column in columns))
 
 
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Further answers to the same prompt (parallel sampling, n > 1): of row r, output_len[offsets[r]:offsets[r+1]].
+    The first answer is the row's own output_len; it is the one a later turn quotes."""
+
+    offsets: Ints  # rows + 1
+    output_len: Ints  # tokens, >= 1
+
+    @classmethod
+    def of(cls, counts: Ints, output_len: Ints) -> Samples | None:
+        """From how many further answers each row has; None if none has any."""
+        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        return cls(offsets, output_len) if len(output_len) else None
+
+    @property
+    def rows(self) -> Ints:
+        """The row of each further answer."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+    def lengths(self, row: int) -> list[int]:
+        """Output tokens of one row's further answers."""
+        lengths: list[int] = self.output_len[self.offsets[row] : self.offsets[row + 1]].tolist()
+        return lengths
+
+    def take(self, rows: Ints) -> Samples | None:
+        """Those of the given rows, in that order; None if there are none."""
+        offsets, index = _pick(self.offsets, rows)
+        return Samples(offsets, self.output_len[index]) if len(index) else None
+
+
 def _pick(offsets: Ints, rows: Ints) -> tuple[Ints, Ints]:
     """Offsets of the given rows' elements side by side, and where those stood."""
     counts = offsets[rows + 1] - offsets[rows]
@@ -121,6 +151,7 @@ class Trace:
     content: Content | None = None
     after: After | None = None  # rows that wait for others: conversations and agents
     cancel_ns: Ints | None = None  # the client gives up so long after sending; -1: never
+    samples: Samples | None = None  # further answers to the same prompt; one ends by its own stop token or at the cap
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by LABELS, one text a row ("": none)
     notes: tuple[str, ...] = field(default=())  # defaults and transformations applied, for the result
 
@@ -150,9 +181,17 @@ class Trace:
                 raise UserError(f"trace {self.name}: {len(values)} labels {name!r}; {n} of {', '.join(LABELS)} can be")
         if self.after is not None:
             check_after(self.name, self.after, n)
+        if self.samples is not None:
+            check_samples(self.name, self.samples, self.max_tokens)
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
+
+    @property
+    def n(self) -> Ints:
+        """Answers each row asks for."""
+        further = np.diff(self.samples.offsets) if self.samples is not None else 0
+        return np.ones(len(self), dtype=np.int64) + further
 
     @classmethod
     def from_lengths(
@@ -167,22 +206,28 @@ class Trace:
         after: After | None = None,
         labels: Mapping[str, tuple[str, ...]] | None = None,
         priority: Ints | None = None,
+        samples: Samples | None = None,
         notes: tuple[str, ...] = (),
     ) -> Trace:
-        """A trace that states lengths only. Documented default: every request ends by its length cap."""
+        """A trace that states lengths only. Documented default: every request ends by its length cap; of several
+        answers to one prompt the longest does, the others by a stop token."""
         output = np.asarray(output_len, dtype=np.int64)
         n = len(output)
+        cap = output.copy()
+        if samples is not None:
+            np.maximum.at(cap, samples.rows, samples.output_len)
         return cls(
             name=name,
             arrival_ns=np.asarray(arrival_ns, dtype=np.int64),
             prompt_len=np.asarray(prompt_len, dtype=np.int64),
             output_len=output,
-            max_tokens=output.copy(),
-            stop=np.zeros(n, dtype=np.bool_),
+            max_tokens=cap,
+            stop=cap > output,
             priority=np.zeros(n, dtype=np.int64) if priority is None else priority,
             request_id=request_id,
             content=content,
             after=after,
+            samples=samples,
             labels=labels or {},
             notes=notes if LENGTH_CAPPED in notes else (*notes, LENGTH_CAPPED),
         )
@@ -246,11 +291,22 @@ def take_rows(column: Any, rows: Ints) -> Any:
         return None
     if isinstance(column, np.ndarray):
         return column[rows]
-    if isinstance(column, Content | After):
+    if isinstance(column, Content | After | Samples):
         return column.take(rows)
     if isinstance(column, Mapping):
         return {name: take_rows(values, rows) for name, values in column.items()}
     return tuple([column[i] for i in rows.tolist()])
+
+
+def check_samples(name: str, samples: Samples, max_tokens: Ints) -> None:
+    """UserError where an answer has no tokens, or more than its request allows."""
+    if len(samples.offsets) != len(max_tokens) + 1 or samples.offsets[-1] != len(samples.output_len):
+        raise UserError(f"trace {name}: samples of {len(samples.offsets) - 1} rows, not {len(max_tokens)}")
+    rows = samples.rows
+    bad = np.flatnonzero((samples.output_len < 1) | (samples.output_len > max_tokens[rows]))
+    if len(bad):
+        row, tokens = int(rows[bad[0]]), int(samples.output_len[bad[0]])
+        raise UserError(f"trace {name}: row {row}: a sample of {tokens} tokens, must be from 1 to its max_tokens")
 
 
 def check_after(name: str, after: After, n: int) -> None:

@@ -84,6 +84,8 @@ class TraceFacts:
     at_caps: bool
     """Every request is as long as its cap."""
     has_content: bool
+    samples: bool
+    """Whether requests ask for several (n > 1)."""
     labels: tuple[str, ...]
     """Kinds of labels its rows have."""
     classes: frozenset[str]
@@ -99,6 +101,7 @@ class TraceFacts:
 
         chunks: Iterable[Trace] = (trace,) if isinstance(trace, Trace) else trace.read()
         digest, notes, at_caps = TraceDigest(), dict[str, None](), True
+        samples = False
         classes, priorities, kinds = set[str](), set[int](), set[tuple[bool, tuple[str, ...]]]()
         count = blocks = prompt = output = first = last = 0
         for chunk in chunks:
@@ -106,6 +109,12 @@ class TraceFacts:
                 raise UserError(f"trace {trace.name}: row {count}: arrives before the row above it")
             first, last = (first if count else int(chunk.arrival_ns[0])), int(chunk.arrival_ns[-1])
             count += len(chunk)
+            if chunk.samples is not None and isinstance(trace, TraceStream):
+                raise UserError(
+                    f"trace {trace.name}: requests ask for several samples (n > 1), which a streamed run does not "
+                    "follow; run it without --stream"
+                )
+            samples = samples or chunk.samples is not None
             digest.add(chunk)
             notes.update(dict.fromkeys(chunk.notes))
             kinds.add((chunk.content is not None, tuple(sorted(chunk.labels))))
@@ -131,6 +140,7 @@ class TraceFacts:
             one_priority=len(priorities) == 1,
             at_caps=at_caps,
             has_content=has_content,
+            samples=samples,
             labels=labels,
             classes=frozenset(classes),
             sha256=digest.hexdigest(),

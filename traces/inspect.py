@@ -49,6 +49,7 @@ class TraceSummary:
 
     name: str
     requests: int
+    sequences: int  # answers asked for: more than requests where some ask for several samples (n > 1)
     span_s: float  # first to last arrival
     mean_rate: float | None  # requests/s, gaps over span
     cv: float | None  # standard deviation over mean of the gaps between arrivals (Poisson: 1)
@@ -74,16 +75,19 @@ def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
     gaps = np.diff(trace.arrival_ns)
     span = int(gaps.sum())
     hits = prefix_hits(trace, block_size)
+    further = trace.samples.output_len if trace.samples is not None else np.empty(0, dtype=np.int64)
+    outputs = np.concatenate((trace.output_len, further))
     return TraceSummary(
         name=trace.name,
         requests=len(trace),
+        sequences=int(trace.n.sum()),
         span_s=span / SECOND,
         mean_rate=len(gaps) / (span / SECOND) if span else None,
         cv=float(gaps.std() / gaps.mean()) if span else None,
         dispersion={w: dispersion(trace.arrival_ns, w) for w in WINDOWS_S},
         peak_rate={w: float(window_counts(trace.arrival_ns, w, whole=False).max() / w) for w in (1, 60)},
         prompt=_lengths(trace.prompt_len),
-        output=_lengths(trace.output_len),
+        output=_lengths(outputs),
         prefix=hits,
         prefix_note=NO_CONTENT if hits is None else "",
         sessions=sessions(trace),

@@ -89,7 +89,7 @@ class TraceDigest:
         self._rows += len(chunk)
         for name in ("arrival_ns", "prompt_len", "output_len", "max_tokens", "stop", "priority", "cancel_ns"):
             self._numbers(name, getattr(chunk, name))
-        for name in ("content", "after"):
+        for name in ("content", "after", "samples"):
             part = getattr(chunk, name)
             if part is not None:
                 self._numbers(f"{name}.counts", np.diff(part.offsets))
@@ -126,6 +126,7 @@ def _features(trace: Trace) -> set[str]:
         "priority": bool(np.any(trace.priority != 0)),
         "sessions": trace.after is not None,
         "cancel": trace.cancel_ns is not None,
+        "samples": trace.samples is not None,
         **{name: any(values) for name, values in trace.labels.items()},
         "max_tokens": bool(np.any(trace.stop) or np.any(trace.max_tokens != trace.output_len)),
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from servesim.trace import After, Content, Ints, Trace
+from servesim.trace import After, Content, Ints, Samples, Trace
 
 
 def join(name: str, parts: Sequence[Trace], fresh: bool, suffixes: Sequence[str]) -> Trace:
@@ -27,6 +27,7 @@ def join(name: str, parts: Sequence[Trace], fresh: bool, suffixes: Sequence[str]
         content=_content(parts, starts, fresh),
         after=_after(parts, starts),
         cancel_ns=_optional([part.cancel_ns for part in parts], parts),
+        samples=_samples(parts),
         labels=_labels(parts, suffixes),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
@@ -61,6 +62,11 @@ def _after(parts: Sequence[Trace], starts: Ints) -> After | None:
     rows = np.concatenate([after.rows + start for after, start in zip(edges, starts, strict=False)])
     rest = [np.concatenate([getattr(e, name) for e in edges]) for name in ("triggers", "delays_ns", "relations")]
     return After(np.concatenate(([0], np.cumsum(counts))).astype(np.int64), rows, *rest)
+
+
+def _samples(parts: Sequence[Trace]) -> Samples | None:
+    lengths = [part.samples.output_len for part in parts if part.samples is not None]
+    return Samples.of(np.concatenate([part.n - 1 for part in parts]), np.concatenate(lengths)) if lengths else None
 
 
 def _names(ids: Sequence[tuple[str, ...] | None], suffixes: Sequence[str]) -> tuple[str, ...] | None:

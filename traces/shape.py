@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from servesim import keyed
 from servesim.contracts.registry import build_params
 from servesim.errors import UserError, suggest
-from servesim.trace import Ints, Trace
+from servesim.trace import Ints, Samples, Trace
 
 from .join import join
 from .synth.arrivals import draw
@@ -208,14 +209,18 @@ class Mix:
 
 @dataclass(frozen=True)
 class Label:
-    """A `share` of the plays gets a class, a tenant, a priority (lower is served first)."""
+    """A `share` of the plays gets a class, a tenant, a priority (lower is served first), or asks for n samples of each
+    answer, all of its length."""
 
     share: float = 1.0
     slo_class: str = ""
     tenant: str = ""
     priority: int | None = None
+    n: int | None = None
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
+        if self.n is not None and not 1 <= self.n <= 1024:
+            raise UserError(f"n is {self.n}, must be from 1 to 1,024")
         play = trace.plays()
         mine = (keyed.uniform(seed, "label", np.arange(play.max() + 1)) < self.share)[play]
         labels = dict(trace.labels)
@@ -224,7 +229,8 @@ class Label:
                 before = labels.get(name, ("",) * len(trace))
                 labels[name] = tuple(text if m else old for m, old in zip(mine.tolist(), before, strict=True))
         priority = trace.priority if self.priority is None else np.where(mine, self.priority, trace.priority)
-        return replace(trace, labels=labels, priority=priority)
+        samples = trace.samples if self.n is None else _asking(trace, mine, self.n)
+        return replace(trace, labels=labels, priority=priority, samples=samples)
 
 
 @dataclass(frozen=True)
@@ -235,6 +241,8 @@ class Cap:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         caps = np.maximum(trace.output_len, self.tokens)
+        if trace.samples is not None:
+            np.maximum.at(caps, trace.samples.rows, trace.samples.output_len)
         return replace(trace, max_tokens=caps, stop=trace.stop | (caps > trace.output_len))
 
 
@@ -267,6 +275,15 @@ STEPS: dict[str, Any] = {
     "cap": Cap,
     "cancel": Cancel,
 }
+
+
+def _asking(trace: Trace, mine: NDArray[np.bool_], n: int) -> Samples | None:
+    """The samples of a trace of which some rows ask for n answers of the length of the first."""
+    further = np.where(mine, n - 1, trace.n - 1)
+    lengths = np.repeat(trace.output_len, further)
+    if trace.samples is not None:
+        lengths[~np.repeat(mine, further)] = trace.samples.output_len[~mine[trace.samples.rows]]
+    return Samples.of(further, lengths)
 
 
 def _with_tenant(trace: Trace) -> Trace:

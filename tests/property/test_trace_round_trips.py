@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servesim.trace import After, Content, Trace
+from servesim.trace import After, Content, Samples, Trace
 from servesim.traces import load_trace, save_trace, trace_digest
 from servesim.traces.prefix import block_hits, block_ids, shared_prefix_tokens
 
@@ -34,6 +34,8 @@ def traces(draw: st.DrawFn) -> Trace:
         return np.array(draw(st.lists(st.integers(low, high), min_size=n, max_size=n)), dtype=np.int64)
 
     output, slack = ints(1, 2000), ints(0, 3)
+    further = draw(st.lists(st.lists(st.floats(0, 1), max_size=2), min_size=n, max_size=n))  # shares of the cap
+    sampled = [max(round(u * cap), 1) for row, cap in zip(further, (output + slack).tolist(), strict=True) for u in row]
     text = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00"), max_size=5)
     ids = draw(st.none() | st.lists(text, min_size=n, max_size=n).map(tuple))
     waits = [[] for _ in range(n)]
@@ -54,6 +56,7 @@ def traces(draw: st.DrawFn) -> Trace:
         content=draw(st.none() | st.just(content_of(rows))),
         after=After.of(waits) if draw(st.booleans()) else None,
         cancel_ns=draw(st.none() | st.just(ints(-1, 10**12))),
+        samples=Samples.of(np.array([len(row) for row in further]), np.array(sampled, dtype=np.int64)),
         labels={name: draw(words) for name in sorted(labels)},
         notes=draw(st.sampled_from([(), ("scaled", "sorted")])),
     )
@@ -88,6 +91,7 @@ def test_agentic_mooncake_loses_nothing_it_says_it_holds(trace: Trace) -> None:
         max_tokens=trace.output_len,
         stop=np.zeros(n, dtype=np.bool_),
         cancel_ns=None,
+        samples=None,
         labels=labels,
         prompt_len=trace.prompt_len * 8,
         content=None if trace.content is None else replace(trace.content, lengths=trace.content.lengths * 8),

@@ -302,3 +302,21 @@ def test_a_damaged_archive_is_told_from_a_short_one(tmp_path: Path) -> None:
     (tmp_path / "cut").write_bytes(packed[: len(packed) // 2])
     with pytest.raises(UserError, match="damaged or cut short"):
         load_trace(tmp_path / "cut")
+
+
+def test_tokens_of_several_choices_are_shared_out_among_them(tmp_path: Path) -> None:
+    usage = {"gen_ai.usage.input_tokens": 10, "gen_ai.usage.output_tokens": 11}
+    times = {"start_time": "2025-01-01T00:00:00", "end_time": "2025-01-01T00:00:09"}
+    spans = [
+        {"span_id": "a", "trace_id": "x", **times, "attributes": {**usage, "gen_ai.request.choice.count": 3}},
+        {"span_id": "b", "trace_id": "y", **times, "attributes": usage},
+    ]
+    path = tmp_path / "spans.json"
+    path.write_text(json.dumps({"spans": spans}))
+    trace = load_trace(path)
+    assert trace.samples is not None
+    assert [[int(trace.output_len[row]), *trace.samples.lengths(row)] for row in (0, 1)] == [[4, 4, 3], [11]]
+    spans[1]["attributes"] = {**usage, "gen_ai.request.choice.count": 12}
+    path.write_text(json.dumps({"spans": spans}))
+    with pytest.raises(UserError, match="is 12, must be from 1 to the"):
+        load_trace(path)

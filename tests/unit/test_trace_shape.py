@@ -120,6 +120,17 @@ def test_labels_caps_and_cancellations_are_given_to_the_stated_share() -> None:
     assert got.cancel_ns[got.cancel_ns >= 0].mean() / S == pytest.approx(2, rel=0.15)
 
 
+def test_a_share_asks_for_samples_of_the_recorded_length_and_others_keep_theirs() -> None:
+    first = shape(trace(), ["label:share=0.5,n=3"], 0)
+    assert set(first.n.tolist()) == {1, 3}
+    then = shape(first, ["label:share=0.5,n=2"], 7)
+    for row, (before, after) in enumerate(zip(first.n.tolist(), then.n.tolist(), strict=True)):
+        assert after in (before, 2)
+        assert then.samples is not None
+        assert then.samples.lengths(row) == [3] * (after - 1)
+    assert shape(then, ["label:n=1"], 0).samples is None
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([
     "thin:keep=0.6", "window:start=5,end=45", "first:plays=4", "shuffle", "stretch:factor=3", "repeat:times=2",

@@ -30,6 +30,24 @@ def test_a_request_keeps_its_lengths_whatever_the_rate_number_or_process() -> No
         assert np.array_equal(base.output_len[:100], other.output_len)
 
 
+def test_samples_of_an_answer_have_lengths_of_their_own_that_do_not_depend_on_how_many_there_are() -> None:
+    one = synthesize("output=uniform(1,1000)", 50)
+    four = synthesize("output=uniform(1,1000),n=4", 50)
+    mixed = synthesize("output=uniform(1,1000),n=uniform(1,8)", 50)
+    assert four.n.tolist() == [4] * 50
+    assert four.samples is not None
+    assert mixed.samples is not None
+    for row in range(50):
+        assert one.output_len[row] == four.output_len[row] == mixed.output_len[row]
+        drawn = four.samples.lengths(row)
+        shared = min(len(drawn), int(mixed.n[row]) - 1)
+        assert drawn[:shared] == mixed.samples.lengths(row)[:shared]
+        assert len({int(four.output_len[row]), *drawn}) > 1, "each sample has its own length"
+        assert four.max_tokens[row] == max(four.output_len[row], *drawn), "the longest ends at the cap"
+    assert set(mixed.n.tolist()) == set(range(1, 9))
+    assert inspect(four).sequences == 200
+
+
 @pytest.mark.parametrize("process", ["poisson", "constant", "gamma(cv=2)", "gamma(burstiness=0.25)"])
 def test_a_new_rate_scales_the_same_arrivals(process: str) -> None:
     slow = synthesize(f"arrivals={process},rate=1", 200)

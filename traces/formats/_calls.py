@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import LABELS, After, Content, Trace
+from servesim.trace import LABELS, After, Content, Samples, Trace
 
 from . import _text
 
@@ -34,6 +34,8 @@ class Call:
     labels: dict[str, str] = field(default_factory=dict)
     name: str | None = None
     priority: int = 0
+    further: list[int] = field(default_factory=list)
+    """Output tokens of further samples of the answer."""
 
 
 def build(path: Path, calls: Sequence[Call], notes: tuple[str, ...] = ()) -> Trace:
@@ -58,6 +60,10 @@ def build(path: Path, calls: Sequence[Call], notes: tuple[str, ...] = ()) -> Tra
         after=After.of([call.after for call in calls]),
         labels={name: tuple([call.labels.get(name, "") for call in calls]) for name in present},
         priority=np.array([call.priority for call in calls], dtype=np.int64),
+        samples=Samples.of(
+            np.array([len(call.further) for call in calls], dtype=np.int64),
+            np.array([tokens for call in calls for tokens in call.further], dtype=np.int64),
+        ),
     )
     trace = trace.at(arrival - start)
     return replace(trace, content=_renumbered(trace.content)) if trace.content is not None else trace

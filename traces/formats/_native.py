@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Ints, Trace
+from servesim.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Ints, Samples, Trace
 
 from . import _text
 
 VERSION = 1
 REQUIRED = ("arrival_ns", "prompt_len", "output_len")
-OPTIONAL = ("max_tokens", "stop", "priority", "request_id", "cancel_ns", "after", *LABELS, "content")
+OPTIONAL = ("max_tokens", "stop", "priority", "request_id", "cancel_ns", "after", "n", "samples", *LABELS, "content")
 NUMBERS = (*REQUIRED, "max_tokens", "stop", "priority")
-HOLDS = frozenset({"content", "outputs", "priority", "max_tokens", "sessions", "cancel", *LABELS})
+HOLDS = frozenset({"content", "outputs", "priority", "max_tokens", "sessions", "cancel", "samples", *LABELS})
 
 
 def build(
@@ -36,6 +36,9 @@ def build(
         columns["request_id"] = tuple(map(str, _full(path, "request_id", cells, lines)))
     output_len = columns["output_len"]
     columns["max_tokens"] = output_len.copy()
+    columns["samples"] = samples = _samples(path, cells, output_len, lines)
+    if samples is not None:
+        np.maximum.at(columns["max_tokens"], samples.rows, samples.output_len)
     if "max_tokens" in cells:
         caps = _full(path, "max_tokens", cells, lines)
         columns["max_tokens"] = _text.token_counts(path, "max_tokens", caps, lines)
@@ -56,6 +59,47 @@ def build(
         )
     columns["labels"] = {label: tuple(map(str, _full(path, label, cells, lines))) for label in LABELS if label in cells}
     return Trace(name=name, **_text.in_order(path, {**columns, "notes": notes}, lines, sort))
+
+
+def sample_cells(trace: Trace) -> list[list[int]] | None:
+    """By row, the output tokens of all its samples; None if every row has one."""
+    if trace.samples is None:
+        return None
+    return [[own, *trace.samples.lengths(row)] for row, own in enumerate(trace.output_len.tolist())]
+
+
+def samples_of(path: Path, rows: Sequence[Sequence[int]], output_len: Ints, lines: Sequence[int]) -> Samples | None:
+    """From the output tokens of all samples by row; the first is the row's output_len."""
+    for row, own, line in zip(rows, output_len.tolist(), lines, strict=True):
+        if not row or row[0] != own or min(row) < 1:
+            raise UserError(
+                f"{path}: line {line}: samples are {list(row)}, must be token counts, output_len {own} first"
+            )
+    return Samples.of(
+        np.array([len(row) - 1 for row in rows], dtype=np.int64),
+        np.array([tokens for row in rows for tokens in row[1:]], dtype=np.int64),
+    )
+
+
+def _samples(path: Path, cells: dict[str, list[Any]], output_len: Ints, lines: list[int]) -> Samples | None:
+    """Of `samples`, the output tokens of each, or of `n`, how many there are, all of output_len."""
+    if "samples" in cells:
+        return samples_of(
+            path, [_lengths(path, *c) for c in zip(cells["samples"], lines, strict=True)], output_len, lines
+        )
+    if "n" not in cells:
+        return None
+    further = _text.token_counts(path, "n", _full(path, "n", cells, lines), lines) - 1
+    return Samples.of(further, np.repeat(output_len, further))
+
+
+def _lengths(path: Path, cell: Any, line: int) -> list[int]:
+    try:
+        return [tokens + 0 for tokens in (json.loads(cell) if isinstance(cell, str) else cell)]
+    except (ValueError, TypeError):
+        raise UserError(
+            f"{path}: line {line}: samples is {cell!r}, must be [output tokens, ...] (all rows or none)"
+        ) from None
 
 
 def edge_cells(trace: Trace) -> list[list[list[Any]]] | None:

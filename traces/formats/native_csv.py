@@ -1,5 +1,5 @@
 """servesim's own trace format as CSV: arrival_ns,prompt_len,output_len[,max_tokens,stop,priority,request_id,
-cancel_ns,after,session,play,tenant,class,model]; `after` is JSON as in the JSONL form.
+cancel_ns,after,n,samples,session,play,tenant,class,model]; `after` and `samples` are JSON as in the JSONL form.
 
 No prompt content: a list does not fit a cell. Use Parquet or JSONL for traces that share prefixes.
 """
@@ -44,6 +44,8 @@ def write(trace: Trace, path: Path) -> None:
         columns["cancel_ns"] = trace.cancel_ns.tolist()
     if (edges := _native.edge_cells(trace)) is not None:
         columns["after"] = [json.dumps(row) for row in edges]
+    if (samples := _native.sample_cells(trace)) is not None:
+        columns["samples"] = [json.dumps(row) for row in samples]
     columns |= trace.labels
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -2,7 +2,8 @@
 
 The first line is {"servesim_trace": 1, "name": ..., "notes": [...]}; each further line is a request with
 arrival_ns, prompt_len, output_len and optionally max_tokens, stop (ends by a stop token), priority (lower
-first), request_id, cancel_ns (gives up so long after sending; -1: never), session, play, tenant, class, model,
+first), request_id, cancel_ns (gives up so long after sending; -1: never), n (samples of the answer, all of output_len)
+or samples = [output_len, ...] (the tokens of each), session, play, tenant, class, model,
 after = [[row, "dispatch" | "completion", delay in ns, relation], ...] (rows count from 0) and content =
 [[content id, tokens], ...], whose tokens add up to prompt_len; id -(row + 1) is the output of that row.
 """
@@ -59,6 +60,8 @@ def write(trace: Trace, path: Path) -> None:
         columns["cancel_ns"] = trace.cancel_ns.tolist()
     if (edges := _native.edge_cells(trace)) is not None:
         columns["after"] = edges
+    if (samples := _native.sample_cells(trace)) is not None:
+        columns["samples"] = samples
     with path.open("w", encoding="utf-8", newline="") as file:
         header = {"servesim_trace": _native.VERSION, "name": trace.name, "notes": trace.notes}
         file.write(json.dumps(header) + "\n")

@@ -1,12 +1,14 @@
 """servesim's own trace format as Parquet: one column per column of Trace, lossless and the fastest to read.
 
 content_ids and content_lengths are lists (the runs of a prompt), as are after_rows, after_triggers, after_delays_ns
-and after_relations (what a row waits for); name and notes stand in the file's metadata.
+and after_relations (what a row waits for), and samples (output tokens of each answer); name and notes stand in the
+file's metadata.
 A folder of such files is one trace, in order of their names.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import LABELS, LENGTH_CAPPED, After, Content, Trace
+from servesim.trace import LABELS, LENGTH_CAPPED, After, Content, Samples, Trace
 from servesim.trace_stream import TraceStream
 
 from . import _native, _text
@@ -127,6 +129,7 @@ def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
         "content": _content(table, path) if "content_ids" in table.column_names else None,
         "cancel_ns": _numbers(path, "cancel_ns", table["cancel_ns"]) if "cancel_ns" in table.column_names else None,
         "after": _after(table, path) if "after_rows" in table.column_names else None,
+        "samples": _samples(table, path) if "samples" in table.column_names else None,
         "labels": {name: tuple(table[name].to_pylist()) for name in LABELS if name in table.column_names},
         "notes": notes,
     }
@@ -151,6 +154,8 @@ def write(trace: Trace, path: Path) -> None:
         for name in EDGES:
             values = pa.array(getattr(trace.after, name))
             columns[f"after_{name}"] = pa.LargeListArray.from_arrays(pa.array(trace.after.offsets), values)
+    if (samples := _native.sample_cells(trace)) is not None:
+        columns["samples"] = pa.array(samples, pa.large_list(pa.int64()))
     columns |= {name: pa.array(values, pa.string()) for name, values in trace.labels.items()}
     meta = {META: json.dumps({"version": _native.VERSION, "name": trace.name, "notes": trace.notes})}
     pq.write_table(pa.table(columns, metadata=meta), path, compression="zstd", write_page_checksum=True)
@@ -182,6 +187,12 @@ def _lists(path: Path, table: Any, names: list[str]) -> tuple[Any, list[Any]]:
 def _after(table: Any, path: Path) -> After:
     offsets, values = _lists(path, table, [f"after_{name}" for name in EDGES])
     return After(offsets, *values)
+
+
+def _samples(table: Any, path: Path) -> Samples | None:
+    offsets, (lengths,) = _lists(path, table, ["samples"])
+    rows = [lengths[a:b].tolist() for a, b in itertools.pairwise(offsets.tolist())]
+    return _native.samples_of(path, rows, np.asarray(table["output_len"]), range(1, len(rows) + 1))
 
 
 def _content(table: Any, path: Path) -> Content:

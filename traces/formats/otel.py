@@ -3,7 +3,8 @@
 Of each span with gen_ai.usage token counts: trace_id (the session), start_time and end_time (ISO), the request's model
 and max_tokens, and, where recorded, gen_ai.input.messages and gen_ai.output.messages. A call depends on the last one
 whose output its messages contain, or without messages on the last of its trace that had ended. Tokens of a message are
-not recorded: a prompt's tokens are shared out among its new messages by their characters.
+not recorded: a prompt's tokens are shared out among its new messages by their characters, the output tokens of
+gen_ai.request.choice.count choices evenly among them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ NAME = "otel"
 ABOUT = "JSON: OpenTelemetry GenAI spans (trace_id, start_time, end_time, attributes gen_ai.*)"
 INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+CHOICES = "gen_ai.request.choice.count"
 Message = tuple[str, str]
 
 
@@ -48,7 +50,7 @@ def read(path: Path, *, timing: str = "think") -> Trace:
             edges = [(heard, COMPLETION, pause, 0)]
             at = calls[heard].at_ns if timing == "think" else at
         labels = {"session": span.trace, "model": span.model}
-        calls.append(Call(span.line, at, span.prompt, span.output, runs, edges, labels, span.name))
+        calls.append(Call(span.line, at, span.prompt, span.output, runs, edges, labels, span.name, 0, span.further))
     return _calls.build(path, calls, (f"timing={timing}", "tokens of single messages estimated from their characters"))
 
 
@@ -64,6 +66,10 @@ class _Span:
             _calls.count(path, line, keys[0], next((attributes[k] for k in keys if k in attributes), None))
             for keys in (INPUT, OUTPUT)
         )
+        choices = attributes.get(CHOICES, 1)
+        if type(choices) is not int or not 1 <= choices <= self.output:
+            raise UserError(f"{path}: line {line}: {CHOICES} is {choices!r}, must be from 1 to the {OUTPUT[0]}")
+        self.output, *self.further = sorted(_share(self.output, [1] * choices), reverse=True)
         self.start, self.end = (_clock_ns(path, line, span, key) for key in ("start_time", "end_time"))
         self.messages = _messages(path, line, attributes, "gen_ai.input.messages")
         self.answer = _messages(path, line, attributes, "gen_ai.output.messages")

@@ -4,14 +4,15 @@
     rate      mean requests/s                                                                              [1]
     prompt    N | fixed(N) | uniform(low,high) | lognormal(mean,sigma) or lognormal(p50,p95) | empirical(1|5|9) [512]
     output    the same                                                                                     [128]
+    n         the same: samples of the answer to one prompt, each of a length drawn like the first's         [1]
     lengths   a preset's name: prompt and output drawn jointly from its tables, instead of prompt and output
     prefix    shared(groups=10,length=256,share=1,zipf=1): the first `length` tokens of a `share` of the prompts
               are one of `groups` prefixes, chosen with Zipf popularity (zipf=0: all alike)              [none]
     turns     chat(turns=5,think=10): requests are turns of conversations that begin at the rate; a later prompt is all
               that was said and `prompt` new tokens, sent a pause of mean `think` s after the answer   [none]
 
-Every draw is keyed by (seed, purpose, request): request i has the same lengths and prefix whatever the number of
-requests, the rate or the arrival process, and a new rate stretches the same arrivals.
+Every draw is keyed by (seed, purpose, request, sample): request i has the same lengths and prefix whatever the number
+of requests, the rate or the arrival process, and a new rate stretches the same arrivals.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.errors import UserError, suggest
-from servesim.trace import Content, Ints, Trace
+from servesim.trace import Content, Ints, Samples, Trace
 
 from . import arrivals, lengths, prefixes, turns
 from .spec import Call, parse_spec
 
 DEFAULTS = {"arrivals": "poisson", "rate": "1", "prompt": "512", "output": "128"}
-DEFAULTS |= {"lengths": "", "prefix": "", "turns": ""}
+DEFAULTS |= {"n": "", "lengths": "", "prefix": "", "turns": ""}
 DEFAULT_REQUESTS = 1000
+MOST_SAMPLES = 1024
 
 __all__ = ["DEFAULT_REQUESTS", "drawn_in_chunks", "synthesize", "synthesize_chunks"]
 
@@ -54,16 +56,21 @@ def synthesize(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
         "prompt_len": prompt,
         "output_len": output,
         "content": content,
+        "samples": _samples(calls, rows, output, seed) if "n" in calls else None,
     }
     if "turns" in calls:
+        if "n" in calls:
+            raise UserError("synth: n and turns do not go together: a turn has one answer")
+        columns.pop("samples")
         columns = turns.draw(calls["turns"], arrival_ns, prompt, output, content, seed)
     return Trace.from_lengths(_name(spec), **columns, notes=(_note(seed),))
 
 
 def drawn_in_chunks(spec: str) -> bool:
-    """Whether a spec's requests can be drawn a few at a time: not with states or conversations across them."""
+    """Whether a spec's requests can be drawn a few at a time: not with states or conversations across them, nor with
+    several samples, which no streamed run follows."""
     _, calls = _parse(spec, None)
-    return calls["arrivals"].name != "mmpp" and not {"lengths", "turns"} & set(calls)
+    return calls["arrivals"].name != "mmpp" and not {"n", "lengths", "turns"} & set(calls)
 
 
 def synthesize_chunks(spec: str, requests: int | None, seed: int, chunk: int) -> Iterator[Trace]:
@@ -76,6 +83,17 @@ def synthesize_chunks(spec: str, requests: int | None, seed: int, chunk: int) ->
         content = prefixes.draw(calls["prefix"], prompt, seed, first) if "prefix" in calls else None
         times = _ns(clock.draw(rows))
         yield Trace.from_lengths(_name(spec), times, prompt, output, content=content, notes=(_note(seed),))
+
+
+def _samples(calls: dict[str, Call], rows: Ints, output: Ints, seed: int) -> Samples | None:
+    further = lengths.draw(calls["n"], rows, seed) - 1
+    if further.max() >= MOST_SAMPLES:
+        raise UserError(f"synth: n is {further.max() + 1}, must be at most {MOST_SAMPLES}")
+    if "lengths" in calls:  # one distribution of both lengths: what follows from the prompt is the first answer's
+        return Samples.of(further, np.repeat(output, further))
+    again = np.repeat(rows, further)
+    sample = 1 + np.arange(len(again)) - np.repeat(np.cumsum(further) - further, further)
+    return Samples.of(further, lengths.draw(calls["output"], again, seed, sample))
 
 
 def _parse(spec: str, requests: int | None) -> tuple[int, dict[str, Call]]:

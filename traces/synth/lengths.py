@@ -67,13 +67,14 @@ DISTRIBUTIONS: dict[str, Callable[[Call, Floats], Floats]] = {
 }
 
 
-def draw(call: Call, rows: Ints, seed: int) -> Ints:
-    """Token counts of the rows, rounded and at least 1; the purpose of the draw is the key (prompt, output)."""
+def draw(call: Call, rows: Ints, seed: int, samples: Ints | int = 0) -> Ints:
+    """Token counts of the rows (and of their samples of these numbers), rounded and at least 1; the purpose of the draw
+    is the key (prompt, output)."""
     if call.name and call.name.lstrip("+-").replace(".", "", 1).isdigit():
         call = Call(call.key, "fixed", {"0": call.name})
     if call.name not in DISTRIBUTIONS:
         raise UserError(f"synth: {call.key}: unknown lengths {call.name!r}{suggest(call.name, DISTRIBUTIONS)}")
-    values = DISTRIBUTIONS[call.name](call, keyed.uniform(seed, f"{call.key} length", rows))
+    values = DISTRIBUTIONS[call.name](call, keyed.uniform(seed, f"{call.key} length", rows, samples))
     if call.name in ("fixed", "uniform", "empirical") and values.min() < 1:
         raise UserError(f"synth: {call.key}={call.name}: lengths must be at least 1, not {values.min():g}")
     if values.max() > MAX_TOKENS:
