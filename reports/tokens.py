@@ -40,8 +40,13 @@ class Tokens:
 
     def __init__(self, result: Result) -> None:
         self._steps = {str(c): result.steps[c].to_numpy() for c in result.steps}
-        self._requests = {c: result.requests[c].to_numpy() for c in ("row", "replica", "output_len", "first_token_ns")}
-        self._last = result.requests["last_token_ns"].to_numpy()
+        columns = ("row", "replica", "output_len", "first_token_ns", "last_token_ns")
+        answers = result.samples[result.samples["sample"] >= 0]
+        self._sequences = {c: answers[c].to_numpy() for c in columns}
+        self._of: dict[int, list[int]] = {}  # by request, its sequences
+        for i, request in enumerate(answers["request"].tolist()):
+            self._of.setdefault(request, []).append(i)
+        self._rows = result.requests["row"].tolist()
         host = result.summary["provenance"]["host_terms"]
         self._out_ns = round(host["front_out"]) if host else 0
         self._late: dict[int, list[tuple[int, int, int]]] = {}
@@ -91,19 +96,25 @@ class Tokens:
         return {int(r): self.steps.end_ns[replica == r] for r in np.unique(replica)}
 
     def of(self, i: int) -> Column:
-        """When each output token of the i-th request reached the client, ns; empty if none did."""
-        first, last = int(self._requests["first_token_ns"][i]), int(self._last[i])
+        """When each output token of the i-th request (of all its samples) reached the client, ns; empty if none did."""
+        parts = [self._sequence(j) for j in self._of.get(self._rows[i], ())]
+        if len(parts) == 1:
+            return parts[0]
+        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
+
+    def _sequence(self, i: int) -> Column:
+        first, last = (int(self._sequences[c][i]) for c in ("first_token_ns", "last_token_ns"))
         if first < 0:
             return np.empty(0, dtype=np.int64)
-        ends = self._ends_by_replica[int(self._requests["replica"][i])]
+        ends = self._ends_by_replica[int(self._sequences["replica"][i])]
         begin, stop = np.searchsorted(ends, first - self._out_ns), np.searchsorted(ends, last - self._out_ns)
         times = ends[begin : stop + 1]
         count = np.ones(len(times), dtype=np.int64)
-        for ns, since, tokens in self._late.get(int(self._requests["row"][i]), ()):
+        for ns, since, tokens in self._late.get(int(self._sequences["row"][i]), ()):
             low, high = np.searchsorted(times, since, side="right"), np.searchsorted(times, ns)
             count[low:high] = 0
             count[high] = tokens
         delivered = np.repeat(times, count) + self._out_ns
-        if len(delivered) != int(self._requests["output_len"][i]):
-            raise UserError(f"request {self._requests['row'][i]}: the records of its tokens contradict each other")
+        if len(delivered) != int(self._sequences["output_len"][i]):
+            raise UserError(f"request {self._sequences['row'][i]}: the records of its tokens contradict each other")
         return delivered

@@ -45,6 +45,10 @@ def _show(kind: str, name: str, cls: type[Any]) -> None:
     for label in ("needs", "supports"):
         if getattr(cls, label, ()):
             typer.echo(f"{label}: {', '.join(sorted(getattr(cls, label)))}")
+    for what, reason in getattr(cls, "cannot", {}).items():
+        typer.echo(f"cannot: {what} ({reason})")
+    if getattr(cls, "samples", ""):
+        typer.echo(f"samples (n > 1): {cls.samples}" * ("samples" not in cls.cannot))
     if getattr(cls, "paper", ""):
         typer.echo(f"paper: {cls.paper}")
     parameters = dataclasses.fields(cls.Params)

@@ -14,6 +14,7 @@ from servesim.contracts import (
     Router,
     Scheduler,
     build_params,
+    check_samples,
     kv_allocators,
     routers,
     schedulers,
@@ -47,7 +48,7 @@ class Setup:
     """All of them, where the run is streamed."""
     facts: TraceFacts
     predicted: Ints
-    """Output tokens as the predictor sees them."""
+    """Output tokens as the predictor sees them, by row and then by further sample."""
     cores: list[EngineCore]
     router: Router
     cost: TableCostModel
@@ -122,6 +123,8 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     cores = [_core(policies, limits, scenario, memory, speculation, cost) for _ in range(scenario.replicas)]
     cost.asynchronous = asynchronous
     kv = cores[0].kv
+    if trace.samples is not None:
+        check_samples(cores[0].scheduler, kv)
     return Setup(
         scenario=scenario,
         trace=trace,

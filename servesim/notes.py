@@ -26,7 +26,7 @@ def before_run(
         yield f"async_scheduling: scheduler {scheduler.name} plans synchronously, so no step is planned ahead"
     if scenario.engine.async_scheduling and scenario.pp > 1:
         yield "async_scheduling: pipeline stages are planned synchronously, one batch a stage in flight"
-    if kv.shares and not trace.has_content:
+    if kv.shares and not trace.has_content and not trace.samples:
         yield (
             f"kv {kv.name}: the trace does not say what its prompts contain, so no two share a prefix and "
             "prefix caching changes nothing (a preempted request may still find its own blocks)"

@@ -19,17 +19,23 @@ PREDICTORS = ("max_tokens", "random", "exact")
 MOST_ERROR = 100.0
 
 
-def predict(spec: str, trace: Trace, seed: int, first: int = 0) -> Ints:
-    """Predicted output tokens of each row, at least 1; `first`: the number of the first one. UserError
-    where `spec` is none of the predictors."""
+def predict(spec: str, trace: Trace, seed: int = 0, first: int = 0) -> Ints:
+    """Predicted output tokens of each row and then of each further sample, at least 1; `first`: the number of the first
+    row. UserError where `spec` is none of the predictors."""
     name, error = parse_predictor(spec)
+    cap, truth, rows = trace.max_tokens, trace.output_len, first + np.arange(len(trace))
+    samples = np.zeros_like(rows)
+    if trace.samples is not None:
+        further = trace.samples.rows
+        place = 1 + np.arange(len(further)) - trace.samples.offsets[further]
+        cap, truth = np.concatenate((cap, cap[further])), np.concatenate((truth, trace.samples.output_len))
+        rows, samples = np.concatenate((rows, further)), np.concatenate((samples, place))
     if name == "max_tokens":
-        return trace.max_tokens
+        return cap
     if name == "exact" or error == 0:
-        return trace.output_len
-    rows = np.arange(first, first + len(trace))
-    factor = np.exp(lognormal_sigma(error) * keyed.normal(seed, "predicted output", rows))
-    return np.maximum(np.rint(trace.output_len * factor), 1).astype(np.int64)
+        return truth
+    factor = np.exp(lognormal_sigma(error) * keyed.normal(seed, "predicted output", rows, samples))
+    return np.maximum(np.rint(truth * factor), 1).astype(np.int64)
 
 
 def parse_predictor(spec: str) -> tuple[str, float]:

@@ -20,7 +20,7 @@ from servesim.metrics.sketch import RELATIVE_ERROR, Sketch
 from servesim.metrics.steps import StepTotals
 from servesim.metrics.streamed import StreamedPart, StreamedRequests
 from servesim.predictor import predict
-from servesim.result import request_table
+from servesim.result import request_table, sample_table
 from servesim.result_files import DELIVERIES, REQUESTS, STEPS, STREAMED, ResultWriter
 from servesim.scenario import ClientSettings
 
@@ -32,6 +32,8 @@ class Records:
 
     workload: TraceWorkload
     notes: tuple[str, ...] = ()
+    samples: Any = None
+    """A pyarrow table of the sequences of requests of several."""
 
     def __init__(self, setup: Setup, writer: ResultWriter | None, out_ns: int) -> None:
         self._setup, self._writer, self._out_ns = setup, writer, out_ns
@@ -55,7 +57,8 @@ class Records:
         return Recorder(self._step_sink, self._out_ns, deliveries)
 
     def _workload(self, clients: Clients) -> TraceWorkload:
-        return TraceWorkload(self._setup.trace, self._setup.predicted, clients)
+        form = self._setup.cores[0].scheduler.samples
+        return TraceWorkload(self._setup.trace, self._setup.predicted, clients, form)
 
     def _step_sink(self, rows: Rows) -> None:
         self.totals.add(rows)
@@ -82,6 +85,7 @@ class Records:
             self.limits = class_limits(labels["class"], of, scenario.slo, scenario.slo_classes)
         self.retries = int((self._columns.table["row"] >= rows).sum())
         self.table: Any = request_table(self._columns, self._texts())
+        self.samples = sample_table(self._columns)
 
     def _texts(self) -> dict[str, list[str]]:
         trace = self._setup.trace

@@ -16,6 +16,7 @@ from servesim.metrics.requests import RequestColumns
 from servesim.result_files import (
     DELIVERIES,
     REQUESTS,
+    SAMPLES,
     SCENARIO,
     STEPS,
     STREAMED,
@@ -53,9 +54,11 @@ class Result:
         timing: dict[str, Any],
         requests: Any,
         streamed: Mapping[str, list[Rows] | Path | None],
+        samples: Any = None,
     ) -> None:
         """`requests` is a pyarrow table, or where it was written; `streamed` the chunks of the tables of steps and
-        deliveries by the names of their files, or the Parquet files themselves. None: not kept."""
+        deliveries by the names of their files, or the Parquet files themselves. None: not kept. `samples`: where
+        requests have several, a pyarrow table of these."""
         self.summary = summary
         """All figures, as in summary.json: latencies in ms, durations in s, shares between 0 and 1."""
         self.scenario = scenario
@@ -63,6 +66,7 @@ class Result:
         self.timing = timing
         """What the run cost here, as in timing.json."""
         self._requests = requests
+        self._samples = samples
         self._streamed = streamed
 
     @cached_property
@@ -70,6 +74,21 @@ class Result:
         """One row a request, in trace order. Times in ns; -1 or null: has not happened."""
         frame: pd.DataFrame = self._request_table().to_pandas()
         return frame
+
+    @cached_property
+    def samples(self) -> pd.DataFrame:
+        """One row an output sequence, in order of their numbers: `requests` themselves, but where one asks for several
+        samples (n > 1) a row for each of these (columns: servesim.engine.recorder.REQUEST_COLUMNS)."""
+        import pandas as pd
+
+        if self._samples is None:
+            alone: pd.DataFrame = self.requests.assign(sample=0, request=self.requests["row"])
+            return alone
+        several = self._samples.to_pandas()
+        alone = self.requests[~self.requests["row"].isin(several["request"])]
+        alone = alone.assign(sample=0, request=alone["row"])
+        both: pd.DataFrame = pd.concat([alone[several.columns], several]).sort_values("row", ignore_index=True)
+        return both
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -96,7 +115,7 @@ class Result:
             for file in STREAMED:
                 for chunk in self._chunks(file):
                     writer.add(file, chunk)
-            writer.finish(self.summary, requests, self.scenario.to_yaml(), self.timing)
+            writer.finish(self.summary, requests, self.scenario.to_yaml(), self.timing, self._samples)
         finally:
             writer.discard()
         return writer.out
@@ -123,6 +142,7 @@ class Result:
                 json.loads((folder / TIMING).read_text(encoding="utf-8")),
                 folder / REQUESTS if scenario.stream else pq.read_table(folder / REQUESTS),
                 {file: folder / file for file in STREAMED},
+                pq.read_table(folder / SAMPLES) if (folder / SAMPLES).exists() else None,
             )
 
     def _request_table(self) -> Any:
@@ -169,6 +189,16 @@ def _complete(wanted: Iterable[str], found: Iterable[str]) -> None:
         raise ValueError(f"no {', '.join(missing)} in it (written by another version?)")
 
 
+def sample_table(columns: RequestColumns) -> Any:
+    """The records of the sequences of requests of several samples as a pyarrow table; None if there are none."""
+    import pyarrow as pa
+
+    which = columns.sequences["sample"] != 0
+    if not which.any():
+        return None
+    return pa.table({name: arrow_array(column[which]) for name, column in columns.sequences.items()})
+
+
 def request_table(columns: RequestColumns, texts: Mapping[str, list[str]]) -> Any:
     """The request records as a pyarrow table: recorded columns, then reason, `texts` (the trace's names and labels) and
     latencies (null unless completed; tpot null for a single output token)."""
@@ -185,7 +215,7 @@ def request_table(columns: RequestColumns, texts: Mapping[str, list[str]]) -> An
         return arrow_array(full, valid)
 
     table["ttft_ns"] = spread(columns.ttft, done)
-    table["tpot_ns"] = spread(columns.tpot, done & (columns.table["output_len"] > 1))
+    table["tpot_ns"] = spread(columns.tpot, done & (columns.table["longest_output_len"] > 1))
     table["e2el_ns"] = spread(columns.e2el, done)
     table["queue_time_ns"] = spread(columns.queue_time, done)
     return pa.table(table)

@@ -24,9 +24,11 @@ SUMMARY, SCENARIO, TIMING = "summary.json", "scenario.yaml", "timing.json"
 REQUESTS, STEPS, DELIVERIES = "requests.parquet", "steps.parquet", "deliveries.parquet"
 STREAMED = {STEPS: STEP_COLUMNS, DELIVERIES: LATE_COLUMNS}
 """Tables that are written while the run goes on, and their columns."""
+SAMPLES = "samples.parquet"
+"""Only where requests ask for several samples (n > 1)."""
 REPORT = "report.html"
 """Made from the others, by the command line."""
-FILES = frozenset((SUMMARY, SCENARIO, TIMING, REQUESTS, *STREAMED, REPORT))
+FILES = frozenset((SUMMARY, SCENARIO, TIMING, REQUESTS, *STREAMED, SAMPLES, REPORT))
 
 
 class ResultWriter:
@@ -64,9 +66,15 @@ class ResultWriter:
             self._open[file].write_table(table)
 
     def finish(
-        self, summary: Mapping[str, Any], requests: Any, scenario_yaml: str, timing: Mapping[str, Any]
+        self,
+        summary: Mapping[str, Any],
+        requests: Any,
+        scenario_yaml: str,
+        timing: Mapping[str, Any],
+        samples: Any = None,
     ) -> None:
-        """Write the rest (`requests` is a pyarrow table, unless it has been written) and put the directory in place."""
+        """Write the rest (`requests` is a pyarrow table, unless it has been written; `samples` another, where requests
+        have several) and put the directory in place."""
         import pyarrow.parquet as pq
 
         written = REQUESTS in self._open
@@ -76,6 +84,8 @@ class ResultWriter:
             self._close()
             if not written:
                 pq.write_table(requests, self.partial / REQUESTS, compression="zstd")
+            if samples is not None:
+                pq.write_table(samples, self.partial / SAMPLES, compression="zstd")
             (self.partial / SUMMARY).write_text(to_json(summary), encoding="utf-8")
             (self.partial / SCENARIO).write_text(scenario_yaml, encoding="utf-8")
             (self.partial / TIMING).write_text(to_json(timing), encoding="utf-8")

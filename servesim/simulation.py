@@ -99,8 +99,8 @@ def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: 
     summary = _summary(setup, records)
     timing = _timing(began, loop, ended, records.requests.total("arrived"), records.totals.steps)
     if writer is not None:
-        writer.finish(summary, records.table, setup.scenario.to_yaml(), timing)
-    return Result(summary, setup.scenario, timing, records.table, records.tables)
+        writer.finish(summary, records.table, setup.scenario.to_yaml(), timing, records.samples)
+    return Result(summary, setup.scenario, timing, records.table, records.tables, records.samples)
 
 
 def _summary(setup: Setup, records: Records) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Sglang(Scheduler):
 
     Params = SglangParams
     supports = frozenset({"async"})
+    samples = "prefix-first"
     paper = "Zheng et al., SGLang: Efficient Execution of Structured Language Model Programs, NeurIPS 2024"
     params: SglangParams
 

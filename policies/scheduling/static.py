@@ -6,8 +6,9 @@ longest output is held by every row to the end, and all answers return together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from servesim.contracts import MISS, Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.scheduler import schedulers
@@ -32,6 +33,7 @@ class Static(Scheduler):
     """Request-level batching: whoever waits when a batch has ended makes up the next, as far as memory goes."""
 
     Params = StaticParams
+    cannot: ClassVar[Mapping[str, str]] = {"samples": "a row of its padded batch is one request"}
     paper = "FasterTransformer (NVIDIA); the baseline of PagedAttention (SOSP 2023) and Orca (OSDI 2022)"
 
     def __init__(self, params: StaticParams, limits: Limits, kv: KVAllocator) -> None:

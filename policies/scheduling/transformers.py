@@ -8,8 +8,9 @@ attention that needs a mask. Prefixes are shared as the allocator shares them (`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from servesim.contracts.kv import MISS, KVAllocator
 from servesim.contracts.scheduler import Limits, Scheduler, SchedulerParams, schedulers
@@ -45,6 +46,7 @@ class Transformers(Scheduler):
     """Decodes, prompts under way, then waiting requests, within one token budget."""
 
     Params = TransformersParams
+    cannot: ClassVar[Mapping[str, str]] = {"samples": "how it forks return sequences is not modelled"}
     params: TransformersParams
 
     def __init__(self, params: TransformersParams, limits: Limits, kv: KVAllocator) -> None:

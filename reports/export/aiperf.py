@@ -67,7 +67,7 @@ def _metrics(request: dict[str, Any], times: Any) -> dict[str, Any]:
         "request_latency": _of(request["e2el_ns"] / 1e6, "ms"),
         "inter_chunk_latency": _of((np.diff(chunks) / 1e6).tolist(), "ms"),
     }
-    if n > 1:
+    if request["longest_output_len"] > 1:
         tpot = request["tpot_ns"] / 1e6
         metrics["time_to_second_token"] = _of(int(times[1] - times[0]) / 1e6, "ms")
         metrics["inter_token_latency"] = _of(tpot, "ms")

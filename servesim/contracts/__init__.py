@@ -7,7 +7,7 @@ from servesim.contracts.cost import Batch, CostModel, Host, Price
 from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, NoParams, Usage, kv_allocators
 from servesim.contracts.registry import Registry, build_params
 from servesim.contracts.router import ReplicaView, Router, routers
-from servesim.contracts.scheduler import Defaults, Limits, Scheduler, SchedulerParams, schedulers
+from servesim.contracts.scheduler import Defaults, Limits, Scheduler, SchedulerParams, check_samples, schedulers
 from servesim.contracts.speculator import Speculator, SpeculatorParams, speculators
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State
@@ -43,6 +43,7 @@ __all__ = [
     "Usage",
     "acceptance_models",
     "build_params",
+    "check_samples",
     "kv_allocators",
     "routers",
     "schedulers",

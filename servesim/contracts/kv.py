@@ -84,6 +84,8 @@ class KVAllocator(ABC):
     needs: frozenset[str] = frozenset()
     """What marks an oracle (of the class, or of one object by its parameters). "output_len": it may ask
     `self.output_len(request)`; "future": it is told of all requests before the first one arrives (`foresee`)."""
+    supports: frozenset[str] = frozenset()
+    """"fork": samples of a request can share its memory (of the class, or of one object by its parameters)."""
     output_len: Callable[[Request], int]
     """True output length; set by the engine for declared oracles only."""
     shares: bool = False
@@ -213,6 +215,11 @@ class KVAllocator(ABC):
         each become known in all of them, the counters are left to the caller. Returns as `grow_run`. Called only with
         as many rounds as fit."""
         raise NotImplementedError(f"{self.name}: rounds_that_fit promises what grow_rounds does not keep")
+
+    def fork(self, request: Request, sample: Request) -> None:
+        """`sample` holds what `request` has computed, in the same memory until one of them writes there; never short of
+        memory. Only of those that support it."""
+        raise NotImplementedError(f"{self.name}: its memory cannot be shared between samples of a request")
 
     def rollback(self, request: Request, num_tokens: int) -> None:
         """The last `num_tokens` tokens (rejected drafts) are void. Default: their slots stay."""

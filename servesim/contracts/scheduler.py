@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.registry import Registry
+from servesim.engine.parallel import SampleForm
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State
+from servesim.errors import UserError
 
 PREDICTED = "predicted_output_len"
 
@@ -64,6 +66,12 @@ class Scheduler(ABC):
     supports: ClassVar[frozenset[str]] = frozenset()
     """"async": plans correctly with a step in flight (see Request.num_output_placeholders)."""
 
+    samples: SampleForm = "children"
+    """How a request of several samples (n > 1) is served: see servesim.engine.parallel. "fork" needs an allocator that
+    can, and `on_fork`."""
+    cannot: ClassVar[Mapping[str, str]] = {}
+    """What it refuses at start-up, and why; "samples": requests of several."""
+
     lookahead: int = 0
     """KV slots it keeps ahead per request for drafts."""
 
@@ -111,6 +119,11 @@ class Scheduler(ABC):
                 self.drop_waiter(request)
         return None
 
+    def on_fork(self, request: Request, samples: Sequence[Request]) -> None:
+        """The prompt of a request has been computed and its further samples are there, each with its first token.
+        Running as it is, or preempted as it is. Only where `samples` is "fork"."""
+        raise NotImplementedError(f"{self.name}: does not say where forked samples go")
+
     def drop_waiter(self, request: Request) -> None:
         """Take a request out of the waiting queue."""
         self.waiting.remove(request)
@@ -148,6 +161,18 @@ class Scheduler(ABC):
         assert all(r.state is State.RUNNING for r in self.running), "not running, but in the running list"
         waiting = (State.WAITING, State.PREEMPTED, State.SWAPPED)
         assert all(r.state in waiting for r in self.waiters()), "waits, but has run"
+
+
+def check_samples(scheduler: Scheduler, kv: KVAllocator) -> None:
+    """UserError unless the two can serve requests of several samples."""
+    if "samples" in scheduler.cannot:
+        reason = scheduler.cannot["samples"]
+        raise UserError(f"scheduler {scheduler.name} cannot serve requests of several samples (n > 1): {reason}")
+    if scheduler.samples == "fork" and "fork" not in kv.supports:
+        raise UserError(
+            f"scheduler {scheduler.name} forks samples of a request (n > 1) that share its memory, which kv {kv.name} "
+            "cannot: use one that can, such as paged"
+        )
 
 
 schedulers: Registry[Scheduler] = Registry("scheduler", Scheduler, "servesim.policies.scheduling")

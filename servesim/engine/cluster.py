@@ -75,7 +75,8 @@ class Cluster:
         """Serve everything. PolicyError where a policy breaks its contract or starves a request."""
         self.start()
         self.clock.run()
-        lost = self.num_sent - self.num_left - sum(r.core.num_unfinished for r in self.replicas)
+        sent = self.num_sent + sum(r.core.num_forked for r in self.replicas)
+        lost = sent - self.num_left - sum(r.core.num_unfinished for r in self.replicas)
         if lost:
             raise PolicyError(f"{self._names()} at {self.now_ns} ns: {lost} requests are in no queue any more")
         stuck = sum(r.core.num_unfinished for r in self.replicas)
@@ -115,7 +116,13 @@ class Cluster:
                 continue
             request, output_len = popped
             self.num_sent += 1
-            index = self.router.route(request, self.replicas)
+            parent = request.parent
+            if parent is not None and parent.replica >= 0:
+                index = parent.replica  # what belongs together is served together
+            else:
+                index = self.router.route(request, self.replicas)
+                if parent is not None:
+                    parent.replica = index
             if not 0 <= index < len(self.replicas):
                 raise PolicyError(f"{self.router.name} at {now} ns: routes {request} to replica {index}")
             for deadline in request.deadlines:

@@ -48,6 +48,8 @@ class EngineCore:
         self.committed_ns = -1
         """When the last step was committed."""
         self.checks = check
+        self.num_forked = 0
+        """Samples forked off requests that arrived."""
         self.max_queued: int | None = None
         """Requests that may wait; one that arrives beyond is rejected. None: any number."""
         self._oracle = "output_len" in scheduler.needs
@@ -63,10 +65,18 @@ class EngineCore:
             self._reject(request, now, f"prompt + max_tokens exceeds max_model_len {limit}")
         elif not self.kv.fits(request):
             self._reject(request, now, f"needs more KV memory than the {self.kv.capacity_tokens} tokens there are")
-        elif self.max_queued is not None and self.scheduler.num_waiting() >= self.max_queued:
+        elif self.max_queued is not None and self._queue_full(request, self.max_queued):
             self._reject(request, now, f"queue full: {self.max_queued} requests wait")
         else:
             self.scheduler.on_arrival(request)
+
+    def _queue_full(self, request: Request, most: int) -> bool:
+        """Whether one more would be too many; samples of one request are taken or rejected together."""
+        parent = request.parent
+        if parent is not None and request.sample > 1:
+            return parent.members[0].state is State.REJECTED
+        others = len(parent.sent) - 1 if parent is not None and request.sample == 1 else 0
+        return self.scheduler.num_waiting() + others >= most
 
     def plan(self, now: int) -> Step | None:
         """Plan the next step and put it in flight; None if the scheduler has nothing to do."""

@@ -64,7 +64,10 @@ REQUEST_COLUMNS = (
     "hit_tokens",  # prefix tokens found in the cache when first admitted
     "num_preemptions",
     "recomputed_tokens",
+    "sample",  # 0: the only one; of several samples (n > 1) from 1 to n, or -1: only filled the prefix cache for them
+    "request",  # row of the request it is a sample of
 )
+"""A row for each output sequence; a request of n samples has n."""
 LATE_COLUMNS = (
     "row",
     "ns",  # when the step ended that delivered, on the engine's clock
@@ -213,7 +216,7 @@ class Recorder:
     def leave(self, request: Request, replica: int) -> None:
         """A request has finished or was rejected."""
         self.reasons[request.row] = request.reason
-        out = self._out_ns
+        out, parent = self._out_ns, request.parent
         self.requests.add(
             (
                 request.row,
@@ -231,6 +234,8 @@ class Recorder:
                 request.hit_tokens,
                 request.num_preemptions,
                 request.recomputed_tokens,
+                request.sample,
+                parent.number if parent is not None else request.row,
             )
         )
 

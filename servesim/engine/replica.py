@@ -75,7 +75,8 @@ class Replica:
     def give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
         """A client's patience ends at this instant. A run of steps is cut here: what it has done is done, and the
         request leaves before the next plan."""
-        if request.state >= State.FINISHED:
+        parent = request.parent
+        if request.state >= State.FINISHED and (parent is None or request.sample != 1):
             return
         core, now = self.core, self.clock.ns
         if self.leap is not None:
@@ -85,9 +86,11 @@ class Replica:
                 self._commit()
             else:
                 self._await(core.in_flight[0].end_ns)
-        if deadline.first_token and request.first_token_ns >= 0:
+        first_token_ns = request.first_token_ns if parent is None else parent.first_token_ns
+        if deadline.first_token and first_token_ns >= 0:
             return
-        core.abort(request, now, deadline.reason)
+        for member in [request] if parent is None or request.sample != 1 else parent.sent:  # also those forked off
+            core.abort(member, now, deadline.reason)
         if not core.in_flight:
             self._want_plan()
 

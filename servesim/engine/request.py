@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from servesim.engine.parallel import ParentRequest
 
 
 class State(IntEnum):
@@ -64,6 +67,10 @@ class Request:
     deadlines: tuple[Deadline, ...] = ()
     """When its client gives up."""
     _stops: bool = False  # the engine's: its last token is a stop token, also where that is the last allowed
+    parent: ParentRequest | None = None
+    """Of one sample of several (n > 1)."""
+    sample: int = 0
+    """0: the only one; from 1: which of several; -1: computes their prompt for the prefix cache and nothing else."""
 
     state: State = State.WAITING
     _end_tokens: int = 0  # the engine's: num_tokens at which it ends
@@ -99,6 +106,11 @@ class Request:
     def num_output_tokens(self) -> int:
         """Output tokens delivered so far."""
         return self.num_tokens - self.prompt_len
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences it is or will become: several where samples are forked off it once its prompt is computed."""
+        return 1 + self.parent.unforked if self.parent is not None else 1
 
     def __repr__(self) -> str:
         return (

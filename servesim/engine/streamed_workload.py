@@ -27,7 +27,7 @@ class StreamedWorkload(TraceWorkload):
         self._sent: dict[int, int] = {}  # when each row was sent that has not left
         self._now = 0
         first = next(chunks)
-        super().__init__(first, predict(first, 0), clients, count)
+        super().__init__(first, predict(first, 0), clients, count=count)
         self._remember(first, 0)
 
     def pop(self) -> tuple[Request, int]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from typing import Protocol
 
 from servesim.engine.content import Prefixes, RunContent
+from servesim.engine.parallel import FanOut, SampleForm
 from servesim.engine.request import Deadline, Request, State
 from servesim.engine.sessions import Sessions
+from servesim.predictor import predict
 from servesim.trace import COMPLETION, DISPATCH, Ints, Trace
 
 CANCELLED = "cancelled by the client"
@@ -61,14 +64,20 @@ class TraceWorkload:
     """Replays a trace. A request is sent at its recorded time, or later: when what it waits for (`Trace.after`) has
     happened and a client is free. What follows a request that has failed for good is never sent (`unsent`).
 
-    The a-th retry of row r of n is row r + a n: unique, and the same whatever the order of events.
+    The a-th retry of row r of n is row r + a n: unique, and the same whatever the order of events. `form`: how the
+    engine serves a request of several samples (Scheduler.samples); a permit or a deadline is one request's.
     """
 
     def __init__(
-        self, trace: Trace, predicted: Ints | None = None, clients: Clients | None = None, count: int | None = None
+        self,
+        trace: Trace,
+        predicted: Ints | None = None,
+        clients: Clients | None = None,
+        form: SampleForm = "children",
+        count: int | None = None,
     ) -> None:
-        """`predicted`: output tokens as policies are told them; None: their caps. `count`: rows of the whole, where
-        `trace` is only the beginning (engine.streamed_workload)."""
+        """`predicted`: output tokens as policies are told them, by row and then by further sample; None: their caps.
+        `count`: rows of the whole, where `trace` is only the beginning (engine.streamed_workload)."""
         self.unsent = 0
         """Requests that follow a failed one."""
         self._clients = clients = clients or Clients()
@@ -77,6 +86,10 @@ class TraceWorkload:
         self._again = 0  # retries not yet sent
         self._prefixes: Prefixes | None = None
         self._window(trace, predicted, 0)
+        self._form = form
+        self._fan_out: FanOut | None = None
+        if trace.samples is not None:
+            self._fan_out = FanOut(trace.samples, form, self._count, 1 + clients.retries)
         self._due: list[tuple[int, int]] = []  # rows known to be sent out of the trace's order, by time
         self._next = 0  # first row that is sent at its recorded time, whatever else happens
         self._sessions: Sessions | None = None
@@ -93,16 +106,21 @@ class TraceWorkload:
         self._ids = trace.request_id
         columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.max_tokens, trace.priority, trace.stop)
         self._arrival, self._prompt, self._output, self._cap, self._priority, self._stop = (c.tolist() for c in columns)
-        self._predicted = (trace.max_tokens if predicted is None else predicted).tolist()
+        self._predicted = (predict("max_tokens", trace) if predicted is None else predicted).tolist()
         self._cancel = trace.cancel_ns.tolist() if trace.cancel_ns is not None else None
         patience = (trace.cancel_ns, self._clients.timeout_ns, self._clients.ttft_timeout_ns)
         self._impatient = any(limit is not None for limit in patience)
         self._labels = [trace.labels.get(name) for name in ("session", "tenant", "class")]
         self._content = trace.content
-        if trace.content is not None and self._prefixes is None:
+        if (trace.content is not None or trace.samples is not None) and self._prefixes is None:
             self._prefixes = Prefixes()
 
     def next_ns(self) -> int | None:
+        due = self._next_request_ns()
+        sample = self._fan_out.next_ns() if self._fan_out is not None else None
+        return due if sample is None or (due is not None and due < sample) else sample
+
+    def _next_request_ns(self) -> int | None:
         due = self._due[0][0] if self._due else None
         if self._next < self._end and (due is None or self._arrival[self._next - self._first] <= due):
             due = self._arrival[self._next - self._first]
@@ -113,6 +131,8 @@ class TraceWorkload:
     def pop(self) -> tuple[Request, int]:
         now = self.next_ns()
         assert now is not None
+        if self._fan_out is not None and self._fan_out.next_ns() == now:
+            return self._fan_out.pop()
         at = self._next - self._first
         if self._next < self._end and (not self._due or (self._arrival[at], self._next) < self._due[0]):
             number = self._next
@@ -129,14 +149,21 @@ class TraceWorkload:
             self._left -= 1
             if self._sessions is not None:
                 self._release(row, DISPATCH, now)
+        if self._fan_out is not None:
+            return self._fan_out.open(number, self._output[row], partial(self._request, number, row, now), now)
         return self._request(number, row, now), self._output[row - self._first]
 
     def on_finish(self, request: Request, now: int) -> None:
         """A client is free; what waited for this may follow."""
-        attempt, row = divmod(request.row, self._count)
-        failed = request.state is not State.FINISHED
-        if failed and attempt < self._clients.retries and request.reason != CANCELLED:
-            heappush(self._due, (now + self._clients.retry_ns, request.row + self._count))
+        number, failed, reason = request.row, request.state is not State.FINISHED, request.reason
+        if (parent := request.parent) is not None:
+            assert self._fan_out is not None
+            if not self._fan_out.leave(request, now):
+                return
+            number, failed, reason = parent.number, bool(parent.reason), parent.reason
+        attempt, row = divmod(number, self._count)
+        if failed and attempt < self._clients.retries and reason != CANCELLED:
+            heappush(self._due, (now + self._clients.retry_ns, number + self._count))
             self._again += 1
         elif self._sessions is not None:
             if failed:
@@ -157,21 +184,30 @@ class TraceWorkload:
         return self._left + self._again
 
     def future(self) -> list[Request] | None:
-        if self._sessions is not None or self._clients.retries:
+        if self._sessions is not None or self._clients.retries or (self._fan_out and self._form == "prefix-first"):
             return None
-        return [self._request(row, row, 0) for row in range(self._count)]
+        if self._fan_out is None:
+            return [self._request(row, row, 0) for row in range(self._count)]
+        requests = []
+        for row in range(self._count):
+            requests.append(self._fan_out.open(row, 1, partial(self._request, row, row, 0), 0)[0])
+            while self._fan_out.next_ns() is not None:
+                requests.append(self._fan_out.pop()[0])
+        return requests
 
     def _release(self, row: int, trigger: int, now: int) -> None:
         assert self._sessions is not None
         for entry in self._sessions.release(row, trigger, now):
             heappush(self._due, entry)
 
-    def _request(self, number: int, row: int, now: int) -> Request:
+    def _request(self, number: int, row: int, now: int, text: int | None = None) -> Request:
+        """Request `number`; with a `text`, one sample of it, whose answer that is."""
         attempt, at = number // self._count, row - self._first
         name = self._ids[at] if self._ids is not None else str(row)
         content = None
-        if self._content is not None and self._prefixes is not None:
-            content = RunContent(row, self._content.runs(at), self._prefixes)
+        if self._prefixes is not None and (self._content is not None or text is not None):
+            runs = self._content.runs(at) if self._content is not None else [(row, self._prompt[at])]
+            content = RunContent(row if text is None else text, runs, self._prefixes)
         session, tenant, slo_class = (labels[at] if labels is not None else "" for labels in self._labels)
         return Request(
             number,
@@ -185,7 +221,7 @@ class TraceWorkload:
             session,
             tenant,
             slo_class,
-            self._predicted[at],
+            self._predicted[at if text is None else text],
             self._deadlines(at, now) if self._impatient else (),
             self._stop[at],
         )
@@ -231,7 +267,11 @@ class FrontEnd:
         if popped is None:
             return None
         request, output_len = popped
-        self._free_ns = max(self._free_ns, due) + round(self._token_ns * request.prompt_len)
+        parent = request.parent
+        if parent is None or not parent.tokenized:
+            self._free_ns = max(self._free_ns, due) + round(self._token_ns * request.prompt_len)
+        if parent is not None:
+            parent.tokenized = True
         ready = (self._free_ns if self._token_ns else due) + self._in_ns
         if request.deadlines:
             request.deadlines = tuple(d._replace(ns=d.ns + ready - due) for d in request.deadlines)

@@ -1,6 +1,7 @@
 """Metrics of requests: latencies, throughput, SLOs. Definitions in the field's (vLLM's) terms.
 
-t_s: arrival; t_1, t_n: first and last output token; n: output tokens; E2E = t_n - t_s.
+t_s: arrival; t_1, t_n: first and last output token; n: output tokens; E2E = t_n - t_s. A request of several samples
+counts once (servesim.metrics.samples); n is then that of the longest.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from servesim.engine.recorder import REQUEST_COLUMNS, Rows
 from servesim.engine.request import State
 from servesim.errors import UserError, suggest
 from servesim.metrics.distribution import Numbers, describe
+from servesim.metrics.samples import numbers_of, reasons_of, requests_of
 from servesim.metrics.stability import Load, load_of
 
 MS = 1e6
@@ -88,13 +90,16 @@ class RequestColumns:
     """Which requests completed; the latencies below have one entry for each of these."""
     reasons: Mapping[int, str] = field(default_factory=dict)
     """Why they ended, by row."""
+    sequences: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    """The records of each output sequence: of requests of several samples as many."""
 
     @classmethod
     def of(cls, rows: Rows, reasons: Mapping[int, str] | None = None) -> RequestColumns:
         """From the recorder's table, whatever its order."""
         rows = rows[np.argsort(rows[:, REQUEST_COLUMNS.index("row")], kind="stable")]
-        table = {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(REQUEST_COLUMNS)}
-        return cls(table, table["state"] == State.FINISHED, reasons or {})
+        sequences = {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(REQUEST_COLUMNS)}
+        table = requests_of(sequences)
+        return cls(table, table["state"] == State.FINISHED, reasons_of(sequences, reasons or {}), sequences)
 
     def __len__(self) -> int:
         return len(self.done)
@@ -116,13 +121,13 @@ class RequestColumns:
     @property
     def tpot(self) -> NDArray[np.float64]:
         """(E2E - TTFT) / (n - 1); 0 where n <= 1, which is what SLOs see of such requests."""
-        gaps = self.completed("output_len") - 1
+        gaps = self.completed("longest_output_len") - 1
         return np.where(gaps > 0, (self.e2el - self.ttft) / np.maximum(gaps, 1), 0.0)
 
     @property
     def ntpot(self) -> NDArray[np.float64]:
         """E2E / n."""
-        return self.e2el / np.maximum(self.completed("output_len"), 1)
+        return self.e2el / np.maximum(self.completed("longest_output_len"), 1)
 
     @property
     def queue_time(self) -> NDArray[np.int64]:
@@ -139,7 +144,9 @@ class RequestColumns:
     def take(self, which: NDArray[np.bool_] | NDArray[np.int64]) -> RequestColumns:
         """Some of the records, by a mask or by their places."""
         table = {name: column[which] for name, column in self.table.items()}
-        return RequestColumns(table, self.done[which], self.reasons)
+        mine = np.isin(numbers_of(self.sequences), table["row"])
+        sequences = {name: column[mine] for name, column in self.sequences.items()}
+        return RequestColumns(table, self.done[which], self.reasons, sequences)
 
     def total(self, name: str) -> int:
         return TOTALS[name](self)
@@ -160,9 +167,9 @@ class RequestColumns:
         return most_at_once(self.completed("arrival_ns"), self.completed("last_token_ns"))
 
     def lookups(self, count: int) -> list[tuple[int, int]]:
-        t = self.table
-        last = np.lexsort((t["row"], t["scheduled_ns"]))[-count:]
-        last = last[t["scheduled_ns"][last] >= 0]
+        t = self.sequences
+        last = np.lexsort((t["row"], t["scheduled_ns"]))
+        last = last[_looked_up(self)[last]][-count:]
         return list(zip(t["prompt_len"][last].tolist(), t["hit_tokens"][last].tolist(), strict=True))
 
     def service(self, rows: int) -> Service:
@@ -196,17 +203,30 @@ def _of_completed(column: str) -> Callable[[RequestColumns], int]:
     return lambda c: int(c.completed(column).sum())
 
 
+def _looked_up(c: RequestColumns) -> NDArray[np.bool_]:
+    """Which sequences were admitted by themselves: one forked off another has all of its prompt, and asked nobody."""
+    return (c.sequences["scheduled_ns"] >= 0) & (c.sequences["hit_tokens"] < c.sequences["prompt_len"])
+
+
 def _of_admitted(column: str) -> Callable[[RequestColumns], int]:
-    return lambda c: int(c.table[column][c.table["scheduled_ns"] >= 0].sum())
+    return lambda c: int(c.sequences[column][_looked_up(c)].sum())
 
 
-def _computed(c: RequestColumns) -> NDArray[np.int64]:
-    """Tokens whose keys and values an answer needs: the prompt and all outputs but the last."""
-    return c.completed("prompt_len") + c.completed("output_len") - 1
+def _computed(c: RequestColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each completed sequence, the tokens whose keys and values it needs (the prompt and all outputs but the last),
+    and how many of them were there."""
+    done = c.sequences["state"] == State.FINISHED
+    prompt, output, hit = (c.sequences[name][done] for name in ("prompt_len", "output_len", "hit_tokens"))
+    return prompt + output - 1, hit
+
+
+def _tokens(c: RequestColumns) -> int:
+    length, hit = _computed(c)
+    return int((length - hit).sum())
 
 
 def _pairs(c: RequestColumns) -> int:
-    length, hit = _computed(c), c.completed("hit_tokens")
+    length, hit = _computed(c)
     return int(((length * (length + 1) - hit * (hit + 1)) // 2).sum())
 
 
@@ -217,17 +237,18 @@ TOTALS: dict[str, Callable[[RequestColumns], int]] = {
     "aborted": _in_state(State.ABORTED),
     "input_tokens": _of_completed("prompt_len"),
     "output_tokens": _of_completed("output_len"),
+    "output_sequences": _of_completed("samples"),
     "preemptions": lambda c: int(c.table["num_preemptions"].sum()),
     "recomputed_tokens": lambda c: int(c.table["recomputed_tokens"].sum()),
     "queried_tokens": _of_admitted("prompt_len"),
     "hit_tokens": _of_admitted("hit_tokens"),
-    "useful_tokens": lambda c: int((_computed(c) - c.completed("hit_tokens")).sum()),
+    "useful_tokens": _tokens,
     "useful_pairs": _pairs,  # query-key pairs of those tokens
 }
 """Whole numbers of a run that add up over its requests."""
 LATENCIES: dict[str, Callable[[RequestColumns], Numbers]] = {
     "ttft": lambda c: c.ttft,
-    "tpot": lambda c: c.tpot[c.completed("output_len") > 1],
+    "tpot": lambda c: c.tpot[c.completed("longest_output_len") > 1],
     "e2el": lambda c: c.e2el,
     "ntpot": lambda c: c.ntpot,
     "queue_time": lambda c: c.queue_time,
@@ -254,7 +275,7 @@ def throughput(requests: Requests) -> dict[str, float | None]:
 
 def counts(requests: Requests) -> dict[str, Any]:
     """How many requests arrived and what became of them; reasons of rejection with their numbers."""
-    names = ("arrived", "completed", "rejected", "aborted", "input_tokens", "output_tokens")
+    names = ("arrived", "completed", "rejected", "aborted", "input_tokens", "output_tokens", "output_sequences")
     return {
         **{name: requests.total(name) for name in names},
         "finish_reasons": requests.why(State.FINISHED),

@@ -44,13 +44,13 @@ def assert_steps_agree(fast: Recorder, plain: Recorder) -> None:
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(worlds())
+@given(worlds(samples=True))
 def test_fast_mode_equals_plain_stepping_in_every_record(world: World) -> None:
     assert_fast_equals_plain(world)
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(social_worlds())
+@given(social_worlds(samples=True))
 def test_the_same_where_clients_wait_for_answers_give_up_and_try_again(world: World) -> None:
     assert_fast_equals_plain(world)
 
@@ -61,6 +61,7 @@ def assert_fast_equals_plain(world: World) -> None:
     event(f"leapt: {len(fast.recorder.steps.array()) < len(plain.recorder.steps.array())}")
     event(f"preempted: {bool(rows[:, REQUEST_COLUMNS.index('num_preemptions')].any())}")
     event(f"aborted: {int((rows[:, REQUEST_COLUMNS.index('state')] == State.ABORTED).sum()) > 0}")
+    event(f"several samples: {world.trace.samples is not None}")
     event(f"prefix hits: {bool(rows[:, REQUEST_COLUMNS.index('hit_tokens')].any())}")
 
 

@@ -16,4 +16,4 @@ from tests.support.strategies import social_worlds, worlds
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_fast_mode_equals_plain_stepping_under_every_scheduler(scheduler: str, data: st.DataObject) -> None:
-    compared(data.draw(worlds(scheduler) | social_worlds(scheduler)))
+    compared(data.draw(worlds(scheduler, samples=True) | social_worlds(scheduler, samples=True)))

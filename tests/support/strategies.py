@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from servesim.contracts import schedulers
+from servesim.contracts import check_samples, schedulers
 from servesim.engine.workload import Clients
-from servesim.trace import After
+from servesim.errors import UserError
+from servesim.trace import After, Samples
 from tests.support.worlds import ToyCost, World, toy_trace
 
 ALLOCATORS = [
@@ -90,7 +91,8 @@ ACCEPTANCE = (
 
 
 @st.composite
-def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None) -> World:
+def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None, samples: bool = False) -> World:
+    """`samples`: some requests ask for several (n > 1), where that can be."""
     n = draw(st.integers(1, 24))
     rate = draw(st.sampled_from([0, 500, 5_000, 50_000]))
     gaps = draw(st.lists(st.integers(0, 2 * rate), min_size=n, max_size=n))
@@ -124,7 +126,7 @@ def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None) -> W
     allocators = ALLOCATORS + (SHARING + GROUPED) * (1 + 3 * shared) + ALL_AT_ONCE * (max_model_len == 120)
     supports = schedulers.resolve(scheduler)[0].supports
     speculation = draw(st.sampled_from(SPECULATION)) if "speculation" in supports else ""
-    return World(
+    world = World(
         trace,
         speculation=speculation,
         acceptance=draw(st.sampled_from(ACCEPTANCE)),
@@ -153,12 +155,28 @@ def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None) -> W
             asynchronous=draw(st.booleans()),
         ),
     )
+    return draw(_several(world)) if samples and draw(st.integers(0, 2)) == 0 else world
 
 
 @st.composite
-def social_worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None) -> World:
+def _several(draw: st.DrawFn, world: World) -> World:
+    """The world with requests of several samples, where its policies can serve them."""
+    core, trace = world.core(), world.trace
+    try:
+        check_samples(core.scheduler, core.kv)
+    except UserError:
+        return world
+    rows = st.lists(st.floats(0, 1), max_size=draw(st.sampled_from([1, 4])))  # shares of the cap
+    further = draw(st.lists(rows, min_size=len(trace), max_size=len(trace)))
+    lengths = [max(round(u * cap), 1) for row, cap in zip(further, trace.max_tokens.tolist(), strict=True) for u in row]
+    counts = np.array([len(row) for row in further])
+    return replace(world, trace=replace(trace, samples=Samples.of(counts, np.array(lengths, dtype=np.int64))))
+
+
+@st.composite
+def social_worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None, samples: bool = False) -> World:
     """The same, with requests that wait for others, clients that give up and try again, and limits on both sides."""
-    world = draw(worlds(scheduler, kv))
+    world = draw(worlds(scheduler, kv, samples))
     n = len(world.trace)
     delays = st.sampled_from([0, 0, 1, 900, 40_000])
     edges: list[list[tuple[int, int, int, int]]] = [[] for _ in range(n)]

@@ -29,7 +29,7 @@ from servesim.engine.core import EngineCore
 from servesim.engine.step import Step
 from servesim.engine.workload import Clients, TraceWorkload
 from servesim.hardware import ModelSpec
-from servesim.trace import After, Content, Trace
+from servesim.trace import After, Content, Samples, Trace
 
 
 @dataclass
@@ -68,11 +68,14 @@ def toy_trace(
     after: dict[int, list[tuple[int, int, int]]] | None = None,
     cancel: list[int] | None = None,
     labels: dict[str, tuple[str, ...]] | None = None,
+    samples: dict[int, list[int]] | None = None,
 ) -> Trace:
     """A trace of a few rows. `caps`: max_tokens; rows that stay below it end by a stop token. `after`: by row,
-    what it waits for as (row, trigger, delay)."""
+    what it waits for as (row, trigger, delay). `samples`: by row, output tokens of its further samples."""
     output = np.array(outputs, dtype=np.int64)
-    cap = np.array(caps, dtype=np.int64) if caps is not None else output
+    further = [(samples or {}).get(row, []) for row in range(len(output))]
+    most = [max([own, *more]) for own, more in zip(outputs, further, strict=True)]
+    cap = np.array(caps if caps is not None else most, dtype=np.int64)
     content = None
     if runs is not None:
         offsets = np.cumsum([0] + [len(r) for r in runs]).astype(np.int64)
@@ -92,6 +95,9 @@ def toy_trace(
         after=After.of([[(*edge, 0) for edge in (after or {}).get(row, [])] for row in range(len(output))]),
         cancel_ns=np.array(cancel, dtype=np.int64) if cancel is not None else None,
         labels=labels or {},
+        samples=Samples.of(
+            np.array([len(row) for row in further]), np.array([x for row in further for x in row], dtype=np.int64)
+        ),
     )
 
 
@@ -165,7 +171,7 @@ class World:
         cores = [self.core(check) for _ in range(self.replicas)]
         cls, _ = routers.resolve(self.router)
         router = cls(build_params(self.router, cls.Params, {}), self.replicas)
-        workload = TraceWorkload(self.trace, clients=self.clients)
+        workload = TraceWorkload(self.trace, clients=self.clients, form=cores[0].scheduler.samples)
         return Cluster(workload, cores, router, self.cost, depth=self.depth, mode=mode)
 
     def run(self, mode: str = "fast", check: bool = False) -> Cluster:

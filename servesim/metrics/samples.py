@@ -1,0 +1,70 @@
+"""Requests of several samples (n > 1): their output sequences taken together.
+
+A request counts once. Its tokens are those of all samples; its first token is the first of any, it ends with the last
+of all, and fails if one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+Columns = dict[str, NDArray[np.int64]]
+
+
+def requests_of(table: Columns) -> Columns:
+    """The records of sequences (servesim.engine.recorder.REQUEST_COLUMNS, in order of rows) as those of requests, in
+    order of theirs: without `sample` and `request`, with how many `samples` there are and the `longest_output_len`."""
+    alone = {name: column for name, column in table.items() if name not in ("sample", "request")}
+    if not table["sample"].any():
+        return alone | {"samples": np.ones_like(table["row"]), "longest_output_len": table["output_len"]}
+    number = numbers_of(table)
+    order = np.lexsort((table["sample"], number))
+    number, answers = number[order], table["sample"][order] >= 0
+    starts = np.flatnonzero(np.diff(number, prepend=-1))
+
+    def over(how: np.ufunc, name: str, of: NDArray[np.bool_] | None = None, instead: int = 0) -> NDArray[np.int64]:
+        column = table[name][order]
+        reduced: NDArray[np.int64] = how.reduceat(column if of is None else np.where(of, column, instead), starts)
+        return reduced
+
+    def first(name: str, of: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+        """The earliest time of any that has one."""
+        never = np.iinfo(np.int64).max
+        has = table[name][order] >= 0
+        time = over(np.minimum, name, has if of is None else has & of, never)
+        return np.where(time == never, -1, time)
+
+    requests = {name: column[order][starts] for name, column in alone.items()}
+    requests |= {
+        "row": number[starts],
+        "max_tokens": over(np.maximum, "max_tokens"),
+        "output_len": over(np.add, "output_len", answers),
+        "state": over(np.maximum, "state"),
+        "arrival_ns": over(np.minimum, "arrival_ns"),
+        "scheduled_ns": first("scheduled_ns"),
+        "first_token_ns": first("first_token_ns", answers),
+        "last_token_ns": over(np.maximum, "last_token_ns", answers, -1),
+        "finished_ns": over(np.maximum, "finished_ns"),
+        "num_preemptions": over(np.add, "num_preemptions"),
+        "recomputed_tokens": over(np.add, "recomputed_tokens"),
+        "samples": np.add.reduceat(answers.astype(np.int64), starts),
+        "longest_output_len": over(np.maximum, "output_len", answers),
+    }
+    return requests
+
+
+def numbers_of(table: Columns) -> NDArray[np.int64]:
+    """The request each sequence belongs to, by row."""
+    return np.where(table["sample"] != 0, table["request"], table["row"])
+
+
+def reasons_of(table: Columns, reasons: Mapping[int, str]) -> dict[int, str]:
+    """By request, why it ended: the reason of the sample that ended last of those that ended worst."""
+    if not table["sample"].any() or not reasons:
+        return dict(reasons)
+    number = numbers_of(table)
+    order = np.lexsort((table["row"], table["finished_ns"], table["state"]))
+    return {int(number[i]): reasons[int(table["row"][i])] for i in order}
