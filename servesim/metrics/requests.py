@@ -205,7 +205,9 @@ def _of_completed(column: str) -> Callable[[RequestColumns], int]:
 
 def _looked_up(c: RequestColumns) -> NDArray[np.bool_]:
     """Which sequences were admitted by themselves: one forked off another has all of its prompt, and asked nobody."""
-    return (c.sequences["scheduled_ns"] >= 0) & (c.sequences["hit_tokens"] < c.sequences["prompt_len"])
+    table = c.sequences
+    forked = (table["sample"] > 1) & (table["hit_tokens"] == table["prompt_len"])
+    return (table["scheduled_ns"] >= 0) & ~forked
 
 
 def _of_admitted(column: str) -> Callable[[RequestColumns], int]:
