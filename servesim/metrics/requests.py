@@ -207,7 +207,8 @@ def _looked_up(c: RequestColumns) -> NDArray[np.bool_]:
     """Which sequences were admitted by themselves: one forked off another has all of its prompt, and asked nobody."""
     table = c.sequences
     forked = (table["sample"] > 1) & (table["hit_tokens"] == table["prompt_len"])
-    return (table["scheduled_ns"] >= 0) & ~forked
+    asked: NDArray[np.bool_] = (table["scheduled_ns"] >= 0) & ~forked
+    return asked
 
 
 def _of_admitted(column: str) -> Callable[[RequestColumns], int]:
