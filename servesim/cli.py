@@ -13,7 +13,7 @@ import typer
 from servesim import __version__
 from servesim.cli_calibrate import calibrate_app
 from servesim.cli_experiments import register as register_experiments
-from servesim.cli_policies import policies
+from servesim.cli_policies import POLICIES_EXAMPLES, policies
 from servesim.cli_report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
 from servesim.cli_reproduce import EXAMPLES as REPRODUCE_EXAMPLES
 from servesim.cli_reproduce import reproduce
@@ -45,23 +45,24 @@ Examples:
   servesim validate run.csv --model qwen3-14b --gpu h100 --host my_terms.yaml
 """
 
+ROOT_EXAMPLES = """
+Examples:
+
+  servesim run --trace preset:azure-conv-2023 --requests 500 --model llama-3.1-8b --gpu h200
+
+  servesim compare --trace preset:azure-conv-2023 --requests 500 --model qwen3-8b --gpu h200 --scheduler vllm,sarathi
+
+`servesim COMMAND --help` has examples of every command. Exit code 2: bad input, told in one line.
+"""
+
 app = typer.Typer(
     name="servesim",
     help="Simulate LLM inference serving: replay a request trace through pluggable policies at measured kernel costs.",
+    epilog=ROOT_EXAMPLES,
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(trace_app, name="trace")
-app.add_typer(calibrate_app, name="calibrate")
-app.command(epilog=VALIDATE_EXAMPLES)(validate)
-app.command()(policies)
-app.command(epilog=REPRODUCE_EXAMPLES)(reproduce)
-app.command(epilog=SIZE_EXAMPLES)(size)
-app.command(epilog=ROOFLINE_EXAMPLES)(roofline)
-register_experiments(app)
-app.command(epilog=REPORT_EXAMPLES)(report)
-app.command(epilog=EXPORT_EXAMPLES)(export)
 
 
 @app.callback(invoke_without_command=True)
@@ -213,6 +214,18 @@ def run(
         from servesim.cli_summary import print_summary
 
         print_summary(result, out)
+
+
+app.add_typer(trace_app, name="trace")
+app.add_typer(calibrate_app, name="calibrate")
+app.command(epilog=VALIDATE_EXAMPLES)(validate)
+app.command(epilog=POLICIES_EXAMPLES)(policies)
+app.command(epilog=REPRODUCE_EXAMPLES)(reproduce)
+app.command(epilog=SIZE_EXAMPLES)(size)
+app.command(epilog=ROOFLINE_EXAMPLES)(roofline)
+register_experiments(app)
+app.command(epilog=REPORT_EXAMPLES)(report)
+app.command(epilog=EXPORT_EXAMPLES)(export)
 
 
 def _progress() -> Any:

@@ -93,19 +93,21 @@ def report(
 import_app = typer.Typer(help="Kernel tables from measurements of other projects.", no_args_is_help=True)
 calibrate_app.add_typer(import_app, name="import")
 
-IMPORT_EXAMPLES = """
+LLMSERVINGSIM_EXAMPLES = """
 Examples:
 
   servesim calibrate import llmservingsim RTXPRO6000/Llama-3.1-8B/tp1 --out tables/
 
   servesim validate recorded/ --kernel-tables tables/
-
-  servesim calibrate import vidur data/profiling --gpu a100 --out tables/
 """
+VIDUR_EXAMPLE = "Example: servesim calibrate import vidur data/profiling --gpu a100 --out tables/"
+AICONFIGURATOR_EXAMPLE = (
+    "Example: servesim calibrate import aiconfigurator aiconfigurator_core.whl --system h200_sxm --out tables/"
+)
 _OUT = typer.Option("--out", metavar="DIR", help="Folder to write the tables to.")
 
 
-@import_app.command(epilog=IMPORT_EXAMPLES)
+@import_app.command(epilog=LLMSERVINGSIM_EXAMPLES)
 def llmservingsim(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Profile: a folder <GPU>/<model>/tp<N> of CSV files.")],
     out: Annotated[Path, _OUT],
@@ -116,7 +118,7 @@ def llmservingsim(
     _imported(lambda: import_llmservingsim(folder, out), out)
 
 
-@import_app.command()
+@import_app.command(epilog=VIDUR_EXAMPLE)
 def vidur(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of profiles: compute/ and network/.")],
     out: Annotated[Path, _OUT],
@@ -129,7 +131,7 @@ def vidur(
     _imported(lambda: import_vidur(folder, out, gpu, network), out)
 
 
-@import_app.command()
+@import_app.command(epilog=AICONFIGURATOR_EXAMPLE)
 def aiconfigurator(
     package: Annotated[Path, typer.Argument(metavar="PATH", help="The package's wheel or folder.")],
     out: Annotated[Path, _OUT],

@@ -22,7 +22,7 @@ Examples:
 
   servesim compare --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --kv paged,prefix-hash
 
-  servesim compare a.yaml b.yaml --metrics ttft_p99,tpot_mean --out result
+  servesim compare a.yaml b.yaml --metrics ttft_p99,tpot_mean --out ab
 
   servesim compare scenario.yaml bench.json
 

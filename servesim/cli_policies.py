@@ -10,6 +10,16 @@ import typer
 
 from servesim.errors import UserError, suggest
 
+POLICIES_EXAMPLES = """
+Examples:
+
+  servesim policies
+
+  servesim policies sglang
+
+  servesim policies my_policy.py:MyScheduler
+"""
+
 
 def policies(
     name: Annotated[str, typer.Argument(help="A policy, or file.py:Class; none: all.", show_default=False)] = "",

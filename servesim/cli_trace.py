@@ -13,6 +13,21 @@ if TYPE_CHECKING:
 
 trace_app = typer.Typer(help="Look at traces, convert and fetch them.", no_args_is_help=False)
 
+INSPECT_EXAMPLES = """
+Examples:
+
+  servesim trace inspect preset:mooncake-conversation --requests 500
+
+  servesim trace inspect synth:rate=5,prompt=800,output=200 --shape repeat:times=2
+"""
+CONVERT_EXAMPLES = """
+Examples:
+
+  servesim trace convert trace.csv trace.parquet --to parquet
+
+  servesim trace convert preset:mooncake-conversation twin.jsonl --to mooncake --requests 100
+"""
+
 Shape = Annotated[
     list[str] | None, typer.Option(metavar="STEP", help="Shape the trace, such as thin:keep=0.5; repeatable.")
 ]
@@ -24,7 +39,7 @@ def _root(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@trace_app.command(epilog="Example: servesim trace inspect preset:mooncake-conversation")
+@trace_app.command(epilog=INSPECT_EXAMPLES)
 def inspect(
     trace: Annotated[str, typer.Argument(metavar="FILE", help="Trace file, preset:NAME or synth:....")],
     block_size: Annotated[int, typer.Option(help="Tokens per KV block for the ideal hit rate.")] = 16,
@@ -49,7 +64,7 @@ def inspect(
         print_trace(summary)
 
 
-@trace_app.command(epilog="Example: servesim trace convert azure.csv azure.parquet --to parquet")
+@trace_app.command(epilog=CONVERT_EXAMPLES)
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="Trace file, preset:NAME or synth:....")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
@@ -69,7 +84,7 @@ def convert(
     typer.echo(f"{target}: {len(trace)} requests, format {to}")
 
 
-@trace_app.command("list")
+@trace_app.command("list", epilog="Example: servesim trace list")
 def list_traces() -> None:
     """What there is: presets, public traces that can be fetched, formats that can be read."""
     from servesim.traces import preset_names

@@ -14,6 +14,7 @@ import typer
 from servesim.cli import app
 from tests.support.documents import DOCUMENTS, ROOT, blocks, chosen, run
 
+ROOT_COMMAND = typer.main.get_command(app)
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 
 
@@ -40,7 +41,7 @@ def commands(page: str) -> Iterator[str]:
 
 def unknown(command: str) -> str | None:
     """The first subcommand or option of a command that servesim does not have."""
-    here: Any = typer.main.get_command(app)
+    here: Any = ROOT_COMMAND
     for word in shlex.split(command, comments=True)[1:]:
         if hasattr(here, "commands") and not word.startswith("-"):
             if word not in here.commands:
