@@ -9,7 +9,7 @@ from servesim.cost import build_cost_model
 from servesim.cost.breakdown import breakdown
 from servesim.experiments.reproduce import Outcome, Row, find
 from servesim.experiments.reproduce.batching_prefix import saved
-from servesim.experiments.reproduce.batching_selective import SAMPLING, decode, linear_ns, mixed
+from servesim.experiments.reproduce.batching_selective import SAMPLING, decoding, linear_ns, mixed
 from servesim.experiments.reproduce.batching_steps import Stay, play
 from servesim.hardware import Gpu, ModelSpec
 
@@ -77,8 +77,8 @@ def test_linear_layers_see_one_flat_batch_and_attention_one_request_at_a_time() 
     assert flat.linear_tokens == 100 + 500 + 3
     assert linear_ns(cost, flat) == linear_ns(cost, Batch(linear_tokens=603, prefill=[(603, 0)], sampled=1))
     assert set(SAMPLING) & set(breakdown(cost, flat))
-    assert cost.price(decode(1, 512, "per_request")) == cost.price(decode(1, 512, "fused"))
-    assert cost.price(decode(16, 512, "per_request")).ns > 1.1 * cost.price(decode(16, 512, "fused")).ns
+    assert cost.price(decoding(1, 512, "per_request")) == cost.price(decoding(1, 512, "fused"))
+    assert cost.price(decoding(16, 512, "per_request")).ns > 1.1 * cost.price(decoding(16, 512, "fused")).ns
 
 
 @pytest.mark.parametrize(("kv", "unit"), [("prefix-hash", 16), ("prefix-radix", 1)])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from servesim.experiments.reproduce import find
+from servesim.experiments.reproduce.published_goodput import point
 from servesim.experiments.reproduce.published_orca import latency
 from servesim.experiments.reproduce.published_paging import normalized
 from servesim.experiments.reproduce.published_sarathi import capacity, decode_ms, lengths_of
@@ -51,3 +52,12 @@ def test_large_blocks_waste_memory() -> None:
     given = one.given(workloads={"ShareGPT": {"rate": 2.5, "requests": 300}})
     small, large = (normalized(given, "ShareGPT", block, "recompute") for block in (16, 256))
     assert large > 1.5 * small
+
+
+def test_the_number_of_drafts_falls_with_load_and_gains_with_it() -> None:
+    given = find("goodput-drafts")[0].given()
+    given = {**given, "base": {**given["base"], "requests": 120}}
+    light, heavy = (point(given, 0.7, rate) for rate in (1, 48))
+    assert light.gain > 1.5
+    assert light.drafts > 2 * heavy.drafts
+    assert heavy.gain > heavy.fixed

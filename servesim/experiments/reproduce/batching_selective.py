@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from servesim.contracts import Batch
-from servesim.cost import TableCostModel, build_cost_model
+from servesim.cost import TableCostModel
 from servesim.cost.breakdown import ATTENTION_DECODE, ATTENTION_PREFILL, breakdown
 from servesim.experiments.reproduce import Curve, Given, Lines, Outcome, Row, experiment
-from servesim.hardware import Gpu, ModelSpec
+from servesim.experiments.reproduce.batches import cost_of, decode
 
 SAMPLING = ("lm_head", "sampler")
 """Operators over sequences, not tokens."""
@@ -23,10 +23,7 @@ SAMPLING = ("lm_head", "sampler")
 def selective_batching(given: Given) -> Outcome:
     """An iteration of prompts and decodes, and decode steps by batch size, priced both ways."""
     outcome = Outcome()
-    costs = {
-        name: build_cost_model(ModelSpec.load(d["model"]), Gpu.load(d["gpu"]), d["tp"])
-        for name, d in given["deployments"].items()
-    }
+    costs = {name: cost_of(deployment, host="none") for name, deployment in given["deployments"].items()}
     judged = given["judged"]["deployment"]
     _flat(outcome, given["mixed"], costs[judged], judged)
     _attention(outcome, given, costs)
@@ -35,7 +32,7 @@ def selective_batching(given: Given) -> Outcome:
 
 def mixed(prompts: Sequence[int], decodes: int, context: int, attention: str) -> Batch:
     """Whole prompts beside decoding requests of equal context, in one iteration."""
-    batch = decode(decodes, context, attention)
+    batch = decoding(decodes, context, attention)
     batch.prefill = [(prompt, 0) for prompt in prompts]
     batch.linear_tokens += sum(prompts)
     batch.sampled += len(prompts)
@@ -43,19 +40,11 @@ def mixed(prompts: Sequence[int], decodes: int, context: int, attention: str) ->
     return batch
 
 
-def decode(count: int, context: int, attention: str) -> Batch:
+def decoding(count: int, context: int, attention: str) -> Batch:
     """A token for each of `count` requests of equal context."""
-    total = count * context
-    return Batch(
-        linear_tokens=count,
-        decode_count=count,
-        decode_context_sum=total,
-        decode_context_sumsq=total * context,
-        decode_context_max=context,
-        sampled=count,
-        sampled_context=total,
-        attention=attention,
-    )
+    batch = decode(count, context)
+    batch.attention = attention
+    return batch
 
 
 def linear_ns(cost: TableCostModel, batch: Batch) -> float:
@@ -86,7 +75,7 @@ def _attention(outcome: Outcome, given: Given, costs: dict[str, TableCostModel])
     sizes, context = given["batches"], given["context"]
 
     def ratio(cost: TableCostModel, count: int) -> float:
-        times = [cost.price(decode(count, context, kind)).gpu_ns for kind in ("per_request", "fused")]
+        times = [cost.price(decoding(count, context, kind)).gpu_ns for kind in ("per_request", "fused")]
         return times[0] / times[1]
 
     ratios = {name: [ratio(cost, count) for count in sizes] for name, cost in costs.items()}

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from servesim import keyed
-from servesim.contracts import Batch
-from servesim.cost import build_cost_model
 from servesim.experiments.reproduce import Bars, Given, Outcome, Row, experiment
+from servesim.experiments.reproduce.batches import cost_of, decode
 from servesim.experiments.reproduce.lengths import poisson
 from servesim.experiments.reproduce.rates import highest
-from servesim.hardware import Gpu, ModelSpec
 from servesim.simulation import simulate
 from servesim.trace import Ints, Trace
 
@@ -53,18 +51,7 @@ def sarathi(given: Given) -> Outcome:
 
 def decode_ms(deployment: Mapping[str, Any]) -> float:
     """The decode iteration of 32 sequences of 4,096 tokens that the paper's limits are multiples of."""
-    cost = build_cost_model(ModelSpec.load(deployment["model"]), Gpu.load(deployment["gpu"]), deployment["tp"])
-    count, context = 32, 4096
-    batch = Batch(
-        linear_tokens=count,
-        decode_count=count,
-        decode_context_sum=count * context,
-        decode_context_sumsq=count * context**2,
-        decode_context_max=context,
-        sampled=count,
-        sampled_context=count * context,
-    )
-    return cost.price(batch).ns / 1e6
+    return cost_of(deployment, host="none").price(decode(32, 4096)).ns / 1e6
 
 
 def lengths_of(dataset: str, shape: Mapping[str, Any], count: int) -> tuple[Ints, Ints]:
