@@ -8,6 +8,7 @@ from servesim.errors import UserError
 from servesim.reports.drawings import RUN
 from servesim.reports.experiment import Experiment
 from servesim.reports.page import Block, Section
+from servesim.reports.run_page import operators_table
 from servesim.reports.slowest import slowest
 from servesim.reports.svg import Drawing
 
@@ -26,5 +27,9 @@ def best_run(experiment: Experiment) -> Section:
             if (drawing := RUN[name](run, None)) is not None:
                 drawn.append(drawing)
     blocks = [Block("drawing", "", drawing) for drawing in drawn]
+    with suppress(UserError):
+        if run.priced is not None:  # beside the roofline
+            at = next(i for i, drawing in enumerate(drawn) if drawing.name == "roofline") + 1
+            blocks.insert(at, Block("table", "Costliest operators", operators_table(run.priced)))
     blocks += [Block("table", table.title, table, wide=True) for table in slowest(run)]
     return Section(f"One run of {experiment.best}" if experiment.best else "One run", blocks)

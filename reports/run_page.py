@@ -63,7 +63,7 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
             "tiles": tiles(run),
             "latency": latency_table(run),
             "figures": figures,
-            "operators": _operators(priced) if priced else None,
+            "operators": operators_table(priced) if priced else None,
             "origins": _origins(run),
             "origin_notes": [*_cost_notes(run), *([unpriced] if unpriced else [])],
             "slowest": slowest(run),
@@ -181,7 +181,8 @@ def latency_table(run: Run) -> Table:
     return Table("Latency", ("", *columns), rows)
 
 
-def _operators(priced: Priced) -> Table:
+def operators_table(priced: Priced) -> Table:
+    """The operators that take the longest."""
     found = priced.operators()
     total = sum(found.values())
     rows = [(name.replace("_", " "), percent(ns / total), seconds(ns / 1e9)) for name, ns in list(found.items())[:9]]

@@ -123,7 +123,8 @@ def _latency_table(latencies: dict[str, dict[str, float] | None]) -> Table:
     return table
 
 
-def _limits(slo: dict[str, float]) -> str:
+def limits_text(slo: dict[str, float]) -> str:
+    """Limits in words."""
     return ", ".join(f"{name} <= {limit:g} ms" for name, limit in slo.items())
 
 
@@ -151,8 +152,8 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ),
     ]
     if goodput:
-        limits = _limits(goodput["slo_ms"])
-        own = [f"{name} {_limits(slo)}" for name, slo in goodput.get("slo_classes_ms", {}).items()]
+        limits = limits_text(goodput["slo_ms"])
+        own = [f"{name} {limits_text(slo)}" for name, slo in goodput.get("slo_classes_ms", {}).items()]
         limits = "; ".join(filter(None, (limits, *own)))
         rows.append(
             (

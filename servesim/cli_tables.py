@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
-from servesim.cli_summary import number, percent
+from servesim.cli_summary import limits_text, number, percent
 from servesim.experiments.measures import metric_label
 from servesim.experiments.runner import Progress
 
@@ -185,13 +185,14 @@ def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
     """A row a deployment: what it carries, at what price."""
     console = Console(highlight=False)
     how, repeats = document["settings"], document["replicates"]
-    limits = ", ".join(f"{name} <= {limit:g} ms" for name, limit in how["slo"].items())
+    limits = "; ".join(filter(None, (limits_text(how["slo"]), *_class_limits(how.get("slo_classes", {})))))
     console.print(escape(_workload(document["workload"])), style="bold")
     target = f"{percent(how['attainment'])} of requests within {limits}"
     console.print(f"{target}; {repeats['count']} {repeats['kind']}", style="dim")
-    table = Table(box=None, header_style="bold")
-    for name in ("deployment", "GPUs", "rate", "interval", "TTFT p99", "$/hour", "$/M tokens", ""):
-        table.add_column(name, justify="left" if name in ("deployment", "") else "right")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("deployment", "GPUs", "rate", "interval", "TTFT\np99", "$/hour", "$/M\ntokens", ""):
+        left = name in ("deployment", "")
+        table.add_column(name, justify="left" if left else "right", no_wrap=not left)
     for row in document["rows"]:
         table.add_row(*_capacity_row(row), style="bold" if row["cheapest"] and len(document["rows"]) > 1 else None)
     console.print(table)
@@ -199,6 +200,10 @@ def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
         console.print(f"note: {escape(note)}", style="dim")
     if out is not None:
         console.print(f"written to {escape(str(out))}", style="dim")
+
+
+def _class_limits(classes: Mapping[str, Any]) -> list[str]:
+    return [f"{name} {limits_text(slo)}" for name, slo in classes.items()]
 
 
 def _capacity_row(row: Mapping[str, Any]) -> list[str]:

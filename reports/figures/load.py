@@ -175,13 +175,30 @@ def _axes_time(axes: Any, values: Sequence[float]) -> None:
 
 
 def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Labels above points, as far as they do not lie on one another."""
-    taken: list[tuple[float, float]] = []
-    for label, x, y in sorted(points, key=lambda p: (p[1], p[2])):
+    """Labels above points, else below or beside them, where they lie neither on one another nor on a point."""
+    at = [(label, *axes.transData.transform((x, y)), x, y) for label, x, y in points]
+    box = axes.get_window_extent()
+    taken = [(across - 11, up - 11, across + 11, up + 11) for _, across, up, _, _ in at]
+    for i, (label, across, up, x, y) in enumerate(at):
         text = label if len(label) <= 30 else f"{label[:29]}…"
-        across, up = axes.transData.transform((x, y))
-        reach = 3.2 * len(text)
-        if any(abs(across - a) < reach + 60 and abs(up - b) < 14 for a, b in taken):
-            continue
-        taken.append((across, up))
-        axes.annotate(text, (x, y), xytext=(0, 12), textcoords="offset points", ha="center", fontsize=10)
+        wide, others = 5.6 * len(text), taken[:i] + taken[i + 1 :]
+        for place, left, low in (
+            ("center", across - wide / 2, up + 11),
+            ("center", across - wide / 2, up - 25),
+            ("left", across + 12, up - 6),
+            ("right", across - 12 - wide, up - 6),
+        ):
+            room = (left, low, left + wide, low + 13)
+            inside = room[0] >= box.x0 and room[2] <= box.x1 + 6 and room[1] >= box.y0
+            if inside and not any(_overlap(room, other) for other in others):
+                taken.append(room)
+                offset = {"center": 0, "left": 12, "right": -12}[place]
+                axes.annotate(
+                    text, (x, y), xytext=(offset, low + 6 - up), textcoords="offset points", ha=place, va="center",
+                    fontsize=10,
+                )  # fmt: skip
+                break
+
+
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
