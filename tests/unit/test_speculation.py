@@ -86,6 +86,25 @@ def test_rates_are_what_is_accepted(spec: str) -> None:
     assert seen == pytest.approx(model.rates(4), abs=0.05 if spec.startswith("mixture") else 0.012)
 
 
+def test_requests_that_differ_have_the_rates_of_all_and_the_spread_asked_for() -> None:
+    """2.5 tokens a pass: 1000 requests of equal length take 400 passes a thousand tokens, with a deviation of a quarter
+    of that; their drafts together are accepted as asked for."""
+    marginal = [0.8, 0.45, 0.25]
+    model = acceptance("positions:marginal=0.8/0.45/0.25,spread=0.25")
+    kinds = [model.conditional(Request(row, "r", 1, 1, 0)) for row in range(1000)]
+    rates = np.cumprod(np.array(kinds), axis=1)
+    passes = 1 / (1 + rates.sum(axis=1))
+    assert passes.mean() == pytest.approx(1 / 2.5, rel=0.005)
+    assert passes.std() / passes.mean() == pytest.approx(0.25, rel=0.03)
+    assert rates.T @ passes / passes.sum() == pytest.approx(model.rates(3), abs=0.01)
+    assert sum(model.rates(3)) == pytest.approx(sum(marginal), abs=1e-6)
+    few = 1 / np.mean(passes[:20])
+    assert few == pytest.approx(2.5, rel=0.05), "evenly distributed, so that twenty requests are enough"
+    assert model.conditional(Request(7, "r", 1, 1, 0)) == kinds[7], "whoever asks, whenever"
+    alike = acceptance("positions:marginal=0.8/0.45/0.25")
+    assert alike.conditional(Request(7, "r", 1, 1, 0)) == alike.conditional(Request(8, "r", 1, 1, 0))
+
+
 def test_copied_text_is_accepted_as_measured_for_prompt_lookup() -> None:
     """vLLM PR 24344, k = 5: .81 .74 .70 .68 .66 a draft, 2.96 tokens a step."""
     model = acceptance("copy:")
@@ -196,6 +215,8 @@ def test_settings_that_change_nothing_are_reported() -> None:
         ({"acceptance": "independent:alpha=0.5"}, "changes nothing without speculation"),
         ({"speculation": "eagle3", "acceptance": "positions:marginal=0.5/0.6"}, "never rise"),
         ({"speculation": "eagle3", "acceptance": "positions:"}, "give marginal"),
+        ({"speculation": "eagle3", "acceptance": "positions:marginal=0.5,spread=2"}, "spread is 2"),
+        ({"speculation": "eagle3", "acceptance": "positions:marginal=0.1,spread=0.9"}, "requests differ by 0"),
         ({"speculation": "eagle3", "acceptance": "independent:alpha=1.5"}, "between 0 and 1"),
         ({"speculation": "eagle3", "acceptance": "recorded:path=nowhere.jsonl"}, "no file 'nowhere.jsonl'"),
     ],

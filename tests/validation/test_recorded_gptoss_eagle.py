@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from servesim.cost.host import host_terms
+from servesim.experiments.readers import read_folder
+from servesim.experiments.replay import replay
 from servesim.experiments.validate import validate
 
+ROOT = "groundtruth/gptoss120b_h200"
 POINTS = {1: 5.0, 4: 5.0, 16: 5.0, 64: 10.0}
-"""Most percentage points between simulated and measured ratio, by clients. At 64 the goal of 5 is missed: prefill is
-11 % too fast and decode over experts too slow there, so that drafts save more than they should."""
+"""Most percentage points between simulated and measured ratio, by clients. At 64 the goal of 5 is missed. What was
+found: steps that verify 244 to 256 tokens take 38.7 ms (median gap) and 35.1 here, while those of 64 tokens take 4 to
+5 % less than here, whether 64 requests decode or 16 verify three drafts (so that drafts of one request do not share
+experts as far as can be seen). Experts, three quarters of these steps, would have to grow 1.8 times from 64 to 256
+tokens; the rows of Marlin they are transferred from (int4, 384 experts) grow 1.5 times. Its rows for mxfp4 grow 1.7
+times, but are of 896 experts, whose sorting makes a step of one token 0.8 ms too long. Steps with a prompt are 4 % too
+fast besides, 1 to 3 % without drafts. What was ruled out: requests that differ in acceptance (the test below; the end
+of the run is then 4 of the 25 seconds longer that are missing), sampling, LM head and draft passes (2 ms of a step)."""
 
 
 @pytest.mark.slow
 def test_what_drafts_bring_is_what_the_server_measured(shared_data: Callable[[str], Path]) -> None:
-    runs = {c.run.name: c for c in validate(shared_data("groundtruth/gptoss120b_h200"))}
+    runs = {c.run.name: c for c in validate(shared_data(ROOT))}
     print()
     for clients, points in POINTS.items():
         ratios = []
@@ -28,3 +41,28 @@ def test_what_drafts_bring_is_what_the_server_measured(shared_data: Callable[[st
         measured, simulated = ratios
         print(f"C = {clients}: output throughput with EAGLE-3 k=3 / without: measured {measured:.3f}, {simulated:.3f}")
         assert abs(simulated - measured) * 100 <= points
+
+
+@pytest.mark.parametrize("clients", [16, 64])
+def test_requests_differ_in_acceptance_as_much_as_their_tpot(
+    clients: int, shared_data: Callable[[str], Path]
+) -> None:
+    """Without drafts TPOT differs by 8 and 12 % between requests, with them by 25 and 28: what is accepted of theirs.
+    Alike, they would hardly differ, and the slowest be a fifth to a third faster than they
+    were."""
+    name = f"eagle3_k3/sweep_c{clients}"
+    run = next(r for r in read_folder(shared_data(ROOT)) if r.name == name)
+    recorded = json.loads((shared_data(ROOT) / f"{name}.json").read_text())
+    mean, deviation, p99 = (recorded[f"{figure}_tpot_ms"] for figure in ("mean", "std", "p99"))
+    spread = f"{run.server.acceptance},spread={deviation / mean:.4f}"
+    terms = host_terms(run.server.engine, "h200")
+    assert terms is not None
+    alike, different = (
+        replay(replace(run, server=replace(run.server, acceptance=acceptance)), terms, None, terms.moe_backend).tpot_ms
+        for acceptance in (run.server.acceptance, spread)
+    )
+    told = [f"{tpot.std() / tpot.mean():.2f} and {np.percentile(tpot, 99):.1f} ms" for tpot in (alike, different)]
+    print(f"C = {clients}: spread and p99 of TPOT alike, different: {told}; measured {deviation / mean:.2f}, {p99:.1f}")
+    assert different.std() / different.mean() == pytest.approx(deviation / mean, rel=0.12)
+    assert np.percentile(different, 99) == pytest.approx(p99, rel=0.10)
+    assert np.percentile(alike, 99) < 0.85 * p99

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
+from math import exp
+from statistics import NormalDist
 
 from servesim.contracts import Request, acceptance_models
+from servesim.keyed import uniform_one
 
 from . import ByPosition, running_product, vector
+
+GOLDEN = 0.6180339887498949
+NODES = [NormalDist().inv_cdf((i + 0.5) / 128) for i in range(128)]
+"""Kinds of requests, equally many of each, that stand for all of them."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +28,18 @@ class PositionsParams:
     acceptance length is 1 + their sum."""
     conditional: str = ""
     """Chance of each position, those before it accepted."""
+    spread: float = 0.0
+    """How much requests differ: standard deviation over mean of the passes a token takes (1 / acceptance length), which
+    is what drafts add to the spread of TPOT. The rates above are those of all drafts together."""
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.spread < 1.0:
+            raise ValueError(f"spread is {self.spread}, must be from 0 to below 1")
         if bool(self.marginal) == bool(self.conditional):
             raise ValueError("give marginal=0.73/0.52/... or conditional=0.73/0.71/...")
-        conditional(self)
+        chances = conditional(self)
+        if self.spread:
+            spread_out(tuple(chances), self.spread)
 
 
 def conditional(params: PositionsParams) -> list[float]:
@@ -40,7 +55,9 @@ def conditional(params: PositionsParams) -> list[float]:
 
 @acceptance_models.register("positions")
 class Positions(ByPosition):
-    """Acceptance rates by draft position."""
+    """Acceptance rates by draft position. With `spread`, the odds of a request's chances are those of all times a
+    lognormal factor; they come in pairs, as much better as worse, and evenly distributed, so that few requests too have
+    about these rates."""
 
     Params = PositionsParams
     params: PositionsParams
@@ -48,9 +65,67 @@ class Positions(ByPosition):
     def __init__(self, params: PositionsParams, seed: int) -> None:
         super().__init__(params, seed)
         self._chances = conditional(params)
+        self._sigma, self._shift = spread_out(tuple(self._chances), params.spread) if params.spread else (0.0, 0.0)
+        self._first = uniform_one(seed, "acceptance spread", 0)
+        self._of_row: dict[int, Sequence[float]] = {}
 
     def conditional(self, request: Request) -> Sequence[float]:
-        return self._chances
+        if not self._sigma:
+            return self._chances
+        chances = self._of_row.get(request.row)
+        if chances is None:
+            place = (self._first + request.row // 2 * GOLDEN) % 1.0
+            z = NormalDist().inv_cdf(min(max(place, 1e-9), 1.0 - 1e-9))
+            z = -z if request.row % 2 else z
+            chances = self._of_row[request.row] = shifted(self._chances, self._shift + self._sigma * z)
+        return chances
 
     def rates(self, k: int) -> list[float]:
-        return running_product(self._chances, k)
+        if not self._sigma:
+            return running_product(self._chances, k)
+        kinds = [shifted(self._chances, self._shift + self._sigma * z) for z in NODES]
+        passes = [1.0 / length(kind) for kind in kinds]  # a kind with few right drafts makes more of them
+        rates = [running_product(kind, k) for kind in kinds]
+        return [sum(p * rate[j] for p, rate in zip(passes, rates, strict=True)) / sum(passes) for j in range(k)]
+
+
+def length(chances: Sequence[float]) -> float:
+    """Acceptance length."""
+    return 1.0 + sum(running_product(chances, len(chances)))
+
+
+def shifted(chances: Sequence[float], by: float) -> list[float]:
+    """Chances whose odds are exp(by) times as good."""
+    odds = exp(by)
+    return [chance * odds / (1.0 - chance + chance * odds) for chance in chances]
+
+
+@cache
+def spread_out(chances: tuple[float, ...], spread: float) -> tuple[float, float]:
+    """(sigma, shift) so that over requests with odds of exp(shift + sigma z), z normal, the passes a token takes have
+    the mean that `chances` give and the relative standard deviation `spread`. ValueError if that is too much."""
+    mean = 1.0 / length(chances)
+
+    def passes(sigma: float, shift: float) -> list[float]:
+        return [1.0 / length(shifted(chances, shift + sigma * z)) for z in NODES]
+
+    def shift_of(sigma: float) -> float:
+        return _root(lambda shift: mean - sum(passes(sigma, shift)) / len(NODES), -30.0, 30.0)
+
+    def reached(sigma: float) -> float:
+        found = passes(sigma, shift_of(sigma))
+        return float((sum((p - mean) ** 2 for p in found) / len(found)) ** 0.5 / mean)
+
+    widest = 8.0
+    if reached(widest) < spread:
+        raise ValueError(f"spread is {spread}: with these rates requests differ by {reached(widest):.2f} at most")
+    sigma = _root(lambda x: reached(x) - spread, 0.0, widest)
+    return sigma, shift_of(sigma)
+
+
+def _root(rising: Callable[[float], float], low: float, high: float) -> float:
+    """Where a rising function passes 0, by bisection."""
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < 0.0 else (low, middle)
+    return (low + high) / 2
