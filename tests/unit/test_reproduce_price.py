@@ -8,7 +8,7 @@ import pytest
 
 from servesim import simulate
 from servesim.experiments.reproduce import Outcome, Row, find
-from servesim.experiments.reproduce.price import Price, most_users, price_of, prompts_alone
+from servesim.experiments.reproduce.price import Price, highest_rate, most_users, price_of, prompts_alone
 
 SMALL: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h100", "kv": "paged", "usd_per_gpu_hour": 2, "host": "none"}
 
@@ -34,6 +34,18 @@ def test_input_costs_the_prompts_alone() -> None:
     settings = {**SMALL, "trace": "synth:rate=20,prompt=500,output=100", "requests": 64}
     seconds = simulate({**settings, "trace": "synth:rate=20,prompt=500,output=1", "rate": float("inf")}).summary
     assert prompts_alone(settings) == pytest.approx(2 * seconds["duration_s"] / 3600 / (64 * 500) * 1e6)
+
+
+def test_the_highest_rate_meets_the_slo_and_a_higher_one_does_not() -> None:
+    settings = {**SMALL, "trace": "synth:rate=1,prompt=2000,output=20", "requests": 60}
+    slo = {"ttft": 300.0}
+    rate = highest_rate(settings, slo, 0.9, 0.5, 200)
+
+    def attained(at: float) -> float:
+        return float(simulate({**settings, "rate": at, "slo": slo}).summary["goodput"]["slo_attainment"])
+
+    assert 1 < rate < 100
+    assert attained(rate) >= 0.9 > attained(1.03 * rate)
 
 
 def test_prices_read_as_dollars() -> None:
@@ -67,8 +79,8 @@ def test_the_price_falls_with_the_load_and_output_costs_more() -> None:
     (one,) = find("price-per-token")
     curve = {**one.given()["curve"], "clients": [1, 32], "rounds": 2}
     deployments = {"bf16 on 4 H100": {"tp": 4}}
-    outcome, rows = run("price-per-token", requests=150, rates=[1], deployments=deployments, curve=curve)
-    assert rows["bf16 on 4 H100, saturated"].published == "$0.30 in, $0.60 out"
+    outcome, rows = run("price-per-token", requests=150, rates=[1, 1.02], deployments=deployments, curve=curve)
+    assert rows["price per million tokens, 70B, bf16 on 4 H100, saturated"].published == "$0.30 in, $0.60 out"
     output, prompts = outcome.figures[0].curves  # type: ignore[union-attr]
     assert output.y[0] > 5 * output.y[1] > 5 * prompts.y[1]  # type: ignore[operator]
 

@@ -180,6 +180,6 @@ def _draw(outcome: Outcome, found: dict[str, Kind], gpu: Gpu, ridge: float, poin
             y_label="TFLOP/s",
             curves=curves,
             log="xy",
-            marks=[(ridge, f"breaks even at {ridge:.0f}")],
+            caption=f"The roof bends at {ridge:.0f} FLOP per byte, where the H100 breaks even.",
         )
     )

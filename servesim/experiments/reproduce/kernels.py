@@ -31,11 +31,11 @@ def kernels_and_roofline(given: Given) -> Outcome:
         batch = step_of(kind, given["context"])
         least = ideal.price(batch)
         kernels, engine = (100 * least.ns / cost.price(batch).ns for cost in (measured, served))
-        low, high = breakdown(ideal, batch), breakdown(measured, batch)
-        shares[name] = {op: 100 * low[op] / high[op] for op in given["operators"] if op in high}
+        low, high = (_operators(breakdown(cost, batch)) for cost in (ideal, measured))
+        shares[name] = {op: 100 * low[op] / high[op] for op in given["operators"]}
         formula = 100 * measured.price(batch).shares[3]
         outcome.near(
-            f"share of the roofline, {name.replace(' ', ' x ' if 'decode' in kind else ' of ')}",
+            f"share of the roofline, a {_name(kind)}",
             80,
             engine,
             "%",
@@ -48,7 +48,7 @@ def kernels_and_roofline(given: Given) -> Outcome:
         "overstate beside served steps (KV read too slowly, odd GEMMs)"
     )
     drawn = given["drawn"]
-    rows = {op: [shares[name].get(op) for name in drawn] for op in given["operators"]}
+    rows = {op: [shares[name][op] for name in drawn] for op in given["operators"]}
     outcome.figures.append(
         Bars(
             name="operators",
@@ -61,6 +61,15 @@ def kernels_and_roofline(given: Given) -> Outcome:
         )
     )
     return outcome
+
+
+def _operators(times: Mapping[str, float]) -> dict[str, float]:
+    """Times of a step that has but one kind of attention, under its common name."""
+    return {name.removesuffix("_decode").removesuffix("_prefill"): ns for name, ns in times.items()}
+
+
+def _name(kind: Mapping[str, int]) -> str:
+    return f"decode step of {kind['decode']}" if "decode" in kind else f"prompt of {kind['prompt']:,}"
 
 
 def _range(shares: Mapping[str, float]) -> str:
@@ -145,6 +154,10 @@ def _reached(outcome: Outcome, name: str, lengths: list[int], shares: list[float
 def quantised_kernels(given: Given) -> Outcome:
     """Steps by weight format against bf16, one decode, many, and a prompt."""
     outcome = Outcome()
+    outcome.notes.append(
+        "reproduced means that the claim lies between where a format helps the linear layers least and where most; "
+        "formats of the weights alone help while a step reads them for few tokens"
+    )
     regimes = {name: step_of(kind, given["context"]) for name, kind in given["regimes"].items()}
     drawn: dict[str, list[float | None]] = {}
     for one in given["formats"]:

@@ -43,13 +43,15 @@ CAUSE = "it depends on load, lengths and GPUs, and the published figures name no
 def price_per_token(given: Given) -> Outcome:
     """The price under an SLO and of a saturated server, and by load."""
     outcome = Outcome()
+    limits = ", ".join(f"{key} {ms} ms" for key, ms in given["slo"].items())
     for name, deployment in given["deployments"].items():
         base = {**given["base"], **deployment, "trace": given["trace"], "requests": given["requests"]}
-        rate, price = _within_slo(base, given["slo"], given["rates"])
-        limits = ", ".join(f"{key} {ms} ms" for key, ms in given["slo"].items()) if rate else "no SLO met"
-        slo = f"{name}, {rate or given['rates'][0]:g} requests/s, {limits}"
-        for what, found in ((slo, price), (f"{name}, saturated", price_of(base, rate=float("inf")))):
+        rate = highest_rate(base, given["slo"], given["attainment"], *given["rates"])
+        loads = {f"{rate:.2g} requests/s, the most within {limits}": rate, "saturated": float("inf")}
+        for load, sent in loads.items():
+            found = price_of({**base, "rate": sent})
             far = max(max(a / b, b / a) for a, b in ((found.input, IN), (found.output, OUT)))
+            what = f"price per million tokens, 70B, {name}, {load}"
             outcome.holds(what, str(Price(IN, OUT)), str(found), far <= 2, note=WITHIN, cause=CAUSE)
     _by_load(outcome, given)
     outcome.notes.append(
@@ -59,24 +61,20 @@ def price_per_token(given: Given) -> Outcome:
     return outcome
 
 
-def _within_slo(base: Mapping[str, Any], slo: Mapping[str, float], rates: list[float]) -> tuple[float, Price]:
-    """The highest of the rates at which 99 % of the requests meet the SLO (0: none), and the price there."""
-    best, price = 0.0, price_of(base, rate=rates[0])
-    for rate in rates:
+def highest_rate(
+    base: Mapping[str, Any], slo: Mapping[str, float], attainment: float, low: float, high: float
+) -> float:
+    """The highest rate between `low` and `high` at which enough requests meet the SLO, by bisection to 3 %."""
+    while high / low > 1.03:
+        rate = (low * high) ** 0.5
         summary = simulate({**base, "rate": rate, "slo": dict(slo)}).summary
-        if summary["goodput"]["slo_attainment"] < 0.99:
-            break
-        best, price = rate, _split(base, summary)
-    return best, price
+        low, high = (rate, high) if summary["goodput"]["slo_attainment"] >= attainment else (low, rate)
+    return low
 
 
-def price_of(base: Mapping[str, Any], **changes: Any) -> Price:
-    return _split(base, simulate({**base, **changes}).summary)
-
-
-def _split(base: Mapping[str, Any], summary: Mapping[str, Any]) -> Price:
+def price_of(settings: Mapping[str, Any]) -> Price:
     """The price of a run, prompts charged what they cost alone."""
-    whole, prompts = summary["price"], prompts_alone(base)
+    whole, prompts = simulate(settings).summary["price"], prompts_alone(settings)
     share = prompts / whole["usd_per_million_input_tokens"]
     return Price(prompts, whole["usd_per_million_output_tokens"] * (1 - share))
 
@@ -101,7 +99,7 @@ def _by_load(outcome: Outcome, given: Given) -> None:
     within = [n for n, ratio in ratios.items() if 3 <= ratio <= 10]
     told = ", ".join(f"{amount(ratio)} x at {n}" for n, ratio in ratios.items())
     outcome.holds(
-        "an output token costs more than an input token",
+        "price of an output token over an input token, by load",
         "3 to 10 x",
         f"{amount(min(ratios.values()))} to {amount(max(ratios.values()))} x",
         bool(within),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from servesim.cost.host import HostTerms
@@ -36,7 +37,9 @@ def graphs(outcome: Outcome, given: Given) -> None:
     """Steps launched kernel by kernel over replayed ones, by model and batch."""
     each = HostTerms.load(given["without"]).launch_per_kernel
     for name, base in given["models"].items():
-        on, off = (cost_of(base, host=given[key]) for key in ("with", "without"))
+        on, off = (cost_of(base, host=given["with"]) for _ in range(2))
+        assert off.terms is not None
+        off.terms = replace(off.terms, launch_per_kernel=each)
         steps = [decode(n, given["context"]) for n in given["batches"]]
         gains = [off.price(step).ns / on.price(step).ns for step in steps]
         told = ", ".join(f"{gain:.2f} x at batch {n}" for gain, n in zip(gains, given["batches"], strict=True))
@@ -62,7 +65,7 @@ def _parallel(outcome: Outcome, given: Given) -> None:
         told = ", ".join(f"{gain:.2f} x on {n}" for gain, n in zip(gains[1:], given["gpus"][1:], strict=True))
         efficiency = 100 * gains[-1] / given["gpus"][-1]
         outcome.holds(
-            f"tensor parallelism, {name}",
+            f"tensor parallelism, 70B, {name}",
             "near-linear",
             told,
             efficiency >= 80,
@@ -94,14 +97,15 @@ def _batches(outcome: Outcome, given: Given) -> None:
     gains = {n: speed / one for n, (speed, _) in found.items()}
     within = [n for n, gain in gains.items() if 2 <= gain <= 8]
     last = given["clients"][-1]
+    told = [*within, last] if within else [last]
     outcome.holds(
-        "larger batches",
+        "throughput of larger batches",
         "2 to 8 x",
-        f"{gains[last]:.0f} x at {last}",
+        ", ".join(f"{gains[n]:.1f} x at {n}" for n in told),
         bool(within),
-        otherwise="corrected",
-        note=f"2 to 8 x are batches of {within[0]} to {within[-1]}; time per token grows from "
-        f"{found[given['clients'][0]][1]:.1f} to {found[last][1]:.1f} ms",
+        note=f"a factor says nothing without the batch; time per token is {found[given['clients'][0]][1]:.1f} ms for "
+        f"one client, {found[told[0]][1]:.1f} ms for {told[0]}, {found[last][1]:.1f} ms for {last}",
+        cause="no number of clients tried gives as much",
     )
     outcome.figures.append(
         Lines(
@@ -180,7 +184,7 @@ def no_kv_cache(given: Given) -> Outcome:
     note = f"{anew[0] + told['output']:,} if every step counts the token it produces"
     outcome.near(what, 1e6, anew[0], "tokens", within=0.1, note=note)
     outcome.near(
-        "as a multiple of those with a cache",
+        "tokens computed without a cache over those with one",
         4000,
         anew[0] / kept[0],
         "x",

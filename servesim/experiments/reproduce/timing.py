@@ -42,12 +42,12 @@ def _single(outcome: Outcome, ideal: Given, given: Given) -> None:
     outcome.near(
         "a decode step of 70B in 16 bits on one H100", 42, h100, "ms", within=0.03, note=f"ignoring memory: {refused}"
     )
-    outcome.near("its speed for one user", 24, 1e3 / h100, "tokens/s", within=0.03)
+    outcome.near("speed of 70B on one H100 for one user", 24, 1e3 / h100, "tokens/s", within=0.03)
     name = given["gpus"]["A100 of 80 GB"]
     by_hand = 150e9 / Gpu.load(name).bandwidth * 1e3
     outcome.rows.append(
         Row(
-            "the same step on an A100",
+            "a decode step of 70B on an A100",
             "about 0.1 s",
             f"{amount(small, 'ms')} (40 GB card), {amount(large, 'ms')} (80 GB card)",
             "corrected",
@@ -67,7 +67,7 @@ def _single(outcome: Outcome, ideal: Given, given: Given) -> None:
         cause="reading the weights once is the floor, however short the prompt",
     )
     outcome.near(
-        "end-to-end latency of a 50-token reply over its first token",
+        "end-to-end latency of a 50-token reply over its first token, 70B",
         (5, 10),
         e2e / ttft,
         "x",
@@ -87,11 +87,13 @@ def _batches(outcome: Outcome, ideal: Given, given: Given) -> None:
         read = spec.weight_bytes("bf16") + size * context * spec.kv_bytes_per_token("bf16")
         note = f"{amount(read / 1e9, 'GB')} of weights and KV; {_room({**base, **trace})}"
         ms, speed = claims.get(size, (step, size / step * 1e3))
-        cause = "by its own formula" if size in claims else ""
-        what = f"13B on an H100, {context:,} tokens of context, batch {size}"
-        outcome.near(what, ms, step, "ms", within=0.003, otherwise="corrected", note=note, cause=cause)
+        cause = "so by its own formula, weights and KV over 3.35 TB/s" if size in claims else ""
+        what = f"13B on an H100, {context:,} tokens of context, {size} together"
+        outcome.near(f"{what}: a step", ms, step, "ms", within=0.003, otherwise="corrected", note=note, cause=cause)
         simulated = size / step * 1e3
-        outcome.near(what, speed, simulated, "tokens/s", within=0.003, otherwise="corrected", cause=cause)
+        outcome.near(
+            f"{what}: throughput", speed, simulated, "tokens/s", within=0.003, otherwise="corrected", cause=cause
+        )
     _draw(outcome, base, given["curve"], context)
 
 
@@ -110,7 +112,7 @@ def _draw(outcome: Outcome, base: Mapping[str, Any], sizes: list[int], context: 
             y_label="tokens/s",
             curves=curves,
             log="x",
-            caption="Memory is ignored: one H100 holds about 60 such sequences.",
+            caption="Memory is ignored; the table says how many the GPU holds.",
         )
     )
 
