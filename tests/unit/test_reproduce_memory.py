@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from servesim.errors import UserError
 from servesim.experiments.reproduce import Outcome, Row, find
+from servesim.experiments.reproduce.assumptions import load
 from servesim.experiments.reproduce.memory import memory, round_trip, waste
+from servesim.experiments.reproduce.worker import run
 
 EXPERIMENT = find("memory")[0]
 CORRECTED = {
@@ -114,6 +118,17 @@ def test_contiguous_memory_is_mostly_waste_and_paged_memory_nearly_full() -> Non
     verdicts = {row.what: row.verdict for row in outcome.rows}
     assert verdicts["KV memory wasted, paged"] == "reproduced"
     assert verdicts["KV memory wasted, contiguous, pow2"] == "reproduced"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("  MLA:", "  MLB:"), ("rate: 10", "rate: fast"), ("tile: 256", "tiles: 256")]
+)
+def test_an_edited_scenario_that_cannot_be_run_is_one_line(tmp_path: Path, old: str, new: str) -> None:
+    text = load("memory")[1]
+    assert text.count(old) == 1
+    (tmp_path / "memory.yaml").write_text(text.replace(old, new))
+    with pytest.raises(UserError, match=r"memory.yaml: the experiment cannot run on it: (KeyError|ValueError)"):
+        run(EXPERIMENT, tmp_path)
 
 
 @pytest.mark.slow

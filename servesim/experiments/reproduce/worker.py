@@ -35,9 +35,18 @@ class Done:
 
 
 def run(one: Experiment, folder: Path | None) -> Done:
-    """Run an experiment in this process; UserError (a scenario that is wrong) comes through."""
+    """Run an experiment in this process; UserError (a scenario that is wrong) comes through, and what an edited
+    scenario breaks without being checked becomes one."""
     began = time.process_time()
-    document: dict[str, Any] = plain(one.document(folder))
+    edited = folder / f"{one.name}.yaml" if folder is not None else None
+    try:
+        document: dict[str, Any] = plain(one.document(folder))
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        if edited is None or not edited.is_file():
+            raise
+        raise UserError(
+            f"scenario {edited}: the experiment cannot run on it: {type(error).__name__}: {error}"
+        ) from error
     return Done(one.name, document, cpu_s=time.process_time() - began)
 
 
