@@ -152,9 +152,9 @@ class Scenario(BaseModel):
     """What the engine adds to its kernels: a shipped set of host terms or a YAML file; auto: the latest of vLLM
     that is shipped; none: kernel times alone."""
     kernel_tables: str | None = None
-    """A folder of kernel tables measured on this GPU instead of the shipped ones; `roofline`: none, everything by
-    formula; `ideal`: by formula at the data sheet's full rates, launches and activations free, as in hand
-    calculations."""
+    """A folder of kernel tables measured on this GPU instead of the shipped ones, or the name of other shipped ones
+    (`h100-trtllm`: GEMMs and attention of TensorRT-LLM); `roofline`: none, everything by formula; `ideal`: by formula
+    at the data sheet's full rates, launches and activations free, as in hand calculations."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0)
     """Price of a GPU; none: the assumption that stands with the GPU's data sheet."""
 

@@ -125,11 +125,13 @@ class KernelTables:
 
     @classmethod
     def load(cls, name: str | None = None, folder: str | Path | None = None) -> KernelTables:
-        """The shipped tables called `name`, or those in a folder of one's own."""
+        """The shipped tables called `name`, or those in a folder of one's own (or shipped under its name)."""
         if folder is None:
             return _shipped(str(name))
         path = Path(folder)
         if not any(path.glob("*.parquet")):
+            if path.name == str(folder) and any(_shipped(path.name).folder.glob("*.parquet")):
+                return _shipped(path.name)
             raise UserError(f"{path} holds no kernel tables (*.parquet)")
         return cls(path)
 

@@ -107,6 +107,18 @@ def test_terms_without_graphs_are_shipped_and_never_taken_for_vllm() -> None:
     assert vllm.launch_per_kernel == 0
 
 
+def test_kernels_of_another_engine_are_shipped_under_a_name() -> None:
+    named = cost("llama-3.1-8b", tables="h100-trtllm")
+    assert named.tables is not None
+    assert named.tables.folder.name == "h100-trtllm"
+    own, theirs = (c.price(decode(64, 1024)) for c in (cost("llama-3.1-8b"), named))
+    assert own.ns != theirs.ns
+    assert own.ns == pytest.approx(theirs.ns, rel=0.2)
+    assert sum(theirs.shares[:2]) > 0.8
+    with pytest.raises(UserError, match="h100-nothing holds no kernel tables"):
+        cost("llama-3.1-8b", tables="h100-nothing")
+
+
 def test_weights_of_few_bits_are_read_as_such_and_computed_in_16() -> None:
     spec = ModelSpec.load("llama-2-7b")
     layers = spec.num_params - spec.embedding_params

@@ -162,7 +162,9 @@ def test_engine_switches_are_all_told() -> None:
     )
     outcome, rows = run("engine-switches", **parts)
     assert rows["throughput of larger batches"].verdict == "reproduced"
-    assert rows["TensorRT-LLM above vLLM at high concurrency"].verdict == "out of reach"
+    rival = rows["TensorRT-LLM above vLLM at high concurrency"]
+    assert rival.simulated.endswith("% by its kernels")
+    assert abs(number(rival.simulated)) < 10
     assert rows["cold start"].simulated == "at least 2.2 s for 70B"  # 138 GB over 64 GB/s
     linear = {c.label: c.y for c in outcome.figures[0].curves}  # type: ignore[union-attr]
     assert all(
