@@ -137,6 +137,9 @@ def run(
     mode: Annotated[
         str | None, typer.Option(help="fast, or reference: the same result step by step. [default: fast]")
     ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Serve replicas in so many processes, where the router is blind (round-robin).")
+    ] = 1,
     stream: Annotated[
         bool, typer.Option(help="For huge traces: bounded memory, no report, percentiles within 0.1 %.")
     ] = False,
@@ -201,7 +204,7 @@ def run(
     if ignore_memory:
         settings = override(settings, ["engine.ignore_memory=true"])
     with _progress() as bar:
-        result = simulate(settings, out=out, on_ready=bar)
+        result = simulate(settings, out=out, on_ready=bar, jobs=jobs)
     if out is not None and with_report and not result.scenario.stream:
         from servesim.cli_report import write_report
 

@@ -21,7 +21,10 @@ from servesim.contracts import (
 )
 from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.host import HostTerms, host_terms
+from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.recorder import Recorder
+from servesim.engine.workload import FrontEnd, Workload
 from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.hardware.kv import longest
@@ -59,6 +62,26 @@ class Setup:
     notes: list[str]
     provenance: dict[str, Any]
     """What made the results besides the scenario: hashes of trace, kernel tables and policy files."""
+
+    @property
+    def out_ns(self) -> int:
+        """How long a token takes from the engine to the client."""
+        return round(self.cost.terms.front_out) if self.cost.terms is not None else 0
+
+    def cluster(self, workload: Workload, recorder: Recorder, **options: Any) -> Cluster:
+        """The replicas behind router and front end; `options`: further ones of Cluster."""
+        terms = self.cost.terms
+        in_ns, token_ns = (round(terms.front_in), terms.front_in_per_token) if terms is not None else (0, 0.0)
+        return Cluster(
+            FrontEnd(workload, in_ns, self.out_ns, token_ns),
+            self.cores,
+            self.router,
+            self.cost,
+            depth=self.depth,
+            mode=self.scenario.mode,
+            recorder=recorder,
+            **options,
+        )
 
 
 @dataclass(frozen=True)

@@ -35,15 +35,15 @@ class Records:
     samples: Any = None
     """A pyarrow table of the sequences of requests of several."""
 
-    def __init__(self, setup: Setup, writer: ResultWriter | None, out_ns: int) -> None:
-        self._setup, self._writer, self._out_ns = setup, writer, out_ns
+    def __init__(self, setup: Setup, writer: ResultWriter | None) -> None:
+        self._setup, self._writer = setup, writer
         self.totals = StepTotals()
         self.tables: dict[str, list[Rows] | Path | None] = {}
         """By file: where the rows of a table are; None: not kept."""
         sinks = {file: self._sink_of(file) for file in STREAMED}
         self._steps = sinks[STEPS]
         self.recorder = self._recorder(sinks[DELIVERIES])
-        self.workload = self._workload(_clients(setup.scenario.clients))
+        self.workload = self._workload(clients_of(setup.scenario.clients))
 
     def _sink_of(self, file: str) -> Callable[[Rows], None]:
         if self._writer is not None:
@@ -54,7 +54,7 @@ class Records:
         return chunks.append
 
     def _recorder(self, deliveries: Callable[[Rows], None]) -> Recorder:
-        return Recorder(self._step_sink, self._out_ns, deliveries)
+        return Recorder(self._step_sink, self._setup.out_ns, deliveries)
 
     def _workload(self, clients: Clients) -> TraceWorkload:
         form = self._setup.cores[0].scheduler.samples
@@ -105,11 +105,11 @@ class StreamedRecords(Records):
         "span within 1/4096 of the time to the last; all else is exact",
     )
 
-    def __init__(self, setup: Setup, writer: ResultWriter | None, out_ns: int) -> None:
+    def __init__(self, setup: Setup, writer: ResultWriter | None) -> None:
         self._all = StreamedRequests(setup.facts.first_ns)
         self._gaps = Sketch()
         self._groups: dict[str, dict[str, StreamedPart]] = {k: {} for k in GROUPS if k in setup.facts.labels}
-        super().__init__(setup, writer, out_ns)
+        super().__init__(setup, writer)
 
     def _sink_of(self, file: str) -> Callable[[Rows], None]:
         if self._writer is not None:
@@ -118,7 +118,7 @@ class StreamedRecords(Records):
         return lambda rows: None
 
     def _recorder(self, deliveries: Callable[[Rows], None]) -> Recorder:
-        return Recorder(self._step_sink, self._out_ns, deliveries, self._request_sink, self._gaps.add)
+        return Recorder(self._step_sink, self._setup.out_ns, deliveries, self._request_sink, self._gaps.add)
 
     def _workload(self, clients: Clients) -> StreamedWorkload:
         scenario, stream = self._setup.scenario, self._setup.stream
@@ -169,7 +169,9 @@ def _by_text(texts: Sequence[str]) -> list[tuple[str, Any]]:
     return list(zip(names.tolist(), parts, strict=True))
 
 
-def _clients(settings: ClientSettings) -> Clients:
+def clients_of(settings: ClientSettings) -> Clients:
+    """Those who send, in nanoseconds."""
+
     def ns(seconds: float | None) -> int | None:
         return round(seconds * SECOND) if seconds is not None else None
 

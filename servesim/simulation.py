@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.deployment import Setup, set_up
-from servesim.engine.cluster import Cluster
-from servesim.engine.workload import FrontEnd
+from servesim.independent import check_independent, run_apart
 from servesim.metrics.classes import by_class, by_tenant
 from servesim.metrics.requests import goodput
 from servesim.metrics.summary import summarize
@@ -37,6 +36,7 @@ def simulate(
     trace: str | Trace | pd.DataFrame | None = None,
     out: str | Path | None = None,
     on_ready: Callable[[Setup], Progress | None] | None = None,
+    jobs: int = 1,
     **settings: Any,
 ) -> Result:
     """Replay a trace and return what came of it.
@@ -44,7 +44,9 @@ def simulate(
     The run is described by keywords (`servesim.Scenario` lists them), by a scenario (an object, a mapping, or
     a YAML file), or by a scenario with keywords that override it. `trace` may be a Trace, or a DataFrame that
     servesim.load_trace makes one of. With `out` the result directory is written too, step records while the run goes
-    on. `on_ready` is told the resolved setup before the run begins and may return a callback for progress.
+    on. `on_ready` is told the resolved setup before the run begins and may return a callback for progress. With `jobs`
+    replicas are served in so many processes, where a router splits requests without looking at them; the result is the
+    same to the byte.
 
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
     """
@@ -55,8 +57,25 @@ def simulate(
         trace = load_trace(trace)
     writer = ResultWriter(out) if out is not None else None
     try:
-        setup = set_up(_scenario(scenario, trace, settings), trace if isinstance(trace, Trace) else None)
-        return _run(setup, writer, began, on_ready(setup) if on_ready else None)
+        asked, given = _scenario(scenario, trace, settings), trace if isinstance(trace, Trace) else None
+        setup = set_up(asked, given)
+        records = (StreamedRecords if setup.stream is not None else Records)(setup, writer)
+        on_progress = on_ready(setup) if on_ready else None
+        loop = _Clock()
+        apart_s = 0.0
+        if jobs > 1:
+            check_independent(setup)
+            apart_s = run_apart(setup, asked, given, jobs, records.recorder)
+        else:
+            setup.cluster(records.workload, records.recorder, on_progress=on_progress).run()
+        records.flush()
+        ended = _Clock()
+        records.close()
+        summary = _summary(setup, records)
+        timing = _timing(began, loop, ended, apart_s, summary)
+        if writer is not None:
+            writer.finish(summary, records.table, setup.scenario.to_yaml(), timing, records.samples)
+        return Result(summary, setup.scenario, timing, records.table, records.tables, records.samples)
     finally:
         if writer is not None:
             writer.discard()
@@ -75,32 +94,6 @@ def _scenario(
     if isinstance(trace, Trace):
         trace = f"{OBJECT}{trace.name}"
     return Scenario.of({**base, **({"trace": trace} if trace is not None else {}), **settings}, source)
-
-
-def _run(setup: Setup, writer: ResultWriter | None, began: _Clock, on_progress: Progress | None) -> Result:
-    terms = setup.cost.terms
-    in_ns, out_ns = (round(terms.front_in), round(terms.front_out)) if terms is not None else (0, 0)
-    records = (StreamedRecords if setup.stream is not None else Records)(setup, writer, out_ns)
-    cluster = Cluster(
-        FrontEnd(records.workload, in_ns, out_ns, terms.front_in_per_token if terms is not None else 0.0),
-        setup.cores,
-        setup.router,
-        setup.cost,
-        depth=setup.depth,
-        mode=setup.scenario.mode,
-        recorder=records.recorder,
-        on_progress=on_progress,
-    )
-    loop = _Clock()
-    cluster.run()
-    records.flush()
-    ended = _Clock()
-    records.close()
-    summary = _summary(setup, records)
-    timing = _timing(began, loop, ended, records.requests.total("arrived"), records.totals.steps)
-    if writer is not None:
-        writer.finish(summary, records.table, setup.scenario.to_yaml(), timing, records.samples)
-    return Result(summary, setup.scenario, timing, records.table, records.tables, records.samples)
 
 
 def _summary(setup: Setup, records: Records) -> dict[str, Any]:
@@ -145,8 +138,12 @@ class _Clock:
         self.wall, self.cpu = time.perf_counter(), time.process_time()
 
 
-def _timing(began: _Clock, loop: _Clock, ended: _Clock, requests: int, steps: int) -> dict[str, float | None]:
-    cpu = ended.cpu - loop.cpu
+def _timing(
+    began: _Clock, loop: _Clock, ended: _Clock, apart_s: float, summary: Mapping[str, Any]
+) -> dict[str, float | None]:
+    """`apart_s`: CPU seconds of other processes."""
+    cpu = ended.cpu - loop.cpu + apart_s
+    requests, steps = summary["requests"]["arrived"], summary["engine"]["steps"]
     return {
         "startup_wall_s": loop.wall - began.wall,
         "startup_cpu_s": loop.cpu - began.cpu,

@@ -12,6 +12,7 @@ from servesim.engine.request import Request
 class RoundRobin(Router):
     """The n-th request goes to replica n modulo the number of replicas."""
 
+    blind = True
     _next = 0
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:

@@ -30,6 +30,8 @@ class Router(ABC):
     paper: ClassVar[str] = ""
     """Where the idea is described."""
     Params: ClassVar[type[Any]] = NoParams
+    blind: ClassVar[bool] = False
+    """Routes without looking at the replicas, which then do not depend on each other."""
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         self.params = params

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price
 from servesim.cost.draft import Drafting
 from servesim.cost.host import HostTerms
-from servesim.cost.stage import Stage
+from servesim.cost.stage import Priced, Stage
 from servesim.cost.tables import KernelTables
 
 
@@ -48,10 +48,21 @@ class TableCostModel(CostModel):
         """What of the steps priced so far lay outside the tables, a line an operator. `reach`: the largest sum of
         contexts by number of decoding sequences (runs of steps are priced, but not all of them taken)."""
         found: dict[str, str] = {}
-        drafts = self._drafting.stages if self._drafting is not None else ()
-        for stage in (*self._stages, *drafts):
+        for stage in self._all_stages():
             found = {**stage.extrapolated(reach), **found}
         return [f"{name}: {found[name]}" for name in sorted(found)]
+
+    def priced(self) -> list[Priced]:
+        """What of the steps priced so far `extrapolated` goes by, for `add_priced` of another process's model."""
+        return [stage.priced() for stage in self._all_stages()]
+
+    def add_priced(self, other: Sequence[Priced]) -> None:
+        """Steps priced by an equal model elsewhere count too."""
+        for stage, priced in zip(self._all_stages(), other, strict=True):
+            stage.add_priced(priced)
+
+    def _all_stages(self) -> tuple[Stage, ...]:
+        return (*self._stages, *(self._drafting.stages if self._drafting is not None else ()))
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
         """GPU ns of a step on each pipeline stage, sending to the next one included; their sum is `gpu_ns`."""

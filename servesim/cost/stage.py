@@ -34,6 +34,16 @@ class AttentionLayers(NamedTuple):
     layers: int
 
 
+class Priced(NamedTuple):
+    """Extremes of the steps a stage has priced."""
+
+    tokens: int | None
+    samples: int | None
+    decodes: tuple[tuple[int, int, str], ...]
+    attended: int
+    over_cache: bool
+
+
 class Stage:
     """Operators of one stage: `per_token` over the tokens of a step (padding included), `per_sample` over the rows
     that sample (last stage only)."""
@@ -139,7 +149,9 @@ class Stage:
 
     def decode_curve(self, batch: Batch) -> Curve:
         """Decode attention of all layers over the sum of the contexts."""
-        key = (batch.decode_count, batch.queries_per_sequence, batch.attention)
+        return self._decode_curve((batch.decode_count, batch.queries_per_sequence, batch.attention))
+
+    def _decode_curve(self, key: tuple[int, int, str]) -> Curve:
         curve = self._decode_curves.get(key)
         if curve is None:
             count, queries, kind = key
@@ -147,6 +159,23 @@ class Stage:
             kinds = [decode_over_sum(a, count, queries, split, layers) for a, layers in self._attention]
             curve = self._decode_curves[key] = total(kinds)
         return curve
+
+    def priced(self) -> Priced:
+        """What of the steps priced so far `extrapolated` goes by."""
+        most = max(self._token_costs, default=None), max(self._sample_costs, default=None)
+        return Priced(*most, tuple(sorted(self._decode_curves)), self._attended, self._over_cache)
+
+    def add_priced(self, other: Priced) -> None:
+        """Steps priced elsewhere count too."""
+        for most, costs, operators in (
+            (other.tokens, self._token_costs, self._per_token),
+            (other.samples, self._sample_costs, self._per_sample),
+        ):
+            if most is not None:
+                costs.setdefault(most, self._sum_at(operators, most))
+        for key in other.decodes:
+            self._decode_curve(key)
+        self._attended, self._over_cache = max(self._attended, other.attended), self._over_cache or other.over_cache
 
     def extrapolated(self, reach: Mapping[int, int]) -> dict[str, str]:
         """What of the steps priced so far lay outside the tables, by operator. `reach`: the largest sum of contexts

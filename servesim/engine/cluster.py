@@ -25,7 +25,8 @@ class Cluster:
     """Serves a workload until its last request has left.
 
     `mode` is "fast" or "reference": the latter plans, prices and commits every step by itself, and fast
-    mode equals it to the nanosecond.
+    mode equals it to the nanosecond. `only`: of all requests those routed to these replicas are served, and the others
+    are another process's (servesim.independent).
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class Cluster:
         depth: int,
         mode: str = "fast",
         recorder: Recorder | None = None,
+        only: frozenset[int] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.clock = Clock()
         self.recorder = recorder or Recorder()
+        self._only = only
         self.workload = workload
         self.router = router
         self.replicas = [
@@ -115,7 +118,6 @@ class Cluster:
             if popped is None:
                 continue
             request, output_len = popped
-            self.num_sent += 1
             parent = request.parent
             if parent is not None and parent.replica >= 0:
                 index = parent.replica  # what belongs together is served together
@@ -125,6 +127,9 @@ class Cluster:
                     parent.replica = index
             if not 0 <= index < len(self.replicas):
                 raise PolicyError(f"{self.router.name} at {now} ns: routes {request} to replica {index}")
+            if self._only is not None and index not in self._only:
+                continue
+            self.num_sent += 1
             for deadline in request.deadlines:
                 give_up = partial(self.replicas[index].give_up, request, deadline)
                 self.clock.at(max(deadline.ns, now), ABORT, give_up)

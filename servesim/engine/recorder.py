@@ -97,6 +97,14 @@ class Table:
         if len(self._cells) >= FLUSH_CELLS:
             self.flush()
 
+    def extend(self, rows: Rows) -> None:
+        """Many rows, handed on in the chunks in which they would be one by one."""
+        chunk = -(-FLUSH_CELLS // len(self.columns))
+        for first in range(0, len(rows), chunk):
+            self._cells.frombytes(np.ascontiguousarray(rows[first : first + chunk]).tobytes())
+            if len(self._cells) >= FLUSH_CELLS:
+                self.flush()
+
     def flush(self) -> None:
         """Hand on what is buffered."""
         if self._cells:
@@ -238,6 +246,10 @@ class Recorder:
                 parent.number if parent is not None else request.row,
             )
         )
+
+    def pooled(self, ns: Rows, count: Rows) -> None:
+        """Gaps counted elsewhere."""
+        self._gap_sink(ns, count)
 
     def pool(self) -> None:
         """Hand on the gaps seen since the last time, equal ones counted."""
