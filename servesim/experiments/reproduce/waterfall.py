@@ -49,8 +49,8 @@ def naive_to_production(given: Given) -> Outcome:
             gain = amount(whole / run.speed)
             note = f"{amount(run.speed)} without it, {amount(whole, 'tokens/s')} with all"
             outcome.rows.append(Row(f"{name}, where all others are on, {workload}", "-", f"{gain} x", "shown", note))
-    _draw(outcome, "waterfall", "Output tokens per second, each optimisation over those before it", stacks, "+ ")
-    _draw(outcome, "without", "Output tokens per second, all optimisations but one", without, "without ")
+    _draw(outcome, "waterfall", "Output tokens/s, each step over those before", stacks, "+ ")
+    _draw(outcome, "without", "Output tokens/s, all but one", without, "without ")
     return outcome
 
 
