@@ -97,7 +97,7 @@ def test_choices_are_judged_by_what_they_bring() -> None:
     claimed = {**question, "claimed": ["no such gain"], "options": {"weights": {"bf16": {}, "no such gain": {}}}}
     _, rows = run("choices", constraints={"nothing": claimed})
     row = rows["nothing: no such gain"]
-    assert (row.verdict, row.simulated) == ("corrected", "no such gain 1 x alone, 1 x in the best")
+    assert (row.verdict, row.simulated) == ("corrected", "no such gain: 1 x alone, 1 x in the best")
 
 
 def test_the_quiz_ranks_and_says_what_each_part_is_worth() -> None:

@@ -104,7 +104,7 @@ def test_work_of_a_token_is_what_is_verified_over_what_is_kept() -> None:
 
 def test_pairs_gain_for_one_client_and_less_for_many() -> None:
     outcome, rows = run("draft-pairs", ks=[2, 4])
-    assert rows["7B for 70B, 70% right, 1 client"].verdict == "corrected", "2.533 / 1.2 or 2.773 / 1.4 at most"
+    assert rows["7B for 70B, 70 % right, 1 client"].verdict == "corrected", "2.533 / 1.2 or 2.773 / 1.4 at most"
     for one, many in outcome.figures[0].rows.values():  # type: ignore[union-attr]
         assert one > 1.2
         assert many < one

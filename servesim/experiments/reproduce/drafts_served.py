@@ -75,7 +75,7 @@ def draft_pairs(given: Given) -> Outcome:
             )
             k, later = (max(given["ks"], key=ratios.__getitem__) for ratios in (speed, busy))
             most = max(formula(alpha, n) / (1 + n * about["draft_pass"]) for n in given["ks"])
-            name = f"{pair}, {alpha:.0%} right"
+            name = f"{pair}, {100 * alpha:.0f} % right"
             found[name] = speed[k], busy[k]
             note = f"k = {k}; at most {most:.2f}x where passes cost the weights they read"
             verdict = "corrected" if speed[k] <= most * (1 + EXACT) else "differs"
@@ -111,7 +111,7 @@ def draft_verification(given: Given) -> Outcome:
         ratios = [cost.price(decode(batch, given["context"], n)).ns / one for n in range(1, lengths[-1] + 1)]
         curves.append(Curve(f"batch {batch}", lengths, [ratios[n - 1] for n in lengths]))
         free = next((n for n, ratio in enumerate(ratios) if ratio > same), len(ratios))
-        note = f"within {same - 1:.0%} up to {free} tokens a sequence, {free * batch} in the step"
+        note = f"within {100 * (same - 1):.0f} % up to {free} of each sequence, {free * batch} tokens in the step"
         what = f"{k} drafts and the target's token against one token, batch {batch}"
         outcome.near(what, 1.0, ratios[k], "x", within=same - 1, otherwise="corrected", note=note)
     name, gpus = given["model"], f"{given['tp']} x {given['gpu']}"
@@ -154,7 +154,7 @@ def drafts_or_batching(given: Given) -> Outcome:
     outcome.holds(f"{clients[-1]} clients to one: tokens/s of the same GPUs", "more", f"{faster:.1f} x", faster > 1)
     ratios = [d.throughput / p.throughput for d, p in zip(drafted, plain, strict=True)]
     outcome.rows.append(Row("drafts lower throughput from", "-", crossing(clients, ratios), "shown"))
-    outcome.notes.append("`speculation-crossover` has it by requests per second")
+    outcome.notes.append("the experiment speculation-crossover has it by requests per second")
     outcome.figures.append(
         Lines(
             "clients",
