@@ -69,7 +69,7 @@ def _read(folder: Path) -> tuple[list[Document], dict[str, str]]:
 def page(folder: Path) -> Page:
     """What `write` left in a folder."""
     documents, failed = _read(folder)
-    rows = [row for document in documents for row in document["rows"]]
+    rows = [row for document in documents for row in document["rows"] if _is_claim(row)]
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in VERDICTS}
     sections = [_section(document) for document in documents]
     if len(documents) == 1:
@@ -96,7 +96,7 @@ def _overview(documents: Sequence[Document], counts: Mapping[str, int]) -> list[
     words = [(verdict, f"{counts[verdict]}: {meaning}") for verdict, meaning in VERDICTS.items()]
     blocks = [Block("pairs", "Verdicts", words, wide=True)]
     for group, heading in GROUPS.items():
-        found = [(d["name"], row) for d in documents for row in d["rows"] if row["group"] == group]
+        found = [(d["name"], row) for d in documents for row in _claims(d, group)]
         if found:
             cells = [
                 (row["what"], row["published"], row["simulated"], _verdict(row), _link(name)) for name, row in found
@@ -104,6 +104,15 @@ def _overview(documents: Sequence[Document], counts: Mapping[str, int]) -> list[
             columns = ("claim", "published", "simulated", "verdict", "experiment")
             blocks.append(Block("table", heading, Table(heading, columns, cells, (False,) * 5, "claims"), wide=True))
     return blocks
+
+
+def _is_claim(row: Mapping[str, Any]) -> bool:
+    """Whether something was published that it holds a figure against; the rest stands with its experiment alone."""
+    return row["verdict"] != "shown" or row["published"] not in ("", "-")
+
+
+def _claims(document: Document, group: str) -> list[Mapping[str, Any]]:
+    return [row for row in document["rows"] if row["group"] == group and _is_claim(row)]
 
 
 def _section(document: Document) -> Section:

@@ -111,7 +111,11 @@ def test_a_folder_of_scenarios_must_have_one_of_an_experiment(tmp_path: Path) ->
 
 
 def _good(_: Given) -> Outcome:
-    rows = [Row("holds", "1", "1", "reproduced"), Row("does not", "1", "2", "differs", "because", "time")]
+    rows = [
+        Row("holds", "1", "1", "reproduced"),
+        Row("beside", "-", "5", "shown"),
+        Row("does not", "1", "2", "differs", "because", "time"),
+    ]
     return Outcome(rows, ["a note with <b>"], [LINES, BARS, SPANS])
 
 
@@ -120,10 +124,12 @@ def _documents() -> list[dict[str, Any]]:
     return [Experiment(name, "memory", "A claim", "A source", _good).document() for name in names]
 
 
-def test_the_page_has_every_row_twice_its_figures_in_words_and_no_link_elsewhere(tmp_path: Path) -> None:
+def test_the_page_has_every_claim_twice_its_figures_in_words_and_no_link_elsewhere(tmp_path: Path) -> None:
     write(tmp_path, _documents(), {"pagedattention": "", "broken": "out of <cheese>"})
     html = (tmp_path / "report.html").read_text()
     assert html.count(">does not<") == 4
+    assert html.count(">beside<") == 2, "nothing was claimed: not among the claims"
+    assert "<h1>4 claims, 2 experiments</h1>" in html
     assert "It rises." in html
     assert "a note with &lt;b&gt;" in html
     assert "<b>broken failed:</b> out of &lt;cheese&gt;" in html

