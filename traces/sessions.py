@@ -44,16 +44,16 @@ class Sessions:
     """Requests a session."""
     pause_s: Spread | None
     """Between turns: from an answer's end to the next request where `pauses` is "after answers", between their
-    arrivals where it is "between arrivals"; None: no session has several turns."""
+    arrivals where it is "between arrivals"; None: all are sent together."""
     pauses: str
     first_shared: float | None
     """Share of the prompt tokens of first turns that begin an earlier prompt as well; None: no content."""
     later_shared: float | None
-    """The same of later turns; None also without any."""
+    """The same of later turns."""
 
 
 def sessions(trace: Trace) -> Sessions | None:
-    """By the label `session`, else by what waits for what; None for a trace of single requests."""
+    """By the label `session`, else by what waits for what; None where every request stands alone."""
     session = _numbers(trace)
     if session is None:
         return None
@@ -62,6 +62,8 @@ def sessions(trace: Trace) -> Sessions | None:
     later = np.zeros(len(trace), dtype=np.bool_)
     later[order[again]] = True
     counts = np.bincount(session)
+    if counts.max() == 1:
+        return None
     waits = trace.after is not None and bool((trace.after.triggers == COMPLETION).any())
     if waits:
         assert trace.after is not None

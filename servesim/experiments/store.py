@@ -27,7 +27,7 @@ from servesim.errors import UserError
 from servesim.experiments.inputs import digest_of, input_digests
 from servesim.experiments.objects import TRACES, kept_trace
 from servesim.result import Result
-from servesim.result_files import REPORT, STREAMED, SUMMARY, reading
+from servesim.result_files import REPORT, REQUESTS, STREAMED, SUMMARY, reading
 from servesim.scenario import Scenario, Settings
 from servesim.simulation import simulate, versions
 
@@ -103,7 +103,7 @@ class Store:
         folder = self.folder(address)
         try:
             Result.load(folder)
-            for file in STREAMED:
+            for file in (REQUESTS, *STREAMED):
                 with reading(folder / file):
                     pq.read_table(folder / file, use_threads=False)
         except UserError as error:

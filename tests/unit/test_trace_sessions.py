@@ -57,6 +57,7 @@ def test_requests_without_a_label_stand_alone() -> None:
 
 def test_a_trace_of_single_requests_has_no_sessions() -> None:
     assert sessions(conversations()) is None
+    assert sessions(conversations(labels={"session": ("a", "b", "c", "d")})) is None
     assert inspect(load_preset("azure-conv-2023", 50)).sessions is None
 
 
