@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from servesim.errors import UserError
 from servesim.experiments.measures import LABELS
+from servesim.experiments.objects import title
 from servesim.reports.page import Alert, Block, Page, Section
 from servesim.reports.run import Run
 from servesim.reports.svg import SERIES, Drawing
@@ -175,7 +176,7 @@ def workload_words(workload: Mapping[str, Any]) -> tuple[str, str]:
     served = name_of(str(workload["model"])) if workload.get("model") else ""
     if served and workload.get("gpu"):
         served += f" on {gpu_of(str(workload['gpu']))}"
-    replayed = str(workload.get("trace", "a workload"))
+    replayed = title(str(workload.get("trace", "a workload")))
     if workload.get("requests"):
         replayed = f"{workload['requests']:,} requests of {replayed}"
     if workload.get("rate"):

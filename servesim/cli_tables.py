@@ -16,6 +16,7 @@ from rich.table import Table
 
 from servesim.cli_summary import limits_text, number, percent
 from servesim.experiments.measures import metric_label
+from servesim.experiments.objects import title
 from servesim.experiments.runner import Progress
 
 COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}
@@ -81,7 +82,7 @@ def _first(found: Mapping[str, Any]) -> str:
 
 
 def _workload(workload: Mapping[str, Any]) -> str:
-    parts = [str(workload.get("trace", ""))]
+    parts = [title(str(workload.get("trace", "")))]
     parts += [f"{workload['requests']:,} requests"] if workload.get("requests") else []
     parts += [f"{workload['rate']} requests/s"] if workload.get("rate") else []
     parts += [f"{workload[key]}" for key in ("model", "gpu") if workload.get(key)]

@@ -9,14 +9,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from servesim.contracts import REGISTRIES, build_params
+from servesim.contracts import REGISTRIES, build_params, kv_allocators
 from servesim.cost import KernelTables
 from servesim.cost.build import ROOFLINE_ONLY
 from servesim.cost.host import HostTerms
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 from servesim.hardware import Gpu, ModelSpec
-from servesim.opening import open_scenario
+from servesim.opening import open_scenario, open_stream
 from servesim.predictor import parse_predictor
 from servesim.scenario import Scenario
 from servesim.trace import Trace
@@ -53,8 +53,16 @@ def _checks(objects: Mapping[str, Trace]) -> dict[str, Check]:
             None if s.kernel_tables in (None, ROOFLINE_ONLY) else KernelTables.load(folder=s.kernel_tables)
         ),
         **{registry.kind: _policy(registry) for registry in REGISTRIES},
-        "trace": lambda s: open_scenario(s, objects.get(s.trace)),
+        "trace": lambda s: _open(s, objects.get(s.trace)),
     }
+
+
+def _open(scenario: Scenario, trace: Trace | None) -> None:
+    if scenario.stream:  # too long to be read twice
+        allocator, _ = kv_allocators.resolve(scenario.kv["name"])
+        open_stream(scenario, trace, allocator)
+    else:
+        open_scenario(scenario, trace)
 
 
 def _policy(registry: Any) -> Check:

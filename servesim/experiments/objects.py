@@ -53,6 +53,11 @@ class Objects(dict[str, Trace]):
                 save_trace(trace, path, "parquet")
 
 
+def title(trace: str) -> str:
+    """What a trace is called in titles: without the digest, if it is an object."""
+    return trace.removeprefix(OBJECT).rpartition("@")[0] if trace.startswith(OBJECT) and "@" in trace else trace
+
+
 def trace_file(settings: Mapping[str, Any], root: Path) -> Path | None:
     """Where the trace of a run in `root` is kept; None if it is no object."""
     name = str(settings.get("trace", ""))

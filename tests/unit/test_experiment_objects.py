@@ -121,3 +121,12 @@ def test_classes_are_held_to_their_own_limits(tmp_path: Path) -> None:
     assert summary["goodput"]["attainment_by_metric"] == {"e2el": 0.5}
     alone = servesim.sweep(**asked, rate=[20, 60])
     assert alone["slo_attainment"].tolist() == [0.5, 0.5]
+
+
+def test_a_page_calls_an_object_by_its_name(tmp_path: Path) -> None:
+    chat = FRAME.copy()
+    chat.attrs["name"] = "my chat"
+    servesim.sweep(**SERVER, trace=chat, rate=[20, 60], out=tmp_path)
+    html = servesim.report(tmp_path)
+    assert '<p class="subtitle">my chat</p>' in html
+    servesim.report(next((tmp_path / "cells").iterdir()))
