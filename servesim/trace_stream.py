@@ -27,10 +27,7 @@ class TraceStream:
     def of(cls, trace: Trace, chunk: int | None = None) -> TraceStream:
         """A trace in memory, cut up."""
         if trace.after is not None:
-            raise UserError(
-                f"trace {trace.name}: requests wait for others (conversations or agents), which a streamed run does "
-                "not follow; run it without --stream"
-            )
+            raise waits(trace.name)
 
         def read() -> Iterator[Trace]:
             size = chunk or CHUNK
@@ -64,6 +61,14 @@ class TraceStream:
             count, last = count + len(chunk), int(chunk.arrival_ns[-1])
         span = (count, first, last)
         return replace(self, read=lambda: (chunk.with_rate(rate, span) for chunk in self.read()))
+
+
+def waits(name: str) -> UserError:
+    """Of a trace that has no chunks."""
+    return UserError(
+        f"trace {name}: requests wait for others (conversations or agents), which a streamed run does not follow; run "
+        "it without --stream"
+    )
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,34 @@ def test_parquet_files_are_read_in_chunks(tmp_path: Path) -> None:
     assert load_trace(tmp_path / "folder").arrival_ns.tolist() == trace.arrival_ns.tolist()
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "azure"])
+def test_text_files_are_read_in_chunks(tmp_path: Path, form: str) -> None:
+    trace = synthesize("rate=9" + (",prefix=shared(groups=3,length=40)" if form == "jsonl" else ""), 200)
+    save_trace(labelled(trace) if form != "azure" else trace, tmp_path / "trace", form)
+    same(open_stream(str(tmp_path / "trace")), load_trace(tmp_path / "trace"))
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_clock_times_count_from_the_first_row_of_the_file(tmp_path: Path, form: str) -> None:
+    trace = synthesize("rate=9", 200)
+    save_trace(replace(trace, arrival_ns=trace.arrival_ns + 10**18), tmp_path / "trace", form)
+    same(open_stream(str(tmp_path / "trace")), load_trace(tmp_path / "trace"))
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_files_of_conversations_are_refused(tmp_path: Path, form: str) -> None:
+    save_trace(replace(synthesize("turns=chat(turns=3,think=1)", 100), content=None), tmp_path / "trace", form)
+    with pytest.raises(UserError, match="requests wait for others"):
+        servesim.simulate(**BASE, trace=str(tmp_path / "trace"), stream=True)
+
+
+def test_a_text_file_out_of_order_is_refused_also_between_chunks(tmp_path: Path) -> None:
+    rows = "".join(f"{at},10,10\n" for at in (*range(100, 164), 5))
+    (tmp_path / "trace.csv").write_text("arrival_ns,prompt_len,output_len\n" + rows)
+    with pytest.raises(UserError, match="row 64: arrives before the row above it"):
+        servesim.simulate(**BASE, trace=str(tmp_path / "trace.csv"), stream=True)
+
+
 def test_a_folder_of_parquet_files_out_of_order_names_the_row(tmp_path: Path) -> None:
     trace = synthesize("rate=9", 100)
     for i, rows in enumerate(np.split(np.arange(100), [50])):

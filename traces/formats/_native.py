@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from servesim.errors import UserError
 from servesim.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Ints, Samples, Trace
+from servesim.trace_stream import waits
 
 from . import _text
 
@@ -22,9 +23,16 @@ HOLDS = frozenset({"content", "outputs", "priority", "max_tokens", "sessions", "
 
 
 def build(
-    path: Path, name: str, notes: tuple[str, ...], cells: dict[str, list[Any]], lines: list[int], sort: bool
+    path: Path,
+    name: str,
+    notes: tuple[str, ...],
+    cells: dict[str, list[Any]],
+    lines: list[int],
+    sort: bool,
+    start: int | None = None,
 ) -> Trace:
-    """A Trace from cells by column (text or JSON values); columns that are absent get Trace's defaults."""
+    """A Trace from cells by column (text or JSON values); columns that are absent get Trace's defaults. `start`: see
+    _text.in_order."""
     columns: dict[str, Any] = {
         "arrival_ns": _text.times_ns(path, "arrival_ns", cells["arrival_ns"], lines, 1),
         "prompt_len": _text.token_counts(path, "prompt_len", cells["prompt_len"], lines),
@@ -58,7 +66,20 @@ def build(
             [_edges(path, cell, line) for cell, line in zip(cells["after"], lines, strict=True)]
         )
     columns["labels"] = {label: tuple(map(str, _full(path, label, cells, lines))) for label in LABELS if label in cells}
-    return Trace(name=name, **_text.in_order(path, {**columns, "notes": notes}, lines, sort))
+    return Trace(name=name, **_text.in_order(path, {**columns, "notes": notes}, lines, sort, start))
+
+
+def parts(
+    path: Path, name: str, notes: tuple[str, ...], chunks: Iterable[tuple[dict[str, list[Any]], list[int]]]
+) -> Iterator[Trace]:
+    """Successive parts of a trace, from the cells and line numbers of each."""
+    start = None
+    for cells, lines in chunks:
+        if "after" in cells:
+            raise waits(name)
+        if start is None:
+            start = int(_text.times_ns(path, "arrival_ns", cells["arrival_ns"][:1], lines, 1)[0])
+        yield build(path, name, notes, cells, lines, False, start)
 
 
 def sample_cells(trace: Trace) -> list[list[int]] | None:

@@ -65,8 +65,16 @@ def first_object(head: bytes) -> dict[str, Any] | None:
 
 def csv_columns(path: Path, needed: Sequence[str]) -> tuple[list[str], list[list[str]], list[int]]:
     """Header, cells by column and line numbers of a CSV; short and long rows are refused."""
+    return next(csv_chunks(path, needed, None))
+
+
+def csv_chunks(
+    path: Path, needed: Sequence[str], chunk: int | None
+) -> Iterator[tuple[list[str], list[list[str]], list[int]]]:
+    """The same, `chunk` rows at a time."""
     rows: list[list[str]] = []
     lines: list[int] = []
+    empty = True
     with open_text(path, newline="") as file:
         reader = csv.reader(file)
         try:
@@ -85,15 +93,23 @@ def csv_columns(path: Path, needed: Sequence[str]) -> tuple[list[str], list[list
                     )
                 rows.append(row)
                 lines.append(reader.line_num)
+                if len(rows) == chunk:
+                    yield header, _columns(rows), lines
+                    rows, lines, empty = [], [], False
         except csv.Error as error:
             raise UserError(f"{path}: line {reader.line_num}: not CSV: {error}") from error
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: after line {reader.line_num}: not UTF-8 text") from error
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"{path}: after line {reader.line_num}: {DAMAGED}") from error
-    if not rows:
+    if rows:
+        yield header, _columns(rows), lines
+    elif empty:
         raise UserError(f"{path}: a header but no requests")
-    return header, [list(column) for column in zip(*rows, strict=True)], lines
+
+
+def _columns(rows: list[list[str]]) -> list[list[str]]:
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -228,6 +244,8 @@ def need(path: Path, number: int, row: dict[str, Any], key: str) -> Any:
     return row[key]
 
 
-def lengths_trace(path: Path, columns: dict[str, Any], lines: Sequence[int], sort: bool) -> Trace:
-    """A trace named after its file from columns of lengths, checked for order."""
-    return Trace.from_lengths(path.stem, **in_order(path, columns, lines, sort))
+def lengths_trace(
+    path: Path, columns: dict[str, Any], lines: Sequence[int], sort: bool, start: int | None = None
+) -> Trace:
+    """A trace named after its file from columns of lengths, checked for order (see in_order)."""
+    return Trace.from_lengths(path.stem, **in_order(path, columns, lines, sort, start))

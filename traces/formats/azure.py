@@ -6,12 +6,14 @@ Columns TIMESTAMP,ContextTokens,GeneratedTokens. 2023 prints clock time with sev
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from servesim.errors import UserError
 from servesim.trace import Ints, Trace
+from servesim.trace_stream import TraceStream
 
 from . import _text
 
@@ -27,16 +29,35 @@ def detect(head: bytes) -> bool:
 
 def read(path: Path, *, sort: bool = False) -> Trace:
     header, cells, lines = _text.csv_columns(path, COLUMNS)
+    clock = _clock_ns(path, cells[header.index("TIMESTAMP")], lines)
+    return _trace(path, header, cells, lines, clock - clock.min(), sort)
+
+
+def stream(path: Path, chunk: int) -> TraceStream:
+    """Times count from the first row's."""
+
+    def chunks() -> Iterator[Trace]:
+        start = None
+        for header, cells, lines in _text.csv_chunks(path, COLUMNS, chunk):
+            clock = _clock_ns(path, cells[header.index("TIMESTAMP")], lines)
+            start = int(clock[0]) if start is None else start
+            yield _trace(path, header, cells, lines, clock - start, False)
+
+    return TraceStream(path.stem, chunks)
+
+
+def _trace(
+    path: Path, header: list[str], cells: list[list[str]], lines: list[int], arrival_ns: Ints, sort: bool
+) -> Trace:
     by_name = dict(zip(header, cells, strict=True))
-    clock = _clock_ns(path, by_name["TIMESTAMP"], lines)
     extra = [name for name in header if name not in COLUMNS]
     columns = {
-        "arrival_ns": clock - clock.min(),
+        "arrival_ns": arrival_ns,
         "prompt_len": _text.token_counts(path, "ContextTokens", by_name["ContextTokens"], lines),
         "output_len": _text.token_counts(path, "GeneratedTokens", by_name["GeneratedTokens"], lines),
         "notes": (f"columns not used: {', '.join(extra)}",) if extra else (),
     }
-    return _text.lengths_trace(path, columns, lines, sort)
+    return _text.lengths_trace(path, columns, lines, sort, 0)
 
 
 def write(trace: Trace, path: Path) -> None:

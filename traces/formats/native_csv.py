@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from servesim.errors import UserError, suggest
 from servesim.trace import Trace
+from servesim.trace_stream import TraceStream
 
 from . import _native, _text
 
@@ -26,13 +28,25 @@ def detect(head: bytes) -> bool:
 
 def read(path: Path, *, sort: bool = False) -> Trace:
     header, cells, lines = _text.csv_columns(path, _native.REQUIRED)
+    return _native.build(path, path.stem, (), _by_name(path, header, cells), lines, sort)
+
+
+def stream(path: Path, chunk: int) -> TraceStream:
+    def chunks() -> Iterator[Trace]:
+        found = _text.csv_chunks(path, _native.REQUIRED, chunk)
+        return _native.parts(path, path.stem, (), ((_by_name(path, header, cells), n) for header, cells, n in found))
+
+    return TraceStream(path.stem, chunks)
+
+
+def _by_name(path: Path, header: list[str], cells: list[list[str]]) -> dict[str, list[str]]:
     known = [name for name in (*_native.REQUIRED, *_native.OPTIONAL) if name != "content"]
     for name in header:
         if name == "content":
             raise UserError(f"{path}: line 1: content cannot be read from CSV; use Parquet or JSONL")
         if name not in known:
             raise UserError(f"{path}: line 1: unknown column {name!r}{suggest(name, known)}")
-    return _native.build(path, path.stem, (), dict(zip(header, cells, strict=True)), lines, sort)
+    return dict(zip(header, cells, strict=True))
 
 
 def write(trace: Trace, path: Path) -> None:

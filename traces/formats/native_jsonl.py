@@ -11,17 +11,21 @@ after = [[row, "dispatch" | "completion", delay in ns, relation], ...] (rows cou
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
 from servesim.trace import Trace
+from servesim.trace_stream import TraceStream
 
 from . import _native, _text
 
 NAME = "jsonl"
 ABOUT = "JSONL: a servesim_trace header line, then arrival_ns, prompt_len, output_len, ... and content runs"
 HOLDS = _native.HOLDS
+Part = tuple[dict[str, list[Any]], list[int]]
 
 
 def detect(head: bytes) -> bool:
@@ -30,11 +34,40 @@ def detect(head: bytes) -> bool:
 
 
 def read(path: Path, *, sort: bool = False) -> Trace:
+    name, notes, chunks = _open(path, None)
+    cells, lines = next(chunks)
+    return _native.build(path, name, notes, cells, lines, sort)
+
+
+def stream(path: Path, chunk: int) -> TraceStream:
+    return TraceStream(_open(path, chunk)[0], lambda: _native.parts(path, *_open(path, chunk)))
+
+
+def _open(path: Path, chunk: int | None) -> tuple[str, tuple[str, ...], Iterator[Part]]:
+    """Name, notes, and the rows, `chunk` at a time (None: all at once)."""
     rows = _text.json_lines(path)
     number, header = next(rows)
     if header.get("servesim_trace") != _native.VERSION:
         version = header.get("servesim_trace")
         raise UserError(f"{path}: line {number}: servesim_trace is {version!r}, must be {_native.VERSION}")
+    notes = tuple(map(str, header.get("notes", ())))
+    return str(header.get("name", path.stem)), notes, _parts(path, rows, chunk)
+
+
+def _parts(path: Path, rows: Iterator[tuple[int, dict[str, Any]]], chunk: int | None) -> Iterator[Part]:
+    first = True
+    while first or chunk is not None:
+        cells, lines = _cells(path, islice(rows, chunk))
+        if not lines:
+            break
+        yield cells, lines
+        first = False
+    if first:
+        raise UserError(f"{path}: a header but no requests")
+
+
+def _cells(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Part:
+    """Cells of the columns that some row has, and line numbers."""
     lines: list[int] = []
     cells: dict[str, list[Any]] = {name: [] for name in (*_native.REQUIRED, *_native.OPTIONAL)}
     for number, row in rows:
@@ -46,11 +79,7 @@ def read(path: Path, *, sort: bool = False) -> Trace:
             cells[name].append(_text.need(path, number, row, name))
         for name in _native.OPTIONAL:
             cells[name].append(row.get(name))
-    if not lines:
-        raise UserError(f"{path}: a header but no requests")
-    present = {name: column for name, column in cells.items() if any(cell is not None for cell in column)}
-    notes = tuple(map(str, header.get("notes", ())))
-    return _native.build(path, str(header.get("name", path.stem)), notes, present, lines, sort)
+    return {name: column for name, column in cells.items() if any(cell is not None for cell in column)}, lines
 
 
 def write(trace: Trace, path: Path) -> None:
