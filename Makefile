@@ -17,7 +17,7 @@ LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(C
 .PHONY: run test test-calibrate docs sample bench
 
 run: $(READY)
-	$(VENV)/bin/servesim run --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
+	@$(VENV)/bin/servesim run --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
 
 test: $(READY)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark
@@ -39,8 +39,9 @@ bench: $(READY)
 
 $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: servesim needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 2; }
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(LOCKED) $(PIP) install --quiet --editable '.[test]'
+	@echo "setting up $(VENV), in a minute or two" >&2
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@$(LOCKED) $(PIP) install --quiet --editable '.[test]'
 	@touch $@
 
 $(CALIBRATE)/.ready: pyproject.toml requirements.lock
