@@ -155,6 +155,11 @@ def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None, samp
             asynchronous=draw(st.booleans()),
         ),
     )
+    if speculation or params.get(
+        "num_lookahead_tokens"
+    ):  # as at vLLM's start-up: slots for drafts end where memory does
+        most = (world.num_blocks - 1) // len(world.windows) * world.block_size
+        world = replace(world, max_model_len=min(max_model_len, most))
     return draw(_several(world)) if samples and draw(st.integers(0, 2)) == 0 else world
 
 
