@@ -40,6 +40,7 @@ class Hybrid(PrefixHash):
     Params = HybridParams
     params: HybridParams
     grouped = True
+    supports = frozenset()
 
     def __init__(self, params: HybridParams, memory: KVMemory) -> None:
         super().__init__(params, memory)
@@ -175,7 +176,7 @@ class Hybrid(PrefixHash):
                 assert NULL not in table[table.count(NULL) :], "a hole inside the window"
         self._check_sharing(held)
 
-    def _host_blocks(self, request: Request) -> int:
+    def _host_blocks(self, request: Request, samples: Sequence[Request] = ()) -> int:
         return sum(len(table) - table.count(NULL) for table in self.tables[request])
 
     def _find(self, keys: list[Hashable], groups: list[int], window: int | None, most: int, drop: bool) -> int:

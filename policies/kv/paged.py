@@ -5,6 +5,7 @@ Block ids and free order follow vLLM 0.33 (vllm/v1/core/block_pool.py) with pref
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,12 @@ from ._growth import rounds_until_short
 @kv_allocators.register("paged")
 class Paged(KVAllocator):
     """Blocks are handed out from a LIFO free list. Block 0 is vLLM's null block, never allocated, so
-    `num_blocks - 1` are usable; fresh ones go out in the order 1, 2, 3, ..."""
+    `num_blocks - 1` are usable; fresh ones go out in the order 1, 2, 3, ...
+
+    Samples forked off a request share its blocks, counted by holder. The last one, partly filled, is copied by whoever
+    writes to it first while others hold it (vLLM V0: core/block_manager_v1.py)."""
+
+    supports = frozenset({"fork"})
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
@@ -28,6 +34,10 @@ class Paged(KVAllocator):
         self.tables: dict[Request, list[int]] = {}
         self._fresh = list(range(self.num_blocks - 1, 0, -1))  # top of the stack = front of the free queue
         self._table_blocks = 0  # sum of the lengths of all tables
+        self._extra: dict[int, int] = {}  # block -> holders beyond the first
+        self._partial: dict[int, int] = {}  # block partly filled that samples share -> its unused slots
+        self._overlap = 0  # of those slots, how many `held_tokens` and `_table_blocks` count more than once
+        self._layouts: dict[Request, list[int]] = {}  # in host memory with other samples: the number of each block
 
     def num_free_blocks(self) -> int:
         """Blocks that can be allocated now."""
@@ -36,6 +46,14 @@ class Paged(KVAllocator):
     def free_order(self) -> list[int]:
         """Free blocks in the order in which they would be handed out."""
         return self._fresh[::-1]
+
+    def fits(self, request: Request) -> bool:
+        """Of several samples to be forked: each needs blocks behind the shared ones, and one might have to be free for
+        each at every step."""
+        if (n := request.num_sequences) == 1:
+            return super().fits(request)
+        shared, rest = divmod(request.prompt_len, self.block_size)
+        return shared + n * (self._blocks(rest + request.max_tokens) + 1) < self.num_blocks
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
         free = self.num_free_blocks() - self._blocks(reserve)
@@ -54,6 +72,8 @@ class Paged(KVAllocator):
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         end = request.num_computed_tokens + num_tokens + lookahead
         table = self.tables[request]
+        if self._partial and table[-1] in self._partial:
+            return self._copy_on_write(table, end)
         if end <= len(table) * self.block_size:
             return True
         short = self._blocks(min(end, self.max_model_len)) - len(table)
@@ -65,7 +85,65 @@ class Paged(KVAllocator):
     def free(self, request: Request) -> None:
         table = self.tables.pop(request)
         self._table_blocks -= len(table)
+        if self._extra:
+            table = [block for block in table if not self._still_held(block)]
         self._fresh += table  # the last block foremost
+
+    def fork(self, request: Request, sample: Request) -> None:
+        computed = request.num_computed_tokens
+        table = self.tables[sample] = self.tables[request][: self._blocks(computed)]
+        self._table_blocks += len(table)
+        for block in table:
+            self._extra[block] = self._extra.get(block, 0) + 1
+        if unused := -computed % self.block_size:
+            self._partial[table[-1]] = unused
+            self._overlap += unused
+
+    def swap_out(self, request: Request, samples: Sequence[Request] = ()) -> int:
+        if samples:
+            numbers: dict[int, int] = {}
+            for each in (request, *samples):
+                table = self.tables[each][: self._blocks(each.num_computed_tokens)]
+                self._layouts[each] = [numbers.setdefault(block, len(numbers)) for block in table]
+        return super().swap_out(request, samples)
+
+    def can_swap_in(self, request: Request, num_tokens: int, reserve: int, samples: Sequence[Request] = ()) -> bool:
+        """Of several samples, as vLLM V0: as if each might need a block more."""
+        if not samples:
+            return super().can_swap_in(request, num_tokens, reserve)
+        needed = self._host[request] + 1 + len(samples)
+        return needed <= self.num_free_blocks() - self._blocks(reserve)
+
+    def swap_in(self, request: Request, num_tokens: int, lookahead: int, samples: Sequence[Request] = ()) -> int:
+        if not samples:
+            return super().swap_in(request, num_tokens, lookahead)
+        blocks: list[int] = []
+        self._take(blocks, self._host[request])
+        self._table_blocks -= len(blocks)
+        together = (request, *samples)
+        for each in together:
+            table = self.tables[each] = [blocks[number] for number in self._layouts.pop(each)]
+            self._table_blocks += len(table)
+            self._restored(each)
+        held = Counter(block for each in together for block in self.tables[each])
+        self._extra |= {block: count - 1 for block, count in held.items() if count > 1}
+        for each in together:
+            unused = -each.num_computed_tokens % self.block_size
+            last = self.tables[each][-1]
+            if unused and held[last] > 1 and last not in self._partial:
+                self._partial[last] = unused
+                self._overlap += unused * (held[last] - 1)
+        for each in together:
+            self.grow(each, num_tokens, lookahead)
+        return sum(self.drop_swapped(each) for each in together) * self.memory.block_size
+
+    def drop_swapped(self, request: Request) -> int:
+        if self._layouts.pop(request, None) is not None and request.parent is not None:
+            heir = next((sample for sample in request.parent.members if sample in self._layouts), None)
+            if heir is not None:  # what they share stays
+                self._host[heir] += self._host[request]
+                self._host[request] = 0
+        return super().drop_swapped(request)
 
     def slots(self, request: Request) -> int:
         table = self.tables.get(request)
@@ -73,10 +151,12 @@ class Paged(KVAllocator):
 
     def usage(self) -> Usage:
         free = self.num_free_blocks() * self.block_size
-        internal = self._table_blocks * self.block_size - self.held_tokens
+        internal = self._table_blocks * self.block_size - self.held_tokens - self._overlap
         return Usage(self.capacity_tokens - free - internal, internal, 0, free)
 
     def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
+        if self._partial:  # about to be copied
+            return 0
         slack = [len(self.tables[r]) * self.block_size - r.num_computed_tokens for r in requests]
         return rounds_until_short(slack, self.block_size, self.num_free_blocks(), limit)
 
@@ -96,6 +176,8 @@ class Paged(KVAllocator):
         return grown
 
     def rounds_that_fit(self, requests: Sequence[Request], ends: NDArray[np.int64]) -> int:
+        if self._partial:
+            return 0
         held = np.array([len(self.tables[request]) for request in requests])
         needed = np.maximum(-(-ends // self.block_size) - held, 0).sum(axis=1)
         return int(np.searchsorted(needed, self.num_free_blocks(), side="right"))
@@ -123,7 +205,16 @@ class Paged(KVAllocator):
         assert 0 not in held + free, "the null block is in use"
         self._check_sharing(held)
 
+    def _host_blocks(self, request: Request, samples: Sequence[Request] = ()) -> int:
+        if not samples:
+            return super()._host_blocks(request)
+        tables = [self.tables[each][: self._blocks(each.num_computed_tokens)] for each in (request, *samples)]
+        return len({block for table in tables for block in table})
+
     # What prefix caching does differently.
+
+    def _restored(self, request: Request) -> None:
+        """A request is back from host memory."""
 
     def _adopt(self, table: list[int], hit: Hit) -> None:
         """Put the blocks of a hit into a table."""
@@ -138,5 +229,28 @@ class Paged(KVAllocator):
             del stack[-n:]
             self._table_blocks += n
 
+    def _still_held(self, block: int) -> bool:
+        """Whether others hold a block that one request gives up."""
+        others = self._extra.pop(block, 0)
+        if others > 1:
+            self._extra[block] = others - 1
+        if others and block in self._partial:
+            self._overlap -= self._partial[block] if others > 1 else self._partial.pop(block)
+        return others > 0
+
+    def _copy_on_write(self, table: list[int], end: int) -> bool:
+        """Grow a table to token `end`, its last block replaced by one of its own; False: there are too few."""
+        short = max(self._blocks(min(end, self.max_model_len)) - len(table), 0) + 1
+        if short > self.num_free_blocks():
+            return False
+        self._still_held(table.pop())
+        self._table_blocks -= 1
+        self.copied_tokens += self.block_size  # blocks are copied whole
+        self._take(table, short)
+        return True
+
     def _check_sharing(self, held: list[int]) -> None:
-        assert len(held) == len(set(held)), "a block is held twice"
+        extra = {block: count - 1 for block, count in Counter(held).items() if count > 1}
+        assert extra == self._extra, "holders do not match the block tables"
+        assert self._partial.keys() <= extra.keys(), "partly filled and shared, but held by one"
+        assert self._overlap == sum(extra[block] * slots for block, slots in self._partial.items()), "slots miscounted"

@@ -4,7 +4,7 @@ freed, until they are needed for something else (vLLM 0.33: vllm/v1/core/block_p
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,11 +47,12 @@ class PrefixHash(Paged):
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._extra: dict[int, int] = {}  # block -> holders beyond the first
         self._key_of: list[Hashable] = [None] * self.num_blocks  # None: not cached
         # key -> blocks with that content, first inserted first; one block alone is stored bare.
         self._cached: dict[Hashable, int | dict[int, None]] = {}
         self._published: dict[Request, int] = {}  # blocks of its table offered for sharing so far
+        if params.hash_lookahead_tokens:  # what a block is known by would depend on the sample that goes on from it
+            self.supports = frozenset()
 
     def num_free_blocks(self) -> int:
         return len(self._fresh) + len(self._idle)
@@ -125,12 +126,21 @@ class PrefixHash(Paged):
         cached = self._published.pop(request)
         if self.params.free_order == "back":
             cached = len(table)
-        self._fresh += table[cached:]
+        fresh = table[cached:]
         del table[cached:]
         table.reverse()
         if self._extra:
+            fresh = [block for block in fresh if not self._still_held(block)]
             table = [block for block in table if not self._still_held(block)]
+        self._fresh += fresh
         self._idle.update(dict.fromkeys(table))
+
+    def fork(self, request: Request, sample: Request) -> None:
+        super().fork(request, sample)
+        self._published[sample] = self._published[request]
+
+    def _restored(self, request: Request) -> None:
+        self._published[request] = 0
 
     def idle_tokens(self, hit: Hit) -> int:
         return self.block_size * sum(1 for block in hit.blocks if block in self._idle)
@@ -173,13 +183,6 @@ class PrefixHash(Paged):
                 if isinstance(there, int):
                     there = cached[key] = {there: None}
                 there[block] = None
-
-    def _still_held(self, block: int) -> bool:
-        """Whether others hold a block that one request gives up."""
-        others = self._extra.pop(block, 0)
-        if others > 1:
-            self._extra[block] = others - 1
-        return others > 0
 
     def _keys(self, request: Request, start: int, stop: int) -> Iterator[Hashable]:
         """For blocks start to stop, the identity of everything up to the block's end: the chained hash."""
@@ -229,8 +232,7 @@ class PrefixHash(Paged):
                 self._cached[key] = there
 
     def _check_sharing(self, held: list[int]) -> None:
-        extra = {block: count - 1 for block, count in Counter(held).items() if count > 1}
-        assert extra == self._extra, "holders do not match the block tables"
+        super()._check_sharing(held)
         assert not self._idle.keys() & set(held), "a block is idle and held"
         assert not any(self.is_cached(b) for b in self._fresh), "a cached block is among the fresh ones"
         for key, there in self._cached.items():

@@ -20,16 +20,16 @@ def watermark(kv: KVAllocator, fraction: float) -> int:
     return int(fraction * (kv.capacity_tokens // kv.block_size)) * kv.block_size
 
 
-def one_block_free(kv: KVAllocator) -> bool:
+def one_block_free(kv: KVAllocator, sequences: int = 1) -> bool:
     """vLLM V0's and Sarathi's test before a token is appended: as if each might need a new block."""
-    return kv.reserves or kv.usage().free >= kv.block_size
+    return kv.reserves or kv.usage().free >= sequences * kv.block_size
 
 
-def steps_with_blocks_free(kv: KVAllocator, num_requests: int) -> int:
-    """For how many steps of `num_requests` decodes that test certainly holds."""
+def steps_with_blocks_free(kv: KVAllocator, num_requests: int, together: int = 1) -> int:
+    """For how many steps of `num_requests` decodes, at most so many of one request, that test certainly holds."""
     if kv.reserves:
         return FOREVER
-    return max(kv.usage().free // kv.block_size - 1, 0) // num_requests * kv.block_size
+    return max(kv.usage().free // kv.block_size - together, 0) // num_requests * kv.block_size
 
 
 def may_find_more(scheduler: Scheduler) -> bool:

@@ -2,14 +2,15 @@
 
 Prefill first: whenever waiting prompts fit they run alone and all decodes stall. On a shortage of blocks the
 request that came last gives way, by recomputation or to host memory; who was swapped out comes back before anyone new.
+Samples of a request (n > 1) are forked when its prompt is computed; they give way and come back together.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.scheduler import SchedulerParams, schedulers
@@ -32,7 +33,7 @@ class ContinuousParams(SchedulerParams):
     watermark: float = 0.01
     """Fraction of the blocks that admissions and returns leave free."""
     preemption_mode: str = "recompute"
-    """"recompute" (V0's choice for requests of one sequence) or "swap"."""
+    """"recompute" (V0's choice for requests of one sequence; those of several are swapped) or "swap"."""
     reserve_output: bool = False
     """Admissions set memory for the longest possible output aside, so that nobody is preempted (TGI)."""
     enable_chunked_prefill = False  # no parameter: prompts run whole
@@ -56,6 +57,8 @@ class Continuous(Scheduler):
         self.swapped: deque[Request] = deque()
         self.reserve = watermark(kv, params.watermark)
         self._reserves = params.reserve_output and not kv.reserves
+        self.samples = "children" if params.reserve_output else "fork"  # TGI's best_of is as many requests
+        self._several = False  # whether samples were ever to be forked
 
     @classmethod
     def complete(cls, params: ContinuousParams, defaults: Defaults) -> ContinuousParams:
@@ -80,7 +83,7 @@ class Continuous(Scheduler):
                 continue
             hit = self.kv.lookup(request)
             new = request.num_tokens - hit.num_tokens
-            if new > budget or len(self.running) >= self.limits.max_num_seqs:
+            if new > budget or self._sequences() + request.num_sequences > self.limits.max_num_seqs:
                 return
             output = request.prompt_len + request.max_tokens - request.num_tokens if self._reserves else 0
             if not ctx.admit(request, new, hit, reserve=self.reserve, lookahead=output):
@@ -94,42 +97,75 @@ class Continuous(Scheduler):
         size = self.kv.block_size
         needed = -(-request.num_tokens // size) * size
         too_big = needed + self.reserve > self.kv.capacity_tokens
-        return too_big or request.num_tokens > self.limits.max_num_batched_tokens
+        too_many = request.num_sequences > self.limits.max_num_seqs
+        return too_big or too_many or request.num_tokens > self.limits.max_num_batched_tokens
+
+    def _sequences(self) -> int:
+        """Of the running requests, those to be forked included."""
+        return sum(r.num_sequences for r in self.running) if self._several else len(self.running)
+
+    def _groups(self, requests: Iterable[Request]) -> list[list[Request]]:
+        """Samples of one request together."""
+        if not self._several:
+            return [[request] for request in requests]
+        return [list(group) for _, group in groupby(requests, key=lambda r: r.parent or r)]
 
     def _decode(self, ctx: PlanContext) -> None:
-        queue, self.running = deque(self.running), []
-        plenty = self._reserves or self.kv.usage().free >= len(queue) * self.kv.block_size
+        queue = deque(self._groups(self.running))
+        plenty = self._reserves or self.kv.usage().free >= len(self.running) * self.kv.block_size
+        self.running = []
         while queue:
-            request = queue.popleft()
-            if pending(request):
-                while not ((plenty or one_block_free(self.kv)) and ctx.extend(request, 1)):
-                    victim = queue.pop() if queue else request
-                    self._preempt(ctx, victim)
-                    if victim is request:
-                        break
-            if request.state is State.RUNNING:
-                self.running.append(request)
+            group = queue.popleft()
+            due = [request for request in group if pending(request)]
+            while due and not ((plenty or one_block_free(self.kv, len(due))) and self._extend(ctx, due)):
+                victims = queue.pop() if queue else group
+                self._preempt(ctx, victims)
+                if victims is group:
+                    break
+            self.running += [request for request in group if request.state is State.RUNNING]
 
-    def _preempt(self, ctx: PlanContext, victim: Request) -> None:
-        if self.params.preemption_mode == "swap" and ctx.swap_out(victim):
-            self.swapped = deque(sorted((*self.swapped, victim), key=lambda r: (r.arrival_ns, r.row)))
-        else:
+    def _extend(self, ctx: PlanContext, requests: list[Request]) -> bool:
+        """A token for each; False: not for the first. With a block free for each, the others have theirs, too."""
+        return all(ctx.extend(request, 1) for request in requests)
+
+    def _preempt(self, ctx: PlanContext, victims: list[Request]) -> None:
+        first, *samples = victims
+        if (samples or self.params.preemption_mode == "swap") and ctx.swap_out(first, samples):
+            self.swapped = deque(sorted((*self.swapped, *victims), key=_arrival))
+            return
+        for victim in reversed(victims):
             ctx.preempt(victim)
             self.waiting.appendleft(victim)
 
     def _swap_in(self, ctx: PlanContext) -> None:
         budget = self.limits.max_num_batched_tokens - len(ctx.plan.tokens)
-        while self.swapped and budget > 0 and len(self.running) < self.limits.max_num_seqs:
-            reserve = self.reserve if self.running else 0
-            if not ctx.swap_in(self.swapped[0], 1, reserve=reserve):
+        for first, *samples in self._groups(self.swapped):
+            together = 1 + len(samples)
+            if budget < together or self._sequences() + together > self.limits.max_num_seqs:
                 return
-            self.running.append(self.swapped.popleft())
-            budget -= 1
+            reserve = self.reserve if self.running else 0
+            if not ctx.swap_in(first, 1, samples=samples, reserve=reserve):
+                return
+            self.running += [self.swapped.popleft() for _ in range(together)]
+            budget -= together
+
+    def on_fork(self, request: Request, samples: Sequence[Request]) -> None:
+        queue: list[Request] | deque[Request] = self.running if request.state is State.RUNNING else self.waiting
+        after = queue.index(request) + 1 if request in queue else 0
+        for sample in reversed(samples):
+            queue.insert(after, sample)
 
     def steady(self, plan: Plan) -> int:
         if may_find_more(self) and len(self.running) < self.limits.max_num_seqs:
             return 0
-        return FOREVER if self._reserves else steps_with_blocks_free(self.kv, len(plan.tokens))
+        if self._reserves:
+            return FOREVER
+        together = max(map(len, self._groups(self.running)), default=1) if self._several else 1
+        return steps_with_blocks_free(self.kv, len(plan.tokens), together)
+
+    def on_arrival(self, request: Request) -> None:
+        self._several = self._several or request.num_sequences > 1
+        super().on_arrival(request)
 
     def waiters(self) -> Iterator[Request]:
         return chain(self.swapped, self.waiting)
@@ -139,3 +175,8 @@ class Continuous(Scheduler):
 
     def drop_waiter(self, request: Request) -> None:
         (self.swapped if request in self.swapped else self.waiting).remove(request)
+
+
+def _arrival(request: Request) -> tuple[int, int, int]:
+    parent = request.parent
+    return request.arrival_ns, parent.number if parent is not None else request.row, request.sample

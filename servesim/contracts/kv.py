@@ -158,23 +158,30 @@ class KVAllocator(ABC):
         a hit without sharing can be, none."""
         return 0
 
-    def can_swap_out(self, request: Request) -> bool:
-        """Whether host memory has room for the KV of a running request."""
-        return self._host_blocks(request) <= self._host_free
+    def can_swap_out(self, request: Request, samples: Sequence[Request] = ()) -> bool:
+        """Whether host memory has room for the KV of a running request, and of forked samples with it."""
+        return self._host_blocks(request, samples) <= self._host_free
 
-    def swap_out(self, request: Request) -> int:
-        """Move its KV to host memory; tokens moved. Only after `can_swap_out`."""
-        blocks = self._host[request] = self._host_blocks(request)
+    def swap_out(self, request: Request, samples: Sequence[Request] = ()) -> int:
+        """Move its KV, and that of samples, to host memory, shared blocks once; tokens moved. Only after
+        `can_swap_out`."""
+        blocks = self._host[request] = self._host_blocks(request, samples)
         self._host_free -= blocks
-        self.free(request)
+        for sample in samples:
+            self._host[sample] = 0
+        for each in (request, *samples):
+            self.free(each)
         return blocks * self.memory.block_size
 
-    def can_swap_in(self, request: Request, num_tokens: int, reserve: int) -> bool:
-        """Whether a swapped request can come back and have `num_tokens` more, `reserve` tokens left free."""
+    def can_swap_in(
+        self, request: Request, num_tokens: int, reserve: int, samples: Sequence[Request] = ()
+    ) -> bool:
+        """Whether a swapped request (with the samples that were swapped out with it) can come back and have
+        `num_tokens` more, `reserve` tokens left free. `samples`: only where "fork" is supported."""
         return self.can_admit(request, MISS, request.num_computed_tokens + num_tokens, 0, reserve)
 
-    def swap_in(self, request: Request, num_tokens: int, lookahead: int) -> int:
-        """Bring its KV back, with memory for `num_tokens` more; tokens moved. Only after `can_swap_in`."""
+    def swap_in(self, request: Request, num_tokens: int, lookahead: int, samples: Sequence[Request] = ()) -> int:
+        """Bring its KV back, with memory for `num_tokens` more (each); tokens moved. Only after `can_swap_in`."""
         self.admit(request, MISS, request.num_computed_tokens + num_tokens, lookahead)
         return self.drop_swapped(request) * self.memory.block_size
 
@@ -187,7 +194,7 @@ class KVAllocator(ABC):
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    def _host_blocks(self, request: Request) -> int:
+    def _host_blocks(self, request: Request, samples: Sequence[Request] = ()) -> int:
         return -(-request.num_computed_tokens // self.memory.block_size)
 
     def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:

@@ -97,7 +97,7 @@ class EngineCore:
             self._reject(request, now, request.reason)
         for request in plan.preempted:
             for step in self.in_flight:
-                if request.state is State.PREEMPTED and request in step.sampled:
+                if request.state is not State.RUNNING and request in step.sampled:
                     step.stale = (step.stale or set()) | {request}
         self.last_plan = plan
         if not plan.tokens:
@@ -193,7 +193,7 @@ class EngineCore:
             if drafts and self.speculator.expands:
                 expand(batch, plan)
             self._draft(batch, sampled)
-        steady = not prefill and not plan.changes_queues
+        steady = not prefill and not plan.changes_queues and not batch.bytes_copied
         if self.speculator is not None:
             steady = steady and self.speculator.steady() and bool(drafts) == bool(batch.draft_k)
         usage, preempted = self.kv.usage(), len(plan.preempted)
@@ -238,6 +238,7 @@ class EngineCore:
         before, self.committed_ns = self.committed_ns, now
         on_time = 0  # most requests of a step got their last token from the step before: report the gap once
         late: list[Late] = []
+        forked: list[Request] = []  # whose prompt is computed, and of which there are to be several
         plain = tokens is None and not step.drafts and step.stale is None
         ended = State.FINISHED
         for request in step.sampled:
@@ -258,6 +259,8 @@ class EngineCore:
                     continue
             if request.first_token_ns < 0:
                 request.first_token_ns = now
+                if request.parent is not None and request.parent.unforked:
+                    forked.append(request)
                 if delivered > 1:
                     late.append((request.row, now, delivered))
             elif request.last_token_ns == before and delivered == 1:
@@ -272,6 +275,8 @@ class EngineCore:
             self.on_gap(now - before, on_time)
         if late:
             self.on_late(now, late)
+        for request in forked:
+            finished += self._fork(request, now)
         if self.kv.shares:
             publish = self.kv.publish
             for request in kept:
@@ -285,6 +290,28 @@ class EngineCore:
         self._finish(finished, State.FINISHED, now)
         if self.checks:
             self.check_integrity()
+
+    def _fork(self, request: Request, now: int) -> list[Request]:
+        """The samples of a request go on from its prompt by themselves, each with a first token of its own; those that
+        end with that. One that was preempted meanwhile has nothing to share: all compute the prompt again."""
+        parent = request.parent
+        assert parent is not None
+        samples, outputs = parent.members[len(parent.sent) :], parent.outputs[len(parent.sent) :]
+        parent.unforked = 0
+        self.num_forked += len(samples)
+        running = request.state is State.RUNNING
+        for sample, output_len in zip(samples, outputs, strict=True):
+            sample._end_tokens = sample.prompt_len + output_len
+            sample.num_tokens = sample.prompt_len + 1
+            sample.scheduled_ns, sample.first_token_ns, sample.last_token_ns = request.scheduled_ns, now, now
+            sample.hit_tokens = sample.prompt_len
+            sample.state = State.RUNNING if running else State.PREEMPTED
+            if running:
+                sample.num_computed_tokens = request.num_computed_tokens
+                self.kv.fork(request, sample)
+                self.kv.held_tokens += sample.num_computed_tokens
+        self.scheduler.on_fork(request, samples)
+        return [sample for sample in samples if sample.num_tokens >= sample._end_tokens]
 
     def _deliver(self, step: Step, request: Request, sampled: int, stale: bool) -> int:
         """Account for what a request sampled in a step; how many tokens that makes."""

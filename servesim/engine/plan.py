@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -119,30 +120,41 @@ class PlanContext:
         request.lost_tokens = request.num_computed_tokens
         request.num_computed_tokens = 0
 
-    def swap_out(self, request: Request) -> bool:
-        """Preempt a running request by moving its KV to host memory; False (nothing done) if there is no room. The
-        caller moves it from its running list to a queue of those to swap in."""
-        if not self.kv.can_swap_out(request):
+    def swap_out(self, request: Request, samples: Sequence[Request] = ()) -> bool:
+        """Preempt a running request, and running samples forked off with it, by moving their KV to host memory; False
+        (nothing done) if there is no room. The caller moves them from its running list to a queue of those to swap in,
+        together."""
+        if not self.kv.can_swap_out(request, samples):
             return False
-        self._stop(request)
-        request.state = State.SWAPPED
-        self._move(self.kv.swap_out(request))
+        for each in (request, *samples):
+            self._stop(each)
+            each.state = State.SWAPPED
+        self._move(self.kv.swap_out(request, samples))
         return True
 
     def swap_in(
-        self, request: Request, num_tokens: int, *, reserve: int = 0, lookahead: int = 0, drafts: int = 0
+        self,
+        request: Request,
+        num_tokens: int,
+        *,
+        samples: Sequence[Request] = (),
+        reserve: int = 0,
+        lookahead: int = 0,
+        drafts: int = 0,
     ) -> bool:
-        """Bring a swapped request back and give it `num_tokens` tokens in this step; False (nothing done) if its KV
-        and those do not fit beside `reserve` free tokens. The caller moves it to its running list."""
+        """Bring a swapped request back, with the samples that went with it, and give (each) `num_tokens` tokens in this
+        step; False (nothing done) if its KV and those do not fit beside `reserve` free tokens. The caller moves it to
+        its running list."""
         if request.state is not State.SWAPPED:
             raise PolicyError(f"{self.policy} at {self.now} ns: swaps in {request}, which is not swapped out")
-        if not self.kv.can_swap_in(request, num_tokens + lookahead, reserve):
+        if not self.kv.can_swap_in(request, num_tokens + lookahead, reserve, samples):
             return False
-        self._move(self.kv.swap_in(request, num_tokens, lookahead))
-        request.state = State.RUNNING
-        self.kv.held_tokens += request.num_computed_tokens
-        self.plan.resumed.append(request)
-        self.schedule(request, num_tokens, drafts)
+        self._move(self.kv.swap_in(request, num_tokens, lookahead, samples))
+        for each in (request, *samples):
+            each.state = State.RUNNING
+            self.kv.held_tokens += each.num_computed_tokens
+            self.plan.resumed.append(each)
+            self.schedule(each, num_tokens, drafts)
         return True
 
     def _stop(self, request: Request) -> None:

@@ -151,16 +151,37 @@ class Allocators(RuleBasedStateMachine):
         if new < 1:
             return
         before, held = memory_state(self.kv), copy.deepcopy(self._tables(request))
+        copied = self.kv.copied_tokens
         if self.kv.grow(request, new, lookahead):
             for now, then in zip(self._tables(request), held, strict=True):
-                slid = now.count(0)
-                assert now[slid : len(then)] == then[slid:], "tables are append-only"
+                slid, kept = now.count(0), len(then) - (self.kv.copied_tokens > copied)
+                assert now[slid:kept] == then[slid:kept], "tables are append-only, but for a block that is copied"
             self._advance(request, new)
             assert self.kv.slots(request) >= request.num_computed_tokens
         else:
             assert self.kv.name != "contiguous", "a reservation was not kept"
             if self.kv.name not in ("prefix-radix", "hybrid"):  # which enter what is done, and let go what is past
                 assert memory_state(self.kv) == before, "a refused growth changed something"
+
+    @rule(pick=PICK, samples=st.integers(1, 3))
+    def fork(self, pick: int, samples: int) -> None:
+        prompts = [r for r in self.running if r.num_computed_tokens <= r.prompt_len]
+        if not prompts or "fork" not in self.kv.supports:
+            return
+        request = prompts[pick % len(prompts)]
+        for _ in range(samples):
+            row, content = self.rows, request.content
+            self.rows += 1
+            again = RunContent(row, content._runs, self.prefixes)  # type: ignore[union-attr]
+            sample = Request(row, str(row), request.prompt_len, request.max_tokens, row, content=again)
+            sample.salt, sample._end_tokens, sample.state = request.salt, request._end_tokens, State.RUNNING
+            sample.num_tokens, sample.num_computed_tokens = request.num_tokens, request.num_computed_tokens
+            before = self.kv.usage()
+            self.kv.fork(request, sample)
+            self.kv.held_tokens += sample.num_computed_tokens
+            assert (self.kv.usage().free, self.kv.usage().used) == (before.free, before.used), "a fork takes nothing"
+            assert self._tables(sample)[0][: len(self._tables(request)[0])] == self._tables(sample)[0]
+            self.running.append(sample)
 
     @rule(mask=PICK, k=st.integers(1, 9))
     def run(self, mask: int, k: int) -> None:

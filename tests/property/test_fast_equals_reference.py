@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, event, given, settings
 from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder
 from servesim.engine.request import State
-from tests.support.strategies import social_worlds, worlds
+from servesim.metrics.requests import RequestColumns
+from tests.support.strategies import groups_of_samples, social_worlds, worlds
 from tests.support.worlds import World, watch
 
 SUMMED = ("k", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "bytes_moved")
@@ -53,6 +54,17 @@ def test_fast_mode_equals_plain_stepping_in_every_record(world: World) -> None:
 @given(social_worlds(samples=True))
 def test_the_same_where_clients_wait_for_answers_give_up_and_try_again(world: World) -> None:
     assert_fast_equals_plain(world)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(groups_of_samples())
+def test_the_same_where_samples_are_forked_and_swapped_together(world: World) -> None:
+    fast, _ = compared(world)
+    forked = sum(replica.core.num_forked for replica in fast.replicas)
+    table = RequestColumns.of(fast.recorder.requests.array()).sequences
+    event(f"forked and leapt: {forked > 0 and bool((fast.recorder.steps.column('k') > 1).any())}")
+    event(f"a forked sample gave way: {bool(table['num_preemptions'][table['sample'] > 1].any())}")
+    event(f"swapped: {bool(fast.recorder.steps.column('bytes_moved').any())}")
 
 
 def assert_fast_equals_plain(world: World) -> None:

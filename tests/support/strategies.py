@@ -179,6 +179,30 @@ def _several(draw: st.DrawFn, world: World) -> World:
 
 
 @st.composite
+def groups_of_samples(draw: st.DrawFn) -> World:
+    """A few requests of several samples each, forked after their prompts, in memory that is short now and then."""
+    n = draw(st.integers(1, 5))
+    prompts = draw(st.lists(st.integers(1, 60), min_size=n, max_size=n))
+    outputs = st.integers(1, 70)
+    return World(
+        toy_trace(
+            np.cumsum(draw(st.lists(st.sampled_from([0, 900, 30_000]), min_size=n, max_size=n))).tolist(),
+            prompts,
+            draw(st.lists(outputs, min_size=n, max_size=n)),
+            samples={row: draw(st.lists(outputs, max_size=4)) for row in range(n)},
+            runs=draw(st.none() | st.just([[(7, length)] for length in prompts])),
+        ),
+        kv=draw(st.sampled_from(["paged", "prefix-hash", "prefix-hash:free_order=back"])),
+        num_blocks=draw(st.sampled_from([15, 25, 40, 400])),
+        host_blocks=draw(st.sampled_from([0, 6, 100])),
+        scheduler="continuous",
+        scheduler_params={"preemption_mode": draw(st.sampled_from(["recompute", "swap"]))},
+        max_num_seqs=draw(st.sampled_from([4, 8, 64])),
+        depth=draw(st.sampled_from([1, 1, 2])),
+    )
+
+
+@st.composite
 def social_worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None, samples: bool = False) -> World:
     """The same, with requests that wait for others, clients that give up and try again, and limits on both sides."""
     world = draw(worlds(scheduler, kv, samples))

@@ -135,6 +135,122 @@ def test_samples_go_to_one_replica() -> None:
     assert by_request == {0: {0}, 1: {1}}
 
 
+def forked(**more: Any) -> World:
+    return World(three(), scheduler="continuous", kv=more.pop("kv", "paged"), **more)
+
+
+@pytest.mark.parametrize("kv", ["paged", "prefix-hash"])
+def test_vllm_v0_computes_the_prompt_once_and_forks(kv: str) -> None:
+    """Three blocks of the prompt; the third, of 8 tokens, is copied by one of the two that go on."""
+    cluster = forked(kv=kv).run(check=True)
+    assert steps(cluster, "prefill_tokens") == [40, 0, 0]
+    assert steps(cluster, "sampled") == [1, 2, 1], "one row of logits gives three first tokens; one answer ends there"
+    assert of(cluster, "output_len") == [3, 2, 1]
+    assert len(set(of(cluster, "first_token_ns"))) == 1
+    assert of(cluster, "hit_tokens") == [0, 40, 40]
+    assert steps(cluster, "kv_used") == [40, 32 + 9 + 9, 32 + 8 + 2]
+    assert steps(cluster, "kv_internal") == [8, 2 * 7, 6]
+    second = steps(cluster, "end_ns")[1] - steps(cluster, "start_ns")[1]
+    assert second == 1000 + 100 * (2 + 2) + 16 + 2 * 41, "16 tokens are copied"
+
+
+def block_tables(tokens: int, samples: int) -> tuple[Any, list[Any]]:
+    """An allocator of 16 blocks of 4, and requests forked after so many tokens."""
+    from servesim.contracts import KVMemory, Request, State, kv_allocators
+
+    cls, _ = kv_allocators.resolve("paged")
+    kv = cls(cls.Params(), KVMemory(17, 4, 100, host_blocks=8))
+    requests = [Request(i, str(i), tokens, 20, 0) for i in range(samples)]
+    kv.admit(requests[0], kv.lookup(requests[0]), tokens, 0)
+    for request in requests:
+        request.state, request.num_computed_tokens, request.num_tokens = State.RUNNING, tokens, tokens + 1
+        kv.held_tokens += tokens
+        if request is not requests[0]:
+            kv.fork(requests[0], request)
+        kv.check_integrity() if request is requests[-1] else None
+    return kv, requests
+
+
+def write(kv: Any, request: Any) -> bool:
+    if not kv.grow(request, 1):
+        return False
+    request.num_computed_tokens += 1
+    kv.held_tokens += 1
+    kv.check_integrity()
+    return True
+
+
+def test_a_fork_takes_no_memory_and_the_last_to_write_keeps_the_block() -> None:
+    kv, (a, b, c) = block_tables(6, 3)
+    assert kv.tables[a] == kv.tables[b] == kv.tables[c] == [1, 2]
+    assert kv.usage() == (6, 2, 0, 56)
+    assert write(kv, b)
+    assert (kv.tables[b], kv.copied_tokens) == ([1, 3], 4)
+    assert kv.usage() == (4 + 2 + 3, 2 + 1, 0, 52)
+    assert write(kv, a)
+    assert write(kv, c)
+    assert (kv.tables[a], kv.tables[c], kv.copied_tokens) == ([1, 4], [1, 2], 8)
+    assert kv.usage() == (4 + 3 * 3, 3, 0, 48)
+
+
+def test_what_is_shared_is_freed_with_its_last_holder() -> None:
+    kv, (a, b) = block_tables(6, 2)
+    for request, free in ((a, 56), (b, 64)):
+        kv.held_tokens -= 6
+        kv.free(request)
+        kv.check_integrity()
+        assert kv.usage().free == free
+
+
+def test_full_blocks_are_never_copied() -> None:
+    kv, (a, b) = block_tables(8, 2)
+    assert write(kv, a)
+    assert write(kv, b)
+    assert (kv.tables[a], kv.tables[b], kv.copied_tokens) == ([1, 2, 3], [1, 2, 4], 0)
+
+
+def test_samples_go_to_host_memory_and_back_with_what_they_share_once() -> None:
+    kv, requests = block_tables(6, 3)
+    assert write(kv, requests[1])
+    tokens = sum(r.num_computed_tokens for r in requests)
+    kv.held_tokens -= tokens
+    assert kv.swap_out(requests[0], requests[1:]) == 3 * 4, "blocks 1 and 2, and the copy"
+    assert kv.usage().free == 64
+    assert kv.can_swap_in(requests[0], 1, 64 - 6 * 4, requests[1:])
+    assert not kv.can_swap_in(requests[0], 1, 64 - 5 * 4, requests[1:]), "each might need a block more"
+    assert kv.swap_in(requests[0], 1, 0, requests[1:]) == 3 * 4
+    kv.held_tokens += tokens
+    for request in requests:
+        request.num_computed_tokens += 1
+        kv.held_tokens += 1
+    kv.check_integrity()
+    tables = [kv.tables[r] for r in requests]
+    assert len({table[0] for table in tables}) == 1
+    assert len({table[1] for table in tables}) == 3
+    assert kv.usage() == (4 + 3 + 4 + 3, 1 + 0 + 1, 0, 48)
+
+
+def test_a_group_gives_way_as_a_whole_and_comes_back_before_anyone_new() -> None:
+    """Ten blocks of 16 hold both prompts and what follows only for a while."""
+    trace = toy_trace([0, 1], [33, 33], [60, 40], samples={1: [40]})
+    cluster = World(trace, scheduler="continuous", num_blocks=11, host_blocks=20).run(check=True)
+    got = sequences(cluster)
+    assert [r["state"] for r in got] == [4, 4, 4]
+    assert [r["num_preemptions"] for r in got] == [0, 1, 1]
+    assert [r["recomputed_tokens"] for r in got] == [0, 0, 0], "swapped, not computed again"
+    assert max(steps(cluster, "bytes_moved")) > 0
+
+
+@pytest.mark.parametrize(
+    ("policies", "says"),
+    [({"kv": "contiguous"}, "which kv contiguous cannot"), ({"kv": "hybrid"}, "which kv hybrid cannot")],
+)
+def test_a_fork_needs_memory_that_can_be_shared(policies: dict[str, str], says: str) -> None:
+    settings = {"model": "llama-3.1-8b", "gpu": "h200", "scheduler": "continuous"}
+    with pytest.raises(UserError, match=says):
+        simulate(trace="synth:n=2", requests=3, **settings, **policies)
+
+
 @pytest.mark.parametrize(
     ("policies", "says"),
     [
