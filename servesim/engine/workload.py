@@ -117,7 +117,9 @@ class TraceWorkload:
 
     def next_ns(self) -> int | None:
         due = self._next_request_ns()
-        sample = self._fan_out.next_ns() if self._fan_out is not None else None
+        if self._fan_out is None:
+            return due
+        sample = self._fan_out.next_ns()
         return due if sample is None or (due is not None and due < sample) else sample
 
     def _next_request_ns(self) -> int | None:
@@ -254,8 +256,10 @@ class FrontEnd:
         due = self._inner.next_ns()
         if not self._token_ns:
             return due + self._in_ns if due is not None else None
-        ready = self._tokenized[0][0] if self._tokenized else None
-        return min((ns for ns in (due, ready) if ns is not None), default=None)
+        if not self._tokenized:
+            return due
+        ready = self._tokenized[0][0]
+        return ready if due is None or ready < due else due
 
     def pop(self) -> tuple[Request, int] | None:
         due = self._inner.next_ns()
