@@ -63,14 +63,14 @@ class Bench:
         return _run(setup, to_the_end)
 
     def sustained(self, name: str, lengths: Callable[..., Any], top: float, minutes: float) -> float:
-        """The rate (requests/s) at which mean normalized latency reaches hold_s, to 1 %."""
+        """The rate (requests/s) at which mean normalized latency reaches hold_s, to 2 %."""
 
         def latency(log_rate: float) -> float:
             rate = float(np.exp(log_rate))
             count = max(int(rate * minutes * 60), 100)
             return self.serve(name, poisson("sustained", lengths(count, 1), rate, 1), to_the_end=True).latency
 
-        return float(np.exp(solve(latency, self.given["hold_s"], np.log(top / 64), np.log(top), 0.008)))
+        return float(np.exp(solve(latency, self.given["hold_s"], np.log(top / 64), np.log(top), 0.02)))
 
 
 def _run(setup: Setup, to_the_end: bool) -> Run:
@@ -118,7 +118,7 @@ def pagedattention(given: Given) -> Outcome:
     outcome = Outcome()
     count, minutes = given["requests"], given["minutes"]
     trace = poisson("sharegpt at 2/s", sharegpt(count, 0), 2.0, 0)
-    host = solve(lambda ns: Bench(given, ns).serve("vLLM", trace).batch, 30.42, 2e6, 20e6, 0.04e6)
+    host = solve(lambda ns: Bench(given, ns).serve("vLLM", trace).batch, 30.42, 2e6, 20e6, 0.1e6)
     outcome.notes = [
         f"host time of the 2023 engine: {host / 1e6:.2f} ms a step, so that vLLM batches 30.42 requests at 2/s; the "
         "same term for all systems but FasterTransformer, and in all other rows",
