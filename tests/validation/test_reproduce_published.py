@@ -10,6 +10,7 @@ from servesim.experiments.reproduce.published_goodput import point
 from servesim.experiments.reproduce.published_orca import latency
 from servesim.experiments.reproduce.published_paging import normalized
 from servesim.experiments.reproduce.published_sarathi import capacity, decode_ms, lengths_of
+from servesim.experiments.reproduce.published_sharing import prefix_gains, saved
 from servesim.experiments.reproduce.rates import highest, solve
 
 
@@ -62,3 +63,20 @@ def test_the_number_of_drafts_falls_with_load_and_gains_with_it() -> None:
     assert light.gain > 1.5
     assert light.drafts > 2 * heavy.drafts
     assert heavy.gain > heavy.fixed
+
+
+def test_samples_of_one_prompt_share_its_whole_blocks() -> None:
+    given = find("sharing")[0].given()
+    loads = {"ShareGPT": {"rate": 0.7, "requests": 150}}
+    given = {**given, "parallel": {**given["parallel"], "workloads": loads}}
+    one, two, six = (saved(given, "ShareGPT", samples) for samples in (1, 2, 6))
+    assert one == pytest.approx(0, abs=0.002)
+    assert 0.1 < two < six < 5 / 6  # all but one copy, of prompts alone
+
+
+@pytest.mark.slow
+def test_a_common_prefix_raises_the_rate_over_computing_it_each_time() -> None:
+    given = find("sharing")[0].given()
+    given = {**given, "prefix": {**given["prefix"], "seconds": 20}, "rates": [10, 50]}
+    gain, fused = prefix_gains(given, 341)
+    assert gain > fused > 1.3

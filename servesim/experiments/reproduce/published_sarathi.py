@@ -42,6 +42,9 @@ def sarathi(given: Given) -> Outcome:
                 bars[where] = list(rates)
                 ratios[where] = rates[1] / rates[0]
         _rows(outcome, given, name, iteration, bars, ratios)
+    why = "Falcon's layers (attention beside the MLP) are not among those the simulator reads from a config.json"
+    what = "capacity, Sarathi-Serve to vLLM, Falcon-180B, pipeline parallel"
+    outcome.rows.append(Row(what, "5.6 x", "-", "out of reach", why))
     outcome.notes.append(
         "lengths are lognormals of the published medians and 90th percentiles; kernel times alone; the limits are the "
         "paper's multiples of this simulator's own decode iteration"
