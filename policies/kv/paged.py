@@ -154,6 +154,9 @@ class Paged(KVAllocator):
         internal = self._table_blocks * self.block_size - self.held_tokens - self._overlap
         return Usage(self.capacity_tokens - free - internal, internal, 0, free)
 
+    def sharing(self) -> tuple[int, int]:
+        return self._table_blocks, sum(self._extra.values())
+
     def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
         if self._partial:  # about to be copied
             return 0

@@ -228,6 +228,11 @@ class KVAllocator(ABC):
         memory. Only of those that support it."""
         raise NotImplementedError(f"{self.name}: its memory cannot be shared between samples of a request")
 
+    def sharing(self) -> tuple[int, int]:
+        """Blocks requests hold, one that several hold as often as it is held, and how many of those sharing saves.
+        Default: nobody shares."""
+        return self._blocks(self.usage().used + self.usage().internal), 0
+
     def rollback(self, request: Request, num_tokens: int) -> None:
         """The last `num_tokens` tokens (rejected drafts) are void. Default: their slots stay."""
         return None

@@ -8,9 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from servesim.deployment import set_up
+from servesim.engine.cluster import Cluster
+from servesim.engine.workload import TraceWorkload
 from servesim.experiments.reproduce import Bars, Given, Outcome, Row, experiment
 from servesim.experiments.reproduce.lengths import alpaca, poisson, sharegpt
 from servesim.experiments.reproduce.rates import highest
+from servesim.opening import OBJECT
+from servesim.scenario import Scenario
 from servesim.simulation import simulate
 from servesim.trace import Samples, Trace
 from servesim.traces import open_trace
@@ -36,27 +41,33 @@ def sharing(given: Given) -> Outcome:
     why = "beam search, whose beams fork and end at every token, is not simulated"
     for workload, text in (("Alpaca", "37.6 to 55.2 %"), ("ShareGPT", "44.3 to 66.3 %")):
         outcome.rows.append(Row(f"memory saved by beam search, {workload}", text, "-", "out of reach", why))
-    outcome.notes.append(
-        "samples and prefixes share whole blocks through the prefix cache, the paper's by copy-on-write; both end up "
-        "with one copy of every whole block of the prompt"
-    )
+    outcome.notes.append("samples are forked and copied on write as in vLLM V0; prefixes are shared by the prefix cache")
     return outcome
 
 
 def saved(given: Given, workload: str, samples: int) -> float:
-    """Share of the KV memory that samples of one prompt need less than if each kept its own, in decode steps after a
-    third of the time."""
+    """Blocks that samples of one prompt share, over those there would be if each kept its own: the mean over time while
+    requests arrive, after a third of it. Every step by itself, since what memory holds is looked at after each."""
     rules, load = given["parallel"], given["parallel"]["workloads"][workload]
     count = load["requests"]
     trace = poisson(workload, LENGTHS[workload](count, 0), load["rate"] * 2 / max(samples, 2), 0)
     further = Samples.of(np.full(count, samples - 1), np.repeat(trace.output_len, samples - 1))
-    trace = replace(trace, samples=further)
-    steps = simulate({**given["base"], "model": rules["model"], "kv": rules["kv"]}, trace=trace).steps
+    scenario = {**given["base"], "model": rules["model"], "kv": rules["kv"], "trace": f"{OBJECT}{workload}"}
+    setup = set_up(Scenario.of(scenario), replace(trace, samples=further))
+    core = setup.cores[0]
+    workload_of = TraceWorkload(setup.trace, setup.predicted, form=core.scheduler.samples)
+    cluster = Cluster(workload_of, setup.cores, setup.router, setup.cost, depth=setup.depth, mode="reference")
     end = int(trace.arrival_ns[-1])
-    seen = steps[(steps["start_ns"] > end // 3) & (steps["end_ns"] <= end) & (steps["prefill_pieces"] == 0)]
-    contexts = seen["decode_context"] + seen["decode_count"] * (seen["k"] - 1) / 2
-    alone = float((contexts * (seen["end_ns"] - seen["start_ns"])).sum())
-    return 1 - float(seen["kv_used_ns"].sum()) / alone
+    cluster.start()
+    held_ns = shared_ns = 0
+    while cluster.now_ns < end:
+        before, (held, shared) = cluster.now_ns, core.kv.sharing()
+        if not cluster.step():
+            break
+        if before >= end // 3:
+            held_ns += held * (cluster.now_ns - before)
+            shared_ns += shared * (cluster.now_ns - before)
+    return shared_ns / held_ns
 
 
 def sustained(given: Given, rules: Given, policies: Given, trace: Callable[[int], Trace]) -> float:
