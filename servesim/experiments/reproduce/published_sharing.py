@@ -41,7 +41,7 @@ def sharing(given: Given) -> Outcome:
     why = "beam search, whose beams fork and end at every token, is not simulated"
     for workload, text in (("Alpaca", "37.6 to 55.2 %"), ("ShareGPT", "44.3 to 66.3 %")):
         outcome.rows.append(Row(f"memory saved by beam search, {workload}", text, "-", "out of reach", why))
-    outcome.notes.append("samples are forked and copied on write as in vLLM V0; prefixes are shared by the prefix cache")
+    outcome.notes.append("samples are forked and copy on write as in vLLM V0; prefixes are shared by the prefix cache")
     return outcome
 
 
