@@ -107,8 +107,8 @@ def _overview(documents: Sequence[Document], counts: Mapping[str, int]) -> list[
 
 
 def _is_claim(row: Mapping[str, Any]) -> bool:
-    """Whether something was published that it holds a figure against; the rest stands with its experiment alone."""
-    return row["verdict"] != "shown" or row["published"] not in ("", "-")
+    """Whether it holds something published against a figure; the rest stands with its experiment alone."""
+    return bool(row["verdict"] != "shown")
 
 
 def _claims(document: Document, group: str) -> list[Mapping[str, Any]]:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import servesim
+from servesim.experiments.reproduce import find
+from servesim.reports import claims_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 pytestmark = [
@@ -47,6 +49,9 @@ PAGES: dict[str, Callable[[Path], Any]] = {
         **WORKLOAD, slo=SLO, scheduler=["vllm", "vllm:max_num_batched_tokens=512"], replicates=2, jobs=1, out=out
     ),
     "sweep": lambda out: servesim.sweep(**WORKLOAD, rate=[20, 40, 80], jobs=1, out=out),
+    "reproduce": lambda out: claims_page.write(
+        out, [find(name)[0].document() for name in ("batching-steps", "selective-batching")], {}
+    ),
     "capacity": lambda out: servesim.capacity(**WORKLOAD, slo=SLO, tolerance=0.5, replicates=2, jobs=1, out=out),
 }
 

@@ -46,7 +46,9 @@ def test_a_verdict_is_one_of_the_six_and_a_difference_has_a_cause() -> None:
         with pytest.raises(ValueError, match="without a cause"):
             Row("a", "1", "2", verdict)
     with pytest.raises(ValueError, match="group 'x' is none of memory, time"):
-        Row("a", "1", "1", "shown", group="x")
+        Row("a", "1", "1", "reproduced", group="x")
+    with pytest.raises(ValueError, match="shown is what nobody claims"):
+        Row("a", "1", "1", "shown")
 
 
 def test_near_compares_with_a_figure_or_a_range() -> None:

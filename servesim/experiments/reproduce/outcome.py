@@ -51,6 +51,8 @@ class Row:
             raise ValueError(f"{self.what}: verdict {self.verdict!r} is none of {', '.join(VERDICTS)}")
         if self.verdict in EXPLAINED and not self.note:
             raise ValueError(f"{self.what}: {self.verdict} without a cause in the note")
+        if self.verdict == "shown" and self.published not in ("", "-"):
+            raise ValueError(f"{self.what}: published {self.published!r}, but shown is what nobody claims")
         if self.group and self.group not in GROUPS:
             raise ValueError(f"{self.what}: group {self.group!r} is none of {', '.join(GROUPS)}")
 

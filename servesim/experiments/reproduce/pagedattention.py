@@ -185,7 +185,7 @@ def _rates(outcome: Outcome, bench: Bench, minutes: float) -> None:
     simulated = f"{ours['vLLM'] / ours['FasterTransformer']:.2f} x"
     note = "the paper's figure is the largest over three models; this one has memory for seven rows, not for one or two"
     what = "sustained rate, vLLM to FasterTransformer, ShareGPT"
-    outcome.rows.append(Row(what, "up to 22 x", simulated, "shown", note))
+    outcome.rows.append(Row(what, "up to 22 x", simulated, "differs", note))
 
 
 def _figure(workload: str, rates: dict[str, float], hold_s: float) -> Bars:
