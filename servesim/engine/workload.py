@@ -23,6 +23,10 @@ TTFT_TIMEOUT = "no first token within the client's timeout"
 class Workload(Protocol):
     """A source of requests. Closed loops and conversations make new ones in `on_finish`."""
 
+    @property
+    def open_loop(self) -> bool:
+        """Requests come when they come, whatever is answered: they may be asked for ahead of time."""
+
     def next_ns(self) -> int | None:
         """When the next request arrives; None: none is due (one may still follow from a finish)."""
 
@@ -99,6 +103,11 @@ class TraceWorkload:
         most = clients.max_concurrency
         self._free = deque([0] * min(most, self._count)) if most is not None else None  # when clients became free
         self._outstanding = self._back = 0  # requests sent and not left; permits of a batch, back before its end
+
+    @property
+    def open_loop(self) -> bool:
+        waits = self._sessions is not None or self._free is not None or self._fan_out is not None
+        return not waits and not self._clients.retries
 
     def _window(self, trace: Trace, predicted: Ints | None, first: int) -> None:
         """Take in the rows of `trace`, which are those of the whole from `first` on."""
@@ -251,22 +260,39 @@ class FrontEnd:
         self._token_ns = token_ns
         self._free_ns = 0  # when the tokenizer is done with all that came so far
         self._tokenized: deque[tuple[int, Request, int]] = deque()  # by the time they reach the queue
+        self._ahead = inner.open_loop  # then nobody need wake when one is sent, only when it reaches the queue
+
+    @property
+    def open_loop(self) -> bool:
+        return self._inner.open_loop
 
     def next_ns(self) -> int | None:
+        if self._tokenized and self._ahead:
+            return self._tokenized[0][0]
         due = self._inner.next_ns()
         if not self._token_ns:
             return due + self._in_ns if due is not None else None
         if not self._tokenized:
-            return due
+            if not self._ahead or due is None:
+                return due
+            self._read(due)
+            return self._tokenized[0][0]
         ready = self._tokenized[0][0]
         return ready if due is None or ready < due else due
 
     def pop(self) -> tuple[Request, int] | None:
+        if self._tokenized and self._ahead:
+            _, request, output_len = self._tokenized.popleft()
+            return request, output_len
         due = self._inner.next_ns()
         if self._tokenized and (due is None or self._tokenized[0][0] <= due):
             _, request, output_len = self._tokenized.popleft()
             return request, output_len
         assert due is not None
+        return self._read(due)
+
+    def _read(self, due: int) -> tuple[Request, int] | None:
+        """Take in what is sent at `due`; None: it has to be tokenized before it is a request."""
         popped = self._inner.pop()
         if popped is None:
             return None

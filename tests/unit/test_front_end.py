@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from servesim.engine.workload import FrontEnd, TraceWorkload
+from servesim.engine.request import State
+from servesim.engine.workload import Clients, FrontEnd, TraceWorkload
 from servesim.trace import Trace
 
 
@@ -40,5 +41,22 @@ def test_without_tokenizing_only_the_fixed_latency_counts() -> None:
 
 def test_prompts_being_tokenized_are_still_to_come() -> None:
     front = FrontEnd(burst(0, 0), 7, 0, 10.0)
-    assert front.pop() is None
+    assert front.next_ns() == 1007
     assert front.remaining() == 2
+
+
+def test_what_depends_on_answers_is_not_asked_for_ahead() -> None:
+    trace = Trace.from_lengths("two", [0, 0], [100, 100], [1, 1])
+    front = FrontEnd(TraceWorkload(trace, clients=Clients(max_concurrency=1)), 7, 20, 10.0)
+    assert not front.open_loop
+    assert front.next_ns() == 0
+    assert front.pop() is None
+    assert front.next_ns() == 1007
+    popped = front.pop()
+    assert popped is not None
+    assert front.next_ns() is None  # until the first has been answered
+    popped[0].state = State.FINISHED
+    front.on_finish(popped[0], 5000)
+    assert front.next_ns() == 5020
+    assert front.pop() is None
+    assert front.next_ns() == 6027
