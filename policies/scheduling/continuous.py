@@ -14,6 +14,7 @@ from itertools import chain, groupby
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.scheduler import SchedulerParams, schedulers
+from servesim.engine.parallel import SampleForm
 
 from ._common import (
     FOREVER,
@@ -49,6 +50,7 @@ class Continuous(Scheduler):
 
     Params = ContinuousParams
     supports = frozenset({"swap"})
+    samples: SampleForm = "fork"
     paper = "Kwon et al., PagedAttention, SOSP 2023"
     params: ContinuousParams
 
@@ -57,7 +59,8 @@ class Continuous(Scheduler):
         self.swapped: deque[Request] = deque()
         self.reserve = watermark(kv, params.watermark)
         self._reserves = params.reserve_output and not kv.reserves
-        self.samples = "children" if params.reserve_output else "fork"  # TGI's best_of is as many requests
+        if params.reserve_output:
+            self.samples = "children"  # TGI's best_of is as many requests
         self._several = False  # whether samples were ever to be forked
 
     @classmethod
