@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+import servesim
 from servesim.engine.request import State
 from servesim.engine.workload import Clients, FrontEnd, TraceWorkload
 from servesim.trace import Trace
@@ -60,3 +63,16 @@ def test_what_depends_on_answers_is_not_asked_for_ahead() -> None:
     assert front.next_ns() == 5020
     assert front.pop() is None
     assert front.next_ns() == 6027
+
+
+def test_a_run_behind_a_front_end_is_the_same_step_by_step() -> None:
+    settings: dict[str, Any] = {
+        "trace": "synth:rate=30,output=uniform(1,80)",
+        "requests": 120,
+        "model": "llama-3.1-8b",
+        "gpu": "h200",
+    }
+    fast, steps = (servesim.simulate(**settings, replicas=2, mode=mode) for mode in ("fast", "reference"))
+    assert fast.requests.equals(steps.requests)
+    assert fast.summary["latency_ms"] == steps.summary["latency_ms"]
+    assert fast.steps["k"].sum() == steps.steps["k"].sum() == len(steps.steps) > len(fast.steps)
