@@ -38,6 +38,9 @@ class Paged(KVAllocator):
         self._partial: dict[int, int] = {}  # block partly filled that samples share -> its unused slots
         self._overlap = 0  # of those slots, how many `held_tokens` and `_table_blocks` count more than once
         self._layouts: dict[Request, list[int]] = {}  # in host memory with other samples: the number of each block
+        # Tables of requests in lockstep, by the step ids (modulo the block size) at which they need a block.
+        self._needing: list[dict[Request, list[int]]] = [{} for _ in range(self.block_size)]
+        self._in_lockstep = 0
 
     def num_free_blocks(self) -> int:
         """Blocks that can be allocated now."""
@@ -177,6 +180,65 @@ class Paged(KVAllocator):
                 self._take(table, 1)
             grown.append((step, len(due[step]) * bs))
         return grown
+
+    def keeps_lockstep(self) -> bool:
+        return type(self) is Paged
+
+    def join(self, request: Request, offset: int) -> bool:
+        table = self.tables[request]
+        if self._partial or len(table) != self._blocks(request.num_computed_tokens + 1):
+            return False
+        self._needing[-offset % self.block_size][request] = table
+        self._in_lockstep += 1
+        return True
+
+    def leave(self, request: Request, offset: int) -> None:
+        del self._needing[-offset % self.block_size][request]
+        self._in_lockstep -= 1
+
+    def extend(self, step: int, committed: int) -> bool:
+        due = self._needing[step % self.block_size]
+        if len(due) > self.num_free_blocks():
+            return False
+        for table in due.values():
+            self._take(table, 1)
+        return True
+
+    def steps_until_full(self, step: int, limit: int) -> int:
+        bs, free = self.block_size, self.num_free_blocks()
+        if self._in_lockstep * -(-limit // bs) <= free:
+            return limit
+        cycles = free // self._in_lockstep
+        free -= cycles * self._in_lockstep
+        for steps in range(bs):
+            free -= len(self._needing[(step + steps) % bs])
+            if free < 0:
+                return min(cycles * bs + steps, limit)
+        return limit
+
+    def extend_run(self, step: int, committed: int, k: int) -> list[tuple[int, int]]:
+        bs, needing, grown = self.block_size, self._needing, []
+        tables: list[list[int]] = []
+        total, cycle = 0, self._in_lockstep
+        for i in range(min(k, bs)):
+            due = needing[(step + i) % bs]
+            if due:
+                tables += due.values()
+                grown.append((i + 1, len(due) * bs))
+                total += len(due) * (1 + (k - 1 - i) // bs)
+        self._deal(tables, total, cycle)
+        if k > bs:  # the same again, a block later
+            grown = [(i + turn, tokens) for turn in range(0, k, bs) for i, tokens in grown if i + turn <= k]
+        return grown
+
+    def _deal(self, tables: list[list[int]], n: int, cycle: int) -> None:
+        """Move n blocks from the front of the free queue to tables, one each in turn; a round has `cycle` turns."""
+        if n:
+            blocks = self._fresh[: -n - 1 : -1]
+            del self._fresh[-n:]
+            self._table_blocks += n
+            for i, table in enumerate(tables):
+                table += blocks[i::cycle]
 
     def rounds_that_fit(self, requests: Sequence[Request], ends: NDArray[np.int64]) -> int:
         if self._partial:

@@ -8,7 +8,7 @@ verification of drafts are all this rule.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -66,28 +66,54 @@ class Vllm(Scheduler):
         self._heap: list[tuple[int, int, str, int, Request]] = []  # the waiting queue under "priority"
         self._max_scheduled = params.max_num_scheduled_tokens or limits.max_num_batched_tokens
         self._max_running = params.max_num_active_seqs or limits.max_num_seqs
+        self._max_alike = min(self._max_scheduled, limits.max_num_batched_tokens)  # requests of one token in a step
         self._steps_since_prefill = 0
         self._drained = True  # whether the last plan open to prefill emptied the waiting queue
+        self._apart: list[Request] = []  # running requests that are not in lockstep and may do something
 
     def plan(self, ctx: PlanContext) -> Plan:
+        lockstep = ctx.lockstep
+        if lockstep is not None and lockstep.members and not self._apart and not self.waiting:
+            lockstep.retire()
+            if len(lockstep.members) <= self._max_alike and lockstep.extend(ctx.plan):
+                return ctx.plan
         budget = _Budget(self._max_scheduled, self.limits.max_num_batched_tokens, self.params.draft_slots_per_request)
         threshold = self._chunk_threshold()
         hold = self._holds_prefill()
-        self._plan_running(ctx, budget, threshold, hold)
+        self._plan_running(ctx, budget, threshold, hold, self._extend_lockstep(ctx, budget))
         if not ctx.plan.preempted and not hold:
             self._plan_waiting(ctx, budget, threshold)
         if self.params.prefill_schedule_interval > 1 and ctx.plan.tokens:
             self._note_prefill(ctx.plan, hold)
         return ctx.plan
 
-    def _plan_running(self, ctx: PlanContext, budget: _Budget, threshold: int, hold: bool) -> None:
+    def _extend_lockstep(self, ctx: PlanContext, budget: _Budget) -> list[Request]:
+        """One token for all that decode in lockstep, who come first; the running requests that are left."""
+        lockstep = ctx.lockstep
+        if lockstep is None:
+            return self.running
+        lockstep.retire()
+        if len(lockstep.members) > budget.left or not lockstep.extend(ctx.plan):
+            lockstep.dissolve(ctx.plan)
+            self._apart.clear()
+            return self.running
+        budget.take(len(lockstep.members))
+        return self._apart if lockstep.members else self.running
+
+    def _plan_running(
+        self, ctx: PlanContext, budget: _Budget, threshold: int, hold: bool, queue: list[Request]
+    ) -> None:
         asynchronous = self.limits.async_scheduling
         lookahead, max_len = self.lookahead, self.limits.max_model_len
         tokens, grow = ctx.plan.tokens, ctx.kv.grow
+        lockstep = ctx.lockstep
+        in_order = lockstep is not None  # whether all before this one are in lockstep
+        apart: list[Request] = []
         index = 0
-        while index < len(self.running) and budget.left > 0:
-            request = self.running[index]
+        while index < len(queue) and budget.left > 0:
+            request = queue[index]
             index += 1
+            apart.append(request)
             computed, known = request.num_computed_tokens, request.num_tokens
             if asynchronous:
                 placeholders = request.num_output_placeholders
@@ -97,6 +123,7 @@ class Vllm(Scheduler):
             if hold and computed < known - 1:
                 continue
             new = known + request.num_draft_tokens - computed
+            decodes = new == 1
             if new > 1:
                 if 0 < threshold < new:
                     new = threshold
@@ -106,6 +133,11 @@ class Vllm(Scheduler):
             if new <= 0:
                 continue
             while not grow(request, new, lookahead):
+                if lockstep is not None:
+                    lockstep.dissolve(ctx.plan)
+                    tokens, in_order = ctx.plan.tokens, False
+                    if queue is not self.running:
+                        queue, index = self.running, self.running.index(request) + 1
                 victim, refund = self._preempt(ctx)
                 budget.give_back(refund)
                 if refund:  # it stood before this request in the running list
@@ -113,15 +145,21 @@ class Vllm(Scheduler):
                 if victim is request:
                     break
             else:
-                tokens[request] = new
                 budget.take(new)
+                if in_order and decodes and lockstep is not None and lockstep.join(request, ctx.plan):
+                    apart.pop()
+                    continue
+                in_order = False
+                tokens[request] = new
                 if request.num_draft_tokens:
                     ctx.schedule(request, new, max(min(request.num_draft_tokens, new + computed - known), 0))
                     request.num_draft_tokens = 0
                 continue
             if not self._by_priority:
-                return
+                break
             index -= 1  # the list closed up over the request that gave way to itself
+        if lockstep is not None:
+            self._apart = apart + queue[index:]
 
     def _preempt(self, ctx: PlanContext) -> tuple[Request, int]:
         """Preempt the last comer, or the least urgent; the tokens it had in this very plan come back."""
@@ -169,6 +207,8 @@ class Vllm(Scheduler):
                 return
             self._pop_head()
             self.running.append(request)
+            if ctx.lockstep is not None:
+                self._apart.append(request)
             budget.take(new)
 
     def _only_decodes(self, plan: Plan) -> bool | None:
@@ -205,21 +245,32 @@ class Vllm(Scheduler):
 
     # Fast-forward.
 
+    def keeps_lockstep(self) -> bool:
+        params = self.params  # with any of these the running requests are not served in one order, or not all
+        plain = not (params.long_prefill_token_threshold or params.draft_slots_per_request or self.lookahead)
+        plain = plain and not params.num_speculative_tokens
+        return type(self) is Vllm and plain and not self._by_priority and params.prefill_schedule_interval <= 1
+
     def steady(self, plan: Plan) -> int:
         if self.params.prefill_schedule_interval > 1 or (self.lookahead and not plan.drafts):
             return 0
         slots_left = len(self.running) < self._max_running
         if self.kv.shares and slots_left and self.num_waiting() and self._head().content is not None:
             return 0  # what is being generated may be a prefix of the head's, which then needs less
+        if plan.together:
+            return 0 if plan.tokens else 1 << 30
         most = max(plan.tokens.values())
         if not self.limits.async_scheduling and most == 1:
             return 1 << 30
         # In flight already, the token before the cap ends a request's plans one step before its outputs.
         max_len = self.limits.max_model_len
-        return min(
-            min(r.prompt_len + r.max_tokens - r.num_tokens - 2, max_len - r.num_computed_tokens - 1)
-            for r in plan.tokens
-        ) // most
+        return (
+            min(
+                min(r.prompt_len + r.max_tokens - r.num_tokens - 2, max_len - r.num_computed_tokens - 1)
+                for r in plan.tokens
+            )
+            // most
+        )
 
     # Queues.
 
@@ -228,6 +279,12 @@ class Vllm(Scheduler):
             self._push(request)
         else:
             self.waiting.append(request)
+
+    def on_finish(self, requests: Sequence[Request]) -> Sequence[Request] | None:
+        for request in requests:
+            if request in self._apart:
+                self._apart.remove(request)
+        return super().on_finish(requests)
 
     def drop_waiter(self, request: Request) -> None:
         if self._by_priority:

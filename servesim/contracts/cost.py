@@ -146,5 +146,12 @@ class CostModel(ABC):
 
     def price_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
         """`ns` of k successive steps of a pure decode batch."""
-        host = self.host(batch)
-        return np.array([self.step_ns(gpu, host) for gpu in self.gpu_run(batch, k).tolist()], dtype=np.int64)
+        return self.run_ns(self.gpu_run(batch, k), self.host(batch))
+
+    def run_ns(self, gpu_ns: NDArray[np.int64], host: Host) -> NDArray[np.int64]:
+        """`step_ns` for each of several steps."""
+        if self.asynchronous:
+            return np.maximum(gpu_ns, max(host.launching, host.overlapped)) + host.exposed
+        if host.launching:
+            gpu_ns = np.maximum(gpu_ns, host.launching)
+        return gpu_ns + (host.overlapped + host.exposed)

@@ -210,6 +210,35 @@ class KVAllocator(ABC):
         k <= steps_until_short(...)."""
         raise NotImplementedError(f"{self.name}: steps_until_short promises what grow_run does not keep")
 
+    # Requests in lockstep (engine/lockstep.py): each grows by one token in every step; `offset` is what it has computed
+    # before a step is planned, minus the step's id.
+
+    def keeps_lockstep(self) -> bool:
+        """Whether the verbs for requests in lockstep are there. Default: no."""
+        return False
+
+    def join(self, request: Request, offset: int) -> bool:
+        """A request whose memory for this step is there is in lockstep from here on; False if it cannot be."""
+        raise NotImplementedError
+
+    def leave(self, request: Request, offset: int) -> None:
+        """A request is in lockstep no more; its counters are up to date."""
+        raise NotImplementedError
+
+    def extend(self, step: int, committed: int) -> bool:
+        """Memory for one token more of each request in lockstep, for the step of that id, when so many are committed.
+        False: out of memory, nothing taken."""
+        raise NotImplementedError
+
+    def steps_until_full(self, step: int, limit: int) -> int:
+        """For how many steps from that id on, at most `limit`, `extend` succeeds."""
+        raise NotImplementedError
+
+    def extend_run(self, step: int, committed: int, k: int) -> list[tuple[int, int]]:
+        """`extend` for k steps from that id on, one being committed before each. Returns as `grow_run`. Called only
+        with k <= steps_until_full(...)."""
+        raise NotImplementedError
+
     def rounds_that_fit(self, requests: Sequence[Request], ends: NDArray[np.int64]) -> int:
         """For how many rounds each of `requests` can have memory for as many tokens as `ends` says, of shape (rounds,
         requests) and never falling. For runs that deliver several tokens a step. Default 0: never fast-forwarded."""

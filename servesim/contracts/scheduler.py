@@ -140,6 +140,12 @@ class Scheduler(ABC):
         Must not depend on time. Default 0: ask again each step, always right."""
         return 0
 
+    def keeps_lockstep(self) -> bool:
+        """Whether `plan` lets requests join `ctx.lockstep` once they decode, which makes steps cost the same whatever
+        the batch. It then extends or dissolves the lockstep in every plan, `commit` must be the default, and who is in
+        lockstep has old counters. Default: no. Not inherited without thought: see `policies/scheduling/vllm.py`."""
+        return False
+
     def advance(self, k: int) -> None:
         """k plans like the last one, and k calls of `commit`, were skipped; a policy whose state moves with them
         catches up."""

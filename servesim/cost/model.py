@@ -42,6 +42,7 @@ class TableCostModel(CostModel):
         self._stages = stages
         self._drafting = drafting
         self.num_stages = len(stages)
+        self._hosts: dict[tuple[int, int], Host] = {}  # by sequences and sampled ones, all that a step's depends on
         self._padded = host.padding() if host is not None else []
 
     def extrapolated(self, reach: Mapping[int, int]) -> list[str]:
@@ -88,6 +89,17 @@ class TableCostModel(CostModel):
 
     def host(self, batch: Batch) -> Host:
         """See the contract."""
+        if self.terms is None:
+            return NO_HOST if self._drafting is None else self._host(batch)
+        if self.terms.launch_per_kernel or self._drafting is not None:
+            return self._host(batch)
+        key = (batch.decode_count + len(batch.prefill), batch.sampled)
+        host = self._hosts.get(key)
+        if host is None:
+            host = self._hosts[key] = self.terms.host(batch)
+        return host
+
+    def _host(self, batch: Batch) -> Host:
         host = self.terms.host(batch) if self.terms is not None else NO_HOST
         if self.terms is not None and self.terms.launch_per_kernel:
             passes = [(stage, batch) for stage in self._stages] + list(self._drafts(batch))

@@ -67,6 +67,7 @@ class Stage:
         self._token_costs: dict[int, tuple[float, list[float]]] = {}
         self._cold = [operator for operator in per_token if not operator.heats] if heat[1] else []
         self._sample_costs: dict[int, tuple[float, list[float]]] = {}
+        self._decode_costs: dict[tuple[int, int], tuple[float, list[float]]] = {}
         self._decode_curves: dict[tuple[int, int, str], Curve] = {}
         self._attended, self._over_cache = 0, False
         """Of prompt pieces extrapolated: most tokens attended, and whether any were cached before them."""
@@ -74,6 +75,15 @@ class Stage:
     def constant(self, batch: Batch, tokens: int) -> tuple[float, list[float]]:
         """Everything but decode attention, which does not change along a decode run: nanoseconds, and those by
         source (slowing down under load is not counted)."""
+        if batch.prefill or batch.bytes_moved or batch.bytes_copied:
+            return self._constant(batch, tokens)
+        key = (tokens, batch.sampled + batch.drafts)
+        known = self._decode_costs.get(key)
+        if known is None:
+            known = self._decode_costs[key] = self._constant(batch, tokens)
+        return known[0], known[1].copy()
+
+    def _constant(self, batch: Batch, tokens: int) -> tuple[float, list[float]]:
         cost = self._token_costs.get(tokens)
         if cost is None:
             cost = self._token_costs[tokens] = self._sum_at(self._per_token, tokens)

@@ -45,6 +45,7 @@ class Cluster:
         self.clock = Clock()
         self.recorder = recorder or Recorder()
         self._only = only
+        self.recorder.join = mode == "fast"
         self.workload = workload
         self.router = router
         self.replicas = [
@@ -78,6 +79,7 @@ class Cluster:
         """Serve everything. PolicyError where a policy breaks its contract or starves a request."""
         self.start()
         self.clock.run()
+        self.recorder.close()
         sent = self.num_sent + sum(r.core.num_forked for r in self.replicas)
         lost = sent - self.num_left - sum(r.core.num_unfinished for r in self.replicas)
         if lost:
@@ -96,6 +98,7 @@ class Cluster:
     def step(self) -> bool:
         """Let one event happen; False when there is none left."""
         if self.clock.peek() == float("inf"):
+            self.recorder.close()
             return False
         self.clock.step()
         return True

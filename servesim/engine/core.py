@@ -13,6 +13,7 @@ from servesim.contracts.kv import KVAllocator
 from servesim.contracts.scheduler import Scheduler
 from servesim.contracts.speculator import Speculator
 from servesim.engine.layout import expand, lay_out
+from servesim.engine.lockstep import Lockstep
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State
 from servesim.engine.step import Late, SpecStats, Step
@@ -32,6 +33,7 @@ class EngineCore:
         self.acceptance: AcceptanceModel | None = None
         """The two come together."""
         self.in_flight: deque[Step] = deque()
+        self.lockstep: Lockstep | None = None
         self.next_step_id = 0
         self.last_plan: Plan | None = None
         self._keeping: dict[Request, None] = {}  # have ended, and their memory is not free yet
@@ -55,6 +57,12 @@ class EngineCore:
         self._oracle = "output_len" in scheduler.needs
         if "output_len" in kv.needs:
             kv.output_len = lambda request: request._end_tokens - request.prompt_len
+
+    def keep_lockstep(self) -> None:
+        """From now on count requests that decode together, if scheduler and allocator know how. Each step in flight
+        must hold every request that runs."""
+        if self.speculator is None and self.scheduler.keeps_lockstep() and self.kv.keeps_lockstep():
+            self.lockstep = Lockstep(self.kv, self.in_flight, self.scheduler.limits.async_scheduling)
 
     def add(self, request: Request, output_len: int, now: int) -> None:
         """A request arrives now; it will deliver `output_len` tokens. One that may outgrow `max_model_len` is
@@ -80,7 +88,8 @@ class EngineCore:
 
     def plan(self, now: int) -> Step | None:
         """Plan the next step and put it in flight; None if the scheduler has nothing to do."""
-        ctx = PlanContext(self.scheduler.name, now, self.next_step_id, self.kv, self._oracle)
+        lockstep = self.lockstep
+        ctx = PlanContext(self.scheduler.name, now, self.next_step_id, self.kv, self._oracle, lockstep)
         try:
             plan = self.scheduler.plan(ctx)
         except PolicyError:
@@ -93,6 +102,8 @@ class EngineCore:
             ) from error
         if plan is not ctx.plan:
             raise PolicyError(f"{self.scheduler.name} at {now} ns: plan returns {plan!r}, not ctx.plan")
+        if lockstep is not None and plan.together != len(lockstep.members):
+            raise PolicyError(f"{self.scheduler.name} at {now} ns: plan leaves out requests in lockstep")
         for request in plan.rejected:
             self._reject(request, now, request.reason)
         for request in plan.preempted:
@@ -100,17 +111,19 @@ class EngineCore:
                 if request.state is not State.RUNNING and request in step.sampled:
                     step.stale = (step.stale or set()) | {request}
         self.last_plan = plan
-        if not plan.tokens:
+        if not plan.tokens and not plan.together:
             if self.checks:
                 self.check_integrity()
             return None
         step = self._enter(plan, now)
-        self.next_step_id += 1
         self._empty = 0
         self.fruitless += step.batch.linear_tokens
         if self.fruitless > self._patience:
             self._check_progress(now)
         self.in_flight.append(step)
+        self.next_step_id += 1
+        if lockstep is not None:
+            lockstep.step_id = self.next_step_id
         if self.checks:
             self.check_integrity()
         return step
@@ -141,6 +154,12 @@ class EngineCore:
         prefill: list[tuple[int, int]] = []
         sampled: list[Request] = []
         total = count = context = square = longest = queries = reach = 0
+        if plan.together:
+            assert self.lockstep is not None
+            self.lockstep.advance(1)
+            total = count = queries = plan.together
+            context = reach = self.lockstep.context_sum
+            square, longest = self.lockstep.context_sumsq, self.lockstep.longest() + 1
         for request, new in plan.tokens.items():
             past = request.num_computed_tokens
             after = past + new
@@ -175,7 +194,7 @@ class EngineCore:
             square,
             longest,
             -(-queries // count) if count else 1,
-            len(sampled),
+            len(sampled) + plan.together,
             0,
             plan.bytes_moved,
             plan.attention,
@@ -197,7 +216,10 @@ class EngineCore:
         if self.speculator is not None:
             steady = steady and self.speculator.steady() and bool(drafts) == bool(batch.draft_k)
         usage, preempted = self.kv.usage(), len(plan.preempted)
-        step = Step(plan.step_id, batch, sampled, steady, usage, dict(drafts), preempted, planned_ns=now)
+        step = Step(plan.step_id, batch, sampled, steady, usage, preempted=preempted, planned_ns=now)
+        step.together = plan.together
+        if drafts:
+            step.drafts = drafts
         if drafts and (plan.admitted or plan.resumed):
             step.dummies = frozenset(plan.admitted + plan.resumed)
         return step
@@ -233,10 +255,50 @@ class EngineCore:
         `tokens` says how many each request sampled (accepted drafts + 1); one where it is silent.
         """
         step = self.in_flight.popleft()
+        before = self.committed_ns
+        self.note_commit(now)
+        if step.sampled:
+            finished, kept = self.hand_out(step, before, now, tokens)
+        else:
+            finished, kept = [], []
+            if step.together:
+                self.on_gap(now - before, step.together)
+        if self.lockstep is not None:
+            for request in finished:
+                if request in self.lockstep.members:  # it joined, but the steps together are for nothing
+                    self.lockstep.leave(request)
+            if step.together:
+                finished += self.lockstep.ended(step.id)
+                finished.sort(key=lambda r: r._order)
+                self.fruitless = 0
+        if self.kv.shares:
+            publish = self.kv.publish
+            for request in kept:
+                publish(request, request.num_computed_tokens - request.num_output_placeholders)
+        if self.speculator is not None:
+            if step.verified:
+                self.speculator.observe(step.verified)
+            if not self.scheduler.limits.async_scheduling:
+                self._propose(step.batch.draft_k, kept)
+        self.scheduler.commit(step.id, kept)
+        self._finish(finished, State.FINISHED, now)
+        if self.checks:
+            self.check_integrity()
+
+    def note_commit(self, now: int) -> None:
+        """The last step committed so far was done at this instant."""
+        self.committed_ns = now
+        if self.lockstep is not None:
+            self.lockstep.committed_ns = now
+
+    def hand_out(
+        self, step: Step, before: int, now: int, tokens: Mapping[Request, int] | None = None
+    ) -> tuple[list[Request], list[Request]]:
+        """Deliver what a step sampled, the one `before` it having been committed at that time. Returns who ended
+        among those that stand for themselves, and who of them still runs."""
         kept: list[Request] = []
         finished: list[Request] = []
-        before, self.committed_ns = self.committed_ns, now
-        on_time = 0  # most requests of a step got their last token from the step before: report the gap once
+        on_time = step.together  # most get their last token from the step before: report the gap once
         late: list[Late] = []
         forked: list[Request] = []  # whose prompt is computed, and of which there are to be several
         plain = tokens is None and not step.drafts and step.stale is None
@@ -277,19 +339,7 @@ class EngineCore:
             self.on_late(now, late)
         for request in forked:
             finished += self._fork(request, now)
-        if self.kv.shares:
-            publish = self.kv.publish
-            for request in kept:
-                publish(request, request.num_computed_tokens - request.num_output_placeholders)
-        if self.speculator is not None:
-            if step.verified:
-                self.speculator.observe(step.verified)
-            if not self.scheduler.limits.async_scheduling:
-                self._propose(step.batch.draft_k, kept)
-        self.scheduler.commit(step.id, kept)
-        self._finish(finished, State.FINISHED, now)
-        if self.checks:
-            self.check_integrity()
+        return finished, kept
 
     def _fork(self, request: Request, now: int) -> list[Request]:
         """The samples of a request go on from its prompt by themselves, each with a first token of its own; those that
@@ -337,6 +387,8 @@ class EngineCore:
         assert self.acceptance is not None
         depth = self.speculator.depth(drafts)
         accepted = self.acceptance.accepted(request, request.num_output_tokens, depth, self.speculator.width)
+        if step.verified is None:
+            step.verified = []
         step.verified.append((depth, accepted))
         return 1 + accepted
 
@@ -354,6 +406,8 @@ class EngineCore:
         if request.state >= State.FINISHED:
             return
         request.reason = reason
+        if self.lockstep is not None and request in self.lockstep.members:
+            self.lockstep.leave(request)
         self._finish([request], State.ABORTED, now)
         if self.checks:
             self.check_integrity()
@@ -394,6 +448,8 @@ class EngineCore:
 
     def check_integrity(self) -> None:
         """Invariants of scheduler and allocator, and between them."""
+        if self.lockstep is not None:
+            self.lockstep.refresh()
         self.scheduler.check_integrity()
         held = sum(r.num_computed_tokens for r in [*self.scheduler.running, *self._keeping])
         assert self.kv.held_tokens == held, f"held tokens {self.kv.held_tokens}, should be {held}"

@@ -12,6 +12,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import accumulate, pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import Usage
 from servesim.engine.core import EngineCore
@@ -51,15 +54,39 @@ class Run:
         raise NotImplementedError
 
 
+def _until_change(core: EngineCore) -> int:
+    """For how many more planning points nobody who is in the last step planned can end before."""
+    in_flight = core.in_flight
+    depth, last = len(in_flight), in_flight[-1]
+    if last.together:
+        if last.sampled:
+            return 0  # not in lockstep yet
+        assert core.lockstep is not None
+        members = core.lockstep.members
+        most = min(MOST, core.lockstep.steps_until_change())
+        for i, step in enumerate(in_flight):
+            for request in step.sampled:
+                if request not in members or request._end_tokens <= request.num_tokens + 1:
+                    return min(most, i)
+        return most
+    most = MOST
+    for request in last.sampled:
+        if request.num_output_placeholders != depth:
+            return 0
+        left = request._end_tokens - request.num_tokens - 1
+        if left < most:
+            most = left
+    return most if all(len(step.sampled) == len(last.sampled) for step in in_flight) else 0
+
+
 class Leap(Run):
     """A run of steps of one token a request, and what is needed to account for them afterwards."""
 
-    __slots__ = ("_gpu", "_host", "_ns")
+    __slots__ = ("_gpu", "_host")
 
-    def __init__(self, ends: list[int], ns: list[int], gpu: list[int], host: int) -> None:
-        super().__init__(ends, len(ns))
-        self._ns = ns  # durations of the m steps to be planned meanwhile
-        self._gpu = gpu
+    def __init__(self, ends: list[int], gpu: NDArray[np.int64], host: int) -> None:
+        super().__init__(ends, len(gpu))
+        self._gpu = gpu  # of the steps to be planned meanwhile
         self._host = host
 
     @classmethod
@@ -67,48 +94,46 @@ class Leap(Run):
         """The longest run from here; None if the next planning point must be real. `horizon_ns`: beyond
         that from now it is not worth pricing."""
         in_flight = core.in_flight
-        depth, last = len(in_flight), in_flight[-1]
-        requests = last.sampled
-        most = MOST + 1
-        for request in requests:
-            if request.num_output_placeholders != depth:
-                return None
-            left = request._end_tokens - request.num_tokens
-            if left < most:
-                most = left
-        if any(len(step.sampled) != len(requests) for step in in_flight):
-            return None
+        last = in_flight[-1]
+        m = _until_change(core)
         duration = last.end_ns - last.start_ns
         if horizon_ns is not None:
-            most = min(most, horizon_ns // duration + 2)
-        held = last.usage.used + last.usage.internal + len(requests) * MOST
-        most = min(most, (1 << 61) // (held * duration))  # integrals of memory over time must fit 64 bits
+            m = min(m, horizon_ns // duration + 1)
+        held = last.usage.used + last.usage.internal + last.batch.sampled * MOST
+        m = min(m, (1 << 61) // (held * duration) - 1)  # integrals of memory over time must fit 64 bits
         assert core.last_plan is not None
-        m = min(most - 1, core.scheduler.steady(core.last_plan))
         if m >= 1:
-            m = core.kv.steps_until_short(requests, m)
+            m = min(m, core.scheduler.steady(core.last_plan))
+        if m >= 1:
+            together = last.together
+            kv = core.kv
+            m = kv.steps_until_full(core.next_step_id, m) if together else kv.steps_until_short(last.sampled, m)
         if m < 1:
             return None
         batch = last.batch.advance(1)
         host = cost.host(batch)
-        gpu: list[int] = cost.gpu_run(batch, m).tolist()
-        ns = [cost.step_ns(g, host) for g in gpu]
+        gpu = cost.gpu_run(batch, m)
         ends = [step.end_ns for step in in_flight]
-        ends += accumulate(ns, initial=ends.pop())
-        return cls(ends, ns, gpu, sum(host))
+        ends += accumulate(cost.run_ns(gpu, host).tolist(), initial=ends.pop())
+        return cls(ends, gpu, sum(host))
 
     def land(self, core: EngineCore, recorder: Recorder, replica: int) -> int:
         m, in_flight = self.skip, core.in_flight
         if m == 0:
             return in_flight[-1].end_ns
         last = in_flight[-1]
-        requests, batch_size, depth = last.sampled, len(last.sampled), len(in_flight)
-        grown = core.kv.grow_run(requests, m)
+        batch_size, depth = last.batch.sampled, len(in_flight)
         core.kv.held_tokens += batch_size * m
-        core.next_step_id += m
         core.fruitless = 0
-        self._stamp(recorder, requests, m, core.committed_ns)
-        core.committed_ns = self._ends[m - 1]
+        if core.lockstep is not None and last.together:
+            grown = core.kv.extend_run(core.next_step_id, core.lockstep.committed + 1, m)
+            core.lockstep.advance(m)
+            self._hand_out(core, recorder, m, batch_size)
+        else:
+            grown = core.kv.grow_run(last.sampled, m)
+            self._stamp(recorder, last.sampled, m, core.committed_ns)
+        core.next_step_id += m
+        core.note_commit(self._ends[m - 1])
         core.scheduler.advance(m)
 
         for _ in range(min(m, depth)):  # steps planned for real, now committed
@@ -118,9 +143,21 @@ class Leap(Run):
             self._record(recorder, replica, last, depth, done, grown)
         for j in range(done + 1, m + 1):
             in_flight.append(self._step(last, j, depth, grown))
+        if core.lockstep is not None:
+            core.lockstep.step_id = core.next_step_id
         if core.checks:
             core.check_integrity()
         return in_flight[-1].end_ns
+
+    def _hand_out(self, core: EngineCore, recorder: Recorder, m: int, batch_size: int) -> None:
+        """Deliver what the steps in flight sampled, of requests not yet in lockstep too, at E_1..E_m."""
+        ends, before = self._ends, core.committed_ns
+        real = min(m, len(core.in_flight))
+        for end, step in zip(ends[:real], core.in_flight, strict=False):
+            core.hand_out(step, before, end)
+            before = end
+        if m > real:
+            recorder.gaps([b - a for a, b in pairwise(ends[real - 1 : m])], batch_size)
 
     def _stamp(self, recorder: Recorder, requests: list[Request], m: int, before: int) -> None:
         """Deliver m tokens to each request, at E_1..E_m; a step was committed `before`."""
@@ -150,24 +187,24 @@ class Leap(Run):
     ) -> None:
         """One row for the `done` steps that were planned and committed in the run. The j-th starts at
         E_(j+depth-1); memory grows by one token a request from each to the next, and by whole blocks."""
-        ends, batch_size = self._ends, len(last.sampled)
+        ends, batch_size = self._ends, last.batch.sampled
         first = self._step(last, 1, depth, grown)
         end = ends[depth - 1 + done]
         tokens_ns = batch_size * ((done - 1) * end - sum(ends[depth : depth - 1 + done]))
         later = [(step, tokens) for step, tokens in grown if 1 < step <= done]
         allocated_ns = sum(tokens * (end - ends[step + depth - 2]) for step, tokens in later)
         peak = first.usage.used + first.usage.internal + sum(tokens for _, tokens in later)
-        gpu = sum(self._gpu[:done])
+        gpu = int(self._gpu[:done].sum())
         recorder.run(first, replica, done, end, gpu, peak, tokens_ns, allocated_ns - tokens_ns)
 
     def _step(self, last: Step, j: int, depth: int, grown: list[tuple[int, int]]) -> Step:
         """The j-th step planned in the run, at E_j; it ends at E_(j+depth)."""
         allocated = sum(tokens for step, tokens in grown if step <= j)
-        usage, batch_size = last.usage, len(last.sampled)
+        usage, batch_size = last.usage, last.batch.sampled
         return Step(
             last.id + j,
             last.batch.advance(j),
-            last.sampled,
+            [] if last.together else last.sampled,  # a list of its own for those who leave
             True,
             Usage(
                 usage.used + batch_size * j,
@@ -178,7 +215,8 @@ class Leap(Run):
             planned_ns=self._ends[j - 1],
             start_ns=self._ends[j + depth - 2],
             end_ns=self._ends[j + depth - 1],
-            gpu_ns=self._gpu[j - 1],
+            together=last.together,
+            gpu_ns=int(self._gpu[j - 1]),
             host_ns=self._host,
             shares=last.shares,
         )

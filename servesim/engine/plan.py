@@ -11,6 +11,7 @@ from servesim.errors import PolicyError
 
 if TYPE_CHECKING:
     from servesim.contracts.kv import Hit, KVAllocator
+    from servesim.engine.lockstep import Lockstep
 
 
 @dataclass(slots=True)
@@ -20,6 +21,8 @@ class Plan:
     step_id: int
     tokens: dict[Request, int] = field(default_factory=dict)
     """New tokens per request, drafts included; insertion order is batch order."""
+    together: int = 0
+    """Requests in lockstep, one token each, before those of `tokens` in the batch."""
     drafts: dict[Request, int] = field(default_factory=dict)
     """How many of those tokens are drafts to verify."""
     admitted: list[Request] = field(default_factory=list)
@@ -50,14 +53,24 @@ class PlanContext:
     Use them in the very order in which the real engine does; the engine verifies the outcome.
     """
 
-    __slots__ = ("_oracle", "kv", "now", "plan", "policy")
+    __slots__ = ("_oracle", "kv", "lockstep", "now", "plan", "policy")
 
-    def __init__(self, policy: str, now: int, step_id: int, kv: KVAllocator, oracle: bool = False) -> None:
+    def __init__(
+        self,
+        policy: str,
+        now: int,
+        step_id: int,
+        kv: KVAllocator,
+        oracle: bool = False,
+        lockstep: Lockstep | None = None,
+    ) -> None:
         self.policy = policy
         self.now = now
         self.kv = kv
         self.plan = Plan(step_id)
         self._oracle = oracle
+        self.lockstep = lockstep
+        """Requests counted together, for schedulers that keep lockstep; None: every request stands for itself."""
 
     def admit(
         self,

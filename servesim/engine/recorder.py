@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +79,8 @@ LATE_COLUMNS = (
 delivers it one token, except where a row here says otherwise: none between `since_ns` and `ns`, then `tokens`."""
 FLUSH_CELLS = 1 << 20
 POOL_GAPS = 1 << 20
+MOST_TOKEN_NS = 1 << 60
+"""Memory times time of a row: sums of two such fit 64 bits."""
 
 Rows = NDArray[np.int64]
 
@@ -121,6 +124,76 @@ class Table:
         return self.array()[:, self.columns.index(name)]
 
 
+@dataclass(slots=True)
+class _Row:
+    """A row of the step table while steps may be added to it."""
+
+    first: Step
+    k: int
+    end_ns: int
+    ns: int
+    gpu_ns: int
+    kv_peak: int
+    used_ns: int
+    internal_ns: int
+
+    def goes_on(self, step: Step) -> bool:
+        """Whether a step is one more of these: decode alone, the same requests, one token later."""
+        last, batch, before = self.first, step.batch, self.first.batch
+        return (
+            batch.decode_context_sum == before.decode_context_sum + self.k * before.decode_count
+            and batch.decode_count == before.decode_count
+            and batch.linear_tokens == before.linear_tokens == before.decode_count == batch.sampled == before.sampled
+            and step.start_ns == self.end_ns
+            and step.id == last.id + self.k
+            and step.preempted == 0
+            and last.preempted == 0
+            and step.host_ns == last.host_ns
+            and step.usage.external == last.usage.external
+            and not (batch.padded_tokens or before.padded_tokens or batch.drafts or before.drafts)
+            and not (batch.bytes_moved or before.bytes_moved or batch.bytes_copied or before.bytes_copied)
+            and self.used_ns + self.internal_ns < MOST_TOKEN_NS
+        )
+
+    def cells(self, replica: int) -> tuple[int, ...]:
+        """In the order of the columns."""
+        first = self.first
+        batch, usage = first.batch, first.usage
+        a, b, c, d = first.shares
+        return (
+            replica,
+            first.id,
+            self.k,
+            first.planned_ns,
+            first.start_ns,
+            self.end_ns,
+            self.ns,
+            sum([new for new, _ in batch.prefill]) if batch.prefill else 0,
+            len(batch.prefill),
+            sum([past for _, past in batch.prefill]) if batch.prefill else 0,
+            batch.decode_count,
+            batch.decode_context_sum,
+            batch.sampled,
+            batch.padded_tokens,
+            batch.drafts,
+            first.accepted,
+            first.preempted,
+            batch.bytes_moved,
+            self.gpu_ns,
+            first.host_ns * self.k,
+            usage.used,
+            usage.internal,
+            usage.external,
+            self.kv_peak,
+            self.used_ns,
+            self.internal_ns,
+            int(a * 1e6 + 0.5),
+            int(b * 1e6 + 0.5),
+            int(c * 1e6 + 0.5),
+            int(d * 1e6 + 0.5),
+        )
+
+
 class Recorder:
     """Collects the records of one simulation, all replicas together."""
 
@@ -140,7 +213,9 @@ class Recorder:
         self.requests = Table(REQUEST_COLUMNS, request_sink)
         self.reasons: dict[int, str] = {}
         """Finish reason or reason of rejection by row; the request sink may forget those it has been handed."""
-        self._ended: dict[int, int] = {}  # by replica: when its last recorded step ended
+        self.join = True
+        """Whether decode steps that go on as the one before share its row."""
+        self._last: dict[int, _Row] = {}  # by replica: the row that steps to come may go on
         self._gap_ns = array("q")
         self._gap_count = array("q")
         self._pooled: list[tuple[Rows, Rows]] = []
@@ -148,47 +223,38 @@ class Recorder:
 
     def step(self, step: Step, replica: int) -> None:
         """A step is done."""
-        self.run(step, replica, 1, step.end_ns, step.gpu_ns, step.usage.used + step.usage.internal, 0, 0)
+        usage = step.usage
+        self.run(step, replica, 1, step.end_ns, step.gpu_ns, usage.used + usage.internal, 0, 0)
 
     def run(
         self, first: Step, replica: int, k: int, end_ns: int, gpu_ns: int, kv_peak: int, used_ns: int, internal_ns: int
     ) -> None:
         """k steps are done: `first` and those like it. `used_ns` and `internal_ns` are what the memory
         integrals have beyond the usage of the first step held throughout."""
-        batch, usage = first.batch, first.usage
-        ns = end_ns - max(first.start_ns, self._ended.get(replica, 0))
-        self._ended[replica] = end_ns
-        self.steps.add(
-            (
-                replica,
-                first.id,
-                k,
-                first.planned_ns,
-                first.start_ns,
-                end_ns,
-                ns,
-                sum([new for new, _ in batch.prefill]),
-                len(batch.prefill),
-                sum([past for _, past in batch.prefill]),
-                batch.decode_count,
-                batch.decode_context_sum,
-                batch.sampled,
-                batch.padded_tokens,
-                batch.drafts,
-                first.accepted,
-                first.preempted,
-                batch.bytes_moved,
-                gpu_ns,
-                first.host_ns * k,
-                usage.used,
-                usage.internal,
-                usage.external,
-                kv_peak,
-                usage.used * ns + used_ns,
-                usage.internal * ns + internal_ns,
-                *[int(share * 1e6 + 0.5) for share in first.shares],
-            )
-        )
+        row = self._last.get(replica)
+        ns = end_ns - (first.start_ns if row is None else max(first.start_ns, row.end_ns))
+        usage = first.usage
+        used_ns += usage.used * ns
+        internal_ns += usage.internal * ns
+        if row is not None:
+            if self.join and row.goes_on(first):
+                row.k += k
+                row.end_ns = end_ns
+                row.ns += ns
+                row.gpu_ns += gpu_ns
+                if kv_peak > row.kv_peak:
+                    row.kv_peak = kv_peak
+                row.used_ns += used_ns
+                row.internal_ns += internal_ns
+                return
+            self.steps.add(row.cells(replica))
+        self._last[replica] = _Row(first, k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns)
+
+    def close(self) -> None:
+        """Nothing more will happen: the rows that might have gone on, one a replica, are complete."""
+        for replica in sorted(self._last):
+            self.steps.add(self._last[replica].cells(replica))
+        self._last.clear()
 
     def gap(self, ns: int, count: int) -> None:
         """`count` pairs of successive tokens of a request lay `ns` apart."""

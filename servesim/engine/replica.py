@@ -46,6 +46,8 @@ class Replica:
         self.leap: Run | None = None
         self.horizon: Callable[[], int | None] = lambda: None
         """When something may arrive at the earliest, as far as is known: spares pricing beyond it."""
+        if fast and (depth == 1 or core.scheduler.limits.async_scheduling):
+            core.keep_lockstep()
         core.on_leave = self._leave
         core.on_gap = recorder.gap
         core.on_late = recorder.late
@@ -84,6 +86,7 @@ class Replica:
             self._land()
             if core.in_flight[0].end_ns == now:
                 self._commit()
+                self._want_plan()
             else:
                 self._await(core.in_flight[0].end_ns)
         first_token_ns = request.first_token_ns if parent is None else parent.first_token_ns
@@ -97,13 +100,16 @@ class Replica:
     def _want_plan(self) -> None:
         if not self._plan_due:
             self._plan_due = True
-            self.clock.at(self.clock.ns, PLAN + self.index, self._plan)
+            self.clock.at(self.clock.ns, PLAN + self.index, self._plan_now)
 
     def _await(self, end_ns: int) -> None:
         self._awaited = self.clock.at(end_ns, COMPLETE + self.index, self._complete)
 
-    def _plan(self, event: Event) -> None:
+    def _plan_now(self, event: Event) -> None:
         self._plan_due = False
+        self._plan()
+
+    def _plan(self) -> None:
         core, in_flight = self.core, self.core.in_flight
         now = self.clock.ns
         while len(in_flight) < self.depth:
@@ -143,6 +149,10 @@ class Replica:
         if self.leap is not None:
             self._land()
         self._commit()
+        if self.clock.peek() > self.clock.ns:
+            self._plan()  # nothing else happens at this instant
+        else:
+            self._want_plan()
 
     def _land(self) -> None:
         assert self.leap is not None
@@ -155,7 +165,6 @@ class Replica:
         step = self.core.in_flight[0]
         self.core.commit(self.clock.ns)
         self.recorder.step(step, self.index)
-        self._want_plan()
 
     def _leave(self, request: Request) -> None:
         self.recorder.leave(request, self.index)

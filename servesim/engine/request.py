@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from servesim.engine.parallel import ParentRequest
 
+LAST = 1 << 62
+
 
 class State(IntEnum):
     """Where a request is."""
@@ -74,6 +76,7 @@ class Request:
 
     state: State = State.WAITING
     _end_tokens: int = 0  # the engine's: num_tokens at which it ends
+    _order: int = LAST  # the engine's: its place among those in lockstep
     num_tokens: int = field(init=False)
     """Prompt tokens plus output tokens delivered so far: what the scheduler knows of."""
     num_computed_tokens: int = 0

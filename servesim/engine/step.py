@@ -8,6 +8,12 @@ from servesim.contracts.cost import Batch
 from servesim.contracts.kv import Usage
 from servesim.engine.request import Request
 
+_NOTHING: dict[Request, int] = {}  # never written to
+
+
+def _nothing() -> dict[Request, int]:
+    return _NOTHING
+
 
 @dataclass(slots=True)
 class Step:
@@ -16,20 +22,22 @@ class Step:
     id: int
     batch: Batch
     sampled: list[Request]
-    """Requests that get a token when it is done, in batch order."""
+    """Requests that get a token when it is done, in batch order; those in lockstep, who come before, are counted."""
     steady: bool
     """Pure decode, with nobody entering or leaving: the next may be the same."""
     usage: Usage
-    drafts: dict[Request, int] = field(default_factory=dict)
+    drafts: dict[Request, int] = field(default_factory=_nothing)
     preempted: int = 0
     accepted: int = 0
     """Draft tokens accepted and delivered, once it is committed."""
-    verified: list[tuple[int, int]] = field(default_factory=list)
+    verified: list[tuple[int, int]] | None = None
     """(depth, accepted) of the drafts it verified, once it is committed."""
     dummies: frozenset[Request] = frozenset()
     """Requests whose drafts are only there to keep the batch uniform (newly admitted): none can be accepted."""
     stale: set[Request] | None = None
     """Requests preempted since: their tokens are still delivered, their counters stand."""
+    together: int = 0
+    """Requests in lockstep that get a token."""
     planned_ns: int = 0
     start_ns: int = 0
     end_ns: int = 0

@@ -83,6 +83,7 @@ def _run(setup: Setup, to_the_end: bool) -> Run:
     waiting = cluster.replicas[0].num_waiting
     while to_the_end and cluster.step():
         pass
+    cluster.recorder.close()
     return _seen(cluster, end, waiting, to_the_end, setup.deployment.capacity_tokens)
 
 
