@@ -74,7 +74,21 @@ def test_what_goes_wrong_in_a_process_is_told_here(tmp_path: Path) -> None:
 
 
 def test_routers_say_whether_they_are_blind() -> None:
-    assert [name for name in ("least-outstanding", "round-robin") if routers.resolve(name)[0].blind] == ["round-robin"]
+    names = ("least-outstanding", "round-robin", "session-hash")
+    assert [name for name in names if routers.resolve(name)[0].blind] == ["round-robin", "session-hash"]
+
+
+def test_a_hash_keeps_conversations_together_and_apart_from_each_other(tmp_path: Path) -> None:
+    trace = synthesize("rate=60,output=uniform(1,40)", 200)
+    trace = replace(trace, labels={"session": tuple(f"s{i % 23}" if i % 3 else "" for i in range(200))})
+    one = servesim.simulate(**BASE, trace=trace, router="session-hash", out=tmp_path / "one")
+    servesim.simulate(**BASE, trace=trace, router="session-hash", out=tmp_path / "apart", jobs=2)
+    for file in FILES:
+        assert (tmp_path / "apart" / file).read_bytes() == (tmp_path / "one" / file).read_bytes(), file
+    rows = one.requests
+    of_session = rows[rows["session"] != ""].groupby("session")["replica"].nunique()
+    assert of_session.tolist() == [1] * 23
+    assert (rows.groupby("replica").size() > 40).tolist() == [True] * 3
 
 
 def test_rows_go_on_in_the_chunks_they_would_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

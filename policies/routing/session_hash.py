@@ -1,0 +1,19 @@
+"""All requests of a conversation to one replica, by a hash of its name, so that they find what it has cached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from servesim import keyed
+from servesim.contracts.router import ReplicaView, Router, routers
+from servesim.engine.request import Request
+
+
+@routers.register("session-hash")
+class SessionHash(Router):
+    """A hash of the session's name modulo the number of replicas; of the request's own where it belongs to none."""
+
+    blind = True
+
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+        return keyed.key(0, f"route {request.session or request.name}") % self.num_replicas
