@@ -111,10 +111,10 @@ def test_no_more_requests_are_held_than_are_on_their_way() -> None:
     def on_ready(setup: Any) -> Callable[[int, int], None]:
         return lambda now, left: held.append(sum(isinstance(o, Request) for o in gc.get_objects()))
 
-    result = servesim.simulate(**settings_of("open"), stream=True, on_ready=on_ready)
-    assert result.summary["requests"]["completed"] == 700
-    assert len(held) == 10
-    assert max(held) < 200
+    result = servesim.simulate(**{**settings_of("open"), "requests": 2000}, stream=True, on_ready=on_ready)
+    assert result.summary["requests"]["completed"] == 2000
+    assert len(held) == 31
+    assert max(held) < 400
 
 
 def test_without_a_directory_there_are_figures_and_no_records() -> None:
