@@ -234,9 +234,8 @@ class Paged(KVAllocator):
     def _deal(self, tables: list[list[int]], n: int, cycle: int) -> None:
         """Move n blocks from the front of the free queue to tables, one each in turn; a round has `cycle` turns."""
         if n:
-            blocks = self._fresh[: -n - 1 : -1]
-            del self._fresh[-n:]
-            self._table_blocks += n
+            blocks: list[int] = []
+            self._take(blocks, n)
             for i, table in enumerate(tables):
                 table += blocks[i::cycle]
 

@@ -51,6 +51,10 @@ class PrefixHash(Paged):
         # key -> blocks with that content, first inserted first; one block alone is stored bare.
         self._cached: dict[Hashable, int | dict[int, None]] = {}
         self._published: dict[Request, int] = {}  # blocks of its table offered for sharing so far
+        # Requests in lockstep whose content others may ask for, and their offsets, by the number of steps committed
+        # (modulo the block size) when all tokens of a block are known.
+        self._filling: list[dict[Request, int]] = [{} for _ in range(self.block_size)]
+        self._committed = 0  # when the last step was planned
         if params.hash_lookahead_tokens:  # what a block is known by would depend on the sample that goes on from it
             self.supports = frozenset()
 
@@ -92,6 +96,42 @@ class PrefixHash(Paged):
             known = request.num_tokens + k
             self._offer(request, min(request.num_computed_tokens + k, known), known)
         return grown
+
+    def keeps_lockstep(self) -> bool:
+        return type(self) is PrefixHash and not self.params.hash_lookahead_tokens
+
+    def join(self, request: Request, offset: int) -> bool:
+        if not super().join(request, offset):
+            return False
+        if request.content is not None:
+            self._filling[(-offset - 1) % self.block_size][request] = offset
+        return True
+
+    def leave(self, request: Request, offset: int) -> None:
+        super().leave(request, offset)
+        self._filling[(-offset - 1) % self.block_size].pop(request, None)
+        self._offer_known(request, offset)
+
+    def extend(self, step: int, committed: int) -> bool:
+        if not super().extend(step, committed):
+            return False
+        self._committed = committed
+        for request, offset in self._filling[committed % self.block_size].items():
+            self._offer_known(request, offset)
+        return True
+
+    def extend_run(self, step: int, committed: int, k: int) -> list[tuple[int, int]]:
+        grown = super().extend_run(step, committed, k)
+        self._committed = last = committed + k - 1
+        for before in range(min(k, self.block_size)):
+            for request, offset in self._filling[(last - before) % self.block_size].items():
+                self._offer_known(request, offset)
+        return grown
+
+    def _offer_known(self, request: Request, offset: int) -> None:
+        """What a request in lockstep knew when the last step was planned is final."""
+        known = self._committed + offset + 1
+        self._offer(request, known, known)
 
     def grow_rounds(
         self, requests: Sequence[Request], ends: NDArray[np.int64], delivered: Sequence[int]

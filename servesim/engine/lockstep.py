@@ -67,7 +67,7 @@ class Lockstep:
     def extend(self, plan: Plan) -> bool:
         """Give each member memory for one more token and enter them all in the plan; False (and nothing done) if
         there is not enough for all."""
-        if self.members and not self._kv.extend(self.step_id, self.step_id - len(self._in_flight)):
+        if not self._kv.extend(self.step_id, self.step_id - len(self._in_flight)):
             return False
         plan.together = len(self.members)
         return True
