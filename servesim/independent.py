@@ -27,6 +27,7 @@ from servesim.deployment import Setup, set_up
 from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder, Rows, Table
 from servesim.engine.step import SpecStats
+from servesim.engine.streamed_workload import NEVER
 from servesim.engine.workload import TraceWorkload
 from servesim.errors import PolicyError, UserError
 from servesim.records import clients_of
@@ -59,9 +60,6 @@ class Share:
     """By replica."""
     priced: list[Priced]
     cpu_s: float
-
-
-FOREVER = (1 << 63) - 1
 
 
 def check_independent(setup: Setup) -> None:
@@ -145,10 +143,12 @@ class _Dated(Table):
         super().__init__(columns)
         self.ns = array("q")
         self.cluster: Cluster | None = None
+        self.closing = False
+        """What is recorded now waited for a step that goes on, and none came: it stands at the end."""
 
     def add(self, row: tuple[int, ...]) -> None:
         assert self.cluster is not None
-        self.ns.append(self.cluster.now_ns)
+        self.ns.append(NEVER if self.closing else self.cluster.now_ns)
         super().add(row)
 
     def dated(self) -> tuple[Rows, Rows]:
@@ -156,22 +156,31 @@ class _Dated(Table):
         return self.array(), np.array(self.ns, dtype=np.int64)
 
 
+class _DatedRecorder(Recorder):
+    steps: _Dated
+    deliveries: _Dated
+
+    def __init__(self, out_ns: int) -> None:
+        super().__init__(out_ns=out_ns)
+        self.steps, self.deliveries = _Dated(self.steps.columns), _Dated(self.deliveries.columns)
+
+    def close(self) -> None:
+        self.steps.closing = True
+        super().close()
+
+
 def serve(task: Task) -> Share:
     """Serve some replicas' requests."""
     setup = set_up(Scenario.of(task.scenario), task.trace)
-    recorder = Recorder(out_ns=setup.out_ns)
-    steps, deliveries = (_Dated(table.columns) for table in (recorder.steps, recorder.deliveries))
-    recorder.steps, recorder.deliveries = steps, deliveries
+    recorder = _DatedRecorder(setup.out_ns)
     workload = TraceWorkload(setup.trace, setup.predicted, clients_of(setup.scenario.clients))
     cluster = setup.cluster(workload, recorder, only=frozenset(task.replicas))
-    steps.cluster = deliveries.cluster = cluster
+    recorder.steps.cluster = recorder.deliveries.cluster = cluster
     began = time.process_time()
     cluster.run()
-    for i in range(1, min(len(task.replicas), len(steps.ns)) + 1):
-        steps.ns[-i] = FOREVER  # complete only at the end
     return Share(
-        steps.dated(),
-        deliveries.dated(),
+        recorder.steps.dated(),
+        recorder.deliveries.dated(),
         recorder.requests.array(),
         recorder.reasons,
         recorder.itl(),

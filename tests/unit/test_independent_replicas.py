@@ -50,6 +50,15 @@ def test_requests_sent_at_one_instant_stay_in_order(tmp_path: Path) -> None:
         assert (tmp_path / "apart" / file).read_bytes() == (tmp_path / "one" / file).read_bytes(), file
 
 
+@pytest.mark.parametrize("requests", [1, 2, 3, 7])
+def test_replicas_with_nothing_to_do_change_nothing(tmp_path: Path, requests: int) -> None:
+    settings = {**BASE, "replicas": 5, "trace": "synth:rate=3,output=20", "requests": requests}
+    servesim.simulate(**settings, out=tmp_path / "one")
+    servesim.simulate(**settings, out=tmp_path / "apart", jobs=2)
+    for file in FILES:
+        assert (tmp_path / "apart" / file).read_bytes() == (tmp_path / "one" / file).read_bytes(), file
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
