@@ -117,6 +117,10 @@ class CostModel(ABC):
         """GPU ns of k successive steps: of this batch, then, if k > 1 (pure decode only), of
         `batch.advance(1)` to `batch.advance(k - 1)`."""
 
+    def gpu_ns(self, batch: Batch) -> int:
+        """`gpu_run` of one step."""
+        return int(self.gpu_run(batch, 1)[0])
+
     num_stages: int = 1
     """Pipeline stages a step passes one after the other."""
 

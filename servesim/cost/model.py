@@ -87,6 +87,12 @@ class TableCostModel(CostModel):
             times += stage.run(passed, self._tokens(passed), k)
         return times
 
+    def gpu_ns(self, batch: Batch) -> int:
+        """See the contract."""
+        tokens = self._tokens(batch)
+        drafting = sum(stage.cost(passed, self._tokens(passed))[0] for stage, passed in self._drafts(batch))
+        return drafting + sum(stage.cost(batch, tokens)[0] for stage in self._stages)
+
     def host(self, batch: Batch) -> Host:
         """See the contract."""
         if self.terms is None:

@@ -47,7 +47,7 @@ class DraftLeap(Run):
     __slots__ = ("_delivered", "_gpu", "_host", "_steps")
 
     def __init__(
-        self, ends: list[int], gpu: list[int], host: list[int], delivered: NDArray[np.int64], steps: list[Batch]
+        self, ends: list[int], gpu: list[int], host: int, delivered: NDArray[np.int64], steps: list[Batch]
     ) -> None:
         super().__init__(ends, len(steps))
         self._gpu, self._host = gpu, host
@@ -77,14 +77,12 @@ class DraftLeap(Run):
         m = core.kv.rounds_that_fit(requests, np.minimum(after + core.scheduler.lookahead, limit))
         if m < 1:
             return None
-        gpu, host, ends, batches = [], [], [step.end_ns for step in core.in_flight], []
-        for row in after[:m]:
-            batch = _batch(last.batch, row)
-            gpu.append(int(cost.gpu_run(batch, 1)[0]))
-            host.append(sum(cost.host(batch)))
-            ends.append(ends[-1] + cost.step_ns(gpu[-1], cost.host(batch)))
-            batches.append(batch)
-        return cls(ends, gpu, host, delivered[:m], batches)
+        batches = _batches(last.batch, after[:m])
+        host = cost.host(batches[0])  # counts do not change along the run
+        gpu = [cost.gpu_ns(batch) for batch in batches]
+        ends = [step.end_ns for step in core.in_flight]
+        ends += accumulate((cost.step_ns(ns, host) for ns in gpu), initial=ends.pop())
+        return cls(ends, gpu, sum(host), delivered[:m], batches)
 
     def land(self, core: EngineCore, recorder: Recorder, replica: int) -> int:
         """See `Leap.land`."""
@@ -101,6 +99,8 @@ class DraftLeap(Run):
         steps = [self._step(last, j, depth, allocated[j - 1]) for j in range(1, m + 1)]
         core.kv.held_tokens += steps[-1].batch.decode_context_sum - last.batch.decode_context_sum
         core.next_step_id += m
+        core.spec_stats.proposed += m * last.batch.drafts
+        core.spec_stats.add_many(last.batch.drafts // len(requests), self._delivered[:m] - 1)
         for i in range(m):
             step = in_flight.popleft()
             self._deliver(core, step, i, recorder)
@@ -117,10 +117,8 @@ class DraftLeap(Run):
         """The commit of a step at E_(i+1)."""
         now, before = self._ends[i], core.committed_ns
         core.committed_ns = now
-        drafts = step.batch.drafts // len(step.sampled)
         on_time, late = 0, list[Late]()
         for request, tokens in zip(step.sampled, self._delivered[i].tolist(), strict=True):
-            core.spec_stats.add(drafts, tokens - 1)
             request.num_tokens += tokens
             if request.first_token_ns < 0:
                 request.first_token_ns = now
@@ -132,7 +130,6 @@ class DraftLeap(Run):
                 late.append((request.row, request.last_token_ns, tokens))
             request.last_token_ns = now
             step.accepted += tokens - 1
-        core.spec_stats.proposed += step.batch.drafts
         if on_time:
             recorder.gap(now - before, on_time)
         if late:
@@ -153,7 +150,7 @@ class DraftLeap(Run):
             start_ns=self._ends[j + depth - 2],
             end_ns=self._ends[j + depth - 1],
             gpu_ns=self._gpu[j - 1],
-            host_ns=self._host[j - 1],
+            host_ns=self._host,
             shares=last.shares,
         )
 
@@ -188,23 +185,26 @@ def _contexts(core: EngineCore, delivered: NDArray[np.int64]) -> NDArray[np.int6
     return contexts
 
 
-def _batch(like: Batch, contexts: NDArray[np.int64]) -> Batch:
-    """A batch of the same shape over other contexts."""
-    total = int(contexts.sum())
-    return Batch(
-        like.linear_tokens,
-        [],
-        like.decode_count,
-        total,
-        int((contexts * contexts).sum()),
-        int(contexts.max()),
-        like.queries_per_sequence,
-        like.sampled,
-        like.padded_tokens,
-        0,
-        like.attention,
-        0,
-        like.drafts,
-        like.draft_k,
-        total,
-    )
+def _batches(like: Batch, contexts: NDArray[np.int64]) -> list[Batch]:
+    """A batch of the same shape over each row of contexts."""
+    sums = contexts.sum(axis=1).tolist(), (contexts * contexts).sum(axis=1).tolist(), contexts.max(axis=1).tolist()
+    return [
+        Batch(
+            like.linear_tokens,
+            [],
+            like.decode_count,
+            total,
+            squares,
+            most,
+            like.queries_per_sequence,
+            like.sampled,
+            like.padded_tokens,
+            0,
+            like.attention,
+            0,
+            like.drafts,
+            like.draft_k,
+            total,
+        )
+        for total, squares, most in zip(*sums, strict=True)
+    ]

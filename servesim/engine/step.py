@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import Usage
 from servesim.engine.request import Request
@@ -67,6 +70,15 @@ class SpecStats:
         self.per_pos.extend([0] * (drafts - len(self.per_pos)))
         for i in range(accepted):
             self.per_pos[i] += 1
+
+    def add_many(self, drafts: int, accepted: NDArray[np.int64]) -> None:
+        """As many verifications of `drafts` tokens as `accepted` has elements."""
+        self.drafts += accepted.size
+        self.draft_tokens += drafts * accepted.size
+        self.accepted += int(accepted.sum())
+        self.per_pos.extend([0] * (drafts - len(self.per_pos)))
+        for i in range(drafts):
+            self.per_pos[i] += int((accepted > i).sum())
 
 
 Late = tuple[int, int, int]

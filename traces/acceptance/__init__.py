@@ -37,12 +37,18 @@ class ByPosition(AcceptanceModel):
     def accepted(self, request: Request, position: int, drafts: int, width: int = 1) -> int:
         chances = self.conditional(request)
         last = len(chances) - 1
+        chunk, index = divmod(position, _CHUNK)
+        draws = _chunk(self.seed, "accept", request.row, chunk)
         for j in range(drafts):
             chance = chances[j] if j < last else chances[last]
             if width > 1:
                 chance = 1.0 - (1.0 - chance) ** width
-            if luck(self.seed, "accept", request.row, position + j) >= chance:
+            if index == _CHUNK:
+                chunk, index = chunk + 1, 0
+                draws = _chunk(self.seed, "accept", request.row, chunk)
+            if draws[index] >= chance:
                 return j
+            index += 1
         return drafts
 
 
