@@ -17,6 +17,8 @@ from servesim.contracts.scheduler import Limits, Scheduler, SchedulerParams, sch
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request
 
+from ._budget import Budget
+
 
 @dataclass(frozen=True)
 class VllmParams(SchedulerParams):
@@ -77,7 +79,7 @@ class Vllm(Scheduler):
             lockstep.retire()
             if len(lockstep.members) <= self._max_alike and lockstep.extend(ctx.plan):
                 return ctx.plan
-        budget = _Budget(self._max_scheduled, self.limits.max_num_batched_tokens, self.params.draft_slots_per_request)
+        budget = Budget(self._max_scheduled, self.limits.max_num_batched_tokens, self.params.draft_slots_per_request)
         threshold = self._chunk_threshold()
         hold = self._holds_prefill()
         self._plan_running(ctx, budget, threshold, hold, self._extend_lockstep(ctx, budget))
@@ -87,7 +89,7 @@ class Vllm(Scheduler):
             self._note_prefill(ctx.plan, hold)
         return ctx.plan
 
-    def _extend_lockstep(self, ctx: PlanContext, budget: _Budget) -> list[Request]:
+    def _extend_lockstep(self, ctx: PlanContext, budget: Budget) -> list[Request]:
         """One token for all that decode in lockstep, who come first; the running requests that are left."""
         lockstep = ctx.lockstep
         if lockstep is None:
@@ -101,7 +103,7 @@ class Vllm(Scheduler):
         return self._apart if lockstep.members else self.running
 
     def _plan_running(
-        self, ctx: PlanContext, budget: _Budget, threshold: int, hold: bool, queue: list[Request]
+        self, ctx: PlanContext, budget: Budget, threshold: int, hold: bool, queue: list[Request]
     ) -> None:
         asynchronous = self.limits.async_scheduling
         lookahead, max_len = self.lookahead, self.limits.max_model_len
@@ -173,7 +175,7 @@ class Vllm(Scheduler):
         self._requeue(victim)
         return victim, refund
 
-    def _plan_waiting(self, ctx: PlanContext, budget: _Budget, threshold: int) -> None:
+    def _plan_waiting(self, ctx: PlanContext, budget: Budget, threshold: int) -> None:
         params = self.params
         uniform = params.num_speculative_tokens > 0 and self._only_decodes(ctx.plan)
         while self.num_waiting() and budget.left > 0 and len(self.running) < self._max_running:
@@ -316,24 +318,3 @@ class Vllm(Scheduler):
 
     def _push(self, request: Request) -> None:
         heapq.heappush(self._heap, (request.priority, request.arrival_ns, request.name, request.row, request))
-
-
-class _Budget:
-    """Tokens left in a step: to schedule, and as inputs to the model, drafters' extra slots included."""
-
-    __slots__ = ("_extra", "_inputs", "_tokens", "left")
-
-    def __init__(self, tokens: int, inputs: int, extra: int) -> None:
-        self._tokens, self._inputs, self._extra = tokens, inputs - extra, extra
-        self.left = min(self._tokens, self._inputs)
-
-    def take(self, n: int) -> None:
-        self._tokens -= n
-        self._inputs -= n + self._extra
-        self.left = min(self._tokens, self._inputs)
-
-    def give_back(self, n: int) -> None:
-        if n:
-            self._tokens += n
-            self._inputs += n + self._extra
-            self.left = min(self._tokens, self._inputs)

@@ -12,6 +12,7 @@ from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.scheduler import Scheduler
 from servesim.contracts.speculator import Speculator
+from servesim.engine.compose import compose
 from servesim.engine.layout import expand, lay_out
 from servesim.engine.lockstep import Lockstep
 from servesim.engine.plan import Plan, PlanContext
@@ -150,59 +151,9 @@ class EngineCore:
 
     def _enter(self, plan: Plan, now: int) -> Step:
         """Verify a plan, advance its requests, and describe the batch it makes."""
-        slots, drafts, running = self.kv.slots, plan.drafts, State.RUNNING
-        prefill: list[tuple[int, int]] = []
-        sampled: list[Request] = []
-        total = count = context = square = longest = queries = reach = 0
-        if plan.together:
-            assert self.lockstep is not None
-            self.lockstep.advance(1)
-            total = count = queries = plan.together
-            context = reach = self.lockstep.context_sum
-            square, longest = self.lockstep.context_sumsq, self.lockstep.longest() + 1
-        for request, new in plan.tokens.items():
-            past = request.num_computed_tokens
-            after = past + new
-            known = request.num_tokens + request.num_output_placeholders
-            extra = drafts.get(request, 0) if drafts else 0
-            legal = request.state is running and extra < new and after <= known + extra and slots(request) >= after
-            if not legal:
-                self._refuse(request, new, known + extra, now)
-            request.num_computed_tokens = after
-            total += new
-            if after < known:
-                prefill.append((new, past))
-                continue
-            sampled.append(request)
-            reach += after
-            request.num_output_placeholders += 1 + extra
-            if new == 1 + extra:
-                count += 1
-                context += after
-                square += after * after
-                queries += new
-                if after > longest:
-                    longest = after
-            else:
-                prefill.append((new, past))
-        self.kv.held_tokens += total
-        batch = Batch(
-            total,
-            prefill,
-            count,
-            context,
-            square,
-            longest,
-            -(-queries // count) if count else 1,
-            len(sampled) + plan.together,
-            0,
-            plan.bytes_moved,
-            plan.attention,
-            0,
-            sum(drafts.values()) if drafts else 0,
-            0,
-            reach,
-        )
+        drafts = plan.drafts
+        batch, sampled = compose(plan, self.kv, self.lockstep, self.scheduler.name, now)
+        self.kv.held_tokens += batch.linear_tokens
         if self.kv.copied_tokens:
             batch.bytes_copied = self.kv.copied_tokens * self.kv.memory.bytes_per_token
             self.kv.copied_tokens = 0
@@ -212,7 +163,7 @@ class EngineCore:
             if drafts and self.speculator.expands:
                 expand(batch, plan)
             self._draft(batch, sampled)
-        steady = not prefill and not plan.changes_queues and not batch.bytes_copied
+        steady = not batch.prefill and not plan.changes_queues and not batch.bytes_copied
         if self.speculator is not None:
             steady = steady and self.speculator.steady() and bool(drafts) == bool(batch.draft_k)
         usage, preempted = self.kv.usage(), len(plan.preempted)
@@ -236,18 +187,6 @@ class EngineCore:
             self.spec_stats.proposed += nodes * len(sampled)
             for request in sampled:
                 request.num_draft_tokens = nodes
-
-    def _refuse(self, request: Request, new: int, known: int, now: int) -> None:
-        where = f"{self.scheduler.name} at {now} ns, step {self.next_step_id}: schedules {new} tokens of {request}"
-        if request.state is not State.RUNNING:
-            raise PolicyError(f"{where}, which is not running")
-        if new < 1:
-            raise PolicyError(f"{where}: at least one is needed")
-        if self.last_plan is not None and self.last_plan.drafts.get(request, 0) >= new:
-            raise PolicyError(f"{where}, all of them drafts")
-        if request.num_computed_tokens + new > known:
-            raise PolicyError(f"{where}, of which only {known} tokens are known")
-        raise PolicyError(f"{where}, which has memory for {self.kv.slots(request)} tokens only")
 
     def commit(self, now: int, tokens: Mapping[Request, int] | None = None) -> None:
         """Deliver the outputs of the oldest step in flight.

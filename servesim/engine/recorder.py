@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from servesim.engine.request import Request
+from servesim.engine.row import Row
 from servesim.engine.step import Late, Step
 
 STEP_COLUMNS = (
@@ -79,8 +79,6 @@ LATE_COLUMNS = (
 delivers it one token, except where a row here says otherwise: none between `since_ns` and `ns`, then `tokens`."""
 FLUSH_CELLS = 1 << 20
 POOL_GAPS = 1 << 20
-MOST_TOKEN_NS = 1 << 60
-"""Memory times time of a row: sums of two such fit 64 bits."""
 
 Rows = NDArray[np.int64]
 
@@ -124,76 +122,6 @@ class Table:
         return self.array()[:, self.columns.index(name)]
 
 
-@dataclass(slots=True)
-class _Row:
-    """A row of the step table while steps may be added to it."""
-
-    first: Step
-    k: int
-    end_ns: int
-    ns: int
-    gpu_ns: int
-    kv_peak: int
-    used_ns: int
-    internal_ns: int
-
-    def goes_on(self, step: Step) -> bool:
-        """Whether a step is one more of these: decode alone, the same requests, one token later."""
-        last, batch, before = self.first, step.batch, self.first.batch
-        return (
-            batch.decode_context_sum == before.decode_context_sum + self.k * before.decode_count
-            and batch.decode_count == before.decode_count
-            and batch.linear_tokens == before.linear_tokens == before.decode_count == batch.sampled == before.sampled
-            and step.start_ns == self.end_ns
-            and step.id == last.id + self.k
-            and step.preempted == 0
-            and last.preempted == 0
-            and step.host_ns == last.host_ns
-            and step.usage.external == last.usage.external
-            and not (batch.padded_tokens or before.padded_tokens or batch.drafts or before.drafts)
-            and not (batch.bytes_moved or before.bytes_moved or batch.bytes_copied or before.bytes_copied)
-            and self.used_ns + self.internal_ns < MOST_TOKEN_NS
-        )
-
-    def cells(self, replica: int) -> tuple[int, ...]:
-        """In the order of the columns."""
-        first = self.first
-        batch, usage = first.batch, first.usage
-        a, b, c, d = first.shares
-        return (
-            replica,
-            first.id,
-            self.k,
-            first.planned_ns,
-            first.start_ns,
-            self.end_ns,
-            self.ns,
-            sum([new for new, _ in batch.prefill]) if batch.prefill else 0,
-            len(batch.prefill),
-            sum([past for _, past in batch.prefill]) if batch.prefill else 0,
-            batch.decode_count,
-            batch.decode_context_sum,
-            batch.sampled,
-            batch.padded_tokens,
-            batch.drafts,
-            first.accepted,
-            first.preempted,
-            batch.bytes_moved,
-            self.gpu_ns,
-            first.host_ns * self.k,
-            usage.used,
-            usage.internal,
-            usage.external,
-            self.kv_peak,
-            self.used_ns,
-            self.internal_ns,
-            int(a * 1e6 + 0.5),
-            int(b * 1e6 + 0.5),
-            int(c * 1e6 + 0.5),
-            int(d * 1e6 + 0.5),
-        )
-
-
 class Recorder:
     """Collects the records of one simulation, all replicas together."""
 
@@ -215,7 +143,7 @@ class Recorder:
         """Finish reason or reason of rejection by row; the request sink may forget those it has been handed."""
         self.join = True
         """Whether decode steps that go on as the one before share its row."""
-        self._last: dict[int, _Row] = {}  # by replica: the row that steps to come may go on
+        self._last: dict[int, Row] = {}  # by replica: the row that steps to come may go on
         self._gap_ns = array("q")
         self._gap_count = array("q")
         self._pooled: list[tuple[Rows, Rows]] = []
@@ -248,7 +176,7 @@ class Recorder:
                 row.internal_ns += internal_ns
                 return
             self.steps.add(row.cells(replica))
-        self._last[replica] = _Row(first, k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns)
+        self._last[replica] = Row(first, k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns)
 
     def close(self) -> None:
         """Nothing more will happen: the rows that might have gone on, one a replica, are complete."""

@@ -1,0 +1,83 @@
+"""From a plan to the batch it makes: every request verified and advanced."""
+
+from __future__ import annotations
+
+from servesim.contracts.cost import Batch
+from servesim.contracts.kv import KVAllocator
+from servesim.engine.lockstep import Lockstep
+from servesim.engine.plan import Plan
+from servesim.engine.request import Request, State
+from servesim.errors import PolicyError
+
+
+def compose(
+    plan: Plan, kv: KVAllocator, lockstep: Lockstep | None, policy: str, now: int
+) -> tuple[Batch, list[Request]]:
+    """The batch, and those of `plan.tokens` that get a token, in batch order. PolicyError where the plan is illegal."""
+    slots, drafts, running = kv.slots, plan.drafts, State.RUNNING
+    prefill: list[tuple[int, int]] = []
+    sampled: list[Request] = []
+    total = count = context = square = longest = queries = reach = 0
+    if plan.together:
+        assert lockstep is not None
+        lockstep.advance(1)
+        total = count = queries = plan.together
+        context = reach = lockstep.context_sum
+        square, longest = lockstep.context_sumsq, lockstep.longest() + 1
+    for request, new in plan.tokens.items():
+        past = request.num_computed_tokens
+        after = past + new
+        known = request.num_tokens + request.num_output_placeholders
+        extra = drafts.get(request, 0) if drafts else 0
+        legal = request.state is running and extra < new and after <= known + extra and slots(request) >= after
+        if not legal:
+            _refuse(plan, kv, request, known + extra, f"{policy} at {now} ns, step {plan.step_id}")
+        request.num_computed_tokens = after
+        total += new
+        if after < known:
+            prefill.append((new, past))
+            continue
+        sampled.append(request)
+        reach += after
+        request.num_output_placeholders += 1 + extra
+        if new == 1 + extra:
+            count += 1
+            context += after
+            square += after * after
+            queries += new
+            if after > longest:
+                longest = after
+        else:
+            prefill.append((new, past))
+    batch = Batch(
+        total,
+        prefill,
+        count,
+        context,
+        square,
+        longest,
+        -(-queries // count) if count else 1,
+        len(sampled) + plan.together,
+        0,
+        plan.bytes_moved,
+        plan.attention,
+        0,
+        sum(drafts.values()) if drafts else 0,
+        0,
+        reach,
+    )
+    return batch, sampled
+
+
+def _refuse(plan: Plan, kv: KVAllocator, request: Request, known: int, where: str) -> None:
+    new = plan.tokens[request]
+    where = f"{where}: schedules {new} tokens of {request}"
+    if request.state is not State.RUNNING:
+        raise PolicyError(f"{where}, which is not running")
+    if new < 1:
+        raise PolicyError(f"{where}: at least one is needed")
+    if plan.drafts.get(request, 0) >= new:
+        raise PolicyError(f"{where}, all of them drafts")
+    if request.num_computed_tokens + new > known:
+        raise PolicyError(f"{where}, of which only {known} tokens are known")
+    raise PolicyError(f"{where}, which has memory for {kv.slots(request)} tokens only")
