@@ -5,7 +5,7 @@ freed, until they are needed for something else (vLLM 0.33: vllm/v1/core/block_p
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts.kv import Hit, KVMemory, kv_allocators
+from servesim.engine.content import RunContent
 from servesim.engine.request import Request, State
 
 from .paged import Paged
@@ -170,8 +171,9 @@ class PrefixHash(Paged):
         del table[cached:]
         table.reverse()
         if self._extra:
-            fresh = [block for block in fresh if not self._still_held(block)]
-            table = [block for block in table if not self._still_held(block)]
+            extra, still_held = self._extra, self._still_held
+            fresh = [block for block in fresh if block not in extra or not still_held(block)]
+            table = [block for block in table if block not in extra or not still_held(block)]
         self._fresh += fresh
         self._idle.update(dict.fromkeys(table))
 
@@ -211,7 +213,14 @@ class PrefixHash(Paged):
 
     def _enter(self, request: Request, start: int, stop: int) -> None:
         """Make blocks start to stop of a request's table findable by their content."""
-        self._register(zip(self.tables[request][start:stop], self._keys(request, start, stop), strict=True))
+        blocks, keys = self.tables[request][start:stop], self._keys(request, start, stop)
+        if not self._cached.keys().isdisjoint(keys):
+            self._register(zip(blocks, keys, strict=True))
+            return
+        self._cached.update(zip(keys, blocks, strict=True))
+        key_of = self._key_of
+        for block, key in zip(blocks, keys, strict=True):
+            key_of[block] = key
 
     def _register(self, blocks: Iterable[tuple[int, Hashable]]) -> None:
         """Make blocks findable, each by its key."""
@@ -224,17 +233,16 @@ class PrefixHash(Paged):
                     there = cached[key] = {there: None}
                 there[block] = None
 
-    def _keys(self, request: Request, start: int, stop: int) -> Iterator[Hashable]:
+    def _keys(self, request: Request, start: int, stop: int) -> Sequence[Hashable]:
         """For blocks start to stop, the identity of everything up to the block's end: the chained hash."""
         size = self.block_size
         ends = range((start + 1) * size + self.params.hash_lookahead_tokens, stop * size + size, size)
         content = request.content
         if content is None:  # shares with nobody but itself
             base = (request.row + 1) << 32
-            return iter(range(-base - ends.start, -base - ends.stop, -size))
-        if request.salt:
-            return ((request.salt, content.prefix_key(end)) for end in ends)
-        return map(content.prefix_key, ends)
+            return range(-base - ends.start, -base - ends.stop, -size)
+        keys = content.prefix_keys(ends) if isinstance(content, RunContent) else [content.prefix_key(e) for e in ends]
+        return [(request.salt, key) for key in keys] if request.salt else keys
 
     def _adopt(self, table: list[int], hit: Hit) -> None:
         for block in hit.blocks:
@@ -250,17 +258,24 @@ class PrefixHash(Paged):
         if fresh:
             super()._take(table, fresh)
         if n > fresh:
-            victim, key_of = self._victim, self._key_of
-            for _ in range(n - fresh):
-                block = victim()
-                table.append(block)
-                if key_of[block] is not None:
+            victims = self._victims(n - fresh)
+            key_of, cached = self._key_of, self._cached
+            for block in victims:
+                key = key_of[block]
+                if key is None:
+                    continue
+                if cached[key] != block:  # others with this content stay
                     self._evict(block)
-            self._table_blocks += n - fresh
+                    continue
+                key_of[block] = None
+                del cached[key]
+            table += victims
+            self._table_blocks += len(victims)
 
-    def _victim(self) -> int:
-        """Take the idle block that is given up first: the least recently freed one."""
-        return self._idle.popitem(last=False)[0]
+    def _victims(self, n: int) -> list[int]:
+        """Take the n idle blocks that are given up first: the least recently freed ones."""
+        idle = self._idle
+        return [idle.popitem(last=False)[0] for _ in range(n)]
 
     def _evict(self, block: int) -> None:
         key = self._key_of[block]

@@ -66,12 +66,14 @@ class PrefixOracle(PrefixHash):
         entries = {(-due, -depth, block) for due, depth, _, block in self._heap}
         assert all((*self._due[block], block) in entries for block in self._idle), "an idle block cannot be evicted"
 
-    def _victim(self) -> int:
-        while True:
+    def _victims(self, n: int) -> list[int]:
+        victims: list[int] = []
+        while len(victims) < n:
             due, depth, _, block = heapq.heappop(self._heap)
             if block in self._idle and self._due[block] == (-due, -depth):
                 del self._idle[block]
-                return block
+                victims.append(block)
+        return victims
 
     def _expect(self, block: int, due: int, depth: int) -> None:
         """An idle block is next used at a place in the order of arrival."""

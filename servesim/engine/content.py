@@ -49,6 +49,19 @@ class RunContent:
         start = ends[i - 1] if i else 0
         return (self._sequence[i] << 32) | (stop - start)
 
+    def prefix_keys(self, stops: range) -> list[int]:
+        """`prefix_key` of each, ascending."""
+        keys: list[int] = []
+        stop, step = stops.start, stops.step
+        while stop < stops.stop:
+            self.prefix_key(stop)  # finds the run it ends in
+            i = self._index
+            base = (self._sequence[i] << 32) - (self._ends[i - 1] if i else 0)
+            within = range(base + stop, base + min(stops.stop, self._ends[i] + 1), step)
+            keys += within
+            stop += len(within) * step
+        return keys
+
     def _open(self, i: int) -> None:
         """Number the sequence that ends with run i (the one after the prompt is the output, without end)."""
         content, length = self._runs[i] if i < len(self._runs) else (-self._row - 1, 1 << 31)
