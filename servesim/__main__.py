@@ -1,5 +1,19 @@
-"""`python -m servesim` is the command line."""
+"""The `servesim` command, and `python -m servesim`."""
 
-from servesim.cli import main
+import os
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line; an interrupt that comes while it is still being imported is one line as well."""
+    try:
+        from servesim.cli import main as command
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: nothing was written\n")
+        sys.stderr.flush()
+        os._exit(130)  # see servesim.cli.main
+    command()
+
+
+if __name__ == "__main__":
+    main()

@@ -117,7 +117,12 @@ def _merge(table: Table, parts: Sequence[tuple[Rows, Rows]], replica: Any) -> No
 
 def _start(task: Task) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    # The process inherits what is blocked: an interrupt is for the one who started it, from its first import on.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert worker.stdin is not None
     pickle.dump(task, worker.stdin)
     worker.stdin.flush()  # and left open: a worker ends when whoever started it is gone
@@ -192,7 +197,6 @@ def serve(task: Task) -> Share:
 
 def main() -> None:
     """One task."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the one who started us
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a policy prints is no answer
     task = pickle.load(sys.stdin.buffer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,15 @@ def shared_data() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture
+def interrupted_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process that is started with sys.executable gets an interrupt before its first import."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nkill -INT $$\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
 
 
 Column = int | Sequence[int]

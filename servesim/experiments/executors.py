@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -79,6 +80,8 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         """Until there is nothing left to do."""
+        # A process started here inherits this: an interrupt is for the one who feeds it, from its first import on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while (cell := self._todo.get()) is not None and not self._stopped:
             try:
                 answer = self._ask(cell) or self._ask(cell) or {"error": DIED}

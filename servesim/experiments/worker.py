@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -18,7 +17,6 @@ from servesim.experiments.store import Cell, compute
 
 def main() -> None:
     """Serve standard input until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the one who feeds us
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a policy prints is no answer
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()

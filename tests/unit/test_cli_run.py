@@ -224,6 +224,26 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+from servesim.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted: nothing was written\n")
+
+
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     with process(*RUN, "--json") as running:
         assert running.stdout is not None

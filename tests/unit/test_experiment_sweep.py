@@ -145,6 +145,12 @@ def test_a_worker_that_dies_takes_only_its_cell(tmp_path: Path) -> None:
     assert frame["error"].iloc[1] == DIED
 
 
+@pytest.mark.usefixtures("interrupted_start")
+def test_an_interrupt_is_not_for_the_workers() -> None:
+    frame = sweep(**WORKLOAD | {"jobs": 2}, scheduler=["vllm", "sarathi"])
+    assert list(frame["status"]) == ["ok", "ok"]
+
+
 @pytest.mark.parametrize(
     "file", ["summary.json", "requests.parquet", "steps.parquet", "deliveries.parquet", "scenario.yaml", "timing.json"]
 )

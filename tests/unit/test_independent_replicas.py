@@ -41,6 +41,12 @@ def test_the_bytes_are_those_of_one_process(
     assert apart.timing["loop_cpu_s"] is not None
 
 
+@pytest.mark.usefixtures("interrupted_start")
+def test_an_interrupt_is_not_for_the_processes_that_serve_replicas() -> None:
+    result = servesim.simulate(**BASE, trace="synth:rate=50,output=20", requests=12, jobs=2)
+    assert result.summary["requests"]["completed"] == 12
+
+
 def test_requests_sent_at_one_instant_stay_in_order(tmp_path: Path) -> None:
     trace = synthesize("rate=50,output=uniform(1,30)", 120)
     trace = replace(trace, arrival_ns=trace.arrival_ns // 10**9 * 10**9)  # bursts, replicas in step with each other
