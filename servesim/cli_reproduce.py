@@ -93,6 +93,12 @@ def _run(chosen: list[Experiment], scenarios: Path | None, jobs: int) -> list[Do
 
 
 def _make(out: Path) -> None:
+    """The folder for the claims: one that holds claims of before, an empty or a new one."""
+    from servesim.reports.claims_page import INDEX
+
+    if out.is_dir() and not (out / INDEX).is_file():
+        for name in sorted(path.name for path in out.iterdir()):
+            raise UserError(f"--out {out}: exists and holds no claims of servesim (but {name})")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -200,6 +200,22 @@ def test_the_command_names_what_failed_and_writes_the_rest(monkeypatch: pytest.M
     assert (tmp_path / "out" / "scenarios" / f"{document['name']}.yaml").is_file()
 
 
+def test_a_folder_with_other_files_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    document = _documents()[0]
+    monkeypatch.setattr(cli_reproduce, "_run", lambda *_: [worker.Done(document["name"], document)])
+    arguments = ["reproduce", "all", "--out", str(tmp_path / "out")]
+    page = tmp_path / "out" / "report.html"
+    page.parent.mkdir()
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert CliRunner().invoke(app, arguments).exit_code == 0, "claims of before are replaced"
+    for path in (page.parent / "reproduced.json", page):
+        path.unlink()
+    page.write_text("mine")
+    said = str(CliRunner().invoke(app, arguments).exception)
+    assert "exists and holds no claims of servesim" in said
+    assert page.read_text() == "mine"
+
+
 def test_bad_options_are_one_line(tmp_path: Path) -> None:
     for arguments, said in (
         (["pagedatention"], "unknown experiment 'pagedatention' (did you mean \"pagedattention\"?)"),
