@@ -108,6 +108,8 @@ BAD = [
     ("rate", "'rate' is not key=value"),
     ("rate=2,rate=3", "rate is given twice"),
     ("rate=0", "rate is 0, must be positive"),
+    ("rate=1e-300", "the rate is too low: the last request would arrive after 146 years"),
+    ("rate=1e-12", "the rate is too low: the last request would arrive after 146 years"),
     ("rate=fast", "rate is 'fast', must be a number"),
     ("arrivals=poison", "unknown arrivals 'poison' (did you mean \"poisson\"?)"),
     ("arrivals=poisson(cv=2)", "arrivals=poisson: unknown argument 'cv'"),

@@ -119,6 +119,8 @@ def _rate(calls: dict[str, Call]) -> float:
 
 
 def _ns(seconds: NDArray[np.float64]) -> Ints:
+    if not seconds.max(initial=0.0) < (1 << 62) / 1e9:
+        raise UserError("synth: the rate is too low: the last request would arrive after 146 years")
     return np.rint(seconds * 1e9).astype(np.int64)
 
 
