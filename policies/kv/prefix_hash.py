@@ -1,5 +1,6 @@
-"""Paged KV memory with hash-chained prefix caching: full blocks stay findable by content after they are
-freed, until they are needed for something else (vLLM 0.33: vllm/v1/core/block_pool.py, kv_cache_manager.py).
+"""Paged KV memory with hash-chained prefix caching: freed full blocks stay findable by content (vLLM 0.33).
+
+Until they are needed for something else (vllm/v1/core/block_pool.py, kv_cache_manager.py).
 """
 
 from __future__ import annotations

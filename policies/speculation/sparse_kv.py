@@ -1,5 +1,7 @@
-"""Self-drafting over a sparse KV cache (MagicDec, arXiv 2408.11049): the target drafts for itself, reading only sinks
-and the most recent tokens, so that a draft costs what the weights cost, however long the context."""
+"""Self-drafting over a sparse KV cache (MagicDec, arXiv 2408.11049): the target drafts for itself.
+
+It reads only sinks and the most recent tokens, so that a draft costs what the weights cost, however long the context.
+"""
 
 from __future__ import annotations
 

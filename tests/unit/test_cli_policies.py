@@ -26,6 +26,7 @@ def test_every_policy_is_listed_with_its_idea() -> None:
         for name in registry.names():
             (line,) = (line for line in text.splitlines() if line.startswith(f"  {name} "))
             assert len(line.split(name, 1)[1].strip()) > 20, f"{name} does not say what it is"
+            assert line.endswith((".", ".)")), f"{name} breaks off: {line}"
 
 
 @pytest.mark.parametrize("name", [name for registry in REGISTRIES for name in registry.names()])
