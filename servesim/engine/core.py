@@ -59,11 +59,11 @@ class EngineCore:
         if "output_len" in kv.needs:
             kv.output_len = lambda request: request._end_tokens - request.prompt_len
 
-    def keep_lockstep(self) -> None:
-        """From now on count requests that decode together, if scheduler and allocator know how. Each step in flight
-        must hold every request that runs."""
+    def keep_lockstep(self, depth: int) -> None:
+        """From now on count requests that decode together, if scheduler and allocator know how. At most `depth`
+        steps are in flight, and each must hold every request that runs."""
         if self.speculator is None and self.scheduler.keeps_lockstep() and self.kv.keeps_lockstep():
-            self.lockstep = Lockstep(self.kv, self.in_flight, self.scheduler.limits.async_scheduling)
+            self.lockstep = Lockstep(self.kv, self.in_flight, self.scheduler.limits.async_scheduling, depth)
 
     def add(self, request: Request, output_len: int, now: int) -> None:
         """A request arrives now; it will deliver `output_len` tokens. One that may outgrow `max_model_len` is

@@ -28,10 +28,11 @@ Entry = tuple[int, int, Request]
 class Lockstep:
     """The members, in batch order. The engine keeps one where scheduler and allocator know how."""
 
-    def __init__(self, kv: KVAllocator, in_flight: deque[Step], asynchronous: bool) -> None:
+    def __init__(self, kv: KVAllocator, in_flight: deque[Step], asynchronous: bool, depth: int = 1) -> None:
         self._kv = kv
         self._in_flight = in_flight
         self._asynchronous = asynchronous
+        self._overrun = max(depth - 2, 0)  # tokens that may be planned beyond the length cap
         self.members: dict[Request, tuple[int, int]] = {}
         """In batch order: offset, and id of the first step together."""
         self.step_id = 0
@@ -74,8 +75,10 @@ class Lockstep:
 
     def join(self, request: Request, plan: Plan) -> bool:
         """From this step on a request whose memory for it is there, behind all members in the batch, is one of them;
-        False if it has not got a token in every step of late."""
+        False if it has not got a token in every step of late, or its length cap is not what will stop it."""
         steps = len(self._in_flight)
+        if request.prompt_len + request.max_tokens + self._overrun > self._kv.max_model_len:
+            return False  # the end of the context stops it before its length cap does
         if request.num_output_placeholders != steps or (not steps and request.last_token_ns != self.committed_ns):
             return False
         offset = request.num_computed_tokens - self.step_id
@@ -89,11 +92,12 @@ class Lockstep:
         self.context_sumsq += context * context
         heappush(self._ends, (request._end_tokens - offset - 2, order, request))
         heappush(self._longest, (-offset, order, request))
-        if len(self._longest) > 2 * len(self.members) + 64:  # most have left and are nowhere near the top
-            self._longest = [entry for entry in self._longest if entry[2] in self.members]
-            heapify(self._longest)
         if self._asynchronous:
             heappush(self._caps, (request.prompt_len + request.max_tokens - 2 - offset, order, request))
+        for heap in (self._longest, self._caps, self._ends):
+            if len(heap) > 2 * len(self.members) + 64:  # most have left and are nowhere near the top
+                heap[:] = [entry for entry in heap if entry[2] in self.members]
+                heapify(heap)
         plan.together += 1
         return True
 
@@ -170,6 +174,7 @@ class Lockstep:
                 step.together -= 1
                 if stays:
                     step.sampled.append(request)
+                    step.sampled.sort(key=lambda r: r._order)
 
     def refresh(self) -> None:
         """Write the counters of all members."""

@@ -47,7 +47,7 @@ class Replica:
         self.horizon: Callable[[], int | None] = lambda: None
         """When something may arrive at the earliest, as far as is known: spares pricing beyond it."""
         if fast and (depth == 1 or core.scheduler.limits.async_scheduling):
-            core.keep_lockstep()
+            core.keep_lockstep(depth)
         core.on_leave = self._leave
         core.on_gap = recorder.gap
         core.on_late = recorder.late

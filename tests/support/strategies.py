@@ -121,7 +121,8 @@ def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None, samp
         runs=runs,
     )
     depth = draw(st.sampled_from([1, 2, 2, 3]))
-    max_model_len = draw(st.sampled_from([1 << 20, 120]))
+    longest = max(map(sum, zip(prompts, outputs, spare, strict=True)))
+    max_model_len = draw(st.sampled_from([1 << 20, 120, longest]))
     params = {name: draw(values) for name, values in PARAMS.get(scheduler, {}).items()}
     allocators = ALLOCATORS + (SHARING + GROUPED) * (1 + 3 * shared) + ALL_AT_ONCE * (max_model_len == 120)
     supports = schedulers.resolve(scheduler)[0].supports
