@@ -263,6 +263,11 @@ def _guarded() -> int:
         return _complain(UserError(f"cannot write the output: {error.strerror}"), 2)
     except (UserError, typer.TyperException) as error:
         return _complain(error, 2)
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _silence_stdout()
+        return 0  # the same, met inside a command
     except PolicyError as error:
         return _complain(error, 1)
     except Interrupted as error:

@@ -35,13 +35,13 @@ class EngineSettings(BaseModel):
     """Plan a step while the one before runs (two in flight); schedulers that cannot fall back, and it is noted."""
     max_model_len: int | Literal["auto"] = "auto"
     """Longest prompt + output in tokens; auto: what the model was made for, or less if the KV memory is smaller."""
-    block_size: int = Field(default=16, ge=1)
+    block_size: int = Field(default=16, ge=1, le=1 << 30)
     """Tokens per KV block."""
     gpu_memory_utilization: float = Field(default=0.92, gt=0, le=1)
     """Share of the GPU's memory the engine may use."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)
     """KV blocks of a replica; none: as many as fit."""
-    swap_space_gib: float = Field(default=4.0, ge=0)
+    swap_space_gib: float = Field(default=4.0, ge=0, le=1e6)
     """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
     """Kernel of mixture-of-experts layers with 4-bit weights; auto: the one the engine of the host terms was found to
@@ -68,13 +68,13 @@ class ClientSettings(BaseModel):
     """Send max_concurrency requests at once and the next ones when all have left (latency of a single batch)."""
     max_sessions: int | None = Field(default=None, ge=1)
     """At most so many conversations in progress; the next begins when one ends. None: no limit."""
-    timeout_s: float | None = Field(default=None, gt=0)
+    timeout_s: float | None = Field(default=None, gt=0, le=1e7)
     """A client gives up if its last token has not come by then; none: never."""
-    ttft_timeout_s: float | None = Field(default=None, gt=0)
+    ttft_timeout_s: float | None = Field(default=None, gt=0, le=1e7)
     """The same for the first token."""
     retries: int = Field(default=0, ge=0, le=100)
     """How often a request that was rejected or timed out is sent again."""
-    retry_delay_s: float = Field(default=1.0, ge=0)
+    retry_delay_s: float = Field(default=1.0, ge=0, le=1e7)
     """Pause before it is."""
 
 
@@ -155,7 +155,7 @@ class Scenario(BaseModel):
     """A folder of kernel tables measured on this GPU instead of the shipped ones, or the name of other shipped ones
     (`h100-trtllm`: GEMMs and attention of TensorRT-LLM); `roofline`: none, everything by formula; `ideal`: by formula
     at the data sheet's full rates, launches and activations free, as in hand calculations."""
-    usd_per_gpu_hour: float | None = Field(default=None, ge=0)
+    usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
     """Price of a GPU; none: the assumption that stands with the GPU's data sheet."""
 
     @field_validator("scheduler", "kv", "router", "speculation", "acceptance", mode="before")

@@ -148,6 +148,12 @@ def test_damaged_traces_are_refused_on_one_line(servesim: Cli, tmp_path: Path, t
         (["--rate", "-1"], ["rate is -1"]),
         (["--rate", "fast"], ["--rate", "valid number"]),
         (["--requests", "0"], ["requests is 0"]),
+        (["--set", "engine.block_size=99999999999999999999999"], ["engine.block_size", "less than or equal"]),
+        (["--set", "engine.swap_space_gib=inf"], ["engine.swap_space_gib", "less than or equal"]),
+        (["--set", "clients.timeout_s=inf"], ["clients.timeout_s", "less than or equal"]),
+        (["--set", "clients.ttft_timeout_s=1e300"], ["clients.ttft_timeout_s", "less than or equal"]),
+        (["--set", "clients.retry_delay_s=1e300"], ["clients.retry_delay_s", "less than or equal"]),
+        (["--set", "usd_per_gpu_hour=inf"], ["usd_per_gpu_hour", "less than or equal"]),
         (["--slo", "ttfp:5"], ["did you mean"]),
         (["--set", "engine.blocksize=3"], ['did you mean "block_size"?']),
         (["--set", "oops"], ["key=value"]),
@@ -250,3 +256,10 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
         assert running.stderr is not None
         running.stdout.close()
         assert "Traceback" not in running.stderr.read()
+    assert running.returncode == 0
+    with process("policies") as listing:
+        assert listing.stdout is not None
+        assert listing.stderr is not None
+        listing.stdout.close()
+        assert listing.stderr.read() == ""
+    assert listing.returncode == 0
