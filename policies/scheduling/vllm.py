@@ -120,6 +120,7 @@ class Vllm(Scheduler):
             if asynchronous:
                 placeholders = request.num_output_placeholders
                 if placeholders > 0 and computed + 2 - placeholders >= request.prompt_len + request.max_tokens:
+                    in_order = False
                     continue  # what is in flight reaches the length cap already
                 known += placeholders
             if hold and computed < known - 1:

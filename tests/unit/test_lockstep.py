@@ -35,3 +35,11 @@ def test_requests_that_ended_long_before_their_cap_are_forgotten() -> None:
     assert isinstance(lockstep, Lockstep)
     assert lockstep._joined == n
     assert max(len(heap) for heap in (lockstep._ends, lockstep._caps, lockstep._longest)) < 100
+
+
+def test_who_ends_behind_one_that_waits_for_its_last_token_ends_after_it() -> None:
+    """Three steps in flight. The first decodes; the second's prompt takes two steps, the last of them with the third's.
+    Both end with it, the third by a stop token, so that two more steps of it are planned by then."""
+    trace = toy_trace([0, 0, 0], [50, 15, 1], [3, 1, 1], caps=[3, 1, 2])
+    fast, plain = compared(World(trace, max_num_batched_tokens=64, depth=3, asynchronous=True))
+    assert fast.recorder.requests.column("row").tolist() == plain.recorder.requests.column("row").tolist()
