@@ -134,6 +134,7 @@ class Vllm(Scheduler):
             if computed + new >= max_len:
                 new = max_len - computed - 1
             if new <= 0:
+                in_order = False
                 continue
             while not grow(request, new, lookahead):
                 if lockstep is not None:

@@ -43,3 +43,9 @@ def test_who_ends_behind_one_that_waits_for_its_last_token_ends_after_it() -> No
     trace = toy_trace([0, 0, 0], [50, 15, 1], [3, 1, 1], caps=[3, 1, 2])
     fast, plain = compared(World(trace, max_num_batched_tokens=64, depth=3, asynchronous=True))
     assert fast.recorder.requests.column("row").tolist() == plain.recorder.requests.column("row").tolist()
+
+
+def test_the_same_behind_one_that_the_end_of_the_context_stops() -> None:
+    trace = toy_trace([0, 2003, 2003], [1, 38, 1], [6, 1, 1], caps=[12, 3, 2])
+    fast, plain = compared(World(trace, max_model_len=41, depth=4, asynchronous=True))
+    assert fast.recorder.requests.column("row").tolist() == plain.recorder.requests.column("row").tolist()
