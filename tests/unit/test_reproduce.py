@@ -62,7 +62,7 @@ def test_near_compares_with_a_figure_or_a_range() -> None:
     said = [(row.published, row.simulated, row.verdict, row.note) for row in outcome.rows]
     assert said == [
         ("42 ms", "42 ms", "reproduced", ""),
-        ("100", "105", "reproduced", ""),
+        ("100", "105", "reproduced", "taken as the same up to 5 % off"),
         ("100", "106", "differs", "because"),
         ("172 GB", "687 GB", "corrected", ""),
         ("2 to 5 x", "3.36 x", "reproduced", ""),

@@ -104,10 +104,15 @@ def test_the_quiz_ranks_and_says_what_each_part_is_worth() -> None:
     (one,) = find("quiz-70b-on-2-h100")
     given = one.given()
     options = {key: given["options"][key] for key in ("weights", "layout")}
-    outcome, rows = run("quiz-70b-on-2-h100", options=options, base={**given["base"], "requests": 40})
+    outcome, rows = run("quiz-70b-on-2-h100", options=options, base={**given["base"], "requests": 40}, taught=["PP 2"])
     tokens = [float(rows[f"place {i}"].simulated.split()[0].replace(",", "")) for i in range(1, 6)]
     assert tokens == sorted(tokens, reverse=True)
     assert outcome.notes == ["9 combinations, of which 1 cannot run"], "bf16 on one GPU"
+    placed = [row.simulated for what, row in rows.items() if what.startswith("place")]
+    best = next(tokens[i] for i, text in enumerate(placed) if text.endswith(", PP 2"))
+    row = rows["PP 2: the table of constraints"]
+    assert best < tokens[0]
+    assert (row.simulated, row.verdict) == (f"{100 * best / tokens[0]:.0f} % of the best", "corrected")
 
 
 def test_an_output_token_costs_the_more_the_fewer_decode_together() -> None:

@@ -38,7 +38,8 @@ def test_the_course_s_example_is_3_36_tokens_and_2_33_times_the_speed() -> None:
     assert got.tokens == pytest.approx(3.3616, rel=0.02)
     assert 1 / got.ms == pytest.approx(3.3616 / 1.44, rel=0.02)
     _, rows = run("draft-tokens", tokens=20_000)
-    assert {row.verdict for what, row in rows.items() if "speed-up at 70 %" not in what} == {"corrected"}
+    others = {"speed-up at 70 %, k 4", "speed-up of T5-XXL, one request"}
+    assert {row.verdict for what, row in rows.items() if what not in others} == {"corrected"}
     assert rows["speed-up at 70 %, k 4"].verdict == "reproduced", "2.77 / 1.44 = 1.93, about 2"
 
 

@@ -85,6 +85,15 @@ def quiz(given: Given) -> Outcome:
     found = search(given)
     ranked = found.ranked()
     best, metric = ranked[0], METRICS[given["metric"]]
+    taught = min((c for c in ranked if set(given["taught"]) <= set(c)), key=ranked.index)
+    outcome.holds(
+        f"{', '.join(given['taught'])}: the table of constraints",
+        "the best",
+        f"{100 * found.gain(taught, best):.0f} % of the best",
+        taught == best,
+        otherwise="corrected",
+        cause=f"the best is {', '.join(best)}",
+    )
     for place, c in enumerate(ranked[: given["shown"]], 1):
         note = f"${found.prices[c]:.2f} per million output tokens"
         outcome.rows.append(
@@ -201,11 +210,12 @@ def out_of_scope(given: Given) -> Outcome:
             faster = whole / token_ms(model_file(model, Path(scratch)))
             outcome.rows.append(Row(f"{what}: speed of a token", "-", f"{faster:.2f} x", "shown", "by its config.json"))
         for what, model in given["refused"].items():
+            path = model_file(model, Path(scratch))
             try:
-                ModelSpec.load(model_file(model, Path(scratch)))
+                ModelSpec.load(path)
                 said = "loads"
             except UserError as error:
-                said = "refused: " + str(error).split(": ", 1)[-1]
+                said = "refused: " + str(error).removeprefix(f"model config {Path(path).parent.name}: ")
             outcome.rows.append(Row(what, "-", said, "out of reach", "its layers have no prices here"))
     outcome.rows += [Row(what, "-", "-", "out of reach", why) for what, why in OUT_OF_REACH.items()]
     return outcome

@@ -79,12 +79,16 @@ class Outcome:
         cause: str = "",
         group: str = "",
     ) -> None:
-        """A row that is reproduced if the simulated figure lies within a relative distance of the published one, or of
-        the range from `published[0]` to `published[1]`. `otherwise`: the verdict if not, "corrected" where the text
-        is wrong by its own formula; `cause` is then added to the note."""
+        """A row that is reproduced if the simulated figure lies within a relative distance of the published one (the
+        note names the distance unless both are the same), or of the range from `published[0]` to `published[1]`.
+        `otherwise`: the verdict if not, "corrected" where the text is wrong by its own formula; `cause` is then added
+        to the note."""
         low, high = (published, published) if isinstance(published, int | float) else published
         if low - within * abs(low) <= simulated <= high + within * abs(high):
             verdict = "reproduced"
+            if not low <= simulated <= high and amount(simulated) not in (amount(low), amount(high)):
+                said = f"taken as the same up to {amount(100 * within, '%')} off"
+                note = "; ".join(text for text in (note, said) if text)
         else:
             verdict = otherwise
             note = "; ".join(text for text in (note, cause) if text)

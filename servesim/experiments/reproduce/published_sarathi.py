@@ -44,7 +44,7 @@ def sarathi(given: Given) -> Outcome:
         _rows(outcome, given, name, iteration, bars, ratios)
     why = "Falcon's layers (attention beside the MLP) are not among those the simulator reads from a config.json"
     what = "capacity, Sarathi-Serve to vLLM, Falcon-180B, pipeline parallel"
-    outcome.rows.append(Row(what, "5.6 x", "-", "out of reach", why))
+    outcome.rows.append(Row(what, "5.6 x", "-", "out of reach", f"{why}; a preprint has 6.9 x"))
     outcome.notes.append(
         "lengths are lognormals of the published medians and 90th percentiles; kernel times alone; the limits are the "
         "paper's multiples of this simulator's own decode iteration"
