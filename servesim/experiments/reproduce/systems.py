@@ -11,6 +11,7 @@ from typing import Any
 from servesim.experiments.reproduce import Given, Outcome, Row, amount, experiment
 from servesim.experiments.reproduce.crossed import merged, model_file
 from servesim.experiments.reproduce.outcome import COURSE
+from servesim.hardware import ModelSpec
 from servesim.presets import engine_presets
 from servesim.result import Result
 from servesim.simulation import simulate
@@ -19,6 +20,7 @@ METRICS = {
     "tpot": ("time of a token", "ms"),
     "ttft": ("time to the first token", "ms"),
     "kv": ("KV of a token on each GPU", "kB"),
+    "weights": ("weights", "GB"),
 }
 """What a technique is for -> in words, and its unit; less is better."""
 
@@ -80,11 +82,13 @@ def _technique(
 
 
 def measured(settings: Mapping[str, Any], metric: str) -> float:
-    """A mean latency in ms, or the KV of a token in kB, of a server that answers everything; NaN, which is less than
-    nothing, of one that does not."""
+    """A mean latency in ms, the KV of a token in kB or weights in GB of a server that answers everything; NaN,
+    which is less than nothing else, of one that does not."""
     run = simulate(settings)
     if answered(run) != len(run.requests):
         return nan
+    if metric == "weights":
+        return ModelSpec.load(settings["model"]).weight_bytes(settings.get("dtype", "bf16")) / 1e9
     if metric == "kv":
         memory = run.summary["kv"]
         return float(memory["capacity_bytes_per_gpu"] / memory["capacity_tokens"] / 1e3)
