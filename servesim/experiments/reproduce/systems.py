@@ -82,8 +82,8 @@ def _technique(
 
 
 def measured(settings: Mapping[str, Any], metric: str) -> float:
-    """A mean latency in ms, the KV of a token in kB or weights in GB of a server that answers everything; NaN,
-    which is less than nothing else, of one that does not."""
+    """A mean latency in ms, the KV of a token in kB or weights in GB, of a server that answers everything; NaN, smaller
+    than no number, of one that does not."""
     run = simulate(settings)
     if answered(run) != len(run.requests):
         return nan
