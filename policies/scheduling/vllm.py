@@ -250,10 +250,14 @@ class Vllm(Scheduler):
     # Fast-forward.
 
     def keeps_lockstep(self) -> bool:
-        params = self.params  # with any of these the running requests are not served in one order, or not all
-        plain = not (params.long_prefill_token_threshold or params.draft_slots_per_request or self.lookahead)
-        plain = plain and not params.num_speculative_tokens
-        return type(self) is Vllm and plain and not self._by_priority and params.prefill_schedule_interval <= 1
+        return type(self) is Vllm and self.serves_in_order()
+
+    def serves_in_order(self) -> bool:
+        """Whether the parameters leave running requests in the order in which they were admitted, none held back."""
+        params = self.params
+        drafts = params.num_speculative_tokens or params.draft_slots_per_request or self.lookahead
+        held_back = params.long_prefill_token_threshold or params.prefill_schedule_interval > 1
+        return not (drafts or held_back or self._by_priority)
 
     def steady(self, plan: Plan) -> int:
         if self.params.prefill_schedule_interval > 1 or (self.lookahead and not plan.drafts):

@@ -10,7 +10,7 @@ from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder
 from servesim.engine.request import State
 from servesim.metrics.requests import RequestColumns
-from tests.support.strategies import groups_of_samples, social_worlds, worlds
+from tests.support.strategies import groups_of_samples, lockstep_worlds, social_worlds, worlds
 from tests.support.worlds import World, watch
 
 SUMMED = ("k", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "bytes_moved")
@@ -53,6 +53,13 @@ def test_fast_mode_equals_plain_stepping_in_every_record(world: World) -> None:
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(social_worlds(samples=True))
 def test_the_same_where_clients_wait_for_answers_give_up_and_try_again(world: World) -> None:
+    assert_fast_equals_plain(world)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(lockstep_worlds())
+def test_the_same_where_requests_that_decode_are_counted_together(world: World) -> None:
+    assert all(replica.core.lockstep is not None for replica in world.cluster("fast").replicas)
     assert_fast_equals_plain(world)
 
 

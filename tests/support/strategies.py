@@ -232,3 +232,16 @@ def social_worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = Non
         ),
         max_queued=draw(st.sampled_from([None, None, None, 0, 1, 4])),
     )
+
+
+@st.composite
+def lockstep_worlds(draw: st.DrawFn) -> World:
+    """Either, where requests are counted together: vLLM's defaults on memory in blocks."""
+    world = draw(st.one_of(worlds(samples=True), social_worlds(samples=True)))
+    return replace(
+        world,
+        scheduler_params={"scheduler_reserve_full_isl": draw(st.booleans())},
+        speculation="",
+        kv=draw(st.sampled_from(["paged", "prefix-hash", "prefix-hash:free_order=back"])),
+        asynchronous=world.depth > 1,
+    )
