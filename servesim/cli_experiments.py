@@ -139,6 +139,8 @@ def _answer(command: str, given: Mapping[str, Any]) -> None:
         sys.stdout.write(to_json(plain(document)))
     else:
         table(document, out)
+    if all(row["error"] for row in document.get("variants", document.get("rows"))):
+        raise typer.Exit(1)  # nothing ran
 
 
 @contextmanager

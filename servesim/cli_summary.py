@@ -187,9 +187,15 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f"{percent(shares['measured'])} measured, {percent(shares['interpolated'])} interpolated, "
             f"{percent(shares['extrapolated'])} extrapolated, {percent(shares['roofline'])} roofline" + interval,
         ),
-        ("queue", "UNSTABLE" if summary["stability"]["unstable"] else "stable"),
+        ("queue", _queue(summary["stability"])),
     ]
     return rows
+
+
+def _queue(stability: dict[str, Any]) -> str:
+    if stability["unstable"]:
+        return "UNSTABLE"
+    return "stable" if stability["decided"] else "undecided: arrivals span less than six times the mean time in service"
 
 
 def _drafts(speculation: dict[str, Any] | None) -> list[tuple[str, str]]:

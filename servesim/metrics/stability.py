@@ -50,15 +50,18 @@ def stability(requests: Requests) -> dict[str, Any]:
     that arrived in between: more than the chance wandering of a queue below capacity, which is of the order of the
     square root. Engines that admit everybody and slow down show it in the number in the system instead; there
     only the second half counts, once it is three times the mean time in service, so that the filling
-    of an empty server is not taken for growth.
+    of an empty server is not taken for growth. Where it is not, and nothing waits longer and longer, the trace is too
+    short to tell: undecided.
     """
     load = requests.load()
     if load is None:
-        return {"unstable": False, "waiting_by_tenth": None, "in_system_by_tenth": None}
+        return {"unstable": False, "decided": False, "waiting_by_tenth": None, "in_system_by_tenth": None}
     settled = load.service_ns * 3 <= load.span_ns / 2
+    unstable = _grows(load.waiting, load.arrived, TENTHS)
+    unstable = unstable or (settled and _grows(load.in_system, load.arrived, TENTHS // 2))
     return {
-        "unstable": _grows(load.waiting, load.arrived, TENTHS)
-        or (settled and _grows(load.in_system, load.arrived, TENTHS // 2)),
+        "unstable": unstable,
+        "decided": unstable or settled,
         "waiting_by_tenth": load.waiting.tolist(),
         "in_system_by_tenth": load.in_system.tolist(),
     }
