@@ -195,7 +195,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def _queue(stability: dict[str, Any]) -> str:
     if stability["unstable"]:
         return "UNSTABLE"
-    return "stable" if stability["decided"] else "undecided: arrivals span less than six times the mean time in service"
+    return "stable" if stability["decided"] else "undecided: the trace is too short to tell"
 
 
 def _drafts(speculation: dict[str, Any] | None) -> list[tuple[str, str]]:
