@@ -134,6 +134,8 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     drafts = speculation.most_verified if speculation is not None else 0
     groups = layer_groups(scenario, model, policies.kv)
     in_flight = policies.max_num_batched_tokens * (1 + asynchronous)
+    if not policies.scheduler.keeps_budget:
+        in_flight = max(in_flight, model.max_position)
     room = longest(budget.num_blocks - 1, groups, scenario.engine.block_size, in_flight)
     max_model_len = longest_request(scenario, model, room)
     if not getattr(policies.scheduler_params, "enable_chunked_prefill", True):

@@ -33,6 +33,7 @@ class Static(Scheduler):
     """Request-level batching: whoever waits when a batch has ended makes up the next, as far as memory goes."""
 
     Params = StaticParams
+    keeps_budget = False
     cannot: ClassVar[Mapping[str, str]] = {"samples": "a row of its padded batch is one request"}
     paper = "FasterTransformer (NVIDIA); the baseline of PagedAttention (SOSP 2023) and Orca (OSDI 2022)"
 

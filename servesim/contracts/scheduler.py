@@ -72,6 +72,9 @@ class Scheduler(ABC):
     cannot: ClassVar[Mapping[str, str]] = {}
     """What it refuses at start-up, and why; "samples": requests of several."""
 
+    keeps_budget: ClassVar[bool] = True
+    """Whether a step computes at most `max_num_batched_tokens` of a request."""
+
     lookahead: int = 0
     """KV slots it keeps ahead per request for drafts."""
 

@@ -55,7 +55,7 @@ def stability(requests: Requests) -> dict[str, Any]:
     """
     load = requests.load()
     if load is None:
-        return {"unstable": False, "decided": False, "waiting_by_tenth": None, "in_system_by_tenth": None}
+        return {"unstable": False, "decided": True, "waiting_by_tenth": None, "in_system_by_tenth": None}
     settled = load.service_ns * 3 <= load.span_ns / 2
     unstable = _grows(load.waiting, load.arrived, TENTHS)
     unstable = unstable or (settled and _grows(load.in_system, load.arrived, TENTHS // 2))

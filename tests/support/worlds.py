@@ -129,6 +129,7 @@ class World:
 
     def core(self, check: bool = False) -> EngineCore:
         """One replica's state machine."""
+        cls, _ = schedulers.resolve(self.scheduler)
         kv_class, kv_params = kv_allocators.resolve(self.kv)
         drafts = 8 if self.speculation else 0
         memory = KVMemory(
@@ -138,11 +139,10 @@ class World:
             self.host_blocks,
             bytes_per_token=1,
             windows=self.windows,
-            in_flight_tokens=self.max_num_batched_tokens * (1 + self.asynchronous),
+            in_flight_tokens=self.max_num_batched_tokens * (1 + self.asynchronous) if cls.keeps_budget else 0,
             overrun_tokens=max(self.depth * (1 + drafts) - 2, 0),
         )
         kv = kv_class(build_params(self.kv, kv_class.Params, dict(kv_params)), memory)
-        cls, _ = schedulers.resolve(self.scheduler)
         params = build_params(self.scheduler, cls.Params, self.scheduler_params)
         limits = Limits(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.asynchronous)
         drafting = self.speculation and "speculation" in cls.supports

@@ -75,4 +75,9 @@ def test_a_queue_that_has_drained_is_stable(request_columns: Make) -> None:
 
 def test_a_batch_job_is_not_a_queue_that_grows(request_columns: Make) -> None:
     columns = request_columns(arrival_ns=[7, 7], scheduled_ns=[7, 100], last_token_ns=[100, 200])
-    assert stability(columns) == {"unstable": False, "waiting_by_tenth": None, "in_system_by_tenth": None}
+    assert stability(columns) == {
+        "unstable": False,
+        "decided": True,
+        "waiting_by_tenth": None,
+        "in_system_by_tenth": None,
+    }
