@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from servesim.contracts.kv import Hit, KVAllocator, KVMemory, Usage, kv_allocators
@@ -18,7 +19,7 @@ from servesim.engine.request import Request
 from ._growth import rounds_until_short
 
 
-@kv_allocators.register("paged")
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Paged(KVAllocator):
     """Blocks are handed out from a LIFO free list. Block 0 is vLLM's null block, never allocated, so
     `num_blocks - 1` are usable; fresh ones go out in the order 1, 2, 3, ...
@@ -318,3 +319,6 @@ class Paged(KVAllocator):
         assert extra == self._extra, "holders do not match the block tables"
         assert self._partial.keys() <= extra.keys(), "partly filled and shared, but held by one"
         assert self._overlap == sum(extra[block] * slots for block, slots in self._partial.items()), "slots miscounted"
+
+
+kv_allocators.register("paged")(Paged)

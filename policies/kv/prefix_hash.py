@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from servesim.contracts.kv import Hit, KVMemory, kv_allocators
@@ -20,6 +21,7 @@ from servesim.engine.request import Request, State
 from .paged import Paged
 
 
+@mypyc_attr(native_class=False)  # pydantic reads its fields
 @dataclass(frozen=True)
 class PrefixHashParams:
     """Variants of vLLM's prefix cache."""
@@ -36,14 +38,13 @@ class PrefixHashParams:
             raise ValueError(f'free_order is "front" or "back", not "{self.free_order}"')
 
 
-@kv_allocators.register("prefix-hash")
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixHash(Paged):
     """The free queue is two parts: fresh blocks without a hash, handed out first and reused last-in
     first-out, then cached blocks, least recently freed first. Allocating a cached block evicts it. Content
     that the trace does not tell is shared with nobody, and entered only when its request may come back."""
 
     Params = PrefixHashParams
-    params: PrefixHashParams
     shares = True
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
@@ -296,3 +297,6 @@ class PrefixHash(Paged):
                 assert self._key_of[block] == key, f"block {block} is cached under a key it does not have"
         cached = sum(1 if isinstance(t, int) else len(t) for t in self._cached.values())
         assert cached == self.num_blocks - self._key_of.count(None), "a cached block cannot be found"
+
+
+kv_allocators.register("prefix-hash")(PrefixHash)

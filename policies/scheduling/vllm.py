@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.scheduler import Limits, Scheduler, SchedulerParams, schedulers
 from servesim.engine.plan import Plan, PlanContext
@@ -20,6 +22,7 @@ from servesim.engine.request import Request
 from ._budget import Budget
 
 
+@mypyc_attr(native_class=False)  # pydantic reads its fields
 @dataclass(frozen=True)
 class VllmParams(SchedulerParams):
     """vLLM's knobs under vLLM's names, with its defaults."""
@@ -52,14 +55,13 @@ class VllmParams(SchedulerParams):
             raise ValueError(f'policy is "fcfs" or "priority", not "{self.policy}"')
 
 
-@schedulers.register("vllm")
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Vllm(Scheduler):
     """vLLM V1: running first, then waiting, chunked by a token budget; preemption by recomputation."""
 
     Params: ClassVar[type[Any]] = VllmParams
     paper = "Kwon et al., Efficient Memory Management for LLM Serving with PagedAttention, SOSP 2023"
     supports = frozenset({"async", "speculation"})
-    params: VllmParams
 
     def __init__(self, params: VllmParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
@@ -71,6 +73,8 @@ class Vllm(Scheduler):
         self._max_alike = min(self._max_scheduled, limits.max_num_batched_tokens)  # requests of one token in a step
         self._steps_since_prefill = 0
         self._drained = True  # whether the last plan open to prefill emptied the waiting queue
+        says: Any = kv  # of its class or of itself
+        self._kv_shares: bool = says.shares
         self._apart: list[Request] = []  # running requests that are not in lockstep and may do something
 
     def plan(self, ctx: PlanContext) -> Plan:
@@ -222,7 +226,7 @@ class Vllm(Scheduler):
         return all(n == 1 + plan.drafts.get(r, 0) for r, n in plan.tokens.items())
 
     def _chunk_threshold(self) -> int:
-        threshold = self.params.long_prefill_token_threshold
+        threshold: int = self.params.long_prefill_token_threshold
         others = len(self.running) + self.num_waiting()
         if not threshold or others == 1:
             return 0
@@ -263,7 +267,7 @@ class Vllm(Scheduler):
         if self.params.prefill_schedule_interval > 1 or (self.lookahead and not plan.drafts):
             return 0
         slots_left = len(self.running) < self._max_running
-        if self.kv.shares and slots_left and self.num_waiting() and self._head().content is not None:
+        if self._kv_shares and slots_left and self.num_waiting() and self._head().content is not None:
             return 0  # what is being generated may be a prefix of the head's, which then needs less
         if plan.together:
             return 0 if plan.tokens else 1 << 30
@@ -324,3 +328,6 @@ class Vllm(Scheduler):
 
     def _push(self, request: Request) -> None:
         heapq.heappush(self._heap, (request.priority, request.arrival_ns, request.name, request.row, request))
+
+
+schedulers.register("vllm")(Vllm)

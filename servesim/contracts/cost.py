@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 
@@ -100,6 +101,7 @@ class Price:
     """Fractions of gpu_ns from measured points, interpolation, extrapolation, roofline formula; sum 1."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CostModel(ABC):
     """Durations of steps of one model on one device.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from servesim.contracts.registry import Registry
@@ -63,11 +64,13 @@ class KVMemory:
     """Tokens a request may have computed beyond its last one: drafts, and steps in flight when it ends."""
 
 
+@mypyc_attr(native_class=False)  # pydantic reads its fields
 @dataclass(frozen=True)
 class NoParams:
     """Parameters of a policy that has none."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class KVAllocator(ABC):
     """Who holds which KV memory of one replica.
 

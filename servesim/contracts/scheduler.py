@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.registry import Registry
 from servesim.engine.parallel import SampleForm
@@ -18,6 +20,7 @@ from servesim.errors import UserError
 PREDICTED = "predicted_output_len"
 
 
+@mypyc_attr(native_class=False)  # pydantic reads its fields
 @dataclass(frozen=True)
 class SchedulerParams:
     """Limits nearly every engine has. None: the engine's default for the GPU at hand."""
@@ -49,6 +52,7 @@ class Limits:
     """Steps are planned before the outputs of the step in flight are known."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler(ABC):
     """Owns the queues of a replica and decides what the next step computes.
 
@@ -172,8 +176,8 @@ class Scheduler(ABC):
         assert all(r.state in waiting for r in self.waiters()), "waits, but has run"
 
 
-def check_samples(scheduler: Scheduler, kv: KVAllocator) -> None:
-    """UserError unless the two can serve requests of several samples."""
+def check_samples(scheduler: Any, kv: Any) -> None:
+    """UserError unless the two, a Scheduler and a KVAllocator, can serve requests of several samples."""
     if "samples" in scheduler.cannot:
         reason = scheduler.cannot["samples"]
         raise UserError(f"scheduler {scheduler.name} cannot serve requests of several samples (n > 1): {reason}")

@@ -140,11 +140,8 @@ class Curve:
 
     def scaled(self, factor: float, x_factor: float = 1.0) -> Curve:
         """The curve of `factor` such operators, over a quantity in units `x_factor` times as fine."""
-        copy = Curve.__new__(Curve)
-        copy.xs = [x * x_factor for x in self.xs]
-        copy.ys = [y * factor for y in self.ys]
-        copy.slopes = [s * factor / x_factor for s in self.slopes]
-        copy.knot_source, copy.segment_source, copy._arrays = self.knot_source, self.segment_source, None
+        copy = Curve([x * x_factor for x in self.xs], [y * factor for y in self.ys], self.knot_source)
+        copy.slopes, copy.segment_source = [s * factor / x_factor for s in self.slopes], self.segment_source
         return copy
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from simpy.events import Event
 
@@ -54,8 +55,9 @@ class Cluster:
         for replica in self.replicas:
             replica.on_leave = self._leave
             replica.horizon = self._horizon
-            if "future" in replica.core.kv.needs:
-                self._foretell(replica.core.kv)
+            kv: Any = replica.core.kv  # its class may say what it needs, or itself
+            if "future" in kv.needs:
+                self._foretell(kv)
         self.num_sent = self.num_left = 0
         self._on_progress = on_progress
         self._armed: Event | None = None

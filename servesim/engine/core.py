@@ -6,6 +6,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from servesim.contracts.acceptance import AcceptanceModel
 from servesim.contracts.cost import Batch
@@ -55,8 +56,12 @@ class EngineCore:
         """Samples forked off requests that arrived."""
         self.max_queued: int | None = None
         """Requests that may wait; one that arrives beyond is rejected. None: any number."""
-        self._oracle = "output_len" in scheduler.needs
-        if "output_len" in kv.needs:
+        says: tuple[Any, Any] = (scheduler, kv)  # of their classes or of themselves
+        self._oracle = "output_len" in says[0].needs
+        self._shares: bool = says[1].shares
+        self.lookahead: int = says[0].lookahead
+        """KV slots the scheduler keeps ahead per request for drafts."""
+        if "output_len" in says[1].needs:
             kv.output_len = lambda request: request._end_tokens - request.prompt_len
 
     def keep_lockstep(self, depth: int) -> None:
@@ -210,7 +215,7 @@ class EngineCore:
                 finished += self.lockstep.ended(step.id)
                 finished.sort(key=lambda r: r._order)
                 self.fruitless = 0
-        if self.kv.shares:
+        if self._shares:
             publish = self.kv.publish
             for request in kept:
                 publish(request, request.num_computed_tokens - request.num_output_placeholders)

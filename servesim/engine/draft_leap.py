@@ -74,7 +74,7 @@ class DraftLeap(Run):
         delivered = delivered[:m]
         after = _contexts(core, delivered)
         limit = core.kv.max_model_len
-        m = core.kv.rounds_that_fit(requests, np.minimum(after + core.scheduler.lookahead, limit))
+        m = core.kv.rounds_that_fit(requests, np.minimum(after + core.lookahead, limit))
         if m < 1:
             return None
         batches = _batches(last.batch, after[:m])
@@ -92,7 +92,7 @@ class DraftLeap(Run):
         last, depth = in_flight[-1], len(in_flight)
         requests = last.sampled
         after = _contexts(core, self._delivered[:m])
-        lookahead, limit = core.scheduler.lookahead, core.kv.max_model_len
+        lookahead, limit = core.lookahead, core.kv.max_model_len
         delivered = self._delivered[:m].sum(axis=0).tolist()
         grown = dict(core.kv.grow_rounds(requests, np.minimum(after + lookahead, limit), delivered))
         allocated = list(accumulate(grown.get(i + 1, 0) for i in range(m)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from simpy.events import Event
 
@@ -54,7 +55,8 @@ class Replica:
         self.on_leave: Callable[[Request], None] = lambda request: None
         self._awaited: Event | None = None  # the completion event that counts; earlier ones are void
         self._plan_due = False
-        self._free_ns = [0] * cost.num_stages  # when each stage is done with everything in flight
+        says: Any = cost  # of its class or of itself
+        self._free_ns = [0] * says.num_stages  # when each stage is done with everything in flight
 
     @property
     def num_waiting(self) -> int:
