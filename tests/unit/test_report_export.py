@@ -158,9 +158,9 @@ def test_the_trace_keeps_to_the_trace_event_format(stages: int, tmp_path: Path) 
         elif event["ph"] == "C":
             assert all(isinstance(v, int) for v in event["args"].values())
         elif event["ph"] == "b":
-            pairs.setdefault((event["cat"], event["id"]), []).append((event["name"], event["ts"]))
+            pairs.setdefault((event["cat"], event["id2"]["local"]), []).append((event["name"], event["ts"]))
         else:
-            name, begin = pairs[event["cat"], event["id"]].pop()
+            name, begin = pairs[event["cat"], event["id2"]["local"]].pop()
             assert name == event["name"]
             assert begin <= event["ts"]
     assert len(tracks) == 2 * stages
