@@ -1,14 +1,15 @@
 """Times of the experts of one layer over the tokens of a step.
 
 **Routing assumed.** Measured kernels were run with experts loaded by a power law of exponent 1.2, which is the
-assumption here wherever a table has the kernel. The formula takes every token to pick its experts uniformly and
-independently of the others, so T tokens touch E * (1 - (1 - k/E)^T) of E experts: each touched expert's weights
-are read once, whatever the number of tokens.
+assumption here wherever a table has the kernel; Marlin's on shapes that were not measured has its own
+(`servesim.cost.marlin`). The formula takes every token to pick its experts uniformly and independently of the others,
+so T tokens touch E * (1 - (1 - k/E)^T) of E experts: each touched expert's weights are read once, whatever the number
+of tokens.
 
 **Shapes no table has** take what the nearest measured shape of the kernel takes beyond the formula, at equal
 tokens an expert: `floor + (measured - floor) * formula / formula of the measured shape`, where the floor is routing,
 sorting and launches, which no width changes. (Whole families of shapes held out of the H100 and H200 tables: median
-error 5 to 8 %, the formula alone 28 to 86 %.)
+error 5 to 8 %, the formula alone 28 to 86 %.) Marlin's kernel is taken apart into the blocks of rows it works in.
 
 **Parallelism.** Experts are split over tensor-parallel GPUs by width, or under expert parallelism dealt out whole: a
 GPU then has its share of the experts and of the work, and the largest share is taken to be the mean one. Attention
@@ -19,11 +20,13 @@ data-parallel rank (all-to-alls belong to several).
 from __future__ import annotations
 
 from math import log
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from servesim.cost import marlin
 from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve
 from servesim.cost.formula import (
     ACTIVATION_BYTES,
@@ -39,6 +42,8 @@ MOE_BACKENDS = ("auto", "triton", "marlin")
 kernel a table has for the weights, which for mxfp4 on Hopper is the Triton one."""
 _MARLIN = "mxfp4_marlin"
 """Marlin's rows on mxfp4 weights in a table whose `mxfp4` is another kernel."""
+_MARLINS = (_MARLIN, "int4")
+"""The tables' rows of int4 experts are Marlin's, too."""
 _TOKENS = [2**i for i in range(18)]
 """Knots of the formula."""
 
@@ -50,6 +55,11 @@ class ExpertShape(NamedTuple):
     hidden: int
     experts: int
     per_token: int
+
+    @property
+    def layer(self) -> Experts:
+        """The layer whose experts these are."""
+        return Experts(self.experts, self.per_token, self.size)
 
 
 class _Measured(NamedTuple):
@@ -86,9 +96,9 @@ def experts_curve(
         best = min(exact, key=lambda known: sum(known.times) / len(known.times))
         return Curve(best.tokens, best.times)
     if found:
-        near = min(found, key=lambda known: _distance(known.shape, shape))
-        if near.kernel != dtype and dtype == "mxfp4":
-            shape = _padded(shape)
+        near = min(found, key=lambda known: (not _same_bytes(known.kernel, dtype), _distance(known.shape, shape)))
+        if near.kernel in _MARLINS and (by_blocks := _by_blocks(gemms, near, found, shape, dtype, share)):
+            return by_blocks
         return _transferred(gemms, near, found, shape, dtype, share)
     times = [experts_ns(gemms.roofline, shape, dtype, t, share) for t in _TOKENS]
     return Curve(_TOKENS, times, ROOFLINE, beyond=ROOFLINE)
@@ -123,8 +133,7 @@ def _transferred(
     there = gemms.measured_on
 
     def work(known: _Measured, tokens: float) -> float:
-        held = _padded(known.shape) if known.kernel == _MARLIN else known.shape
-        return _work_ns(there, held, _weights(known.kernel), tokens, 1.0)
+        return _work_ns(there, known.shape, _weights(known.kernel), tokens, 1.0)
 
     family = [known for known in found if known.kernel == near.kernel and known.shape[1:] == near.shape[1:]]
     floor = max(0.0, min(known.times[0] - work(known, known.tokens[0]) for known in family))
@@ -137,6 +146,35 @@ def _transferred(
         for m, ratio in zip(near.tokens, ratios.tolist(), strict=True)
     ]
     return Curve(near.tokens, times, EXTRAPOLATED)
+
+
+def _by_blocks(
+    gemms: GemmTables, near: _Measured, found: list[_Measured], shape: ExpertShape, dtype: str, share: float
+) -> Curve | None:
+    """The curve of `shape` in Marlin's kernel from blocks of the shape `near`; the floor, which grows with the number
+    of experts, from the shapes with the nearest number. None if too little was measured."""
+    blocks = marlin.fit(near.tokens, near.times, near.shape.layer)
+    if blocks is None:
+        return None
+    there, here, layer = near.shape, shape, shape.layer
+    if near.kernel == _MARLIN:
+        there, here = _padded(there), _padded(here)
+    size = here.size * here.hidden / (there.size * there.hidden)
+    floor = _floor(found, shape.experts)
+    tokens = sorted({*near.tokens, *(last + i for last in marlin.last_tokens(layer, share) for i in (0, 1))})
+    times = []
+    for m in tokens:
+        work = [_work_ns(gpu, here, dtype, m, 1.0) for gpu in (gemms.roofline, gemms.measured_on)]
+        times.append(floor + marlin.step_ns(blocks, m, layer, share) * size * work[0] / work[1])
+    return Curve(tokens, times, EXTRAPOLATED)
+
+
+def _floor(found: list[_Measured], experts: int) -> float:
+    """Nanoseconds of Marlin's kernel beside its blocks."""
+    alike = [known for known in found if known.kernel in _MARLINS]
+    fits = [(k.shape.experts, fit.floor) for k in alike if (fit := marlin.fit(k.tokens, k.times, k.shape.layer))]
+    nearest = min((count for count, _ in fits), key=lambda count: abs(log(count / experts)))
+    return median(floor for count, floor in fits if count == nearest)
 
 
 def _kernels(dtype: str, backend: str) -> list[str]:

@@ -49,7 +49,7 @@ def test_marlin_reaches_less_arithmetic_than_the_triton_kernel_and_as_much_bandw
     assert triton.source(64) == MEASURED
     assert marlin.source(64) == EXTRAPOLATED
     assert 1.7 < marlin.at(8192) / triton.at(8192) < 2.1
-    assert marlin.at(64) / triton.at(64) == pytest.approx(1.0, abs=0.1)
+    assert marlin.at(4) / triton.at(4) == pytest.approx(1.0, abs=0.1)  # nearly every choice is another expert's
 
 
 def test_a_backend_that_is_none_is_refused() -> None:

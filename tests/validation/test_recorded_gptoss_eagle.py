@@ -16,22 +16,17 @@ from servesim.experiments.replay import replay
 from servesim.experiments.validate import validate
 
 ROOT = "groundtruth/gptoss120b_h200"
-POINTS = {1: 5.0, 4: 5.0, 16: 5.0, 64: 10.0}
-"""Most percentage points between simulated and measured ratio, by clients. At 64 the goal of 5 is missed. What was
-found: steps that verify 244 to 256 tokens take 38.7 ms (median gap) and 35.1 here, while those of 64 tokens take 4 to
-5 % less than here, whether 64 requests decode or 16 verify three drafts (so that drafts of one request do not share
-experts as far as can be seen). Experts, three quarters of these steps, would have to grow 1.8 times from 64 to 256
-tokens; the rows of Marlin they are transferred from (int4, 384 experts) grow 1.5 times. Its rows for mxfp4 grow 1.7
-times, but are of 896 experts, whose sorting makes a step of one token 0.8 ms too long. Steps with a prompt are 4 % too
-fast besides, 1 to 3 % without drafts. What was ruled out: requests that differ in acceptance (the test below; the end
-of the run is then 4 of the 25 seconds longer that are missing), sampling, LM head and draft passes (2 ms of a step)."""
+POINTS = 5.0
+"""Most percentage points between simulated and measured ratio. Acceptance is the server's own. Experts run in Marlin's
+kernel by blocks of rows (servesim.cost.marlin), their routing fitted to the runs without drafts. What is left at 16 and
+64 clients: steps with a prompt are 4 % too fast with drafts, 1 to 2 % without; steps that verify 250 tokens 5 %."""
 
 
 @pytest.mark.slow
 def test_what_drafts_bring_is_what_the_server_measured(shared_data: Callable[[str], Path]) -> None:
     runs = {c.run.name: c for c in validate(shared_data(ROOT))}
     print()
-    for clients, points in POINTS.items():
+    for clients in (1, 4, 16, 64):
         ratios = []
         for side in ("measured", "simulated"):
             drafted, plain = (
@@ -40,7 +35,7 @@ def test_what_drafts_bring_is_what_the_server_measured(shared_data: Callable[[st
             ratios.append(drafted / plain)
         measured, simulated = ratios
         print(f"C = {clients}: output throughput with EAGLE-3 k=3 / without: measured {measured:.3f}, {simulated:.3f}")
-        assert abs(simulated - measured) * 100 <= points
+        assert abs(simulated - measured) * 100 <= POINTS
 
 
 @pytest.mark.parametrize("clients", [16, 64])

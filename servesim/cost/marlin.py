@@ -1,0 +1,106 @@
+"""Routed experts in Marlin's kernel, by its blocks of rows.
+
+The kernel (vllm/model_executor/layers/fused_moe/fused_marlin_moe.py) sorts the rows of a step by expert and fills up
+each expert's to whole blocks of 8 to 64 rows, higher ones the more rows an expert has on average. A block unpacks all
+weights of its expert and takes the same time whatever else is in the step: within one height the rows of the H100 and
+H200 tables agree on the time of a block to a few percent, from steps of 64 tokens to 16,384. So a step takes
+`floor + blocks * time of a block`, or as long as reading the weights of the experts it touches where memory is slower.
+
+That parts the kernel from the routing it was measured with, and its shape from others: blocks and weights take time in
+proportion to the parameters of an expert.
+
+**Routing.** An expert's share of the tokens is drawn from a beta distribution around `per_token / count`, so that the
+tokens it gets of a step are beta-binomial; `SKEW` says how unequal experts are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, exp, lgamma
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.hardware.layers import Experts
+
+HEIGHTS = (8, 16, 32, 48, 64)
+"""Rows of a block."""
+FULL = 0.9
+"""Share of a block that an expert's mean number of rows may fill before higher blocks are taken."""
+SKEW = 0.4
+"""First parameter of the beta distribution; experts are alike when it is infinite. Fitted to decode steps of a recorded
+gpt-oss-120b server without drafts (vLLM 0.22.0, H200; tests/validation/test_recorded_gptoss_routing.py)."""
+POWER = 1.2
+"""Exponent of the power law that experts were loaded by when the tables' rows were measured."""
+LOADED = 2
+"""Rows an expert from which on that law is a good account of those measurements."""
+
+
+class Blocks(NamedTuple):
+    """What a measured shape takes, ns."""
+
+    floor: float
+    """Routing, sorting and launches."""
+    expert: float
+    """Reading the weights of one expert."""
+    each: dict[int, float]
+    """A block, by its height."""
+
+
+def height(rows: float) -> int:
+    """Rows of a block in a step that has so many an expert."""
+    return next((h for h in HEIGHTS if rows / h < FULL), HEIGHTS[-1])
+
+
+def last_tokens(experts: Experts, share: float = 1.0) -> list[int]:
+    """The largest steps of each height but the last, on a GPU with `share` of the experts."""
+    return [max(ceil(FULL * h * experts.count * share / experts.per_token) - 1, 1) for h in HEIGHTS[:-1]]
+
+
+def step_ns(blocks: Blocks, tokens: int, experts: Experts, share: float = 1.0) -> float:
+    """What a step takes beyond the floor on a GPU with `share` of the experts. (By how many rows an expert has the
+    kernel takes all rows to be for those.)"""
+    chance = beta_binomial(tokens, experts.per_token / experts.count)
+    high, here = height(tokens * experts.per_token / (experts.count * share)), experts.count * share
+    touched, filled = here * (1.0 - float(chance[0])), here * float(chance @ -(-np.arange(tokens + 1) // high))
+    return max(touched * blocks.expert, filled * blocks.each[high])
+
+
+def beta_binomial(n: int, mean: float, a: float = SKEW) -> NDArray[np.float64]:
+    """Probabilities of 0 to n successes out of n whose chance is beta distributed around `mean`."""
+    if mean >= 1.0:
+        return np.append(np.zeros(n), 1.0)
+    b = a * (1.0 - mean) / mean
+    k = np.arange(n)
+    none = exp(lgamma(b + n) + lgamma(a + b) - lgamma(b) - lgamma(a + b + n))
+    return none * np.append(1.0, np.cumprod((n - k) / (k + 1.0) * (k + a) / (n - k - 1.0 + b)))
+
+
+def fit(tokens: Sequence[int], ns: Sequence[float], experts: Experts) -> Blocks | None:
+    """The times of a measured shape taken apart; None if there are too few. One token touches `per_token` experts, two
+    touch twice as many."""
+    known = dict(zip(tokens, ns, strict=True))
+    if 1 not in known or 2 not in known:
+        return None
+    second = known[2] - known[1]
+    floor = max(known[1] - second, 0.0)
+    by_height: dict[int, list[float]] = {}
+    for m, time in known.items():
+        rows = m * experts.per_token / experts.count
+        if rows >= LOADED:
+            by_height.setdefault(height(rows), []).append((time - floor) / measured_blocks(m, experts))
+    if not by_height:
+        return None
+    each = {h: median(by_height[min(by_height, key=lambda measured: abs(measured - h))]) for h in HEIGHTS}
+    return Blocks(floor, max(second / experts.per_token, each[HEIGHTS[0]]), each)
+
+
+def measured_blocks(tokens: int, experts: Experts) -> int:
+    """Blocks of a measured step: the experts' rows spread evenly over a power law from 1 to 0.8 `tokens`, scaled to
+    their sum and rounded (aiconfigurator, collector/helper.py, which draws at random)."""
+    low, high = 1.0, (0.8 * tokens) ** (1.0 - POWER)
+    spread = (low + (high - low) * (np.arange(experts.count) + 0.5) / experts.count) ** (1.0 / (1.0 - POWER))
+    rows = np.rint(spread / spread.sum() * tokens * experts.per_token)
+    return int(np.ceil(rows / height(tokens * experts.per_token / experts.count)).sum())
