@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from servesim.contracts.kv import MISS, Hit, KVMemory, Usage, kv_allocators
 from servesim.engine.request import Request, State
 
-from .prefix_hash import PrefixHash, PrefixHashParams
+from ._blockwise import BlockwisePrefix
+from ._prefix_caching import PrefixHashParams
 
 NULL = 0
 """The block that stands in a table for what has slid out of the window."""
@@ -32,7 +33,7 @@ class HybridParams(PrefixHashParams):
 
 
 @kv_allocators.register("hybrid")
-class Hybrid(PrefixHash):
+class Hybrid(BlockwisePrefix):
     """A group with a window gives back blocks that have slid out of it, and shares a prefix whose last window is
     there. A prefix is found as far as every group has it. Capacity and usage count a token once for each group.
     Not fast-forwarded."""
@@ -60,7 +61,7 @@ class Hybrid(PrefixHash):
     def lookup(self, request: Request) -> Hit:
         """Longest prefix all groups have, short of the last token: each kind of group in turn may shorten it, until
         none does."""
-        most = min(request.num_tokens - 1, request.num_tokens - self.params.hash_lookahead_tokens) // self.block_size
+        most = self._findable(request)
         keys = list(self._keys(request, 0, most))
         lengths: dict[int | None, int] = {}
         dropped: set[int | None] = set()  # kinds that have given up a block for EAGLE at this length
@@ -102,9 +103,8 @@ class Hybrid(PrefixHash):
         tables = self.tables[request] = [[] for _ in self.windows]
         for table, blocks, window in zip(tables, found, self.windows, strict=False):
             skipped = self._skipped(hit.num_tokens, window)
-            table += [NULL] * skipped
-            self._adopt(table, Hit(0, tuple(blocks[skipped:])))
-        self._table_blocks += sum(table.count(NULL) for table in tables)
+            table += [NULL] * skipped + self._hold(blocks[skipped:])
+            self._table_blocks += len(table)
         end = min(hit.num_tokens + num_tokens + lookahead, self.max_model_len)
         for table in tables:
             self._take(table, self._blocks(end) - len(table))
@@ -132,7 +132,7 @@ class Hybrid(PrefixHash):
         """Group by group, last block first."""
         published = self._published.pop(request)
         if request.content is None and request.state is State.PREEMPTED:
-            self._enter(request, 0, published)
+            self._index(request, 0, published)
         tables = self.tables.pop(request)
         for table in tables:
             self._table_blocks -= len(table)
@@ -245,7 +245,7 @@ class Hybrid(PrefixHash):
         self._fresh += [b for b in free if self._key_of[b] is None] if self.params.free_order == "front" else []
         self._idle.update(dict.fromkeys(reversed(cached)))
 
-    def _enter(self, request: Request, start: int, stop: int) -> None:
+    def _index(self, request: Request, start: int, stop: int) -> None:
         keys = list(self._keys(request, start, stop))
         for group, (table, window) in enumerate(zip(self.tables[request], self.windows, strict=True)):
             self._register(

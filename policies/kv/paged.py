@@ -60,16 +60,14 @@ class Paged(KVAllocator):
         return shared + n * (self._blocks(rest + request.max_tokens) + 1) < self.num_blocks
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        free = self.num_free_blocks() - self._blocks(reserve)
-        held = len(hit.blocks) - self._blocks(self.idle_tokens(hit))  # adopting an idle one takes it off the free list
-        return all(
-            self._blocks(min(tokens, self.max_model_len)) - held <= free
-            for tokens in (full_tokens, hit.num_tokens + now_tokens)
-        )
+        tokens = min(max(full_tokens, hit.num_tokens + now_tokens), self.max_model_len)
+        # Adopting an idle block of the hit takes it off the free list.
+        held = self._blocks(hit.num_tokens) - self._blocks(self.idle_tokens(hit))
+        return self._blocks(tokens) - held <= self.num_free_blocks() - self._blocks(reserve)
 
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
-        table = self.tables[request] = []
-        self._adopt(table, hit)
+        table = self.tables[request] = self._adopt(request, hit)
+        self._table_blocks += len(table)
         end = min(hit.num_tokens + num_tokens + lookahead, self.max_model_len)
         self._take(table, self._blocks(end) - len(table))
 
@@ -97,7 +95,7 @@ class Paged(KVAllocator):
         computed = request.num_computed_tokens
         table = self.tables[sample] = self.tables[request][: self._blocks(computed)]
         self._table_blocks += len(table)
-        for block in table:
+        for block in table[self._share(request, sample) :]:
             self._extra[block] = self._extra.get(block, 0) + 1
         if unused := -computed % self.block_size:
             self._partial[table[-1]] = unused
@@ -128,15 +126,7 @@ class Paged(KVAllocator):
         for each in together:
             table = self.tables[each] = [blocks[number] for number in self._layouts.pop(each)]
             self._table_blocks += len(table)
-            self._restored(each)
-        held = Counter(block for each in together for block in self.tables[each])
-        self._extra |= {block: count - 1 for block, count in held.items() if count > 1}
-        for each in together:
-            unused = -each.num_computed_tokens % self.block_size
-            last = self.tables[each][-1]
-            if unused and held[last] > 1 and last not in self._partial:
-                self._partial[last] = unused
-                self._overlap += unused * (held[last] - 1)
+        self._restored(together)
         for each in together:
             self.grow(each, num_tokens, lookahead)
         return sum(self.drop_swapped(each) for each in together) * self.memory.block_size
@@ -278,13 +268,26 @@ class Paged(KVAllocator):
 
     # What prefix caching does differently.
 
-    def _restored(self, request: Request) -> None:
-        """A request is back from host memory."""
-
-    def _adopt(self, table: list[int], hit: Hit) -> None:
-        """Put the blocks of a hit into a table."""
+    def _adopt(self, request: Request, hit: Hit) -> list[int]:
+        """The blocks of a hit, which a request holds from here on."""
         if hit.blocks:
             raise ValueError("without prefix caching there are no hits")
+        return []
+
+    def _share(self, request: Request, sample: Request) -> int:
+        """A sample is forked off a request: how many of its blocks need not be counted by holder."""
+        return 0
+
+    def _restored(self, together: Sequence[Request]) -> None:
+        """Samples of a request are back from host memory: count who holds what."""
+        held = Counter(block for each in together for block in self.tables[each])
+        self._extra |= {block: count - 1 for block, count in held.items() if count > 1}
+        for each in together:
+            unused = -each.num_computed_tokens % self.block_size
+            last = self.tables[each][-1]
+            if unused and held[last] > 1 and last not in self._partial:
+                self._partial[last] = unused
+                self._overlap += unused * (held[last] - 1)
 
     def _take(self, table: list[int], n: int) -> None:
         """Move n blocks from the front of the free queue to the end of a table."""

@@ -14,14 +14,14 @@ from typing import Any
 from servesim.contracts.kv import Hit, KVMemory, kv_allocators
 from servesim.engine.request import Request, State
 
+from ._blockwise import BlockwisePrefix
 from ._radix import Node, RadixTree
-from .prefix_hash import PrefixHash
 
 NEVER = 1 << 62
 
 
 @kv_allocators.register("prefix-oracle")
-class PrefixOracle(PrefixHash):
+class PrefixOracle(BlockwisePrefix):
     """`prefix-hash` in all but what it evicts. A block is next used by the first request not yet admitted whose
     prompt begins with what it holds and all before it; of equals the block deepest in its prompt goes first."""
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable
+from itertools import pairwise
+
+import numpy as np
+
+from servesim.trace import Content
 
 
 class Prefixes:
@@ -14,6 +20,41 @@ class Prefixes:
     def extend(self, prefix: int, run_length: int, content: int) -> int:
         """The sequence `prefix`, whose last run has `run_length` tokens, followed by a run of `content`."""
         return self._numbers.setdefault((prefix, run_length, content), len(self._numbers) + 1)
+
+
+def joined(content: Content) -> Content:
+    """The same prompts in fewer runs: a run and the one after it are one, of the first one's id, where all prompts that
+    go on behind the first do so with the second, and none has more of the first. The output of a row stays a run of
+    its own, wherever it appears."""
+    offsets, ids, lengths = content.offsets, content.ids, content.lengths
+    if not len(ids):
+        return content
+    before = np.concatenate(([0], lengths[:-1]))
+    before[offsets[:-1]] = 0
+    names, name = np.unique(ids, return_inverse=True)
+    _, length = np.unique(before, return_inverse=True)
+    steps = (length * len(names) + name).tolist()
+    width = max(steps) + 1
+    numbers: dict[int, int] = {}  # a prefix and the run after it -> the prefix they make
+    prefixes: list[int] = []
+    rows = offsets.tolist()
+    for first, last in pairwise(rows):
+        prefix = 0
+        for step in steps[first:last]:
+            prefix = numbers.setdefault(prefix * width + step, len(numbers) + 1)
+            prefixes.append(prefix)
+    parents = np.array([0, *prefixes[:-1]], dtype=np.int64)
+    parents[offsets[:-1]] = 0
+    parent_of = np.zeros(len(numbers) + 1, dtype=np.int64)
+    parent_of[prefixes] = parents
+    children = np.bincount(parent_of[1:], minlength=len(numbers) + 1)
+    text = (ids >= 0) & (np.concatenate(([0], ids[:-1])) >= 0)
+    longest = np.zeros(len(numbers) + 1, dtype=np.int64)
+    np.maximum.at(longest, prefixes, lengths)
+    starts = (parents == 0) | (children[parents] > 1) | (before < longest[parents]) | ~text
+    kept = np.flatnonzero(starts)
+    ends = np.concatenate(([0], np.cumsum(starts)))
+    return Content(ends[offsets], ids[kept], np.add.reduceat(lengths, kept))
 
 
 class RunContent:
@@ -61,6 +102,23 @@ class RunContent:
             keys += within
             stop += len(within) * step
         return keys
+
+    def prefix_runs(self, stops: range) -> list[tuple[int, int]]:
+        """By the sequence of runs in which they end, how many of the `stops`, which ascend. Prefixes of two requests
+        are equal exactly when their sequences and their stops are."""
+        runs: list[tuple[int, int]] = []
+        ends, stop, step = self._ends, stops.start, stops.step
+        i = bisect_left(ends, stop)
+        while stop < stops.stop:
+            while i >= len(ends) or ends[i] < stop:
+                if i >= len(ends):
+                    self._open(i)
+                else:
+                    i += 1
+            count = (min(stops.stop - 1, ends[i]) - stop) // step + 1
+            runs.append((self._sequence[i], count))
+            stop += count * step
+        return runs
 
     def _open(self, i: int) -> None:
         """Number the sequence that ends with run i (the one after the prompt is the output, without end)."""

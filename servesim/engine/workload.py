@@ -8,7 +8,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Protocol
 
-from servesim.engine.content import Prefixes, RunContent
+from servesim.engine.content import Prefixes, RunContent, joined
 from servesim.engine.parallel import FanOut, SampleForm
 from servesim.engine.request import Deadline, Request, State
 from servesim.engine.sessions import Sessions
@@ -121,6 +121,8 @@ class TraceWorkload:
         self._impatient = any(limit is not None for limit in patience)
         self._labels = [trace.labels.get(name) for name in ("session", "tenant", "class")]
         self._content = trace.content
+        if trace.content is not None and len(trace) == self._count:  # more to come might part where these do not
+            self._content = joined(trace.content)
         if (trace.content is not None or trace.samples is not None) and self._prefixes is None:
             self._prefixes = Prefixes()
 

@@ -190,7 +190,7 @@ class KVRun:
 
     def op_lookup(self, op: dict[str, Any]) -> dict[str, Any]:
         hit = self.hits[op["req"]] = self.kv.lookup(self.requests[op["req"]])
-        return {"hit_block_ids": list(hit.blocks), "hit_tokens": hit.num_tokens}
+        return {"hit_block_ids": self.kv.hit_blocks(hit) if hit.blocks else [], "hit_tokens": hit.num_tokens}
 
     def op_alloc(self, op: dict[str, Any]) -> dict[str, Any]:
         request, n, ahead = self.requests[op["req"]], op["new_tokens"], op.get("lookahead", 0)
@@ -203,7 +203,7 @@ class KVRun:
             if done:
                 self.kv.admit(request, hit, n, ahead)
                 request.num_computed_tokens = hit.num_tokens
-                held = len(hit.blocks)
+                held = hit.num_tokens // self.kv.block_size
         new = self.kv.tables[request][held:] if done else None
         return {"new_block_ids": new, "num_new_blocks": len(new) if new is not None else None}
 

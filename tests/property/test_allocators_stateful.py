@@ -71,7 +71,7 @@ class Allocators(RuleBasedStateMachine):
             assert hit.num_tokens == self._longest(request) * BLOCK
         if not hasattr(self.kv, "tables") or not hit.num_tokens:
             return
-        for group, table in enumerate(hit.blocks[0] if self.kv.grouped else [hit.blocks]):
+        for group, table in enumerate(hit.blocks[0] if self.kv.grouped else [self.kv.hit_blocks(hit)]):
             assert len(table) * BLOCK == hit.num_tokens
             for i, block in enumerate(table):
                 key = group, request.content.prefix_key((i + 1) * BLOCK)

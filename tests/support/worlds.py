@@ -189,11 +189,11 @@ def memory_state(kv: Any) -> Snapshot:
     state: list[Any] = [kv.usage(), kv.copied_tokens]
     if hasattr(kv, "tables"):
         # cached blocks without their keys, which are numbers in order of first use
-        cached = getattr(kv, "_cached", {}).values()
+        cached = kv.cached() if hasattr(kv, "cached") else []
         state += [
             [(r.row, [list(t) if isinstance(t, list) else t for t in table]) for r, table in kv.tables.items()],
             kv.free_order(),
-            sorted([b] if isinstance(b, int) else list(b) for b in cached),
+            sorted(cached),
         ]
     if hasattr(kv, "space"):
         state += [[(r.row, chunk) for r, chunk in kv.chunks.items()], sorted(kv.space.holes())]

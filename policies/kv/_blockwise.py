@@ -1,0 +1,196 @@
+"""A prefix cache block by block: each block is found by the identity of everything up to its end, the chained hash
+(vLLM 0.33: vllm/v1/core/block_pool.py).
+
+What `prefix-hash` does in runs of blocks, for allocators that part with blocks one by one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from mypy_extensions import mypyc_attr
+
+from servesim.contracts.kv import Hit, KVMemory
+from servesim.engine.content import RunContent
+from servesim.engine.request import Request, State
+
+from ._prefix_caching import PrefixCaching
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class BlockwisePrefix(PrefixCaching):
+    """The free queue is two parts: fresh blocks without a hash, handed out first and reused last-in
+    first-out, then cached blocks, least recently freed first. Allocating a cached block evicts it."""
+
+    def __init__(self, params: Any, memory: KVMemory) -> None:
+        super().__init__(params, memory)
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._key_of: list[Hashable] = [None] * self.num_blocks  # None: not cached
+        # key -> blocks with that content, first inserted first; one block alone is stored bare.
+        self._cached: dict[Hashable, int | dict[int, None]] = {}
+
+    def num_free_blocks(self) -> int:
+        return len(self._fresh) + len(self._idle)
+
+    def free_order(self) -> list[int]:
+        return self._fresh[::-1] + list(self._idle)
+
+    def lookup(self, request: Request) -> Hit:
+        """Longest run of cached blocks from the start, short of the last token: it is always recomputed."""
+        cached = self._cached
+        blocks = []
+        for key in self._keys(request, 0, self._findable(request)):
+            found = cached.get(key)
+            if found is None:
+                break
+            blocks.append(found if isinstance(found, int) else next(iter(found)))
+        if self.params.eagle_block_drop and blocks:
+            blocks.pop()
+        return Hit(len(blocks) * self.block_size, tuple(blocks))
+
+    def free(self, request: Request) -> None:
+        """Last block first. Of those nobody holds any more the cached ones, which come first in a table, go to
+        the back of the queue, the others to the front as a group (or to the back, as in older releases)."""
+        if request.content is None and request.state is State.PREEMPTED:
+            self._index(request, 0, self._published[request])
+        table = self.tables.pop(request)
+        self._table_blocks -= len(table)
+        cached = self._published.pop(request)
+        if self.params.free_order == "back":
+            cached = len(table)
+        fresh = table[cached:]
+        del table[cached:]
+        table.reverse()
+        if self._extra:
+            extra, still_held = self._extra, self._still_held
+            fresh = [block for block in fresh if block not in extra or not still_held(block)]
+            table = [block for block in table if block not in extra or not still_held(block)]
+        self._fresh += fresh
+        self._idle.update(dict.fromkeys(table))
+
+    def idle_tokens(self, hit: Hit) -> int:
+        return self.block_size * sum(1 for block in hit.blocks if block in self._idle)
+
+    def hit_blocks(self, hit: Hit) -> list[int]:
+        """Ids of the blocks of a hit."""
+        return list(hit.blocks)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; refused (False) while any block is held."""
+        if self.num_free_blocks() != self.num_blocks - 1:
+            return False
+        self._fresh = self.free_order()[::-1]
+        self._idle.clear()
+        self._cached.clear()
+        self._key_of = [None] * self.num_blocks
+        return True
+
+    def num_cached_hashes(self) -> int:
+        """Distinct block contents that can be hit."""
+        return len(self._cached)
+
+    def is_cached(self, block: int) -> bool:
+        """Whether a block can be hit by its content."""
+        return self._key_of[block] is not None
+
+    def refs(self, block: int) -> int:
+        """How many requests hold a block."""
+        if block in self._idle or block in self._fresh:
+            return 0
+        return 1 + self._extra.get(block, 0)
+
+    def cached(self) -> list[list[int]]:
+        """Blocks that can be hit, by their content, those first inserted first."""
+        return [[there] if isinstance(there, int) else list(there) for there in self._cached.values()]
+
+    def _enter(self, request: Request, start: int, stop: int) -> None:
+        if request.content is not None:  # else nobody but itself can look for it: see free
+            self._index(request, start, stop)
+
+    def _index(self, request: Request, start: int, stop: int) -> None:
+        """Make blocks start to stop of a request's table findable by their content."""
+        blocks, keys = self.tables[request][start:stop], self._keys(request, start, stop)
+        if not self._cached.keys().isdisjoint(keys):
+            self._register(zip(blocks, keys, strict=True))
+            return
+        self._cached.update(zip(keys, blocks, strict=True))
+        key_of = self._key_of
+        for block, key in zip(blocks, keys, strict=True):
+            key_of[block] = key
+
+    def _register(self, blocks: Iterable[tuple[int, Hashable]]) -> None:
+        """Make blocks findable, each by its key."""
+        cached, key_of = self._cached, self._key_of
+        for block, key in blocks:
+            key_of[block] = key
+            there = cached.setdefault(key, block)
+            if there != block:  # another block with this content was first
+                if isinstance(there, int):
+                    there = cached[key] = {there: None}
+                there[block] = None
+
+    def _keys(self, request: Request, start: int, stop: int) -> Sequence[Hashable]:
+        """For blocks start to stop, the identity of everything up to the block's end: the chained hash."""
+        ends = self._ends(start, stop)
+        content = request.content
+        if content is None:  # shares with nobody but itself
+            base = (request.row + 1) << 32
+            return range(-base - ends.start, -base - ends.stop, -ends.step)
+        keys = content.prefix_keys(ends) if isinstance(content, RunContent) else [content.prefix_key(e) for e in ends]
+        return [(request.salt, key) for key in keys] if request.salt else keys
+
+    def _adopt(self, request: Request, hit: Hit) -> list[int]:
+        return self._hold(hit.blocks)
+
+    def _hold(self, blocks: Sequence[int]) -> list[int]:
+        """One more request holds these."""
+        for block in blocks:
+            if block in self._idle:
+                del self._idle[block]
+            else:
+                self._extra[block] = self._extra.get(block, 0) + 1
+        return list(blocks)
+
+    def _take(self, table: list[int], n: int) -> None:
+        fresh = min(n, len(self._fresh))
+        if fresh:
+            super()._take(table, fresh)
+        if n > fresh:
+            victims = self._victims(n - fresh)
+            key_of, cached = self._key_of, self._cached
+            for block in victims:
+                key = key_of[block]
+                if key is None:
+                    continue
+                if cached[key] != block:  # others with this content stay
+                    self._evict(block)
+                    continue
+                key_of[block] = None
+                del cached[key]
+            table += victims
+            self._table_blocks += len(victims)
+
+    def _victims(self, n: int) -> list[int]:
+        """Take the n idle blocks that are given up first: the least recently freed ones."""
+        idle = self._idle
+        return [idle.popitem(last=False)[0] for _ in range(n)]
+
+    def _evict(self, block: int) -> None:
+        key = self._key_of[block]
+        self._key_of[block] = None
+        there = self._cached.pop(key)
+        if not isinstance(there, int):
+            del there[block]
+            if there:  # the others with this content stay, in their order
+                self._cached[key] = there
+
+    def _check_sharing(self, held: list[int]) -> None:
+        super()._check_sharing(held)
+        assert not self._idle.keys() & set(held), "a block is idle and held"
+        assert not any(self.is_cached(b) for b in self._fresh), "a cached block is among the fresh ones"
+        for key, there in self._cached.items():
+            for block in [there] if isinstance(there, int) else list(there):
+                assert self._key_of[block] == key, f"block {block} is cached under a key it does not have"
+        cached = sum(1 if isinstance(t, int) else len(t) for t in self._cached.values())
+        assert cached == self.num_blocks - self._key_of.count(None), "a cached block cannot be found"

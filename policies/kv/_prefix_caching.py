@@ -1,0 +1,151 @@
+"""What prefix caching adds to paged memory, however the cache is kept: which blocks are final, and when others may
+find them (vLLM 0.33: vllm/v1/core/kv_cache_manager.py)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mypy_extensions import mypyc_attr
+from numpy.typing import NDArray
+
+from servesim.contracts.kv import Hit, KVMemory
+from servesim.engine.request import Request
+
+from .paged import Paged
+
+
+@mypyc_attr(native_class=False)  # pydantic reads its fields
+@dataclass(frozen=True)
+class PrefixHashParams:
+    """Variants of vLLM's prefix cache."""
+
+    hash_lookahead_tokens: int = 0
+    """A block's hash covers this many tokens after it too (EAGLE/MTP without a KV connector: 1)."""
+    eagle_block_drop: bool = False
+    """A hit drops one more trailing block (EAGLE/MTP with a connector, and older releases)."""
+    free_order: str = "front"
+    """Where freed blocks without a hash go: "front" (0.33) or "back" (older V1 releases)."""
+
+    def __post_init__(self) -> None:
+        if self.free_order not in ("front", "back"):
+            raise ValueError(f'free_order is "front" or "back", not "{self.free_order}"')
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PrefixCaching(Paged):
+    """Full blocks are published when memory for their last token is allocated, in the order of the table. Content
+    that the trace does not tell is shared with nobody, and entered only when its request may come back."""
+
+    Params = PrefixHashParams
+    shares = True
+
+    def __init__(self, params: Any, memory: KVMemory) -> None:
+        super().__init__(params, memory)
+        self._published: dict[Request, int] = {}  # blocks of its table offered for sharing so far
+        # Requests in lockstep whose content others may ask for, and their offsets, by the number of steps committed
+        # (modulo the block size) when all tokens of a block are known.
+        self._filling: list[dict[Request, int]] = [{} for _ in range(self.block_size)]
+        self._committed = 0  # when the last step was planned
+        if params.hash_lookahead_tokens:  # what a block is known by would depend on the sample that goes on from it
+            self.supports = frozenset()
+
+    def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
+        super().admit(request, hit, num_tokens, lookahead)
+        self._published[request] = hit.num_tokens // self.block_size
+        self.publish(request, min(hit.num_tokens + num_tokens, request.num_tokens))
+
+    def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
+        if not super().grow(request, num_tokens, lookahead):
+            return False
+        self.publish(request, min(request.num_computed_tokens + num_tokens, request.num_tokens))
+        return True
+
+    def grow_run(self, requests: Sequence[Request], k: int) -> list[tuple[int, int]]:
+        grown = super().grow_run(requests, k)
+        for request in requests:
+            known = request.num_tokens + k
+            self._offer(request, min(request.num_computed_tokens + k, known), known)
+        return grown
+
+    def join(self, request: Request, offset: int) -> bool:
+        if not super().join(request, offset):
+            return False
+        if request.content is not None:
+            self._filling[(-offset - 1) % self.block_size][request] = offset
+        return True
+
+    def leave(self, request: Request, offset: int) -> None:
+        super().leave(request, offset)
+        self._filling[(-offset - 1) % self.block_size].pop(request, None)
+        self._offer_known(request, offset)
+
+    def extend(self, step: int, committed: int) -> bool:
+        if not super().extend(step, committed):
+            return False
+        self._committed = committed
+        for request, offset in self._filling[committed % self.block_size].items():
+            self._offer_known(request, offset)
+        return True
+
+    def extend_run(self, step: int, committed: int, k: int) -> list[tuple[int, int]]:
+        grown = super().extend_run(step, committed, k)
+        self._committed = last = committed + k - 1
+        for before in range(min(k, self.block_size)):
+            for request, offset in self._filling[(last - before) % self.block_size].items():
+                self._offer_known(request, offset)
+        return grown
+
+    def _offer_known(self, request: Request, offset: int) -> None:
+        """What a request in lockstep knew when the last step was planned is final."""
+        known = self._committed + offset + 1
+        self._offer(request, known, known)
+
+    def grow_rounds(
+        self, requests: Sequence[Request], ends: NDArray[np.int64], delivered: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        grown = super().grow_rounds(requests, ends, delivered)
+        for request, tokens in zip(requests, delivered, strict=True):
+            self._offer(request, request.num_tokens + tokens, request.num_tokens + tokens)
+        return grown
+
+    def publish(self, request: Request, upto: int) -> None:
+        """Enter the full blocks before `upto` into the cache."""
+        self._offer(request, upto, request.num_tokens)
+
+    def _offer(self, request: Request, upto: int, known: int) -> None:
+        done = self._published[request]
+        if upto < (done + 1) * self.block_size:
+            return
+        full = min(upto, known - self.params.hash_lookahead_tokens) // self.block_size
+        if full <= done:
+            return
+        self._enter(request, done, full)
+        self._published[request] = full
+
+    def _share(self, request: Request, sample: Request) -> int:
+        self._published[sample] = self._published[request]
+        return 0
+
+    def _restored(self, together: Sequence[Request]) -> None:
+        super()._restored(together)
+        for request in together:
+            self._published[request] = 0
+
+    def _findable(self, request: Request) -> int:
+        """Blocks from the start of a waiting request that a lookup may find: its last token is always recomputed."""
+        known = request.num_tokens
+        lookahead: int = self.params.hash_lookahead_tokens
+        return (known - max(lookahead, 1)) // self.block_size
+
+    def _ends(self, start: int, stop: int) -> range:
+        """For blocks start to stop, how many tokens from the start of a prompt decide what each holds."""
+        size, lookahead = self.block_size, self.params.hash_lookahead_tokens
+        return range((start + 1) * size + lookahead, stop * size + lookahead + 1, size)
+
+    @abstractmethod
+    def _enter(self, request: Request, start: int, stop: int) -> None:
+        """Blocks start to stop of a request's table are final: make them findable by their content, if that is told."""
