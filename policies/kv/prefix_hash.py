@@ -143,21 +143,18 @@ class PrefixHash(PrefixCaching):
                     index.add(last)
             start = end
 
-    def _runs(self, request: Request, start: int, stop: int) -> list[tuple[Hashable, int]]:
+    def _runs(self, request: Request, start: int, stop: int) -> Sequence[tuple[Hashable, int]]:
         """Blocks start to stop of a prompt by what they continue: the identity of that (together with the number of
         a block it makes the chained hash), and the block where it ends."""
         content = request.content
         if content is None:  # shares with nobody but itself
             return [(-request.row - 1, stop)]
-        runs: list[tuple[Hashable, int]] = []
+        runs: Sequence[tuple[Hashable, int]]
         if isinstance(content, RunContent):
-            for key, count in content.prefix_runs(self._ends(start, stop)):
-                start += count
-                runs.append(((request.salt, key) if request.salt else key, start))
+            runs = content.block_runs(start, stop, self.block_size, self.params.hash_lookahead_tokens)
         else:
-            for i, end in enumerate(self._ends(start, stop), start + 1):
-                runs.append(((request.salt, content.prefix_key(end)), i))
-        return runs
+            runs = [(content.prefix_key(end), i) for i, end in enumerate(self._ends(start, stop), start + 1)]
+        return [((request.salt, key), end) for key, end in runs] if request.salt else runs
 
     def _parts(self, hit: Hit) -> Iterator[tuple[Extent, int, int]]:
         """Extents, and which blocks of each: what was found may have been split since."""

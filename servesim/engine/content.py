@@ -29,8 +29,9 @@ def joined(content: Content) -> Content:
     offsets, ids, lengths = content.offsets, content.ids, content.lengths
     if not len(ids):
         return content
-    before = np.concatenate(([0], lengths[:-1]))
-    before[offsets[:-1]] = 0
+    heads = offsets[:-1][np.diff(offsets) > 0]
+    before = np.concatenate(([0], lengths[:-1]))  # tokens of the run before, of the same prompt
+    before[heads] = 0
     names, name = np.unique(ids, return_inverse=True)
     _, length = np.unique(before, return_inverse=True)
     steps = (length * len(names) + name).tolist()
@@ -44,7 +45,7 @@ def joined(content: Content) -> Content:
             prefix = numbers.setdefault(prefix * width + step, len(numbers) + 1)
             prefixes.append(prefix)
     parents = np.array([0, *prefixes[:-1]], dtype=np.int64)
-    parents[offsets[:-1]] = 0
+    parents[heads] = 0
     parent_of = np.zeros(len(numbers) + 1, dtype=np.int64)
     parent_of[prefixes] = parents
     children = np.bincount(parent_of[1:], minlength=len(numbers) + 1)
@@ -103,21 +104,22 @@ class RunContent:
             stop += len(within) * step
         return keys
 
-    def prefix_runs(self, stops: range) -> list[tuple[int, int]]:
-        """By the sequence of runs in which they end, how many of the `stops`, which ascend. Prefixes of two requests
-        are equal exactly when their sequences and their stops are."""
+    def block_runs(self, start: int, stop: int, size: int, lookahead: int = 0) -> list[tuple[int, int]]:
+        """Blocks start to stop of `size` tokens each, by the sequence of runs in which a block ends (or a few tokens
+        behind it, the `lookahead`): that, and the block where it changes. What two requests have in a block and all
+        before it is equal exactly when the sequences are."""
         runs: list[tuple[int, int]] = []
-        ends, stop, step = self._ends, stops.start, stops.step
-        i = bisect_left(ends, stop)
-        while stop < stops.stop:
-            while i >= len(ends) or ends[i] < stop:
+        ends = self._ends
+        i = bisect_left(ends, (start + 1) * size + lookahead)
+        while start < stop:
+            end = (start + 1) * size + lookahead
+            while i >= len(ends) or ends[i] < end:
                 if i >= len(ends):
                     self._open(i)
                 else:
                     i += 1
-            count = (min(stops.stop - 1, ends[i]) - stop) // step + 1
-            runs.append((self._sequence[i], count))
-            stop += count * step
+            start = min((ends[i] - lookahead) // size, stop)
+            runs.append((self._sequence[i], start))
         return runs
 
     def _open(self, i: int) -> None:
