@@ -48,7 +48,7 @@ class PrefixCaching(Paged):
         self._published: dict[Request, int] = {}  # blocks of its table offered for sharing so far
         # Requests in lockstep whose content others may ask for, and their offsets, by the number of steps committed
         # (modulo the block size) when all tokens of a block are known.
-        self._filling: list[dict[Request, int]] = [{} for _ in range(self.block_size)]
+        self._filling: dict[int, dict[Request, int]] = {}
         self._committed = 0  # when the last step was planned
         if params.hash_lookahead_tokens:  # what a block is known by would depend on the sample that goes on from it
             self.supports = frozenset()
@@ -75,28 +75,37 @@ class PrefixCaching(Paged):
         if not super().join(request, offset):
             return False
         if request.content is not None:
-            self._filling[(-offset - 1) % self.block_size][request] = offset
+            phase = (-offset - 1) % self.block_size
+            if phase not in self._filling:
+                self._filling[phase] = {}
+            self._filling[phase][request] = offset
         return True
 
     def leave(self, request: Request, offset: int) -> None:
         super().leave(request, offset)
-        self._filling[(-offset - 1) % self.block_size].pop(request, None)
+        if request.content is not None:
+            phase = (-offset - 1) % self.block_size
+            del self._filling[phase][request]
+            if not self._filling[phase]:
+                del self._filling[phase]
         self._offer_known(request, offset)
 
     def extend(self, step: int, committed: int) -> bool:
         if not super().extend(step, committed):
             return False
         self._committed = committed
-        for request, offset in self._filling[committed % self.block_size].items():
-            self._offer_known(request, offset)
+        if (full := self._filling.get(committed % self.block_size)) is not None:
+            for request, offset in full.items():
+                self._offer_known(request, offset)
         return True
 
     def extend_run(self, step: int, committed: int, k: int) -> list[tuple[int, int]]:
         grown = super().extend_run(step, committed, k)
         self._committed = last = committed + k - 1
-        for before in range(min(k, self.block_size)):
-            for request, offset in self._filling[(last - before) % self.block_size].items():
-                self._offer_known(request, offset)
+        for phase, full in self._filling.items():
+            if (last - phase) % self.block_size < k:
+                for request, offset in full.items():
+                    self._offer_known(request, offset)
         return grown
 
     def _offer_known(self, request: Request, offset: int) -> None:

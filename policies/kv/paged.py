@@ -40,7 +40,7 @@ class Paged(KVAllocator):
         self._overlap = 0  # of those slots, how many `held_tokens` and `_table_blocks` count more than once
         self._layouts: dict[Request, list[int]] = {}  # in host memory with other samples: the number of each block
         # Tables of requests in lockstep, by the step ids (modulo the block size) at which they need a block.
-        self._needing: list[dict[Request, list[int]]] = [{} for _ in range(self.block_size)]
+        self._needing: dict[int, dict[Request, list[int]]] = {}
         self._in_lockstep = 0
 
     def num_free_blocks(self) -> int:
@@ -179,16 +179,24 @@ class Paged(KVAllocator):
         table = self.tables[request]
         if self._partial or len(table) != self._blocks(request.num_computed_tokens + 1):
             return False
-        self._needing[-offset % self.block_size][request] = table
+        phase = -offset % self.block_size
+        if phase not in self._needing:
+            self._needing[phase] = {}
+        self._needing[phase][request] = table
         self._in_lockstep += 1
         return True
 
     def leave(self, request: Request, offset: int) -> None:
-        del self._needing[-offset % self.block_size][request]
+        phase = -offset % self.block_size
+        del self._needing[phase][request]
+        if not self._needing[phase]:
+            del self._needing[phase]
         self._in_lockstep -= 1
 
     def extend(self, step: int, committed: int) -> bool:
-        due = self._needing[step % self.block_size]
+        due = self._needing.get(step % self.block_size)
+        if due is None:
+            return True
         if len(due) > self.num_free_blocks():
             return False
         for table in due.values():
@@ -202,7 +210,7 @@ class Paged(KVAllocator):
         cycles = free // self._in_lockstep
         free -= cycles * self._in_lockstep
         for steps in range(bs):
-            free -= len(self._needing[(step + steps) % bs])
+            free -= len(self._needing.get((step + steps) % bs, ()))
             if free < 0:
                 return min(cycles * bs + steps, limit)
         return limit
@@ -211,12 +219,13 @@ class Paged(KVAllocator):
         bs, needing, grown = self.block_size, self._needing, []
         tables: list[list[int]] = []
         total, cycle = 0, self._in_lockstep
-        for i in range(min(k, bs)):
+        for i in sorted([(phase - step) % bs for phase in needing]):
+            if i >= k:
+                break
             due = needing[(step + i) % bs]
-            if due:
-                tables += due.values()
-                grown.append((i + 1, len(due) * bs))
-                total += len(due) * (1 + (k - 1 - i) // bs)
+            tables += due.values()
+            grown.append((i + 1, len(due) * bs))
+            total += len(due) * (1 + (k - 1 - i) // bs)
         self._deal(tables, total, cycle)
         if k > bs:  # the same again, a block later
             grown = [(i + turn, tokens) for turn in range(0, k, bs) for i, tokens in grown if i + turn <= k]
