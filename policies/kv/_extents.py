@@ -57,7 +57,6 @@ class Extent:
         return rest
 
 
-
 class FreeQueue:
     """Extents nobody holds, the least recently freed first. The last block of each goes first."""
 
