@@ -156,6 +156,11 @@ class _Dated(Table):
         self.ns.append(NEVER if self.closing else self.cluster.now_ns)
         super().add(row)
 
+    def extend(self, rows: Rows) -> None:
+        assert self.cluster is not None
+        self.ns.extend([self.cluster.now_ns] * len(rows))
+        super().extend(rows)
+
     def dated(self) -> tuple[Rows, Rows]:
         """All rows and their times."""
         return self.array(), np.array(self.ns, dtype=np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 def rounds_until_short(slack: Sequence[int], size: int, free_blocks: int, limit: int) -> int:
@@ -15,10 +15,15 @@ def rounds_until_short(slack: Sequence[int], size: int, free_blocks: int, limit:
     def needed(k: int) -> int:
         return sum(-(-(k - s) // size) for s in slack if k > s)
 
+    return most_rounds(needed, free_blocks, limit)
+
+
+def most_rounds(needed: Callable[[int], int], free: int, limit: int) -> int:
+    """The most rounds, at most `limit`, that need no more than is free; what they need never falls."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
-        if needed(middle) <= free_blocks:
+        if needed(middle) <= free:
             low = middle
         else:
             high = middle - 1

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from mypy_extensions import mypyc_attr
-from numpy.typing import NDArray
 
 from servesim.contracts.kv import Hit, KVMemory
 from servesim.engine.request import Request
@@ -114,11 +112,11 @@ class PrefixCaching(Paged):
         self._offer(request, known, known)
 
     def grow_rounds(
-        self, requests: Sequence[Request], ends: NDArray[np.int64], delivered: Sequence[int]
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
-        grown = super().grow_rounds(requests, ends, delivered)
-        for request, tokens in zip(requests, delivered, strict=True):
-            self._offer(request, request.num_tokens + tokens, request.num_tokens + tokens)
+        grown = super().grow_rounds(requests, tokens, ahead, k)
+        for request, known in zip(requests, tokens, strict=True):
+            self._offer(request, known[k - 1], known[k - 1])
         return grown
 
     def publish(self, request: Request, upto: int) -> None:

@@ -6,12 +6,10 @@ OSDI'22.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from servesim.contracts.kv import Hit, KVAllocator, KVMemory, Usage, kv_allocators
 from servesim.engine.request import Request
@@ -119,12 +117,17 @@ class Contiguous(KVAllocator):
         """It is all there already."""
         return []
 
-    def rounds_that_fit(self, requests: Sequence[Request], ends: NDArray[np.int64]) -> int:
-        chunks = np.array([self.chunks[request][1] for request in requests])
-        return int((ends <= chunks).all(axis=1).sum())
+    def rounds_that_fit(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
+    ) -> int:
+        for request, known in zip(requests, tokens, strict=True):
+            size = self.chunks[request][1]
+            if size < self.max_model_len:
+                limit = min(limit, bisect_right(known, size - ahead))
+        return limit
 
     def grow_rounds(
-        self, requests: Sequence[Request], ends: NDArray[np.int64], delivered: Sequence[int]
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
         return []
 

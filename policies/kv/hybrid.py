@@ -10,9 +10,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from servesim.contracts.kv import MISS, Hit, KVMemory, Usage, kv_allocators
 from servesim.engine.request import Request, State
 
@@ -155,7 +152,9 @@ class Hybrid(BlockwisePrefix):
     def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
         return 0
 
-    def rounds_that_fit(self, requests: Sequence[Request], ends: NDArray[np.int64]) -> int:
+    def rounds_that_fit(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
+    ) -> int:
         return 0
 
     def check_integrity(self) -> None:

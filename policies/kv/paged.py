@@ -5,18 +5,18 @@ Block ids and free order follow vLLM 0.33 (vllm/v1/core/block_pool.py) with pref
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
-import numpy as np
 from mypy_extensions import mypyc_attr
-from numpy.typing import NDArray
 
 from servesim.contracts.kv import Hit, KVAllocator, KVMemory, Usage, kv_allocators
 from servesim.engine.request import Request
 
-from ._growth import rounds_until_short
+from ._growth import most_rounds, rounds_until_short
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -239,24 +239,45 @@ class Paged(KVAllocator):
             for i, table in enumerate(tables):
                 table += blocks[i::cycle]
 
-    def rounds_that_fit(self, requests: Sequence[Request], ends: NDArray[np.int64]) -> int:
+    def rounds_that_fit(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
+    ) -> int:
         if self._partial:
             return 0
-        held = np.array([len(self.tables[request]) for request in requests])
-        needed = np.maximum(-(-ends // self.block_size) - held, 0).sum(axis=1)
-        return int(np.searchsorted(needed, self.num_free_blocks(), side="right"))
+        bs, free, last, short = self.block_size, self.num_free_blocks(), limit - 1, 0
+        for request, known in zip(requests, tokens, strict=True):
+            more = (known[last] + ahead + bs - 1) // bs - len(self.tables[request])
+            if more > 0:
+                short += more
+        if short <= free:
+            return limit
+        held = [len(self.tables[request]) for request in requests]
+
+        def needed(k: int) -> int:
+            ends = [min(known[k - 1] + ahead, self.max_model_len) for known in tokens]
+            return sum([max(self._blocks(end) - have, 0) for end, have in zip(ends, held, strict=True)])
+
+        return most_rounds(needed, free, limit)
 
     def grow_rounds(
-        self, requests: Sequence[Request], ends: NDArray[np.int64], delivered: Sequence[int]
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
-        tables, grown = [self.tables[request] for request in requests], []
-        for i, blocks in enumerate((-(-ends // self.block_size)).tolist(), 1):
-            before = self._table_blocks
-            for table, end in zip(tables, blocks, strict=True):
-                self._take(table, end - len(table))
-            if self._table_blocks > before:
-                grown.append((i, (self._table_blocks - before) * self.block_size))
-        return grown
+        bs, last = self.block_size, self._blocks(self.max_model_len)
+        due: list[tuple[int, list[int], int]] = []
+        for request, known in zip(requests, tokens, strict=True):
+            table = self.tables[request]
+            blocks, most = len(table), min((known[k - 1] + ahead + bs - 1) // bs, last)
+            while blocks < most:
+                i = bisect_right(known, blocks * bs - ahead)
+                more = min((known[i] + ahead + bs - 1) // bs, last) - blocks
+                due.append((i + 1, table, more))
+                blocks += more
+        due.sort(key=itemgetter(0))
+        grown: dict[int, int] = {}
+        for i, table, more in due:
+            self._take(table, more)
+            grown[i] = grown.get(i, 0) + more * bs
+        return list(grown.items())
 
     def check_integrity(self) -> None:
         super().check_integrity()

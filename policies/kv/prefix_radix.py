@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_allocators
 from servesim.engine.request import PromptContent, Request, State
 
-from ._growth import blocks_by_round, rounds_until_short
+from ._growth import blocks_by_round, most_rounds, rounds_until_short
 from ._radix import STRATEGIES, Node, RadixTree, tail_optimized
 
 
@@ -175,23 +172,29 @@ class PrefixRadix(KVAllocator):
         self._own += total
         return grown
 
-    def rounds_that_fit(self, requests: Sequence[Request], ends: NDArray[np.int64]) -> int:
+    def rounds_that_fit(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
+    ) -> int:
         if self._prefilling and any(request in self._prefilling for request in requests):
             return 0
-        held = np.array([self.slots(request) for request in requests])
-        needed = np.maximum(-(-ends // self.block_size) * self.block_size - held, 0).sum(axis=1)
-        return int(np.searchsorted(needed, self._free(), side="right"))
+        held = [self.slots(request) for request in requests]
+
+        def needed(k: int) -> int:
+            ends = [min(known[k - 1] + ahead, self.max_model_len) for known in tokens]
+            return sum([max(self._pages(end) - have, 0) for end, have in zip(ends, held, strict=True)])
+
+        return most_rounds(needed, self._free(), limit)
 
     def grow_rounds(
-        self, requests: Sequence[Request], ends: NDArray[np.int64], delivered: Sequence[int]
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
         grown = []
-        for i, row in enumerate(ends.tolist(), 1):
+        for i in range(k):
             before = self._own
-            for request, end in zip(requests, row, strict=True):
-                self._take(request, end)
+            for request, known in zip(requests, tokens, strict=True):
+                self._take(request, min(known[i] + ahead, self.max_model_len))
             if self._own > before:
-                grown.append((i, self._own - before))
+                grown.append((i + 1, self._own - before))
         return grown
 
     def check_integrity(self) -> None:

@@ -264,11 +264,8 @@ class Vllm(Scheduler):
         return not (drafts or held_back or self._by_priority)
 
     def steady(self, plan: Plan) -> int:
-        if self.params.prefill_schedule_interval > 1 or (self.lookahead and not plan.drafts):
+        if not self._holds(plan):
             return 0
-        slots_left = len(self.running) < self._max_running
-        if self._kv_shares and slots_left and self.num_waiting() and self._head().content is not None:
-            return 0  # what is being generated may be a prefix of the head's, which then needs less
         if plan.together:
             return 0 if plan.tokens else 1 << 30
         most = max(plan.tokens.values())
@@ -283,6 +280,26 @@ class Vllm(Scheduler):
             )
             // most
         )
+
+    def steady_drafts(self, plan: Plan, placeholders: int) -> tuple[int, Sequence[int]]:
+        if type(self).steady is not Vllm.steady:
+            return super().steady_drafts(plan, placeholders)
+        if not self._holds(plan):
+            return 0, ()
+        longest = self.limits.max_model_len - placeholders
+        if not self.limits.async_scheduling:
+            return 1 << 30, [longest] * len(plan.tokens)
+        caps = [r.prompt_len + r.max_tokens - 2 for r in plan.tokens]
+        return 1 << 30, caps if max(caps) <= longest else [min(cap, longest) for cap in caps]
+
+    def _holds(self, plan: Plan) -> bool:
+        """Whether the next plan may be the same, lengths apart."""
+        if self.params.prefill_schedule_interval > 1 or (self.lookahead and not plan.drafts):
+            return False
+        slots_left = len(self.running) < self._max_running
+        if not (self._kv_shares and slots_left and self.num_waiting()):
+            return True
+        return self._head().content is None  # else what is being generated may be a prefix of it: it then needs less
 
     # Queues.
 

@@ -42,3 +42,6 @@ class EarlyExit(Drafter):
 
     def passes(self, batch: Batch, k: int) -> list[Batch]:
         return [one_token_each(batch, j) for j in range(1, k + 1)] if batch.sampled else []
+
+    def follows(self) -> bool:
+        return type(self).passes is EarlyExit.passes

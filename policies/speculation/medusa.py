@@ -52,3 +52,6 @@ class Medusa(Drafter):
     def passes(self, batch: Batch, k: int) -> list[Batch]:
         rows = batch.sampled
         return [replace(Batch(rows), sampled=rows)] * k if rows else []
+
+    def follows(self) -> bool:
+        return type(self).passes is Medusa.passes

@@ -34,6 +34,16 @@ class AcceptanceModel(ABC):
         """Mean chance that draft positions 1 to k are accepted (marginal: all before it accepted too). Acceptance
         length is 1 + their sum."""
 
+    def walk(self, request: Request, position: int, until: int, drafts: int, width: int = 1) -> list[int]:
+        """Tokens that successive steps deliver from `position` on, each the drafts of `drafts` accepted and the
+        target's own, until `until` is reached or passed. Default: step by step."""
+        gains = []
+        while position < until:
+            gained = 1 + self.accepted(request, position, drafts, width)
+            gains.append(gained)
+            position += gained
+        return gains
+
     def available(self, request: Request, position: int, k: int) -> int:
         """Drafts there are to propose at a position, at most k. Default: k; n-gram lookup often finds none."""
         return k

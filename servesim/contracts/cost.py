@@ -123,6 +123,11 @@ class CostModel(ABC):
         """`gpu_run` of one step."""
         return int(self.gpu_run(batch, 1)[0])
 
+    def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """`gpu_ns` of pure decode steps that differ from `batch` in their contexts alone, by the sums of those, which
+        never fall. None, the default: it takes more than the sums to tell."""
+        return None
+
     num_stages: int = 1
     """Pipeline stages a step passes one after the other."""
 

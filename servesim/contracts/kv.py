@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 from mypy_extensions import mypyc_attr
-from numpy.typing import NDArray
 
 from servesim.contracts.registry import Registry
 from servesim.engine.request import Request
@@ -242,17 +240,19 @@ class KVAllocator(ABC):
         with k <= steps_until_full(...)."""
         raise NotImplementedError
 
-    def rounds_that_fit(self, requests: Sequence[Request], ends: NDArray[np.int64]) -> int:
-        """For how many rounds each of `requests` can have memory for as many tokens as `ends` says, of shape (rounds,
-        requests) and never falling. For runs that deliver several tokens a step. Default 0: never fast-forwarded."""
+    def rounds_that_fit(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
+    ) -> int:
+        """For how many rounds, at most `limit`, each of `requests` can have memory for as many tokens as its own
+        sequence in `tokens` says of them (rising) and `ahead` more, beyond `max_model_len` none. For runs that deliver
+        several tokens a step. Default 0: never fast-forwarded."""
         return 0
 
     def grow_rounds(
-        self, requests: Sequence[Request], ends: NDArray[np.int64], delivered: Sequence[int]
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
-        """Round by round, give each request in order memory for as many tokens as `ends` says; `delivered` tokens of
-        each become known in all of them, the counters are left to the caller. Returns as `grow_run`. Called only with
-        as many rounds as fit."""
+        """For k rounds one by one, give each request in order that memory. `tokens` are known when a round begins; the
+        requests' own counters are left to the caller. Returns as `grow_run`. Called only with as many rounds as fit."""
         raise NotImplementedError(f"{self.name}: rounds_that_fit promises what grow_rounds does not keep")
 
     def fork(self, request: Request, sample: Request) -> None:

@@ -147,6 +147,13 @@ class Scheduler(ABC):
         Must not depend on time. Default 0: ask again each step, always right."""
         return 0
 
+    def steady_drafts(self, plan: Plan, placeholders: int) -> tuple[int, Sequence[int]]:
+        """The same where the plan has drafts, for an engine that knows how many tokens each step will bring: how many
+        more plans will be the same as long as each request of the plan, in their order, has at most so many
+        `num_tokens` when it is planned. It then has `placeholders` output placeholders.
+        Default: as `steady` says, and no bounds."""
+        return self.steady(plan), ()
+
     def keeps_lockstep(self) -> bool:
         """Whether `plan` lets requests join `ctx.lockstep` once they decode, which makes steps cost the same whatever
         the batch. It then extends or dissolves the lockstep in every plan, `commit` must be the default, and who is in

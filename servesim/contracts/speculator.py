@@ -84,6 +84,12 @@ class Speculator(ABC):
         sequence."""
         return [all_tokens(batch)] + [one_token_each(batch, j) for j in range(1, k)]
 
+    def follows(self) -> bool:
+        """Whether the context sum of each of `passes` that attends anything is that of the batch and a constant, and
+        nothing else of them depends on contexts, so that the steps of a run can be priced at once. Default: only if
+        `passes` is not overridden."""
+        return type(self).passes is Speculator.passes
+
     def host_ns(self, batch: Batch, k: int) -> int:
         """Host time the GPU waits for while drafting. Default: none beyond the engine's own."""
         return 0

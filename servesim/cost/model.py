@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price
 from servesim.cost.draft import Drafting
 from servesim.cost.host import HostTerms
+from servesim.cost.over import OverContexts
 from servesim.cost.stage import Priced, Stage
 from servesim.cost.tables import KernelTables
 
@@ -43,6 +44,7 @@ class TableCostModel(CostModel):
         self._drafting = drafting
         self.num_stages = len(stages)
         self._hosts: dict[tuple[int, int], Host] = {}  # by sequences and sampled ones, all that a step's depends on
+        self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # by all that steps have besides contexts
         self._padded = host.padding() if host is not None else []
 
     def extrapolated(self, reach: Mapping[int, int]) -> list[str]:
@@ -93,11 +95,44 @@ class TableCostModel(CostModel):
         drafting = sum(stage.cost(passed, self._tokens(passed))[0] for stage, passed in self._drafts(batch))
         return drafting + sum(stage.cost(batch, tokens)[0] for stage in self._stages)
 
+    def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """See the contract."""
+        over = self._over_contexts(batch)
+        return over.at(contexts) if over is not None else None
+
+    def _over_contexts(self, batch: Batch) -> OverContexts | None:
+        """The price of steps like a batch over the sum of their contexts; None: it depends on more than that."""
+        if batch.prefill or batch.bytes_moved or batch.bytes_copied:
+            return None
+        key = (
+            batch.linear_tokens,
+            batch.padded_tokens,
+            batch.decode_count,
+            batch.queries_per_sequence,
+            batch.sampled,
+            batch.attention,
+            batch.drafts,
+            batch.draft_k,
+            batch.sampled_context - batch.decode_context_sum,
+        )
+        if key not in self._over:
+            passes = [(stage, batch) for stage in self._stages] + list(self._drafts(batch))
+            context = batch.decode_context_sum
+            found = [stage.over_contexts(passed, self._tokens(passed), context) for stage, passed in passes]
+            known = [each for each in found if each is not None]
+            follows = self._drafting is None or self._drafting.speculator.follows()
+            whole = follows and len(known) == len(found)
+            self._over[key] = OverContexts(known, self._host(batch)) if whole else None
+        return self._over[key]
+
     def host(self, batch: Batch) -> Host:
         """See the contract."""
+        if self._drafting is not None:
+            over = self._over_contexts(batch)
+            return over.host if over is not None else self._host(batch)
         if self.terms is None:
-            return NO_HOST if self._drafting is None else self._host(batch)
-        if self.terms.launch_per_kernel or self._drafting is not None:
+            return NO_HOST
+        if self.terms.launch_per_kernel:
             return self._host(batch)
         key = (batch.decode_count + len(batch.prefill), batch.sampled)
         host = self._hosts.get(key)
@@ -117,6 +152,10 @@ class TableCostModel(CostModel):
 
     def price(self, batch: Batch) -> Price:
         """Price of one step."""
+        over = self._over_contexts(batch) if self._drafting is not None else None
+        if over is not None:
+            gpu, of_source = over.one(batch.decode_context_sum)
+            return self._priced(gpu, over.host, *of_source)
         tokens = self._tokens(batch)
         gpu, parts = self._stages[0].cost(batch, tokens)
         for stage in self._stages[1:]:
@@ -127,8 +166,9 @@ class TableCostModel(CostModel):
             ns, more = stage.cost(passed, self._tokens(passed))
             gpu += ns
             parts = [a + b for a, b in zip(parts, more, strict=True)]
-        host = self.host(batch)
-        a, b, c, d = parts
+        return self._priced(gpu, self.host(batch), *parts)
+
+    def _priced(self, gpu: int, host: Host, a: float, b: float, c: float, d: float) -> Price:
         whole = a + b + c + d
         shares = (a / whole, b / whole, c / whole, d / whole) if whole else (0.0, 0.0, 0.0, 1.0)
         return Price(self.step_ns(gpu, host), gpu, host, shares)

@@ -12,6 +12,7 @@ from servesim.contracts.cost import Batch
 from servesim.cost.attention import Attention, decode_over_sum, prefill_ns
 from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve, rounded, total
 from servesim.cost.formula import Roofline
+from servesim.cost.over import Pass
 
 
 class Operator(NamedTuple):
@@ -144,6 +145,16 @@ class Stage:
             base += self.skew(batch)[0]
         curve = self.decode_curve(batch)
         return curve.rounded_run(base, batch.decode_context_sum, batch.decode_count, k)
+
+    def over_contexts(self, batch: Batch, tokens: int, context: int) -> Pass | None:
+        """What a step of decodes alone takes over the sum of contexts, of which the whole step's is `context`; None: it
+        depends on more of them."""
+        base, parts = self.constant(batch, tokens)
+        if not batch.decode_count:
+            return Pass(base, parts, None, 0)
+        if self._skewed and batch.queries_per_sequence == 1 and batch.attention != "per_request":
+            return None
+        return Pass(base, parts, self.decode_curve(batch), batch.decode_context_sum - context)
 
     def skew(self, batch: Batch) -> tuple[float, int]:
         """What unequal contexts cost beyond equal ones, and its source; it does not change along a run."""

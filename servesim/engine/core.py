@@ -19,6 +19,7 @@ from servesim.engine.lockstep import Lockstep
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State
 from servesim.engine.step import Late, SpecStats, Step
+from servesim.engine.verification import hand_out as hand_out_verified
 from servesim.errors import PolicyError
 
 PATIENCE = 1 << 16
@@ -240,6 +241,8 @@ class EngineCore:
     ) -> tuple[list[Request], list[Request]]:
         """Deliver what a step sampled, the one `before` it having been committed at that time. Returns who ended
         among those that stand for themselves, and who of them still runs."""
+        if step.drafts and tokens is None and self.speculator is not None:
+            return hand_out_verified(self, step, before, now)
         kept: list[Request] = []
         finished: list[Request] = []
         on_time = step.together  # most get their last token from the step before: report the gap once
@@ -257,7 +260,7 @@ class EngineCore:
                 kept.append(request)
             else:
                 stale = step.stale is not None and request in step.stale
-                sampled = self._verify(step, request) if tokens is None else tokens.get(request, 1)
+                sampled = 1 if tokens is None else tokens.get(request, 1)
                 if not stale:
                     kept.append(request)
                 delivered = self._deliver(step, request, sampled, stale)
@@ -282,10 +285,10 @@ class EngineCore:
         if late:
             self.on_late(now, late)
         for request in forked:
-            finished += self._fork(request, now)
+            finished += self.fork(request, now)
         return finished, kept
 
-    def _fork(self, request: Request, now: int) -> list[Request]:
+    def fork(self, request: Request, now: int) -> list[Request]:
         """The samples of a request go on from its prompt by themselves, each with a first token of its own; those that
         end with that. One that was preempted meanwhile has nothing to share: all compute the prompt again."""
         parent = request.parent
@@ -322,19 +325,6 @@ class EngineCore:
             self.kv.rollback(request, void)
         request.num_tokens += delivered
         return delivered
-
-    def _verify(self, step: Step, request: Request) -> int:
-        """Tokens a request gets from a step: the drafts accepted, and one more."""
-        drafts = step.drafts.get(request, 0)
-        if not drafts or request in step.dummies or self.speculator is None:
-            return 1
-        assert self.acceptance is not None
-        depth = self.speculator.depth(drafts)
-        accepted = self.acceptance.accepted(request, request.num_output_tokens, depth, self.speculator.width)
-        if step.verified is None:
-            step.verified = []
-        step.verified.append((depth, accepted))
-        return 1 + accepted
 
     def _propose(self, k: int, requests: list[Request]) -> None:
         """Attach drafts to the requests that have just got a token."""

@@ -1,12 +1,15 @@
 """Fast-forward of speculative decoding: a run of steps that all verify as many drafts of the same requests.
 
 Which drafts will be accepted is known beforehand (see AcceptanceModel), so contexts, memory and times of the steps to
-come follow. Planning points are numbered as in `leap`: at E_p the p-th commit, then the p-th plan.
+come follow. Planning points are numbered as in `leap`: at E_p the p-th commit, then the p-th plan. Only the first step
+in flight may be another than those to come: prompts, requests that have ended since, dummy drafts.
 """
 
 from __future__ import annotations
 
-from itertools import accumulate
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,195 +19,290 @@ from servesim.contracts.cost import Batch, CostModel
 from servesim.contracts.kv import Usage
 from servesim.engine.core import EngineCore
 from servesim.engine.leap import Run
-from servesim.engine.recorder import Recorder
-from servesim.engine.step import Late, Step
+from servesim.engine.recorder import STEP_COLUMNS, Recorder, Rows
+from servesim.engine.request import State
+from servesim.engine.row import Row
+from servesim.engine.step import Step
+from servesim.engine.verification import gain
+from servesim.engine.walk import DEEPEST, Walk
 
 MOST = 256  # steps looked ahead at once
+ACCEPTED = STEP_COLUMNS.index("accepted")
+VARYING = [
+    STEP_COLUMNS.index(name)
+    for name in (
+        "step", "planned_ns", "start_ns", "end_ns", "elapsed_ns", "decode_context", "gpu_ns",
+        "kv_used", "kv_internal", "kv_peak", "kv_used_ns", "kv_internal_ns",
+    )
+]  # fmt: skip
+"""What differs between the steps of a run, besides the drafts accepted."""
+
+
+class Ahead(NamedTuple):
+    """What the commits to come bring."""
+
+    m: int
+    """How many commits."""
+    real: int
+    """How many are no verifications like the others: 0 or 1."""
+    walks: list[Walk]
+    starts: list[int]
+    """Each walk's index once the real ones are done."""
+    tokens: Rows
+    """Known after each commit, of shape (requests, m) or more."""
+    known: list[list[int]]
+    """The same."""
+    gains: NDArray[np.uint8]
+    """Delivered by each commit but the real ones, of shape (requests, m - real) or more."""
 
 
 def can_run(core: EngineCore) -> bool:
-    """Whether the steps in flight may be followed by others like them."""
-    last = core.in_flight[-1]
-    speculator, acceptance = core.speculator, core.acceptance
+    """Whether the steps in flight may be followed by others like the last one."""
+    in_flight, speculator, acceptance = core.in_flight, core.speculator, core.acceptance
+    first, last = in_flight[0], in_flight[-1]
     if speculator is None or not last.drafts or speculator.expands or not speculator.steady():
         return False
     if acceptance is None or type(acceptance).available is not AcceptanceModel.available:
         return False  # how many drafts there are differs from token to token
-    drafts, shape = speculator.verified(last.batch.draft_k), (len(last.sampled), last.batch.draft_k)
-    for step in core.in_flight:
-        batch = step.batch
-        if step.dummies or batch.prefill or (len(step.sampled), batch.draft_k) != shape:
+    if last.batch.draft_k > DEEPEST:
+        return False
+    drafts, depth = speculator.verified(last.batch.draft_k), len(in_flight)
+    for step in in_flight:
+        if step is first and depth > 1:
+            continue
+        if not _verifies(step, drafts) or step.batch.draft_k != last.batch.draft_k or step.sampled != last.sampled:
             return False
-        if batch.drafts != drafts * len(step.sampled) or batch.linear_tokens != batch.drafts + len(step.sampled):
-            return False
-    tokens = len(core.in_flight) * (1 + drafts)
-    return all(request.num_output_placeholders == tokens for request in last.sampled)
+    if depth == 1:
+        return True
+    if not core.scheduler.limits.async_scheduling or first.stale is not None:
+        return False
+    if _verifies(first, drafts) and first.sampled == last.sampled:
+        return True
+    if core._shares:
+        return False  # others may look for a prompt that it computes, while it is skipped
+    here = [request for request in first.sampled if request.state < State.FINISHED]
+    return here == last.sampled and not any(r.parent is not None and r.parent.unforked for r in here)
+
+
+def _verifies(step: Step, drafts: int) -> bool:
+    """Whether a step does nothing but verify so many drafts of each of its requests."""
+    batch, n = step.batch, len(step.sampled)
+    whole = batch.drafts == drafts * n and batch.linear_tokens == batch.drafts + n
+    return whole and not batch.prefill and not step.dummies
 
 
 class DraftLeap(Run):
     """`skip` planning points to be skipped, and what is needed to account for them afterwards."""
 
-    __slots__ = ("_delivered", "_gpu", "_host", "_steps")
+    __slots__ = ("_ahead", "_contexts", "_gains", "_gpu", "_host", "_known", "_real", "_starts", "_times", "_walks")
 
-    def __init__(
-        self, ends: list[int], gpu: list[int], host: int, delivered: NDArray[np.int64], steps: list[Batch]
-    ) -> None:
-        super().__init__(ends, len(steps))
-        self._gpu, self._host = gpu, host
-        self._delivered = delivered  # tokens by commit and request
-        self._steps = steps  # batches of the steps to be planned meanwhile
+    def __init__(self, ends: Rows, gpu: Rows, host: int, ahead: Ahead, contexts: Rows, beyond: int) -> None:
+        super().__init__(ends.tolist(), len(gpu))
+        self._times, self._gpu, self._host = ends, gpu, host
+        _, self._real, self._walks, self._starts, _, self._known, self._gains = ahead
+        self._contexts = contexts  # sums once each plan is made
+        self._ahead = beyond  # tokens of a request computed beyond those known once a plan is made
 
     @classmethod
     def prepare(cls, core: EngineCore, cost: CostModel, horizon_ns: int | None) -> DraftLeap | None:
         """The longest run from here; None if the next planning point must be real."""
-        last = core.in_flight[-1]
-        most = MOST
+        in_flight = core.in_flight
+        last = in_flight[-1]
+        requests, batch = last.sampled, last.batch
+        n, most = len(requests), MOST
         if horizon_ns is not None:
             most = min(most, horizon_ns // (last.end_ns - last.start_ns) + 2)
         assert core.last_plan is not None
-        m = min(most, core.scheduler.steady(core.last_plan))
+        placeholders = len(in_flight) * (1 + batch.drafts // n)
+        m, bounds = core.scheduler.steady_drafts(core.last_plan, placeholders)
+        m = min(m, most)
+        ahead = _look_ahead(core, m, bounds) if m >= 1 else None
+        if ahead is None:
+            return None
+        beyond = placeholders - 1
+        known = ahead.known
+        m = core.kv.rounds_that_fit(requests, known, beyond + core.lookahead, ahead.m)
         if m < 1:
             return None
-        delivered = _look_ahead(core, m)
-        requests = last.sampled
-        left = np.array([r._end_tokens - r.num_tokens for r in requests])
-        m = int((delivered.cumsum(axis=0) < left).all(axis=1).sum())  # commits in which nobody ends
-        if m < 1:
-            return None
-        delivered = delivered[:m]
-        after = _contexts(core, delivered)
-        limit = core.kv.max_model_len
-        m = core.kv.rounds_that_fit(requests, np.minimum(after + core.lookahead, limit))
-        if m < 1:
-            return None
-        batches = _batches(last.batch, after[:m])
-        host = cost.host(batches[0])  # counts do not change along the run
-        gpu = [cost.gpu_ns(batch) for batch in batches]
-        ends = [step.end_ns for step in core.in_flight]
-        ends += accumulate((cost.step_ns(ns, host) for ns in gpu), initial=ends.pop())
-        return cls(ends, gpu, sum(host), delivered[:m], batches)
+        contexts = np.add.reduce(ahead.tokens[:, :m], 0)
+        contexts += n * beyond
+        gpu = cost.gpu_over(batch, contexts)
+        if gpu is None:
+            batches = [_batch(batch, [row[j] + beyond for row in known]) for j in range(m)]
+            gpu = np.array([cost.gpu_ns(each) for each in batches])
+        host = cost.host(batch)  # counts do not change along the run
+        depth = len(in_flight)
+        ends = np.empty(depth + m, dtype=np.int64)
+        ends[:depth] = [step.end_ns for step in in_flight]
+        ends[depth:] = cost.run_ns(gpu, host)
+        np.add.accumulate(ends[depth - 1 :], out=ends[depth - 1 :])
+        return cls(ends, gpu, sum(host), ahead, contexts, beyond)
 
     def land(self, core: EngineCore, recorder: Recorder, replica: int) -> int:
         """See `Leap.land`."""
         m, in_flight = self.skip, core.in_flight
         if m == 0:
             return in_flight[-1].end_ns
-        last, depth = in_flight[-1], len(in_flight)
+        last, before, real, end = in_flight[-1], core.committed_ns, self._real, self._ends[m - 1]
         requests = last.sampled
-        after = _contexts(core, self._delivered[:m])
-        lookahead, limit = core.lookahead, core.kv.max_model_len
-        delivered = self._delivered[:m].sum(axis=0).tolist()
-        grown = dict(core.kv.grow_rounds(requests, np.minimum(after + lookahead, limit), delivered))
-        allocated = list(accumulate(grown.get(i + 1, 0) for i in range(m)))
-        steps = [self._step(last, j, depth, allocated[j - 1]) for j in range(1, m + 1)]
-        core.kv.held_tokens += steps[-1].batch.decode_context_sum - last.batch.decode_context_sum
-        core.next_step_id += m
+        grown = core.kv.grow_rounds(requests, self._known, self._ahead + core.lookahead, m)
+        held = core.kv.held_tokens + int(self._contexts[m - 1]) - last.batch.decode_context_sum
+        if real:
+            core.hand_out(in_flight[0], before, self._ends[0])
+            before = self._ends[0]
+        gains = self._gains[:, : m - real]
+        if m > real:
+            at_once = core.spec_stats.add_many(last.batch.drafts // len(requests), gains.tobytes())
+            recorder.deliver([request.row for request in requests], gains, self._times[real:m], before, at_once)
         core.spec_stats.proposed += m * last.batch.drafts
-        core.spec_stats.add_many(last.batch.drafts // len(requests), self._delivered[:m] - 1)
-        for i in range(m):
-            step = in_flight.popleft()
-            self._deliver(core, step, i, recorder)
-            recorder.step(step, replica)
-            in_flight.append(steps[i])
-        for request, tokens in zip(requests, after[m - 1].tolist(), strict=True):
-            request.num_computed_tokens = tokens
+        for request, walk, start, known_after in zip(requests, self._walks, self._starts, self._known, strict=True):
+            known = known_after[m - 1]
+            request.num_tokens = known
+            request.num_computed_tokens = known + self._ahead
+            request.num_output_placeholders = self._ahead + 1
+            request.last_token_ns = end
+            request._walk = walk
+            walk.index, walk.tokens = start + m - real, known
+        core.kv.held_tokens = held
+        core.next_step_id += m
+        core.fruitless = 0
+        core.note_commit(end)
         core.scheduler.advance(m)
+        allocated = np.zeros(m, dtype=np.int64)
+        for i, taken in grown:
+            allocated[i - 1] = taken
+        self._pass_on(core, recorder, replica, allocated.cumsum(), np.add.reduce(gains, 0, np.int64) - len(requests))
         if core.checks:
             core.check_integrity()
         return in_flight[-1].end_ns
 
-    def _deliver(self, core: EngineCore, step: Step, i: int, recorder: Recorder) -> None:
-        """The commit of a step at E_(i+1)."""
-        now, before = self._ends[i], core.committed_ns
-        core.committed_ns = now
-        on_time, late = 0, list[Late]()
-        for request, tokens in zip(step.sampled, self._delivered[i].tolist(), strict=True):
-            request.num_tokens += tokens
-            if request.first_token_ns < 0:
-                request.first_token_ns = now
-                if tokens > 1:
-                    late.append((request.row, now, tokens))
-            elif request.last_token_ns == before and tokens == 1:
-                on_time += 1
-            else:
-                late.append((request.row, request.last_token_ns, tokens))
-            request.last_token_ns = now
-            step.accepted += tokens - 1
-        if on_time:
-            recorder.gap(now - before, on_time)
-        if late:
-            recorder.late(now, late)
+    def _pass_on(self, core: EngineCore, recorder: Recorder, replica: int, allocated: Rows, accepted: Rows) -> None:
+        """Record the steps committed, and put those planned in flight. `allocated`: tokens since the last real plan, by
+        plan; `accepted`: drafts, by commit but the real one."""
+        in_flight, m, real = core.in_flight, self.skip, self._real
+        last, depth = in_flight[-1], len(in_flight)
+        for i in range(min(m, depth)):  # planned for real
+            step = in_flight.popleft()
+            if i >= real:
+                step.accepted = int(accepted[i - real])
+            recorder.step(step, replica)
+        done = max(m - depth, 0)  # planned and committed meanwhile
+        if done:
+            rows = self._rows(last, replica, depth, allocated[:done])
+            rows[:, ACCEPTED] = accepted[depth - real :]
+            recorder.rows(replica, rows)
+        for j in range(done, m):
+            in_flight.append(self._step(last, j, depth, int(allocated[j])))
+
+    def _rows(self, last: Step, replica: int, depth: int, allocated: Rows) -> Rows:
+        """For the step table, of the first steps planned in the run (see `_step`); accepted drafts are left out."""
+        count, usage, times = len(allocated), last.usage, self._times
+        rows = np.empty((count, len(STEP_COLUMNS)), dtype=np.int64)
+        rows[:] = Row(last, 1, 0, 0, 0, 0, 0, 0).cells(replica)
+        contexts, start, end = self._contexts[:count], times[depth - 1 :][:count], times[depth:][:count]
+        ns, more = end - start, contexts - last.batch.decode_context_sum
+        used, peak = more + usage.used, allocated + (usage.used + usage.internal)
+        internal = peak - used
+        columns = (
+            np.arange(last.id + 1, last.id + 1 + count), times[:count], start, end, ns, contexts, self._gpu[:count],
+            used, internal, peak, used * ns, internal * ns,
+        )  # fmt: skip
+        for at, column in zip(VARYING, columns, strict=True):
+            rows[:, at] = column
+        return rows
 
     def _step(self, last: Step, j: int, depth: int, allocated: int) -> Step:
-        """The j-th step planned in the run, at E_j; it ends at E_(j+depth)."""
-        batch, usage = self._steps[j - 1], last.usage
+        """The step planned at E_(j+1), `allocated` tokens having been taken since the last real plan; it ends at
+        E_(j+1+depth)."""
+        usage, ends = last.usage, self._ends
+        batch = _batch(last.batch, [known[j] + self._ahead for known in self._known])
         held = batch.decode_context_sum - last.batch.decode_context_sum
         return Step(
-            last.id + j,
+            last.id + 1 + j,
             batch,
             last.sampled,
             True,
             Usage(usage.used + held, usage.internal + allocated - held, usage.external, usage.free - allocated),
             drafts=last.drafts,
-            planned_ns=self._ends[j - 1],
-            start_ns=self._ends[j + depth - 2],
-            end_ns=self._ends[j + depth - 1],
-            gpu_ns=self._gpu[j - 1],
+            planned_ns=ends[j],
+            start_ns=ends[j + depth - 1],
+            end_ns=ends[j + depth],
+            gpu_ns=int(self._gpu[j]),
             host_ns=self._host,
             shares=last.shares,
         )
 
 
-def _look_ahead(core: EngineCore, steps: int) -> NDArray[np.int64]:
-    """Tokens each of the next commits delivers to each request, were there no end; shape (steps, requests)."""
-    last, speculator, acceptance = core.in_flight[-1], core.speculator, core.acceptance
+def _real(core: EngineCore) -> int:
+    """1 if what the first step in flight delivers must be found out request by request, else 0."""
+    first, last, before = core.in_flight[0], core.in_flight[-1], core.committed_ns
+    if first.sampled != last.sampled or not _verifies(first, last.batch.drafts // len(last.sampled)):
+        return 1
+    return int(any(request.last_token_ns != before for request in last.sampled))
+
+
+def _look_ahead(core: EngineCore, m: int, bounds: Sequence[int]) -> Ahead | None:
+    """At most m commits, in which nobody ends or exceeds its bound; None: the next one is such."""
+    first, last, speculator, acceptance = core.in_flight[0], core.in_flight[-1], core.speculator, core.acceptance
     assert speculator is not None
     assert acceptance is not None
     depth, width = speculator.depth(last.batch.drafts // len(last.sampled)), speculator.width
-    columns = []
+    real = _real(core)
+    walks: list[Walk] = []
+    starts: list[int] = []
+    tokens: list[int] = []
     for request in last.sampled:
-        position, left = request.num_output_tokens, request._end_tokens - request.num_tokens
-        column: list[int] = []
-        while len(column) < steps and left > 0:
-            tokens = 1 + acceptance.accepted(request, position, depth, width)
-            column.append(tokens)
-            position += tokens
-            left -= tokens
-        columns.append(column)
-    rows = min(len(column) for column in columns)
-    return np.array([column[:rows] for column in columns], dtype=np.int64).T
+        known, start = request.num_tokens, 0
+        if real:
+            gained = gain(core, first, request)
+            walk = request._walk
+            if walk is None or not walk.delivers(known, depth, gained):
+                walk = Walk.of(request, known + gained, depth)
+                start = walk.index
+            else:
+                start = walk.index + 1
+            known += gained
+        else:
+            walk = Walk.of(request, known, depth)
+            start = walk.index
+        m = min(m, real + walk.see(request, start, m - real, acceptance, width))
+        if m < 1:
+            return None
+        walks.append(walk)
+        starts.append(start)
+        tokens.append(known)
+    steps = m - real
+    told = b"".join([walk.gains[start : start + steps] for walk, start in zip(walks, starts, strict=True)])
+    gains = np.frombuffer(told, dtype=np.uint8).reshape(len(walks), steps)
+    after = np.empty((len(walks), steps + 1), dtype=np.int64)
+    after[:, 0] = tokens
+    after[:, 1:] = gains
+    np.add.accumulate(after, 1, out=after)
+    after = after[:, 1 - real :]
+    known_after = after.tolist()
+    for row, bound in zip(known_after, bounds, strict=False):
+        if row[-1] > bound:
+            m = min(m, bisect_right(row, bound))
+    return Ahead(m, real, walks, starts, after, known_after, gains) if m >= 1 else None
 
 
-def _contexts(core: EngineCore, delivered: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Computed tokens of each request once each of the coming plans is made, its steps in flight counted as if all
-    their drafts were right; shape as `delivered`."""
-    last = core.in_flight[-1]
-    computed = np.array([request.num_computed_tokens for request in last.sampled], dtype=np.int64)
-    # A commit takes back the drafts that were wrong, the plan adds a step's tokens: what was delivered remains.
-    contexts: NDArray[np.int64] = computed + delivered.cumsum(axis=0)
-    return contexts
-
-
-def _batches(like: Batch, contexts: NDArray[np.int64]) -> list[Batch]:
-    """A batch of the same shape over each row of contexts."""
-    sums = contexts.sum(axis=1).tolist(), (contexts * contexts).sum(axis=1).tolist(), contexts.max(axis=1).tolist()
-    return [
-        Batch(
-            like.linear_tokens,
-            [],
-            like.decode_count,
-            total,
-            squares,
-            most,
-            like.queries_per_sequence,
-            like.sampled,
-            like.padded_tokens,
-            0,
-            like.attention,
-            0,
-            like.drafts,
-            like.draft_k,
-            total,
-        )
-        for total, squares, most in zip(*sums, strict=True)
-    ]
+def _batch(like: Batch, contexts: list[int]) -> Batch:
+    """A batch of the same shape over other contexts."""
+    total = sum(contexts)
+    return Batch(
+        like.linear_tokens,
+        [],
+        like.decode_count,
+        total,
+        sum([context * context for context in contexts]),
+        max(contexts),
+        like.queries_per_sequence,
+        like.sampled,
+        like.padded_tokens,
+        0,
+        like.attention,
+        0,
+        like.drafts,
+        like.draft_k,
+        total,
+    )

@@ -6,6 +6,7 @@ decode, where contexts grow by one per step). Rows go out in chunks, so that lon
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Callable
 
@@ -79,8 +80,31 @@ LATE_COLUMNS = (
 delivers it one token, except where a row here says otherwise: none between `since_ns` and `ns`, then `tokens`."""
 FLUSH_CELLS = 1 << 20
 POOL_GAPS = 1 << 20
+STAGED = 1 << 14
 
 Rows = NDArray[np.int64]
+
+
+class Numbers:
+    """Integers of 64 bits. They come to `staged` and are packed many at a time: one by one that costs five times as
+    much."""
+
+    __slots__ = ("packed", "staged")
+
+    def __init__(self) -> None:
+        self.staged: list[int] = []
+        self.packed = array("q")
+
+    def pack(self) -> None:
+        """Move what is staged."""
+        self.packed.frombytes(struct.pack(f"{len(self.staged)}q", *self.staged))
+        self.staged.clear()
+
+    def take(self, most: int | None = None) -> Rows:
+        """The first `most`, or all, of those packed; they are gone from here."""
+        taken = self.packed[:most]
+        self.packed = self.packed[len(taken) :]
+        return np.frombuffer(taken, dtype=np.int64)
 
 
 class Table:
@@ -88,29 +112,46 @@ class Table:
 
     def __init__(self, columns: tuple[str, ...], sink: Callable[[Rows], None] | None = None) -> None:
         self.columns = columns
-        self._cells = array("q")
+        self._cells = Numbers()
         self._chunks: list[Rows] = []
         self._sink = sink or self._chunks.append
+        self._most = -(-FLUSH_CELLS // len(columns)) * len(columns)
+        self._room = min(STAGED, self._most)  # cells that may be staged
 
     def add(self, row: tuple[int, ...]) -> None:
         """One row, in the order of the columns."""
-        self._cells.extend(row)
-        if len(self._cells) >= FLUSH_CELLS:
-            self.flush()
+        staged = self._cells.staged
+        staged += row
+        if len(staged) >= self._room:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Pack what is staged, and hand on what fills chunks."""
+        self._cells.pack()
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """The same chunks, however rows came."""
+        cells, most = self._cells, self._most
+        while len(cells.packed) >= most:
+            self._sink(cells.take(most).reshape(-1, len(self.columns)))
+        self._room = min(STAGED, most - len(cells.packed))
 
     def extend(self, rows: Rows) -> None:
-        """Many rows, handed on in the chunks in which they would be one by one."""
-        chunk = -(-FLUSH_CELLS // len(self.columns))
+        """Many rows."""
+        cells = self._cells
+        if cells.staged:
+            cells.pack()
+        chunk = self._most // len(self.columns)
         for first in range(0, len(rows), chunk):
-            self._cells.frombytes(np.ascontiguousarray(rows[first : first + chunk]).tobytes())
-            if len(self._cells) >= FLUSH_CELLS:
-                self.flush()
+            cells.packed.frombytes(rows[first : first + chunk].tobytes())
+            self._hand_on()
 
     def flush(self) -> None:
         """Hand on what is buffered."""
-        if self._cells:
-            self._sink(np.frombuffer(self._cells, dtype=np.int64).reshape(-1, len(self.columns)))
-            self._cells = array("q")
+        self._pack()
+        if self._cells.packed:
+            self._sink(self._cells.take().reshape(-1, len(self.columns)))
 
     def array(self) -> Rows:
         """All rows kept, as an array of shape (rows, columns)."""
@@ -144,8 +185,7 @@ class Recorder:
         self.join = True
         """Whether decode steps that go on as the one before share its row."""
         self._last: dict[int, Row] = {}  # by replica: the row that steps to come may go on
-        self._gap_ns = array("q")
-        self._gap_count = array("q")
+        self._gap_ns, self._gap_count = Numbers(), Numbers()
         self._pooled: list[tuple[Rows, Rows]] = []
         self._gap_sink = gap_sink or (lambda ns, count: self._pooled.append((ns, count)))
 
@@ -178,6 +218,13 @@ class Recorder:
             self.steps.add(row.cells(replica))
         self._last[replica] = Row(first, k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns)
 
+    def rows(self, replica: int, rows: Rows) -> None:
+        """Rows of their own, none of which goes on."""
+        row = self._last.pop(replica, None)
+        if row is not None:
+            self.steps.add(row.cells(replica))
+        self.steps.extend(rows)
+
     def close(self) -> None:
         """Nothing more will happen: the rows that might have gone on, one a replica, are complete."""
         for replica in sorted(self._last):
@@ -186,25 +233,30 @@ class Recorder:
 
     def gap(self, ns: int, count: int) -> None:
         """`count` pairs of successive tokens of a request lay `ns` apart."""
-        self._gap_ns.append(ns)
-        self._gap_count.append(count)
-        if len(self._gap_ns) >= POOL_GAPS:
-            self.pool()
+        self._gap_ns.staged.append(ns)
+        self._gap_count.staged.append(count)
+        if len(self._gap_ns.staged) >= STAGED:
+            self._pack_gaps()
 
     def gaps(self, ns: list[int], count: int) -> None:
         """The same for each element of `ns`."""
-        self._gap_ns.extend(ns)
-        self._gap_count.extend([count] * len(ns))
-        if len(self._gap_ns) >= POOL_GAPS:
+        self._gap_ns.staged += ns
+        self._gap_count.staged += [count] * len(ns)
+        if len(self._gap_ns.staged) >= STAGED:
+            self._pack_gaps()
+
+    def _pack_gaps(self) -> None:
+        self._gap_ns.pack()
+        self._gap_count.pack()
+        if len(self._gap_ns.packed) >= POOL_GAPS:
             self.pool()
 
     def late(self, now: int, late: list[Late]) -> None:
         """A step delivered at `now` otherwise than one token to a request that had one from the step before."""
-        shared = count = 0  # requests held up together share a gap
+        shared = count = at_once = 0  # requests held up together share a gap
         for row, since, tokens in late:
             self.deliveries.add((row, now, since, tokens))
-            if tokens > 1:
-                self.gap(0, tokens - 1)
+            at_once += tokens - 1
             if since == now:
                 continue
             if now - since != shared:
@@ -212,8 +264,25 @@ class Recorder:
                     self.gap(shared, count)
                 shared, count = now - since, 0
             count += 1
+        if at_once:
+            self.gap(0, at_once)
         if count:
             self.gap(shared, count)
+
+    def deliver(self, rows: list[int], gains: NDArray[np.uint8], ends: Rows, before: int, at_once: int) -> None:
+        """Steps that end at `ends` deliver to each of `rows` as many tokens as `gains` says, of shape (rows, steps), in
+        all `at_once` beyond one each; all had their last tokens `before`."""
+        since = np.empty_like(ends)
+        since[0], since[1:] = before, ends[:-1]
+        by_step = gains.T
+        step, which = (by_step > 1).nonzero()
+        late = np.empty((len(step), len(LATE_COLUMNS)), dtype=np.int64)
+        late[:, 0], late[:, 1], late[:, 2] = np.array(rows)[which], ends[step], since[step]
+        late[:, 3] = by_step[step, which]
+        self.deliveries.extend(late)
+        self.gaps((ends - since).tolist(), len(rows))
+        if at_once:
+            self.gap(0, at_once)
 
     def leave(self, request: Request, replica: int) -> None:
         """A request has finished or was rejected."""
@@ -247,9 +316,10 @@ class Recorder:
 
     def pool(self) -> None:
         """Hand on the gaps seen since the last time, equal ones counted."""
-        if self._gap_ns:
-            self._gap_sink(*_counted(np.frombuffer(self._gap_ns, np.int64), np.frombuffer(self._gap_count, np.int64)))
-            self._gap_ns, self._gap_count = array("q"), array("q")
+        self._gap_ns.pack()
+        self._gap_count.pack()
+        if self._gap_ns.packed:
+            self._gap_sink(*_counted(self._gap_ns.take(), self._gap_count.take()))
 
     def itl(self) -> tuple[Rows, Rows]:
         """Gaps between successive tokens pooled over requests: (ns ascending and distinct, how often)."""

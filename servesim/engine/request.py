@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from servesim.engine.parallel import ParentRequest
+    from servesim.engine.walk import Walk
 
 LAST = 1 << 62
 
@@ -77,6 +78,7 @@ class Request:
     state: State = State.WAITING
     _end_tokens: int = 0  # the engine's: num_tokens at which it ends
     _order: int = LAST  # the engine's: its place among those in lockstep
+    _walk: Walk | None = None  # the engine's: the steps it will take
     num_tokens: int = field(init=False)
     """Prompt tokens plus output tokens delivered so far: what the scheduler knows of."""
     num_computed_tokens: int = 0

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import Usage
 from servesim.engine.request import Request
@@ -71,14 +68,20 @@ class SpecStats:
         for i in range(accepted):
             self.per_pos[i] += 1
 
-    def add_many(self, drafts: int, accepted: NDArray[np.int64]) -> None:
-        """As many verifications of `drafts` tokens as `accepted` has elements."""
-        self.drafts += accepted.size
-        self.draft_tokens += drafts * accepted.size
-        self.accepted += int(accepted.sum())
+    def add_many(self, drafts: int, tokens: bytes | bytearray) -> int:
+        """As many verifications of `drafts` tokens as `tokens` has elements: those each delivered, one being the
+        target's own. Returns how many were accepted."""
+        before, count = self.accepted, len(tokens)
+        self.drafts += count
+        self.draft_tokens += drafts * count
         self.per_pos.extend([0] * (drafts - len(self.per_pos)))
         for i in range(drafts):
-            self.per_pos[i] += int((accepted > i).sum())
+            count -= tokens.count(i + 1)  # no more than i accepted
+            if not count:
+                break
+            self.per_pos[i] += count
+            self.accepted += count
+        return self.accepted - before
 
 
 Late = tuple[int, int, int]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, currently_in_test_context, event, given, settings
 
 from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder
 from servesim.engine.request import State
 from servesim.metrics.requests import RequestColumns
-from tests.support.strategies import groups_of_samples, lockstep_worlds, social_worlds, worlds
+from tests.support.strategies import drafting_worlds, groups_of_samples, lockstep_worlds, social_worlds, worlds
 from tests.support.worlds import World, watch
 
-SUMMED = ("k", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "bytes_moved")
+SUMMED = ("k", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "accepted", "bytes_moved")
 OF_FIRST = (
     "replica", "step", "planned_ns", "start_ns", "prefill_tokens", "prefill_pieces", "prefill_context",
     "decode_count", "decode_context", "sampled", "padded_tokens", "kv_used", "kv_internal", "kv_external",
@@ -63,6 +63,12 @@ def test_the_same_where_requests_that_decode_are_counted_together(world: World) 
     assert_fast_equals_plain(world)
 
 
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(drafting_worlds())
+def test_the_same_where_drafts_are_verified(world: World) -> None:
+    assert_fast_equals_plain(world)
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(groups_of_samples())
 def test_the_same_where_samples_are_forked_and_swapped_together(world: World) -> None:
@@ -96,10 +102,14 @@ def compared(world: World) -> tuple[Cluster, Cluster]:
 
     assert by_row(fast.recorder) == by_row(plain.recorder)
     assert fast.recorder.reasons == plain.recorder.reasons
+    for a, b in zip(fast.replicas, plain.replicas, strict=True):
+        assert a.core.spec_stats == b.core.spec_stats
     for a, b in zip(fast.recorder.itl(), plain.recorder.itl(), strict=True):
         assert a.tolist() == b.tolist()
     assert_steps_agree(fast.recorder, plain.recorder)
     assert sorted(fast.recorder.deliveries.array().tolist()) == sorted(plain.recorder.deliveries.array().tolist())
+    if currently_in_test_context():
+        event(f"plans skipped: {len(fast_seen) < len(plain_seen)}")
     for key, snapshot in fast_seen.items():
         assert snapshot == plain_seen[key], f"replica, time, step {key}"
     return fast, plain

@@ -84,9 +84,14 @@ SPECULATION = (
     "eagle:k=7,adapt=sglang",
     "eagle3:k=3,adapt=table,table=1-2:3/3-5:1/6-9:0",
 )  # fmt: skip
+STEADY = (
+    "eagle3:k=3", "eagle:k=1", "draft-model:k=2,model=llama-3.2-1b", "medusa:k=2,width=2", "early-exit:k=2",
+    "ngram:k=4", "eagle3:k=3,adapt=table,table=1-2:3/3-5:1/6-9:0",
+)  # fmt: skip
+"""As many drafts in every step of the same requests."""
 ACCEPTANCE = (
     "independent:alpha=0.7", "independent:alpha=1", "independent:alpha=0", "copy:", "positions:marginal=0.8/0.4/0.3",
-    "mixture:alphas=0.2/0.9", "synthetic:length=2.6",
+    "mixture:alphas=0.2/0.9", "synthetic:length=2.6", "positions:marginal=0.8/0.4/0.3,spread=0.1",
 )  # fmt: skip
 
 
@@ -231,6 +236,24 @@ def social_worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = Non
             retry_ns=draw(st.sampled_from([0, 50, 7_000])),
         ),
         max_queued=draw(st.sampled_from([None, None, None, 0, 1, 4])),
+    )
+
+
+@st.composite
+def drafting_worlds(draw: st.DrawFn) -> World:
+    """Either, where runs of steps verify as many drafts each: vLLM's defaults, one method."""
+    world = draw(st.one_of(worlds(), social_worlds()))
+    most = (world.num_blocks - 1) // len(world.windows) * world.block_size
+    speculation = draw(st.sampled_from(STEADY))
+    return replace(
+        world,
+        scheduler_params={"scheduler_reserve_full_isl": draw(st.booleans())},
+        speculation=speculation,
+        acceptance=draw(st.sampled_from([model for model in ACCEPTANCE if model != "copy:"])),
+        kv=draw(st.sampled_from(["paged", "paged", "prefix-hash", "prefix-radix:page_size=4"])),
+        max_model_len=min(world.max_model_len, most),
+        depth=min(world.depth, 2),
+        asynchronous=world.depth > 1 and not speculation.startswith("ngram"),
     )
 
 

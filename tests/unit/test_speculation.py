@@ -67,6 +67,48 @@ def test_batch_1_speed_up_is_leviathan_s(alpha: float, k: int, share: float) -> 
     assert 1 + stats.accepted / stats.drafts == pytest.approx(expected_tokens(alpha, k), rel=0.01)
 
 
+DRAFTERS = (
+    "eagle3:k=3", "eagle:k=1", "draft-model:k=4,model=llama-3.2-1b", "medusa:k=3,width=2", "early-exit:k=2",
+    "ngram:k=4",
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(DRAFTERS),
+    st.sampled_from([("llama-3.1-8b", "h200"), ("qwen3-8b", "l40s"), ("mistral-7b", "h100")]),
+    st.lists(st.integers(1, 20_000), min_size=1, max_size=20),
+    st.lists(st.integers(0, 30_000), min_size=1, max_size=20),
+)
+def test_steps_priced_by_their_contexts_cost_what_each_of_them_does(
+    method: str, where: tuple[str, str], contexts: list[int], more: list[int]
+) -> None:
+    """A step delivers a different number of tokens to each request, so only the sums are told."""
+    drafter, n = speculator(method), len(contexts)
+    model = build_cost_model(ModelSpec.load(where[0]), Gpu.load(where[1]), speculator=drafter)
+    drafts, k = drafter.verified(drafter.max_drafts), drafter.max_drafts
+
+    def verification(added: int) -> Batch:
+        now = [contexts[0] + added, *contexts[1:]]
+        total = sum(now)
+        squares = sum(c * c for c in now)
+        return Batch(
+            n * (1 + drafts), [], n, total, squares, max(now), 1 + drafts, n,
+            drafts=n * drafts, draft_k=k, sampled_context=total,
+        )  # fmt: skip
+
+    batches = [verification(added) for added in sorted(more)]
+    found = model.gpu_over(batches[0], np.array([batch.decode_context_sum for batch in batches]))
+    assert found is not None
+    assert found.tolist() == [model.gpu_ns(batch) for batch in batches]
+
+
+def test_a_drafter_that_reads_no_more_than_a_window_is_priced_step_by_step() -> None:
+    model = build_cost_model(TARGET, Gpu.load("h200"), speculator=speculator("sparse-kv:k=2"))
+    batch = Batch(3, [], 1, 100, 10_000, 100, 3, 1, drafts=2, draft_k=2, sampled_context=100)
+    assert model.gpu_over(batch, np.array([100, 103])) is None
+
+
 @given(st.integers(0, 50), st.integers(0, 600), st.integers(1, 7), st.integers(1, 7))
 def test_whatever_is_drafted_the_luck_of_a_token_is_the_same(row: int, position: int, few: int, more: int) -> None:
     few, more = sorted((few, more))
@@ -74,6 +116,18 @@ def test_whatever_is_drafted_the_luck_of_a_token_is_the_same(row: int, position:
     for spec in ("independent:alpha=0.8", "positions:marginal=0.8/0.5/0.4", "copy:", "mixture:", "synthetic:length=4"):
         model = acceptance(spec)
         assert model.accepted(request, position, few) == min(few, model.accepted(request, position, more))
+
+
+@given(st.integers(0, 50), st.integers(0, 600), st.integers(0, 600), st.integers(1, 7), st.integers(1, 3))
+def test_a_walk_is_the_steps_one_by_one(row: int, position: int, length: int, drafts: int, width: int) -> None:
+    request, until = Request(row, "r", 10, 2000, 0), position + length
+    for spec in ("positions:marginal=0.8/0.5/0.4,spread=0.1", "copy:", "mixture:", "synthetic:length=4"):
+        model, at = acceptance(spec), position
+        for gained in model.walk(request, position, until, drafts, width):
+            assert at < until
+            assert gained == 1 + model.accepted(request, at, drafts, width)
+            at += gained
+        assert at >= until
 
 
 @pytest.mark.parametrize(

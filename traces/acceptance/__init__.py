@@ -10,6 +10,7 @@ from servesim.engine.request import Request
 from servesim.keyed import uniform
 
 _CHUNK = 256
+_ROWS, _STARTS = 32, 128
 
 
 @lru_cache(maxsize=4096)
@@ -19,6 +20,22 @@ def _chunk(seed: int, purpose: str, row: int, chunk: int) -> list[float]:
     first = chunk * _CHUNK
     drawn: list[float] = uniform(seed, purpose, row, np.arange(first, first + _CHUNK)).tolist()
     return drawn
+
+
+@lru_cache(maxsize=256)
+def _delivered(seed: int, block: int, chunk: int, chances: tuple[float, ...]) -> list[bytes]:
+    """Of neighbouring rows, the tokens of a step from each position of a chunk: drafts right in a row, and one more.
+    Together they cost little more than one."""
+    import numpy as np
+
+    rows, first = np.arange(block * _ROWS, (block + 1) * _ROWS), chunk * _STARTS
+    draws = uniform(seed, "accept", rows[:, None], np.arange(first, first + _STARTS + len(chances)))
+    right = np.ones((_ROWS, _STARTS), dtype=bool)
+    delivered = np.ones((_ROWS, _STARTS), dtype=np.uint8)
+    for j, chance in enumerate(chances):
+        right &= draws[:, j : _STARTS + j] < chance
+        delivered += right
+    return [row.tobytes() for row in delivered]
 
 
 def luck(seed: int, purpose: str, row: int, position: int) -> float:
@@ -33,6 +50,30 @@ class ByPosition(AcceptanceModel):
     def conditional(self, request: Request) -> Sequence[float]:
         """Chance of draft 1, 2, ... given those before; the last one goes on for ever."""
         raise NotImplementedError
+
+    def _chain(self, request: Request, drafts: int, width: int) -> list[float]:
+        """That a draft at each position has a right candidate, those before it having one."""
+        chances = self.conditional(request)
+        last = len(chances) - 1
+        kinds = [chances[j] if j < last else chances[last] for j in range(drafts)]
+        return kinds if width == 1 else [1.0 - (1.0 - chance) ** width for chance in kinds]
+
+    def walk(self, request: Request, position: int, until: int, drafts: int, width: int = 1) -> list[int]:
+        if type(self).accepted is not ByPosition.accepted or drafts > 254:
+            return super().walk(request, position, until, drafts, width)
+        chances, gains = tuple(self._chain(request, drafts, width)), list[int]()
+        block, row = divmod(request.row, _ROWS)
+        while position < until:
+            chunk, index = divmod(position, _STARTS)
+            first = position - index
+            stop = min(until - first, _STARTS)
+            delivered = _delivered(self.seed, block, chunk, chances)[row]
+            while index < stop:
+                gained = delivered[index]
+                gains.append(gained)
+                index += gained
+            position = first + index
+        return gains
 
     def accepted(self, request: Request, position: int, drafts: int, width: int = 1) -> int:
         chances = self.conditional(request)
