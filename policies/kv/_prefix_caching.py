@@ -69,8 +69,8 @@ class PrefixCaching(Paged):
             self._offer(request, min(request.num_computed_tokens + k, known), known)
         return grown
 
-    def join(self, request: Request, offset: int) -> bool:
-        if not super().join(request, offset):
+    def join(self, request: Request, offset: int, num_tokens: int) -> bool:
+        if not super().join(request, offset, num_tokens):
             return False
         if request.content is not None:
             phase = (-offset - 1) % self.block_size

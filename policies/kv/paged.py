@@ -6,8 +6,9 @@ Block ids and free order follow vLLM 0.33 (vllm/v1/core/block_pool.py) with pref
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from itertools import cycle
 from operator import itemgetter
 from typing import Any
 
@@ -175,9 +176,9 @@ class Paged(KVAllocator):
     def keeps_lockstep(self) -> bool:
         return type(self) is Paged
 
-    def join(self, request: Request, offset: int) -> bool:
+    def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         table = self.tables[request]
-        if self._partial or len(table) != self._blocks(request.num_computed_tokens + 1):
+        if self._partial or len(table) != self._blocks(num_tokens):
             return False
         phase = -offset % self.block_size
         if phase not in self._needing:
@@ -199,8 +200,7 @@ class Paged(KVAllocator):
             return True
         if len(due) > self.num_free_blocks():
             return False
-        for table in due.values():
-            self._take(table, 1)
+        self._deal(due.values(), len(due))
         return True
 
     def steps_until_full(self, step: int, limit: int) -> int:
@@ -218,26 +218,25 @@ class Paged(KVAllocator):
     def extend_run(self, step: int, committed: int, k: int) -> list[tuple[int, int]]:
         bs, needing, grown = self.block_size, self._needing, []
         tables: list[list[int]] = []
-        total, cycle = 0, self._in_lockstep
         for i in sorted([(phase - step) % bs for phase in needing]):
             if i >= k:
                 break
             due = needing[(step + i) % bs]
             tables += due.values()
             grown.append((i + 1, len(due) * bs))
-            total += len(due) * (1 + (k - 1 - i) // bs)
-        self._deal(tables, total, cycle)
         if k > bs:  # the same again, a block later
-            grown = [(i + turn, tokens) for turn in range(0, k, bs) for i, tokens in grown if i + turn <= k]
+            grown = [(i + later, tokens) for later in range(0, k, bs) for i, tokens in grown if i + later <= k]
+            self._deal(tables, sum([tokens for _, tokens in grown]) // bs)
+        else:
+            self._deal(tables, len(tables))
         return grown
 
-    def _deal(self, tables: list[list[int]], n: int, cycle: int) -> None:
-        """Move n blocks from the front of the free queue to tables, one each in turn; a round has `cycle` turns."""
+    def _deal(self, tables: Iterable[list[int]], n: int) -> None:
+        """Move n blocks from the front of the free queue to the ends of tables, one each in turn, round after round."""
         if n:
             blocks: list[int] = []
             self._take(blocks, n)
-            for i, table in enumerate(tables):
-                table += blocks[i::cycle]
+            deque(map(list.append, cycle(tables), blocks), maxlen=0)
 
     def rounds_that_fit(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mypy_extensions import mypyc_attr
 
@@ -20,6 +20,9 @@ from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request
 
 from ._budget import Budget
+
+if TYPE_CHECKING:
+    from servesim.engine.lockstep import Lockstep
 
 
 @mypyc_attr(native_class=False)  # pydantic reads its fields
@@ -79,9 +82,9 @@ class Vllm(Scheduler):
 
     def plan(self, ctx: PlanContext) -> Plan:
         lockstep = ctx.lockstep
-        if lockstep is not None and lockstep.members and not self._apart and not self.waiting:
+        if lockstep is not None and lockstep.members and self.plans_lockstep_only(lockstep):
             lockstep.retire()
-            if len(lockstep.members) <= self._max_alike and lockstep.extend(ctx.plan):
+            if lockstep.extend(ctx.plan):
                 return ctx.plan
         budget = Budget(self._max_scheduled, self.limits.max_num_batched_tokens, self.params.draft_slots_per_request)
         threshold = self._chunk_threshold()
@@ -91,6 +94,8 @@ class Vllm(Scheduler):
             self._plan_waiting(ctx, budget, threshold)
         if self.params.prefill_schedule_interval > 1 and ctx.plan.tokens:
             self._note_prefill(ctx.plan, hold)
+        if lockstep is not None and self._apart and not ctx.plan.preempted:
+            self._apart = lockstep.follow(self._apart, ctx.plan)
         return ctx.plan
 
     def _extend_lockstep(self, ctx: PlanContext, budget: Budget) -> list[Request]:
@@ -262,6 +267,9 @@ class Vllm(Scheduler):
         drafts = params.num_speculative_tokens or params.draft_slots_per_request or self.lookahead
         held_back = params.long_prefill_token_threshold or params.prefill_schedule_interval > 1
         return not (drafts or held_back or self._by_priority)
+
+    def plans_lockstep_only(self, lockstep: Lockstep) -> bool:
+        return not self._apart and not self.num_waiting() and len(lockstep.members) <= self._max_alike
 
     def steady(self, plan: Plan) -> int:
         if not self._holds(plan):

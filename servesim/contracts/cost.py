@@ -87,8 +87,7 @@ class Host(NamedTuple):
 NO_HOST = Host()
 
 
-@dataclass(slots=True, frozen=True)
-class Price:
+class Price(NamedTuple):
     """What a step costs. `ns` is what the clock advances by; the rest says what it is made of."""
 
     ns: int
@@ -147,6 +146,16 @@ class CostModel(ABC):
         """Price of one step."""
         gpu, host = int(self.gpu_run(batch, 1)[0]), self.host(batch)
         return Price(self.step_ns(gpu, host), gpu, host, self.shares(batch))
+
+    def decode_run(
+        self, batch: Batch, most: int, until_ns: int
+    ) -> tuple[list[int], list[int], int, tuple[float, float, float, float]]:
+        """Successive steps of a batch of decodes of one token each and nothing else, as many as would begin in
+        `until_ns` (by the first one's length), at least one and at most `most`: GPU ns of each, ns of each, host time
+        of a step, and the first one's shares."""
+        price = self.price(batch)
+        gpu = self.gpu_run(batch, min(most, until_ns // max(price.ns, 1) + 1))
+        return gpu.tolist(), self.run_ns(gpu, price.host).tolist(), sum(price.host), price.shares
 
     def step_ns(self, gpu_ns: int, host: Host) -> int:
         """How GPU and host time make up a step."""

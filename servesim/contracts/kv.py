@@ -218,8 +218,9 @@ class KVAllocator(ABC):
         """Whether the verbs for requests in lockstep are there. Default: no."""
         return False
 
-    def join(self, request: Request, offset: int) -> bool:
-        """A request whose memory for this step is there is in lockstep from here on; False if it cannot be."""
+    def join(self, request: Request, offset: int, num_tokens: int) -> bool:
+        """A request that will have memory for `num_tokens` tokens, no more, when the next `extend` comes is in lockstep
+        from here on; False if it cannot be."""
         raise NotImplementedError
 
     def leave(self, request: Request, offset: int) -> None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mypy_extensions import mypyc_attr
 
@@ -16,6 +16,9 @@ from servesim.engine.parallel import SampleForm
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State
 from servesim.errors import UserError
+
+if TYPE_CHECKING:
+    from servesim.engine.lockstep import Lockstep
 
 PREDICTED = "predicted_output_len"
 
@@ -156,8 +159,15 @@ class Scheduler(ABC):
 
     def keeps_lockstep(self) -> bool:
         """Whether `plan` lets requests join `ctx.lockstep` once they decode, which makes steps cost the same whatever
-        the batch. It then extends or dissolves the lockstep in every plan, `commit` must be the default, and who is in
-        lockstep has old counters. Default: no. Not inherited without thought: see `policies/scheduling/vllm.py`."""
+        the batch. It then extends or dissolves the lockstep in every plan, layout and attention are always the same,
+        `commit` must be the default, and who is in lockstep has old counters. Default: no. Not inherited without
+        thought: see `policies/scheduling/vllm.py`."""
+        return False
+
+    def plans_lockstep_only(self, lockstep: Lockstep) -> bool:
+        """Whether the next plan, and all after it until something arrives or ends, does no more than `lockstep.retire`
+        and `lockstep.extend`, as long as memory lasts. Asked of schedulers that keep lockstep, also after requests
+        ended. Default: no."""
         return False
 
     def advance(self, k: int) -> None:

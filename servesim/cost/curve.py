@@ -17,6 +17,8 @@ them at the share of the roofline reached at the edge; a formula with no measure
 
 _VECTOR_FROM = 10
 """Points from which numpy beats a Python loop."""
+_LIST_TO = 12
+"""The same where a list is wanted."""
 
 
 def rounded(base: float, y: float, rise: float) -> int:
@@ -107,6 +109,19 @@ class Curve:
             i = bisect_right(xs, first) - 1
         parts.append(self._segment(base, i, first, step, (last - first) // step + 1))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def rounded_list(self, base: float, first: int, step: int, count: int) -> list[int]:
+        """`rounded_run` as a list, for runs that may be short."""
+        xs = self.xs
+        i = bisect_right(xs, first) - 1
+        if i + 1 < len(xs) and xs[i + 1] <= first + (count - 1) * step:
+            times: list[int] = self.rounded_run(base, first, step, count).tolist()
+            return times
+        if count > _LIST_TO:
+            times = self._segment(base, i, first, step, count).tolist()
+            return times
+        constant, start, slope = base + self.ys[i] + 0.5, xs[i], self.slopes[i]
+        return [int(constant + (x - start) * slope) for x in range(first, first + count * step, step)]
 
     def _segment(self, base: float, i: int, first: int, step: int, count: int) -> NDArray[np.int64]:
         start = self.xs[i]

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price
+from servesim.cost.curve import Curve, rounded
 from servesim.cost.draft import Drafting
 from servesim.cost.host import HostTerms
 from servesim.cost.over import OverContexts
@@ -45,6 +46,7 @@ class TableCostModel(CostModel):
         self.num_stages = len(stages)
         self._hosts: dict[tuple[int, int], Host] = {}  # by sequences and sampled ones, all that a step's depends on
         self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # by all that steps have besides contexts
+        self._decodes: dict[tuple[int, str], tuple[float, list[float], Curve, int, int, int]] = {}
         self._padded = host.padding() if host is not None else []
 
     def extrapolated(self, reach: Mapping[int, int]) -> list[str]:
@@ -169,9 +171,48 @@ class TableCostModel(CostModel):
         return self._priced(gpu, self.host(batch), *parts)
 
     def _priced(self, gpu: int, host: Host, a: float, b: float, c: float, d: float) -> Price:
-        whole = a + b + c + d
-        shares = (a / whole, b / whole, c / whole, d / whole) if whole else (0.0, 0.0, 0.0, 1.0)
-        return Price(self.step_ns(gpu, host), gpu, host, shares)
+        return Price(self.step_ns(gpu, host), gpu, host, _shares(a, b, c, d))
+
+    def decode_run(
+        self, batch: Batch, most: int, until_ns: int
+    ) -> tuple[list[int], list[int], int, tuple[float, float, float, float]]:
+        """See the contract."""
+        if len(self._stages) > 1 or self._drafting is not None:
+            return super().decode_run(batch, most, until_ns)
+        key = (batch.decode_count, batch.attention)
+        terms = self._decodes.get(key)
+        if terms is None:
+            terms = self._decodes[key] = self._decode_terms(batch)
+        base, parts, curve, host_ns, least, more = terms
+        stage, contexts = self._stages[0], batch.decode_context_sum
+        beyond, its = stage.skew(batch) if stage.skewed else (0.0, 0)
+        base += beyond
+        start, y, slope, source = curve.piece(contexts)
+        rise = (contexts - start) * slope
+        first = rounded(base, y, rise)
+        parts = parts.copy()
+        parts[its] += beyond
+        parts[source] += y + rise
+        ns = (first if first > least else least) + more
+        if most > 1:
+            within = until_ns // max(ns, 1) + 1
+            if within < most:
+                most = within
+        if most == 1:
+            return [first], [ns], host_ns, _shares(*parts)
+        gpu = curve.rounded_list(base, contexts, batch.decode_count, most)
+        return gpu, [(g if g > least else least) + more for g in gpu], host_ns, _shares(*parts)
+
+    def _decode_terms(self, batch: Batch) -> tuple[float, list[float], Curve, int, int, int]:
+        """Of a decode batch, by its count alone: nanoseconds of all but attention, those by source, attention over the
+        contexts, host time, what a step takes at least, and what the host adds to that and to GPU time."""
+        stage, host = self._stages[0], self.host(batch)
+        ns, parts = stage.constant(batch, self._tokens(batch))
+        if self.asynchronous:
+            least, more = max(host.launching, host.overlapped), host.exposed
+        else:
+            least, more = host.launching, host.overlapped + host.exposed
+        return ns, parts, stage.decode_curve(batch), sum(host), least, more
 
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:
         """Fractions of the GPU time by source (slowing down under load is not counted)."""
@@ -185,3 +226,8 @@ class TableCostModel(CostModel):
         """Tokens through the linear layers."""
         tokens = batch.linear_tokens + batch.padded_tokens
         return self._padded[tokens] if tokens < len(self._padded) else tokens
+
+
+def _shares(a: float, b: float, c: float, d: float) -> tuple[float, float, float, float]:
+    whole = a + b + c + d
+    return (a / whole, b / whole, c / whole, d / whole) if whole else (0.0, 0.0, 0.0, 1.0)

@@ -63,7 +63,8 @@ class Stage:
         self._per_token, self._per_sample, self._attention = per_token, per_sample, attention
         self._roofline, self._copied = roofline, copied
         self._cool_ns, self._slowdown = heat
-        self._skewed = any(layer.attention.skew is not None for layer in attention)
+        self.skewed = any(layer.attention.skew is not None for layer in attention)
+        """Whether decode costs more the more unequal contexts are."""
         # What repeats from step to step is remembered; the keys fix the values, so prices stay pure.
         self._token_costs: dict[int, tuple[float, list[float]]] = {}
         self._cold = [operator for operator in per_token if not operator.heats] if heat[1] else []
@@ -126,7 +127,7 @@ class Stage:
         ns, parts = self.constant(batch, tokens)
         if not batch.decode_count:
             return int(ns + 0.5), parts
-        if self._skewed:
+        if self.skewed:
             beyond, source = self.skew(batch)
             parts[source] += beyond
             ns += beyond
@@ -141,7 +142,7 @@ class Stage:
         base = self.constant(batch, tokens)[0]
         if not batch.decode_count:
             return np.array([int(base + 0.5)], dtype=np.int64)
-        if self._skewed:
+        if self.skewed:
             base += self.skew(batch)[0]
         curve = self.decode_curve(batch)
         return curve.rounded_run(base, batch.decode_context_sum, batch.decode_count, k)
@@ -152,7 +153,7 @@ class Stage:
         base, parts = self.constant(batch, tokens)
         if not batch.decode_count:
             return Pass(base, parts, None, 0)
-        if self._skewed and batch.queries_per_sequence == 1 and batch.attention != "per_request":
+        if self.skewed and batch.queries_per_sequence == 1 and batch.attention != "per_request":
             return None
         return Pass(base, parts, self.decode_curve(batch), batch.decode_context_sum - context)
 

@@ -58,6 +58,7 @@ class Cluster:
             kv: Any = replica.core.kv  # its class may say what it needs, or itself
             if "future" in kv.needs:
                 self._foretell(kv)
+        self._answers_matter = not workload.open_loop
         self.num_sent = self.num_left = 0
         self._on_progress = on_progress
         self._armed: Event | None = None
@@ -143,8 +144,9 @@ class Cluster:
 
     def _leave(self, request: Request) -> None:
         self.num_left += 1
-        self.workload.on_finish(request, self.now_ns)
-        self._arm()
+        self.workload.on_finish(request, self.clock.ns)
+        if self._answers_matter:
+            self._arm()
         if self._on_progress is not None and self.num_left % PROGRESS_EVERY == 0:
             self._on_progress(self.now_ns, self.num_left)
 

@@ -131,6 +131,7 @@ class EngineCore:
         self.next_step_id += 1
         if lockstep is not None:
             lockstep.step_id = self.next_step_id
+            lockstep.admit_following()
         if self.checks:
             self.check_integrity()
         return step
@@ -202,6 +203,8 @@ class EngineCore:
         step = self.in_flight.popleft()
         before = self.committed_ns
         self.note_commit(now)
+        if self.lockstep is not None:
+            self.lockstep.committed += 1
         if step.sampled:
             finished, kept = self.hand_out(step, before, now, tokens)
         else:
@@ -213,9 +216,10 @@ class EngineCore:
                 if request in self.lockstep.members:  # it joined, but the steps together are for nothing
                     self.lockstep.leave(request)
             if step.together:
-                finished += self.lockstep.ended(step.id)
-                finished.sort(key=lambda r: r._order)
                 self.fruitless = 0
+                if ended := self.lockstep.ended(step.id):
+                    finished += ended
+                    finished.sort(key=lambda r: r._order)
         if self._shares:
             publish = self.kv.publish
             for request in kept:
@@ -226,6 +230,25 @@ class EngineCore:
             if not self.scheduler.limits.async_scheduling:
                 self._propose(step.batch.draft_k, kept)
         self.scheduler.commit(step.id, kept)
+        self._finish(finished, State.FINISHED, now)
+        if self.checks:
+            self.check_integrity()
+
+    def commit_lockstep(self, now: int, retired: list[Request]) -> None:
+        """Commit a step of requests in lockstep alone, delivered already and no more in flight. `retired`: who have
+        left the lockstep, but not before they were to get their last token from it."""
+        lockstep = self.lockstep
+        assert lockstep is not None
+        lockstep.committed += 1
+        for request in retired:
+            request.num_output_placeholders -= 1
+            request.num_tokens += 1
+            request.last_token_ns = now
+            if self._shares:
+                self.kv.publish(request, request.num_computed_tokens - request.num_output_placeholders)
+        finished = retired + lockstep.ended(lockstep.committed - 1)
+        if len(finished) > 1:
+            finished.sort(key=lambda r: r._order)
         self._finish(finished, State.FINISHED, now)
         if self.checks:
             self.check_integrity()
@@ -354,16 +377,17 @@ class EngineCore:
                 self.kv.drop_swapped(request)
                 request.num_computed_tokens = 0
         released = self.scheduler.on_finish(requests)
-        for request in [*requests, *self._keeping]:  # a static batch keeps its finished rows' memory to the end
-            if self.kv.slots(request):
-                self._keeping[request] = None
+        keeping, kv = self._keeping, self.kv
+        for request in [*requests, *keeping] if keeping else requests:
+            if kv.slots(request):  # a static batch keeps its finished rows' memory to the end
+                keeping[request] = None
             else:
-                self._keeping.pop(request, None)
-                self.kv.held_tokens -= request.num_computed_tokens
+                keeping.pop(request, None)
+                kv.held_tokens -= request.num_computed_tokens
         for request in requests:
             request.state = state
             if state is State.FINISHED:
-                capped = request.num_output_tokens >= request.max_tokens and not request._stops
+                capped = request.num_tokens - request.prompt_len >= request.max_tokens and not request._stops
                 request.reason = "length" if capped else "stop"
         for request in requests if released is None else released:
             request.finished_ns = now
@@ -383,6 +407,7 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Invariants of scheduler and allocator, and between them."""
         if self.lockstep is not None:
+            self.lockstep.check_integrity()
             self.lockstep.refresh()
         self.scheduler.check_integrity()
         held = sum(r.num_computed_tokens for r in [*self.scheduler.running, *self._keeping])

@@ -28,11 +28,12 @@ MOST = 1024  # steps priced at once
 class Run:
     """`skip` planning points to be skipped."""
 
-    __slots__ = ("_ends", "skip")
+    __slots__ = ("_ends", "_past", "skip")
 
-    def __init__(self, ends: list[int], skip: int) -> None:
+    def __init__(self, ends: list[int], skip: int, past: int = 0) -> None:
         self._ends = ends  # E_1..E_(skip+depth)
         self.skip = skip
+        self._past = past  # planning points that are past when the run begins: none or one
 
     @property
     def end_ns(self) -> int:
@@ -42,7 +43,7 @@ class Run:
     def cut(self, now: int) -> bool:
         """A request has arrived: plan for real at the first planning point from now on. Whether that
         changes anything."""
-        skip = bisect_left(self._ends, now)
+        skip = max(bisect_left(self._ends, now), self._past)
         if skip >= self.skip:
             return False
         self.skip = skip
@@ -53,22 +54,19 @@ class Run:
         Returns when the last step in flight will end."""
         raise NotImplementedError
 
+    def end(self, core: EngineCore, recorder: Recorder, replica: int) -> int:
+        """`land`, at the time it was to end, and commit the step that ends then."""
+        free_ns = self.land(core, recorder, replica)
+        step = core.in_flight[0]
+        core.commit(self.end_ns)
+        recorder.step(step, replica)
+        return free_ns
+
 
 def _until_change(core: EngineCore) -> int:
     """For how many more planning points nobody who is in the last step planned can end before."""
     in_flight = core.in_flight
     depth, last = len(in_flight), in_flight[-1]
-    if last.together:
-        if last.sampled:
-            return 0  # not in lockstep yet
-        assert core.lockstep is not None
-        members = core.lockstep.members
-        most = min(MOST, core.lockstep.steps_until_change())
-        for i, step in enumerate(in_flight):
-            for request in step.sampled:
-                if request not in members or request._end_tokens <= request.num_tokens + 1:
-                    return min(most, i)
-        return most
     most = MOST
     for request in last.sampled:
         if request.num_output_placeholders != depth:
@@ -105,9 +103,7 @@ class Leap(Run):
         if m >= 1:
             m = min(m, core.scheduler.steady(core.last_plan))
         if m >= 1:
-            together = last.together
-            kv = core.kv
-            m = kv.steps_until_full(core.next_step_id, m) if together else kv.steps_until_short(last.sampled, m)
+            m = core.kv.steps_until_short(last.sampled, m)
         if m < 1:
             return None
         batch = last.batch.advance(1)
@@ -125,13 +121,8 @@ class Leap(Run):
         batch_size, depth = last.batch.sampled, len(in_flight)
         core.kv.held_tokens += batch_size * m
         core.fruitless = 0
-        if core.lockstep is not None and last.together:
-            grown = core.kv.extend_run(core.next_step_id, core.lockstep.committed + 1, m)
-            core.lockstep.advance(m)
-            self._hand_out(core, recorder, m, batch_size)
-        else:
-            grown = core.kv.grow_run(last.sampled, m)
-            self._stamp(recorder, last.sampled, m, core.committed_ns)
+        grown = core.kv.grow_run(last.sampled, m)
+        self._stamp(recorder, last.sampled, m, core.committed_ns)
         core.next_step_id += m
         core.note_commit(self._ends[m - 1])
         core.scheduler.advance(m)
@@ -145,19 +136,10 @@ class Leap(Run):
             in_flight.append(self._step(last, j, depth, grown))
         if core.lockstep is not None:
             core.lockstep.step_id = core.next_step_id
+            core.lockstep.committed = core.next_step_id - depth
         if core.checks:
             core.check_integrity()
         return in_flight[-1].end_ns
-
-    def _hand_out(self, core: EngineCore, recorder: Recorder, m: int, batch_size: int) -> None:
-        """Deliver what the steps in flight sampled, of requests not yet in lockstep too, at E_1..E_m."""
-        ends, before = self._ends, core.committed_ns
-        real = min(m, len(core.in_flight))
-        for end, step in zip(ends[:real], core.in_flight, strict=False):
-            core.hand_out(step, before, end)
-            before = end
-        if m > real:
-            recorder.gaps([b - a for a, b in pairwise(ends[real - 1 : m])], batch_size)
 
     def _stamp(self, recorder: Recorder, requests: list[Request], m: int, before: int) -> None:
         """Deliver m tokens to each request, at E_1..E_m; a step was committed `before`."""
@@ -204,7 +186,7 @@ class Leap(Run):
         return Step(
             last.id + j,
             last.batch.advance(j),
-            [] if last.together else last.sampled,  # a list of its own for those who leave
+            last.sampled,
             True,
             Usage(
                 usage.used + batch_size * j,
@@ -215,7 +197,6 @@ class Leap(Run):
             planned_ns=self._ends[j - 1],
             start_ns=self._ends[j + depth - 2],
             end_ns=self._ends[j + depth - 1],
-            together=last.together,
             gpu_ns=int(self._gpu[j - 1]),
             host_ns=self._host,
             shares=last.shares,

@@ -206,14 +206,7 @@ class Recorder:
         internal_ns += usage.internal * ns
         if row is not None:
             if self.join and row.goes_on(first):
-                row.k += k
-                row.end_ns = end_ns
-                row.ns += ns
-                row.gpu_ns += gpu_ns
-                if kv_peak > row.kv_peak:
-                    row.kv_peak = kv_peak
-                row.used_ns += used_ns
-                row.internal_ns += internal_ns
+                row.extend(k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns)
                 return
             self.steps.add(row.cells(replica))
         self._last[replica] = Row(first, k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns)
@@ -224,6 +217,10 @@ class Recorder:
         if row is not None:
             self.steps.add(row.cells(replica))
         self.steps.extend(rows)
+
+    def open_row(self, replica: int) -> Row | None:
+        """The row that decode steps may go on; None where none may."""
+        return self._last.get(replica) if self.join else None
 
     def close(self) -> None:
         """Nothing more will happen: the rows that might have gone on, one a replica, are complete."""

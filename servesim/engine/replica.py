@@ -12,6 +12,7 @@ from servesim.engine.clock import COMPLETE, PLAN, Clock
 from servesim.engine.core import EngineCore
 from servesim.engine.draft_leap import DraftLeap, can_run
 from servesim.engine.leap import Leap, Run
+from servesim.engine.lockstep_leap import LockstepLeap
 from servesim.engine.recorder import Recorder
 from servesim.engine.request import Deadline, Request, State
 from servesim.engine.step import Step
@@ -71,10 +72,11 @@ class Replica:
     def arrive(self, request: Request, output_len: int) -> None:
         """A request arrives at this instant."""
         self.core.add(request, output_len, self.clock.ns)
-        if not self.core.in_flight:
+        if self.leap is not None:
+            if self.leap.cut(self.clock.ns):
+                self._await(self.leap.end_ns)
+        elif not self.core.in_flight:
             self._want_plan()
-        elif self.leap is not None and self.leap.cut(self.clock.ns):
-            self._await(self.leap.end_ns)
 
     def give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
         """A client's patience ends at this instant. A run of steps is cut here: what it has done is done, and the
@@ -114,6 +116,13 @@ class Replica:
     def _plan(self) -> None:
         core, in_flight = self.core, self.core.in_flight
         now = self.clock.ns
+        leaps = self.fast and len(self._free_ns) == 1
+        lockstep = core.lockstep
+        if leaps and lockstep is not None and lockstep.members and len(in_flight) == self.depth - 1:
+            self.leap = LockstepLeap.prepare(core, self.cost, now, self.horizon(), 1)
+            if self.leap is not None:
+                self._await(self.leap.end_ns)
+                return
         while len(in_flight) < self.depth:
             step = core.plan(now)
             if step is not None:
@@ -122,12 +131,21 @@ class Replica:
                 break  # else nobody would ask again, although the queues have changed
         if not in_flight:
             return
-        if self.fast and len(self._free_ns) == 1 and len(in_flight) == self.depth and in_flight[-1].steady:
-            if not in_flight[-1].drafts:
-                self.leap = Leap.prepare(core, self.cost, self.horizon())
-            elif can_run(core):
-                self.leap = DraftLeap.prepare(core, self.cost, self.horizon())
+        if leaps and len(in_flight) == self.depth:
+            self.leap = self._prepare()
         self._await(self.leap.end_ns if self.leap is not None else in_flight[0].end_ns)
+
+    def _prepare(self) -> Run | None:
+        """The longest run of steps from here whose plans are known, all that can be in flight being so."""
+        core = self.core
+        if core.lockstep is not None and core.lockstep.members:
+            return LockstepLeap.prepare(core, self.cost, self.clock.ns, self.horizon(), 0)
+        last = core.in_flight[-1]
+        if not last.steady:
+            return None
+        if not last.drafts:
+            return Leap.prepare(core, self.cost, self.horizon())
+        return DraftLeap.prepare(core, self.cost, self.horizon()) if can_run(core) else None
 
     def _run(self, step: Step, now: int) -> None:
         """Send a step to the GPU, which turns to it when it is done with those before."""
@@ -148,9 +166,12 @@ class Replica:
     def _complete(self, event: Event) -> None:
         if event is not self._awaited:
             return  # an arrival or a client that gave up cut the run this event was to end
-        if self.leap is not None:
-            self._land()
-        self._commit()
+        leap = self.leap
+        if leap is not None:
+            self._awaited = self.leap = None
+            self._free_ns[0] = leap.end(self.core, self.recorder, self.index)
+        else:
+            self._commit()
         if self.clock.peek() > self.clock.ns:
             self._plan()  # nothing else happens at this instant
         else:

@@ -25,21 +25,41 @@ class Row:
 
     def goes_on(self, step: Step) -> bool:
         """Whether a step is one more of these: decode alone, the same requests, one token later."""
-        last, batch, before = self.first, step.batch, self.first.batch
+        batch, n = step.batch, step.batch.decode_count
         return (
-            batch.decode_context_sum == before.decode_context_sum + self.k * before.decode_count
-            and batch.decode_count == before.decode_count
-            and batch.linear_tokens == before.linear_tokens == before.decode_count == batch.sampled == before.sampled
-            and step.start_ns == self.end_ns
-            and step.id == last.id + self.k
-            and step.preempted == 0
+            batch.linear_tokens == n == batch.sampled
+            and not (step.preempted or batch.padded_tokens or batch.drafts or batch.bytes_moved or batch.bytes_copied)
+            and self.takes(step.id, n, batch.decode_context_sum, step.start_ns, step.host_ns, step.usage.external)
+        )
+
+    def takes(self, step_id: int, n: int, context: int, start_ns: int, host_ns: int, external: int) -> bool:
+        """The same of a step of n decodes and nothing else."""
+        last, before = self.first, self.first.batch
+        return (
+            n == before.decode_count
+            and context == before.decode_context_sum + self.k * n
+            and before.linear_tokens == n == before.sampled
+            and start_ns == self.end_ns
+            and step_id == last.id + self.k
             and last.preempted == 0
-            and step.host_ns == last.host_ns
-            and step.usage.external == last.usage.external
-            and not (batch.padded_tokens or before.padded_tokens or batch.drafts or before.drafts)
-            and not (batch.bytes_moved or before.bytes_moved or batch.bytes_copied or before.bytes_copied)
+            and host_ns == last.host_ns
+            and external == last.usage.external
+            and not (before.padded_tokens or before.drafts or before.bytes_moved or before.bytes_copied)
             and self.used_ns + self.internal_ns < MOST_TOKEN_NS
         )
+
+    def extend(
+        self, k: int, end_ns: int, ns: int, gpu_ns: int, kv_peak: int, used_ns: int, internal_ns: int
+    ) -> None:
+        """k steps more."""
+        self.k += k
+        self.end_ns = end_ns
+        self.ns += ns
+        self.gpu_ns += gpu_ns
+        if kv_peak > self.kv_peak:
+            self.kv_peak = kv_peak
+        self.used_ns += used_ns
+        self.internal_ns += internal_ns
 
     def cells(self, replica: int) -> tuple[int, ...]:
         """In the order of `recorder.STEP_COLUMNS`."""

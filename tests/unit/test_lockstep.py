@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from servesim.contracts import Batch
 from servesim.engine.lockstep import Lockstep
+from servesim.errors import PolicyError
 from tests.property.test_fast_equals_reference import compared
-from tests.support.worlds import World, toy_trace
+from tests.support.worlds import ToyCost, World, toy_trace
 
 
 def test_a_retired_request_gives_its_blocks_back_before_those_behind_it_in_the_batch() -> None:
@@ -49,3 +55,41 @@ def test_the_same_behind_one_that_the_end_of_the_context_stops() -> None:
     trace = toy_trace([0, 2003, 2003], [1, 38, 1], [6, 1, 1], caps=[12, 3, 2])
     fast, plain = compared(World(trace, max_model_len=41, depth=4, asynchronous=True))
     assert fast.recorder.requests.column("row").tolist() == plain.recorder.requests.column("row").tolist()
+
+
+def test_who_comes_while_the_step_planned_after_an_end_runs_waits_for_its_end() -> None:
+    """Synchronous: nothing else is in flight. The first ends at 1,400 ns, the third comes 500 ns later."""
+    fast, plain = compared(World(toy_trace([0, 0, 1900], [1, 1, 1], [1, 5, 1]), depth=1))
+    assert fast.now_ns == plain.now_ns
+    columns = (fast.recorder.requests.column(name).tolist() for name in ("row", "scheduled_ns"))
+    assert dict(zip(*columns, strict=True))[2] > 1900
+
+
+def test_the_last_block_of_one_whose_last_token_was_in_flight_is_found_afterwards() -> None:
+    """Its 13 + 4 tokens fill a block with the last but one."""
+    trace = toy_trace([0, 0], [13, 40], [4, 30], runs=[[(1, 13)], [(2, 40)]])
+    fast, _ = compared(World(trace, kv="prefix-hash", depth=2, asynchronous=True))
+    assert fast.replicas[0].core.kv.num_cached_hashes() == 1 + (40 + 30 - 1) // 16  # type: ignore[attr-defined]
+
+
+def test_one_retires_in_a_run_and_ends_with_the_event_it_goes_to() -> None:
+    """Two decode; the first to end takes no part in the step that is planned while its last token is computed."""
+    cluster = World(toy_trace([0, 0], [8, 8], [10, 40]), depth=2, asynchronous=True).run()
+    rows = cluster.recorder.steps.array()
+    assert cluster.recorder.steps.column("decode_count").tolist() == [0, 2, 1]
+    assert cluster.recorder.steps.column("k").tolist() == [1, 9, 30]
+    assert len(rows) == 3
+    assert cluster.replicas[0].core.next_step_id == 40
+
+
+class Free(ToyCost):
+    """Decode costs nothing."""
+
+    def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
+        return super().gpu_run(batch, k) * bool(batch.prefill)
+
+
+@pytest.mark.parametrize("mode", ["fast", "reference"])
+def test_a_step_that_takes_no_time_is_refused_in_a_run_too(mode: str) -> None:
+    with pytest.raises(PolicyError, match="a step of 1 tokens takes 0 ns"):
+        World(toy_trace([0], [8], [10]), cost=Free()).run(mode)

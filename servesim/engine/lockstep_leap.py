@@ -1,0 +1,256 @@
+"""Fast-forward of requests in lockstep: decode steps of all of them as one event.
+
+Planning points are numbered as in `leap`. A run begins with the next one, or with a step that is planned now: after a
+commit in which others ended, when nothing but the rest of the lockstep is to be planned. Where requests stop taking
+part because their last token is in flight, the last step of the run is the one without them.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from servesim.contracts.cost import Batch, CostModel
+from servesim.contracts.kv import Usage
+from servesim.engine.core import EngineCore
+from servesim.engine.leap import MOST, Run
+from servesim.engine.lockstep import Lockstep
+from servesim.engine.recorder import Recorder
+from servesim.engine.request import Request
+from servesim.engine.step import Step
+
+NOWHERE = Usage(0, 0, 0, 0)
+LONGEST = 1 << 61  # integrals of memory over time must fit 64 bits
+
+
+class LockstepLeap(Run):
+    """`skip` planning points to be skipped, and what is needed to account for them afterwards."""
+
+    __slots__ = ("_batch", "_gpu", "_host", "_last", "_ns", "_shares", "_usage")
+
+    def __init__(self, ends: list[int], past: int, batch: Batch, usage: Usage) -> None:
+        super().__init__(ends, 0, past)
+        self._usage = usage  # before the run
+        self._batch = batch  # of the first step
+        self._gpu: list[int] = []  # of the steps with all, as the next two
+        self._ns: list[int] = []
+        self._host = 0
+        self._shares = (0.0, 0.0, 0.0, 1.0)  # of the first
+        self._last: Step | None = None  # the one without those whose last token is in flight
+
+    @classmethod
+    def prepare(
+        cls, core: EngineCore, cost: CostModel, now: int, horizon_ns: int | None, past: int
+    ) -> LockstepLeap | None:
+        """The longest run from here; None if the next planning point must be real. That is now if one is `past`, else
+        when the next step is done. `horizon_ns` from now the run will be cut anyhow."""
+        lockstep, first, plan = core.lockstep, core.next_step_id, core.last_plan
+        assert lockstep is not None
+        assert plan is not None
+        most = _most_plans(core, lockstep, past)
+        if not most:
+            return None
+        ends = [now] if past else []
+        for step in core.in_flight:
+            for request in step.sampled:
+                if request not in lockstep.members:
+                    most = min(most, len(ends))  # somebody may end with it
+            ends.append(step.end_ns)
+        m, retires = lockstep.steps_until_change(len(ends))
+        last = m + 1 if retires and len(ends) == 2 else m
+        if last < most:
+            most = last
+        if most > 0:
+            most = core.kv.steps_until_full(first, most)
+        if most < 1:
+            return None
+        leap = cls(ends, past, lockstep.next_batch(plan.attention), core.kv.usage())
+        if m:
+            leap._price(cost, m if m < most else most, horizon_ns)
+            if leap._ns[0] < 1:
+                return None  # a real plan says so
+        if most > m == len(leap._gpu) and (horizon_ns is None or ends[m] < now + horizon_ns):
+            leap._price_last(cost, lockstep, first)
+        leap.skip = len(ends) - len(core.in_flight) - past
+        if horizon_ns is not None:
+            leap.cut(now + horizon_ns)
+        return leap if leap.skip else None
+
+    def _price(self, cost: CostModel, most: int, horizon_ns: int | None) -> None:
+        """Of the steps with all in lockstep, at most so many."""
+        usage = self._usage
+        longest = LONGEST // (usage.used + usage.internal + self._batch.sampled * MOST)
+        until_ns = longest if horizon_ns is None or horizon_ns > longest else horizon_ns
+        self._gpu, self._ns, self._host, self._shares = cost.decode_run(self._batch, most, until_ns)
+        self._ends += accumulate(self._ns, initial=self._ends.pop())
+
+    def _price_last(self, cost: CostModel, lockstep: Lockstep, first: int) -> None:
+        """Of the one without those who retire. Its memory is not known yet."""
+        m, ends = len(self._gpu), self._ends
+        batch = lockstep.batch_without_retired(m, first + m - 1, self._batch)
+        if batch is None:
+            return
+        gpu, ns, host, shares = cost.decode_run(batch, 1, 0)
+        ends.append(ends[-1] + ns[0])
+        self._last = Step(
+            first + m,
+            batch,
+            [],
+            True,
+            NOWHERE,
+            together=batch.sampled,
+            planned_ns=ends[m],
+            start_ns=ends[-2],
+            end_ns=ends[-1],
+            gpu_ns=gpu[0],
+            host_ns=host,
+            shares=shares,
+        )
+
+    def land(self, core: EngineCore, recorder: Recorder, replica: int) -> int:
+        """See `Run`."""
+        if self.skip:
+            self._go(core, recorder, replica, self.skip)
+        return core.in_flight[-1].end_ns
+
+    def end(self, core: EngineCore, recorder: Recorder, replica: int) -> int:
+        """See `Run`."""
+        skip, in_flight = self.skip, core.in_flight
+        if skip < len(in_flight) + self._past:  # what ends now was in flight before the run
+            return super().end(core, recorder, replica)
+        retired = self._go(core, recorder, replica, skip, through=True)
+        core.commit_lockstep(self._ends[skip], retired)
+        return in_flight[-1].end_ns if in_flight else self._ends[skip]
+
+    def _go(
+        self, core: EngineCore, recorder: Recorder, replica: int, skip: int, through: bool = False
+    ) -> list[Request]:
+        """Plans 1..skip and the commits before each of them. With `through` the step that ends when the replica wakes,
+        one of the run, is not left in flight, but its commit is: who retired and gets the last token from it."""
+        in_flight, lockstep, first, kv = core.in_flight, core.lockstep, core.next_step_id, core.kv
+        assert lockstep is not None
+        depth = len(in_flight) + self._past
+        m, n = len(self._gpu), len(lockstep.members)
+        if skip < m:
+            m = skip
+        core.fruitless = 0
+        grown: list[tuple[int, int]] = []
+        if m:
+            grown = kv.extend_run(first, first - depth + 1, m)
+            kv.held_tokens += n * m
+            lockstep.advance(m)
+        self._commit(core, recorder, replica, skip + through, n)
+        done = max(skip + through - depth, 0)  # steps of the run that are over
+        if done:
+            self._record(recorder, replica, first, n, depth, done, grown)
+        for j in range(done + 1, m + 1):
+            in_flight.append(self._step(first, n, j, depth, grown))
+        core.next_step_id = lockstep.step_id = first + m
+        lockstep.committed = first + skip - depth
+        retired = self._plan_last(core, lockstep) if skip > m else []
+        core.scheduler.advance(skip)
+        if core.checks and not through:
+            core.check_integrity()
+        return retired
+
+    def _commit(self, core: EngineCore, recorder: Recorder, replica: int, stop: int, n: int) -> None:
+        """Deliver what the steps in flight sampled, of requests not yet in lockstep too, and one token to each of n in
+        lockstep with every further one, until E_stop."""
+        ends, at, in_flight = self._ends, self._past, core.in_flight
+        before, depth = core.committed_ns, self._past + len(in_flight)
+        while at < stop and in_flight:
+            step, now = in_flight.popleft(), ends[at]
+            if step.sampled:
+                core.hand_out(step, before, now)
+            elif step.together:
+                recorder.gap(now - before, step.together)
+            recorder.step(step, replica)
+            before = now
+            at += 1
+        if at < stop:
+            recorder.gaps(self._ns[: stop - depth], n)
+        core.note_commit(ends[stop - 1])
+
+    def _plan_last(self, core: EngineCore, lockstep: Lockstep) -> list[Request]:
+        """Plan the step without those who retire; who they are."""
+        step, kv = self._last, core.kv
+        assert step is not None
+        retired = lockstep.retire()
+        kept = kv.extend(step.id, lockstep.committed)
+        assert kept
+        lockstep.advance(1)
+        kv.held_tokens += step.batch.sampled
+        step.usage = kv.usage()
+        core.in_flight.append(step)
+        core.next_step_id = lockstep.step_id = step.id + 1
+        return retired
+
+    def _record(
+        self,
+        recorder: Recorder,
+        replica: int,
+        first: int,
+        n: int,
+        depth: int,
+        done: int,
+        grown: list[tuple[int, int]],
+    ) -> None:
+        """One row for the first `done` steps of the run. The j-th starts at E_(j+depth-1); memory grows by one token a
+        request from each to the next, and by whole blocks."""
+        ends, gpu, usage = self._ends, self._gpu, self._usage
+        start, end = ends[depth - 1], ends[depth - 1 + done]
+        used_ns, internal_ns = n * ((done - 1) * end - sum(ends[depth : depth - 1 + done])), 0
+        peak = at_first = usage.used + usage.internal
+        for j, tokens in grown:
+            if j > done:
+                break
+            peak += tokens
+            if j > 1:
+                internal_ns += tokens * (end - ends[j + depth - 2])
+            else:
+                at_first += tokens
+        internal_ns -= used_ns
+        row, gpu_ns = recorder.open_row(replica), sum(gpu[:done]) if done < len(gpu) else sum(gpu)
+        if row is None or not row.takes(
+            first, n, self._batch.decode_context_sum, start, self._host, usage.external
+        ):
+            step = self._step(first, n, 1, depth, grown)
+            recorder.run(step, replica, done, end, gpu_ns, peak, used_ns, internal_ns)
+            return
+        used, ns = usage.used + n, end - start
+        used_ns += used * ns
+        internal_ns += (at_first - used) * ns
+        row.extend(done, end, ns, gpu_ns, peak, used_ns, internal_ns)
+
+    def _step(self, first: int, n: int, j: int, depth: int, grown: list[tuple[int, int]]) -> Step:
+        """The j-th step planned in the run, at E_j; it ends at E_(j+depth)."""
+        ends, usage, allocated = self._ends, self._usage, 0
+        for i, tokens in grown:
+            if i > j:
+                break
+            allocated += tokens
+        used = Usage(usage.used + n * j, usage.internal + allocated - n * j, usage.external, usage.free - allocated)
+        return Step(
+            first + j - 1,
+            self._batch.advance(j - 1) if j > 1 else self._batch,
+            [],
+            True,
+            used,
+            together=n,
+            planned_ns=ends[j - 1],
+            start_ns=ends[j + depth - 2],
+            end_ns=ends[j + depth - 1],
+            gpu_ns=self._gpu[j - 1],
+            host_ns=self._host,
+            shares=self._shares,
+        )
+
+
+def _most_plans(core: EngineCore, lockstep: Lockstep, past: int) -> int:
+    """For how many more plans at most the scheduler plans nothing but the lockstep."""
+    scheduler, plan = core.scheduler, core.last_plan
+    assert plan is not None
+    if scheduler.plans_lockstep_only(lockstep):
+        return MOST
+    if past or not core.in_flight[-1].steady or plan.tokens:
+        return 0
+    return min(scheduler.steady(plan), MOST)
