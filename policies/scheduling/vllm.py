@@ -116,7 +116,7 @@ class Vllm(Scheduler):
     ) -> None:
         asynchronous = self.limits.async_scheduling
         lookahead, max_len = self.lookahead, self.limits.max_model_len
-        tokens, grow = ctx.plan.tokens, ctx.kv.grow
+        tokens, plan_drafts, grow = ctx.plan.tokens, ctx.plan.drafts, ctx.kv.grow
         lockstep = ctx.lockstep
         in_order = lockstep is not None  # whether all before this one are in lockstep
         apart: list[Request] = []
@@ -164,8 +164,11 @@ class Vllm(Scheduler):
                     continue
                 in_order = False
                 tokens[request] = new
-                if request.num_draft_tokens:
-                    ctx.schedule(request, new, max(min(request.num_draft_tokens, new + computed - known), 0))
+                drafts = request.num_draft_tokens
+                if drafts:
+                    room = new + computed - known
+                    if room > 0:
+                        plan_drafts[request] = drafts if drafts < room else room
                     request.num_draft_tokens = 0
                 continue
             if not self._by_priority:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +107,8 @@ class TableCostModel(CostModel):
         """The price of steps like a batch over the sum of their contexts; None: it depends on more than that."""
         if batch.prefill or batch.bytes_moved or batch.bytes_copied:
             return None
+        if batch.sampled_context != batch.decode_context_sum:
+            return None  # drafts verified as sequences of their own: shifts differ from step to step
         key = (
             batch.linear_tokens,
             batch.padded_tokens,
@@ -115,7 +118,6 @@ class TableCostModel(CostModel):
             batch.attention,
             batch.drafts,
             batch.draft_k,
-            batch.sampled_context - batch.decode_context_sum,
         )
         if key not in self._over:
             passes = [(stage, batch) for stage in self._stages] + list(self._drafts(batch))
@@ -149,7 +151,9 @@ class TableCostModel(CostModel):
             kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in passes)
             host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
         if self._drafting is not None:
-            host = host._replace(exposed=host.exposed + self._drafting.speculator.host_ns(batch, batch.draft_k))
+            drafting = self._drafting.speculator.host_ns(batch, batch.draft_k)
+            if drafting:
+                host = host._replace(exposed=host.exposed + drafting)
         return host
 
     def price(self, batch: Batch) -> Price:
@@ -163,11 +167,11 @@ class TableCostModel(CostModel):
         for stage in self._stages[1:]:
             ns, more = stage.cost(batch, tokens)
             gpu += ns
-            parts = [a + b for a, b in zip(parts, more, strict=True)]
+            parts = list(map(add, parts, more))
         for stage, passed in self._drafts(batch):
             ns, more = stage.cost(passed, self._tokens(passed))
             gpu += ns
-            parts = [a + b for a, b in zip(parts, more, strict=True)]
+            parts = list(map(add, parts, more))
         return self._priced(gpu, self.host(batch), *parts)
 
     def _priced(self, gpu: int, host: Host, a: float, b: float, c: float, d: float) -> Price:

@@ -281,7 +281,7 @@ def _look_ahead(core: EngineCore, m: int, bounds: Sequence[int]) -> Ahead | None
     after = after[:, 1 - real :]
     known_after = after.tolist()
     for row, bound in zip(known_after, bounds, strict=False):
-        if row[-1] > bound:
+        if row[m - 1] > bound:
             m = min(m, bisect_right(row, bound))
     return Ahead(m, real, walks, starts, after, known_after, gains) if m >= 1 else None
 

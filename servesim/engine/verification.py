@@ -21,7 +21,8 @@ def gain(core: EngineCore, step: Step, request: Request) -> int:
     depth = core.speculator.depth(drafts)
     if not _walks(core, depth):
         return _accepted(core, request, depth) + 1
-    return _next(core, request, depth).gain
+    walk = _next(core, request, depth)
+    return walk.gains[walk.index]
 
 
 def _walks(core: EngineCore, depth: int) -> bool:
@@ -70,8 +71,10 @@ def hand_out(core: EngineCore, step: Step, before: int, now: int) -> tuple[list[
                 walks = _walks(core, depth)
             if not dummies or request not in dummies:
                 if walks:
-                    walk = _next(core, request, depth)
-                    delivered = walk.gain
+                    walk = request._walk
+                    if walk is None or walk.tokens != known or walk.depth != depth or walk.index == len(walk.gains):
+                        walk = _next(core, request, depth)
+                    delivered = walk.gains[walk.index]
                     walk.index += 1
                     walk.tokens = known + delivered
                 else:

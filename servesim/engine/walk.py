@@ -21,11 +21,6 @@ class Walk:
         self.gains = b""
         self.index = 0
 
-    @property
-    def gain(self) -> int:
-        """What its next step delivers; it has been seen."""
-        return self.gains[self.index]
-
     @staticmethod
     def of(request: Request, tokens: int, depth: int) -> Walk:
         """The walk of a request in steps of drafts `depth` deep, from `tokens` on."""
