@@ -274,6 +274,12 @@ class Vllm(Scheduler):
     def plans_lockstep_only(self, lockstep: Lockstep) -> bool:
         return not self._apart and not self.num_waiting() and len(lockstep.members) <= self._max_alike
 
+    def steady_as_some_retire(self, plan: Plan) -> bool:
+        if not self._apart and not self.num_waiting():
+            return True
+        # Others wait: for memory or a slot, unless the budget alone held them back.
+        return plan.together < self._max_alike and self.params.enable_chunked_prefill
+
     def steady(self, plan: Plan) -> int:
         if not self._holds(plan):
             return 0

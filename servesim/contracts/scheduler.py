@@ -170,6 +170,11 @@ class Scheduler(ABC):
         ended. Default: no."""
         return False
 
+    def steady_as_some_retire(self, plan: Plan) -> bool:
+        """Whether what `steady` or `plans_lockstep_only` says of the plans after `plan` holds also, but for them, where
+        requests retire from lockstep: nobody gets the tokens they leave. Default: no."""
+        return False
+
     def advance(self, k: int) -> None:
         """k plans like the last one, and k calls of `commit`, were skipped; a policy whose state moves with them
         catches up."""

@@ -56,7 +56,8 @@ class LockstepLeap(Run):
                     most = min(most, len(ends))  # somebody may end with it
             ends.append(step.end_ns)
         m, retires = lockstep.steps_until_change(len(ends))
-        last = m + 1 if retires and len(ends) == 2 else m
+        alone = retires and len(ends) == 2 and core.scheduler.steady_as_some_retire(plan)
+        last = m + 1 if alone else m
         if last < most:
             most = last
         if most > 0:
@@ -90,6 +91,8 @@ class LockstepLeap(Run):
         if batch is None:
             return
         gpu, ns, host, shares = cost.decode_run(batch, 1, 0)
+        if ns[0] < 1:
+            return  # a real plan says so
         ends.append(ends[-1] + ns[0])
         self._last = Step(
             first + m,

@@ -265,6 +265,7 @@ def lockstep_worlds(draw: st.DrawFn) -> World:
         world,
         scheduler_params={"scheduler_reserve_full_isl": draw(st.booleans())},
         speculation="",
+        max_num_batched_tokens=draw(st.sampled_from([world.max_num_batched_tokens, 5])),
         kv=draw(st.sampled_from(["paged", "prefix-hash", "prefix-hash:free_order=back"])),
         asynchronous=world.depth > 1,
     )

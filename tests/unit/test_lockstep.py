@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from servesim.contracts import Batch
 from servesim.engine.lockstep import Lockstep
 from servesim.errors import PolicyError
+from servesim.metrics.requests import RequestColumns
 from tests.property.test_fast_equals_reference import compared
 from tests.support.worlds import ToyCost, World, toy_trace
 
@@ -70,6 +71,23 @@ def test_the_last_block_of_one_whose_last_token_was_in_flight_is_found_afterward
     trace = toy_trace([0, 0], [13, 40], [4, 30], runs=[[(1, 13)], [(2, 40)]])
     fast, _ = compared(World(trace, kv="prefix-hash", depth=2, asynchronous=True))
     assert fast.replicas[0].core.kv.num_cached_hashes() == 1 + (40 + 30 - 1) // 16  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "budget", "chunked"),
+    [(1, 2, True), (8, 9, False)],
+    ids=["the others take all tokens of a step", "it is not to be cut in chunks"],
+)
+def test_the_tokens_of_one_that_retires_go_to_who_waits_for_them(prompt: int, budget: int, chunked: bool) -> None:
+    """Two decode and leave the third too few tokens; the first has its last one in flight in the tenth step."""
+    trace = toy_trace([0, 0, 0], [1, 1, prompt], [9, 40, 5])
+    params = {"enable_chunked_prefill": chunked}
+    fast, _ = compared(
+        World(trace, max_num_batched_tokens=budget, scheduler_params=params, depth=2, asynchronous=True)
+    )
+    rows = RequestColumns.of(fast.recorder.requests.array()).sequences
+    first, third = (rows["row"].tolist().index(row) for row in (0, 2))
+    assert rows["scheduled_ns"][third] < rows["finished_ns"][first]
 
 
 def test_one_retires_in_a_run_and_ends_with_the_event_it_goes_to() -> None:
