@@ -1,6 +1,7 @@
 """The table of speeds: `python -m benchmarks.table [CASE or GROUP ...]`.
 
-Without names, all cases but the quick ones and the streams; groups are table, requests, batch, tree, stream and quick.
+Of the compiled build with `.venv-compiled/bin/python` (`make compiled`). Without names, all cases but the quick ones
+and the streams; groups are table, requests, batch, tree, stream and quick.
 `--json FILE` writes the figures, those of cases that did not run kept as they were.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 
 from benchmarks.cases import CASES, Case
 from benchmarks.measure import in_own_process
+from servesim.engine import compiled
 
 RESULTS = Path(__file__).with_name("results.json")
 GROUPS = tuple(dict.fromkeys(case.group for case in CASES.values()))
@@ -104,12 +106,18 @@ def machine() -> dict[str, Any]:
     }
 
 
+def build() -> str:
+    """Where figures of the servesim that runs are kept: the pure ones under "cases", or "compiled" ones."""
+    return "compiled" if compiled() else "cases"
+
+
 def store(path: Path, results: dict[str, dict[str, Any]]) -> None:
-    """Put the figures into the file, beside those of other cases."""
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cases": {}}
+    """Put the figures into the file, beside those of other cases and of the other build."""
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     figures = {name: _rounded(f) for name, f in results.items() if "peak_memory_mb" in f}
-    cases = {name: {**stored["cases"], **figures}.get(name) for name in CASES}
-    whole = {"machine": machine(), "cases": {name: f for name, f in cases.items() if f}}
+    cases = {name: {**stored.get(build(), {}), **figures}.get(name) for name in CASES}
+    whole = {"machine": machine(), "cases": stored.get("cases", {}), "compiled": stored.get("compiled", {})}
+    whole[build()] = {name: f for name, f in cases.items() if f}
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
@@ -130,8 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = args.names or [group for group in GROUPS if group not in ("quick", "stream")]
     if args.json and args.requests:
         parser.error("--json keeps figures of whole cases: leave out --requests")
+    print(f"{'compiled' if compiled() else 'pure'} build")
     print(ROW.format(*HEAD))
-    results = {}
+    results: dict[str, dict[str, Any]] = {}
     for name, case in CASES.items():
         if name in wanted or case.group in wanted:
             results[name] = in_own_process(name, None if case.process else args.requests, args.repeats)

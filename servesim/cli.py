@@ -21,6 +21,7 @@ from servesim.cli_roofline import ROOFLINE_EXAMPLES, roofline
 from servesim.cli_size import SIZE_EXAMPLES, size
 from servesim.cli_trace import trace_app
 from servesim.cli_validate import validate
+from servesim.engine import compiled
 from servesim.errors import Interrupted, PolicyError, UserError
 
 EXAMPLES = """
@@ -71,7 +72,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"servesim {__version__}")
+        typer.echo(f"servesim {__version__}{' (compiled)' if compiled() else ''}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

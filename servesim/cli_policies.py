@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +32,8 @@ def policies(
         for registry in REGISTRIES:
             typer.echo(registry.kind)
             for known in registry.names():
-                typer.echo(f"  {known:22}{_idea(registry.resolve(known)[0]).splitlines()[0]}")
+                first, _, _ = _idea(registry.resolve(known)[0]).partition("\n")
+                typer.echo(f"  {known:22}{first}")
         return
     if ".py:" not in name:
         everything = {known: registry for registry in REGISTRIES for known in registry.names()}
@@ -76,8 +78,20 @@ def _show(kind: str, name: str, cls: type[Any]) -> None:
 def _idea(cls: type[Any]) -> str:
     """The docstrings of a policy's module and class."""
     module = inspect.getmodule(cls)
-    parts = [inspect.cleandoc(text) for text in ((module.__doc__ if module else None), cls.__doc__) if text]
-    return "\n\n".join(parts)
+    told = (module.__doc__ if module else None, cls.__doc__)
+    if module is not None and not any(told) and module.__file__:
+        told = _source_docs(Path(module.__file__), cls.__name__)
+    return "\n\n".join(inspect.cleandoc(text) for text in told if text)
+
+
+def _source_docs(extension: Path, name: str) -> tuple[str | None, str | None]:
+    """The docstrings of a compiled module and a class in it, which only the source beside it has."""
+    import ast
+
+    source = extension.with_name(f"{extension.name.partition('.')[0]}.py")
+    tree = ast.parse(source.read_text(encoding="utf-8")) if source.is_file() else ast.Module([], [])
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return ast.get_docstring(tree), next((ast.get_docstring(node) for node in classes), None)
 
 
 def _default(parameter: dataclasses.Field[Any]) -> str:

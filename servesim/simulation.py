@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.deployment import Setup, set_up
+from servesim.engine import compiled
 from servesim.independent import check_independent, run_apart
 from servesim.metrics.classes import by_class, by_tenant
 from servesim.metrics.requests import goodput
@@ -152,6 +153,7 @@ def _timing(
         "requests_per_cpu_s": requests / cpu if cpu else None,
         "steps_per_cpu_s": steps / cpu if cpu else None,
         "peak_memory_mb": _peak_memory_mb(),
+        "compiled": compiled(),
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mypy_extensions import mypyc_attr
@@ -13,24 +12,8 @@ from mypy_extensions import mypyc_attr
 from servesim.contracts.kv import Hit, KVMemory
 from servesim.engine.request import Request
 
+from ._prefix_hash_params import PrefixHashParams
 from .paged import Paged
-
-
-@mypyc_attr(native_class=False)  # pydantic reads its fields
-@dataclass(frozen=True)
-class PrefixHashParams:
-    """Variants of vLLM's prefix cache."""
-
-    hash_lookahead_tokens: int = 0
-    """A block's hash covers this many tokens after it too (EAGLE/MTP without a KV connector: 1)."""
-    eagle_block_drop: bool = False
-    """A hit drops one more trailing block (EAGLE/MTP with a connector, and older releases)."""
-    free_order: str = "front"
-    """Where freed blocks without a hash go: "front" (0.33) or "back" (older V1 releases)."""
-
-    def __post_init__(self) -> None:
-        if self.free_order not in ("front", "back"):
-            raise ValueError(f'free_order is "front" or "back", not "{self.free_order}"')
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -48,8 +31,10 @@ class PrefixCaching(Paged):
         # (modulo the block size) when all tokens of a block are known.
         self._filling: dict[int, dict[Request, int]] = {}
         self._committed = 0  # when the last step was planned
-        if params.hash_lookahead_tokens:  # what a block is known by would depend on the sample that goes on from it
-            self.supports = frozenset()
+
+    def can_fork(self) -> bool:
+        """Not where what a block is known by would depend on the sample that goes on from it."""
+        return super().can_fork() and not self.params.hash_lookahead_tokens
 
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
         super().admit(request, hit, num_tokens, lookahead)

@@ -45,7 +45,7 @@ class Contiguous(KVAllocator):
         super().__init__(params, memory)
         self.num_blocks, self.block_size = self.capacity_tokens, 1
         if params.reservation != "max":
-            self.needs = frozenset({"output_len"})
+            self.needs = frozenset({"output_len"})  # type: ignore[misc]
         size = self.capacity_tokens
         self.space: AddressSpace = Buddies(size) if params.fit == "buddy" else Stretches(size, params.fit == "best")
         chunk = self.space.chunk(self.max_model_len)

@@ -14,7 +14,7 @@ from servesim.contracts.kv import MISS, Hit, KVMemory, Usage, kv_allocators
 from servesim.engine.request import Request, State
 
 from ._blockwise import BlockwisePrefix
-from ._prefix_caching import PrefixHashParams
+from ._prefix_hash_params import PrefixHashParams
 
 NULL = 0
 """The block that stands in a table for what has slid out of the window."""

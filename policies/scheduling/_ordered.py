@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from servesim.contracts import KVAllocator, Limits, Plan, PlanContext, Request
-from servesim.contracts.scheduler import SchedulerParams
+from servesim.contracts.params import SchedulerParams
 
-from .vllm import Vllm, VllmParams
+from ._vllm_params import VllmParams
+from .vllm import Vllm
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
+from typing import ClassVar
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
-from servesim.contracts.scheduler import SchedulerParams, schedulers
+from servesim.contracts.params import SchedulerParams
+from servesim.contracts.scheduler import schedulers
 from servesim.engine.parallel import SampleForm
 
 from ._common import (
@@ -50,7 +52,7 @@ class Continuous(Scheduler):
 
     Params = ContinuousParams
     supports = frozenset({"swap"})
-    samples: SampleForm = "fork"
+    samples: ClassVar[SampleForm] = "fork"
     paper = "Kwon et al., PagedAttention, SOSP 2023"
     params: ContinuousParams
 
@@ -60,7 +62,7 @@ class Continuous(Scheduler):
         self.reserve = watermark(kv, params.watermark)
         self._reserves = params.reserve_output and not kv.reserves
         if params.reserve_output:
-            self.samples = "children"  # TGI's best_of is as many requests
+            self.samples = "children"  # type: ignore[misc]  # TGI's best_of is as many requests
         self._several = False  # whether samples were ever to be forked
 
     @classmethod

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from servesim.contracts import KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
-from servesim.contracts.scheduler import SchedulerParams, schedulers
+from servesim.contracts.params import SchedulerParams
+from servesim.contracts.scheduler import schedulers
 
 from ._common import pending, refuse_if_hopeless
 

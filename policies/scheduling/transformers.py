@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from servesim.contracts.kv import MISS, KVAllocator
-from servesim.contracts.scheduler import Limits, Scheduler, SchedulerParams, schedulers
+from servesim.contracts.params import SchedulerParams
+from servesim.contracts.scheduler import Limits, Scheduler, schedulers
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request
 

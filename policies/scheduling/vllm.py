@@ -9,53 +9,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import KVAllocator
-from servesim.contracts.scheduler import Limits, Scheduler, SchedulerParams, schedulers
+from servesim.contracts.scheduler import Limits, Scheduler, schedulers
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request
 
 from ._budget import Budget
+from ._vllm_params import VllmParams
 
 if TYPE_CHECKING:
     from servesim.engine.lockstep import Lockstep
-
-
-@mypyc_attr(native_class=False)  # pydantic reads its fields
-@dataclass(frozen=True)
-class VllmParams(SchedulerParams):
-    """vLLM's knobs under vLLM's names, with its defaults."""
-
-    policy: str = "fcfs"
-    """"fcfs", or "priority": lower value first, then arrival, then request id."""
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-    """Longest chunk of one prompt while others are there; 0: no limit."""
-    long_prefill_token_threshold_adaptive: bool = False
-    """Raise that limit to an equal share of the budget."""
-    scheduler_reserve_full_isl: bool = True
-    """Admit only what fits as a whole, although it is computed in chunks."""
-    watermark: float = 0.0
-    """Fraction of the blocks left free by admissions while something runs."""
-    prefill_schedule_interval: int = 1
-    """Prefill work waits until this many steps after the last step that had some, while others decode."""
-    max_num_scheduled_tokens: int | None = None
-    """Tokens scheduled per step; None: max_num_batched_tokens."""
-    max_num_active_seqs: int | None = None
-    """Requests running at once; None: max_num_seqs."""
-    num_speculative_tokens: int = 0
-    num_lookahead_tokens: int = 0
-    """KV slots kept ahead for drafts (EAGLE, MTP, draft model: num_speculative_tokens)."""
-    draft_slots_per_request: int = 0
-    """Input slots a parallel drafter takes per scheduled request."""
-
-    def __post_init__(self) -> None:
-        if self.policy not in ("fcfs", "priority"):
-            raise ValueError(f'policy is "fcfs" or "priority", not "{self.policy}"')
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -76,8 +43,7 @@ class Vllm(Scheduler):
         self._max_alike = min(self._max_scheduled, limits.max_num_batched_tokens)  # requests of one token in a step
         self._steps_since_prefill = 0
         self._drained = True  # whether the last plan open to prefill emptied the waiting queue
-        says: Any = kv  # of its class or of itself
-        self._kv_shares: bool = says.shares
+        self._kv_shares = kv.shares
         self._apart: list[Request] = []  # running requests that are not in lockstep and may do something
 
     def plan(self, ctx: PlanContext) -> Plan:

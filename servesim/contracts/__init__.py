@@ -4,10 +4,11 @@ from typing import Any
 
 from servesim.contracts.acceptance import AcceptanceModel, acceptance_models
 from servesim.contracts.cost import Batch, CostModel, Host, Price
-from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, NoParams, Usage, kv_allocators
+from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_allocators
+from servesim.contracts.params import NoParams, SchedulerParams
 from servesim.contracts.registry import Registry, build_params
 from servesim.contracts.router import ReplicaView, Router, routers
-from servesim.contracts.scheduler import Defaults, Limits, Scheduler, SchedulerParams, check_samples, schedulers
+from servesim.contracts.scheduler import Defaults, Limits, Scheduler, check_samples, schedulers
 from servesim.contracts.speculator import Speculator, SpeculatorParams, speculators
 from servesim.engine.plan import Plan, PlanContext
 from servesim.engine.request import Request, State

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from servesim.contracts.kv import NoParams
+from servesim.contracts.params import NoParams
 from servesim.contracts.registry import Registry
 from servesim.engine.request import Request
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Batch:
     """Composition of one engine step, as far as its duration depends on it.
 
@@ -22,34 +22,68 @@ class Batch:
 
     linear_tokens: int
     """Tokens through the linear layers: prefill tokens plus decode queries (padding not included)."""
-    prefill: list[tuple[int, int]] = field(default_factory=list)
+    prefill: list[tuple[int, int]]
     """Prefill pieces as (new tokens, tokens already in the KV cache before them)."""
-    decode_count: int = 0
+    decode_count: int
     """Number of decoding sequences."""
-    decode_context_sum: int = 0
+    decode_context_sum: int
     """Sum over decoding sequences of the context length attended: cached tokens plus the new ones."""
-    decode_context_sumsq: int = 0
+    decode_context_sumsq: int
     """Sum of the squared context lengths, for the skew of uneven batches."""
-    decode_context_max: int = 0
+    decode_context_max: int
     """Longest context among the decoding sequences."""
-    queries_per_sequence: int = 1
+    queries_per_sequence: int
     """Query tokens per decoding sequence (1 + drafts when verifying speculation)."""
-    sampled: int = 0
+    sampled: int
     """Sequences that sample in this step: rows of the LM head and of the sampler."""
-    padded_tokens: int = 0
+    padded_tokens: int
     """Padding tokens computed besides (static batching, CUDA-graph sizes)."""
-    bytes_moved: int = 0
+    bytes_moved: int
     """Bytes over PCIe in this step (swap)."""
-    attention: str = "fused"
+    attention: str
     """"fused": one kernel for the whole batch; "per_request": one launch per request (Orca)."""
-    bytes_copied: int = 0
+    bytes_copied: int
     """Bytes copied within the GPU's memory (compaction, copy-on-write)."""
-    drafts: int = 0
+    drafts: int
     """Draft tokens among the linear tokens, to be verified: each is one more row of the LM head."""
-    draft_k: int = 0
+    draft_k: int
     """Draft tokens proposed for each sequence that samples, after this step."""
-    sampled_context: int = 0
+    sampled_context: int
     """Sum of the contexts of the sequences that sample, their new tokens included."""
+
+    def __init__(  # written out, that a compiled build compiles it
+        self,
+        linear_tokens: int,
+        prefill: list[tuple[int, int]] | None = None,
+        decode_count: int = 0,
+        decode_context_sum: int = 0,
+        decode_context_sumsq: int = 0,
+        decode_context_max: int = 0,
+        queries_per_sequence: int = 1,
+        sampled: int = 0,
+        padded_tokens: int = 0,
+        bytes_moved: int = 0,
+        attention: str = "fused",
+        bytes_copied: int = 0,
+        drafts: int = 0,
+        draft_k: int = 0,
+        sampled_context: int = 0,
+    ) -> None:
+        self.linear_tokens = linear_tokens
+        self.prefill = [] if prefill is None else prefill
+        self.decode_count = decode_count
+        self.decode_context_sum = decode_context_sum
+        self.decode_context_sumsq = decode_context_sumsq
+        self.decode_context_max = decode_context_max
+        self.queries_per_sequence = queries_per_sequence
+        self.sampled = sampled
+        self.padded_tokens = padded_tokens
+        self.bytes_moved = bytes_moved
+        self.attention = attention
+        self.bytes_copied = bytes_copied
+        self.drafts = drafts
+        self.draft_k = draft_k
+        self.sampled_context = sampled_context
 
     def advance(self, k: int) -> Batch:
         """The batch k steps later, when every sequence of this pure decode batch has k more tokens."""
@@ -160,7 +194,8 @@ class CostModel(ABC):
     def step_ns(self, gpu_ns: int, host: Host) -> int:
         """How GPU and host time make up a step."""
         gpu_ns = max(gpu_ns, host.launching)
-        if self.asynchronous:
+        says: Any = self  # its class may, in its body
+        if says.asynchronous:
             return max(gpu_ns, host.overlapped) + host.exposed
         return gpu_ns + host.overlapped + host.exposed
 
@@ -170,7 +205,8 @@ class CostModel(ABC):
 
     def run_ns(self, gpu_ns: NDArray[np.int64], host: Host) -> NDArray[np.int64]:
         """`step_ns` for each of several steps."""
-        if self.asynchronous:
+        says: Any = self
+        if says.asynchronous:
             return np.maximum(gpu_ns, max(host.launching, host.overlapped)) + host.exposed
         if host.launching:
             gpu_ns = np.maximum(gpu_ns, host.launching)

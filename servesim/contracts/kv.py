@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
+from servesim.contracts.params import NoParams
 from servesim.contracts.registry import Registry
 from servesim.engine.request import Request
 
@@ -62,12 +63,6 @@ class KVMemory:
     """Tokens a request may have computed beyond its last one: drafts, and steps in flight when it ends."""
 
 
-@mypyc_attr(native_class=False)  # pydantic reads its fields
-@dataclass(frozen=True)
-class NoParams:
-    """Parameters of a policy that has none."""
-
-
 @mypyc_attr(allow_interpreted_subclasses=True)
 class KVAllocator(ABC):
     """Who holds which KV memory of one replica.
@@ -82,16 +77,16 @@ class KVAllocator(ABC):
     paper: ClassVar[str] = ""
     """Where the idea is described."""
     Params: ClassVar[type[Any]] = NoParams
-    needs: frozenset[str] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
     """What marks an oracle (of the class, or of one object by its parameters). "output_len": it may ask
     `self.output_len(request)`; "future": it is told of all requests before the first one arrives (`foresee`)."""
-    supports: frozenset[str] = frozenset()
-    """"fork": samples of a request can share its memory (of the class, or of one object by its parameters)."""
+    supports: ClassVar[frozenset[str]] = frozenset()
+    """"fork": samples of a request can share its memory."""
     output_len: Callable[[Request], int]
     """True output length; set by the engine for declared oracles only."""
-    shares: bool = False
+    shares: ClassVar[bool] = False
     """Whether `lookup` may ever find anything (a prefix cache that is on)."""
-    reserves: bool = False
+    reserves: ClassVar[bool] = False
     """Whether admission sets aside all the memory a request may come to need, so that no growth fails."""
     num_blocks: int
     """Allocation units there are, unusable ones included."""
@@ -256,9 +251,13 @@ class KVAllocator(ABC):
         requests' own counters are left to the caller. Returns as `grow_run`. Called only with as many rounds as fit."""
         raise NotImplementedError(f"{self.name}: rounds_that_fit promises what grow_rounds does not keep")
 
+    def can_fork(self) -> bool:
+        """Whether samples can share memory, with the parameters given. Default: where `supports` says "fork"."""
+        return "fork" in self.supports
+
     def fork(self, request: Request, sample: Request) -> None:
         """`sample` holds what `request` has computed, in the same memory until one of them writes there; never short of
-        memory. Only of those that support it."""
+        memory. Only of those that can."""
         raise NotImplementedError(f"{self.name}: its memory cannot be shared between samples of a request")
 
     def sharing(self) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-from servesim.contracts.kv import NoParams
+from servesim.contracts.params import NoParams
 from servesim.contracts.registry import Registry
 from servesim.engine.request import Request
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import KVAllocator
+from servesim.contracts.params import SchedulerParams
 from servesim.contracts.registry import Registry
 from servesim.engine.parallel import SampleForm
 from servesim.engine.plan import Plan, PlanContext
@@ -21,15 +22,6 @@ if TYPE_CHECKING:
     from servesim.engine.lockstep import Lockstep
 
 PREDICTED = "predicted_output_len"
-
-
-@mypyc_attr(native_class=False)  # pydantic reads its fields
-@dataclass(frozen=True)
-class SchedulerParams:
-    """Limits nearly every engine has. None: the engine's default for the GPU at hand."""
-
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,13 +59,13 @@ class Scheduler(ABC):
     paper: ClassVar[str] = ""
     """Where the idea is described."""
     Params: ClassVar[type[Any]] = SchedulerParams
-    needs: frozenset[str] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
     """"output_len" marks an oracle that may ask `ctx.output_len(request)`; PREDICTED one that goes by
     `request.predicted_output_len`."""
     supports: ClassVar[frozenset[str]] = frozenset()
     """"async": plans correctly with a step in flight (see Request.num_output_placeholders)."""
 
-    samples: SampleForm = "children"
+    samples: ClassVar[SampleForm] = "children"
     """How a request of several samples (n > 1) is served: see servesim.engine.parallel. "fork" needs an allocator that
     can, and `on_fork`."""
     cannot: ClassVar[Mapping[str, str]] = {}
@@ -198,12 +190,12 @@ class Scheduler(ABC):
         assert all(r.state in waiting for r in self.waiters()), "waits, but has run"
 
 
-def check_samples(scheduler: Any, kv: Any) -> None:
-    """UserError unless the two, a Scheduler and a KVAllocator, can serve requests of several samples."""
+def check_samples(scheduler: Scheduler, kv: KVAllocator) -> None:
+    """UserError unless the two can serve requests of several samples."""
     if "samples" in scheduler.cannot:
         reason = scheduler.cannot["samples"]
         raise UserError(f"scheduler {scheduler.name} cannot serve requests of several samples (n > 1): {reason}")
-    if scheduler.samples == "fork" and "fork" not in kv.supports:
+    if scheduler.samples == "fork" and not kv.can_fork():
         raise UserError(
             f"scheduler {scheduler.name} forks samples of a request (n > 1) that share its memory, which kv {kv.name} "
             "cannot: use one that can, such as paged"

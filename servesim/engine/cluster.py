@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from simpy.events import Event
 
@@ -55,9 +54,8 @@ class Cluster:
         for replica in self.replicas:
             replica.on_leave = self._leave
             replica.horizon = self._horizon
-            kv: Any = replica.core.kv  # its class may say what it needs, or itself
-            if "future" in kv.needs:
-                self._foretell(kv)
+            if "future" in replica.core.kv.needs:
+                self._foretell(replica.core.kv)
         self._answers_matter = not workload.open_loop
         self.num_sent = self.num_left = 0
         self._on_progress = on_progress

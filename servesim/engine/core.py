@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mypy_extensions import mypyc_attr
+
 from servesim.contracts.acceptance import AcceptanceModel
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
@@ -26,6 +28,7 @@ PATIENCE = 1 << 16
 """Tokens computed without one delivered before anyone asks whether the policy gets anywhere."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class EngineCore:
     """The state machine under the clock: requests come in, steps are planned and committed by id."""
 
@@ -57,12 +60,12 @@ class EngineCore:
         """Samples forked off requests that arrived."""
         self.max_queued: int | None = None
         """Requests that may wait; one that arrives beyond is rejected. None: any number."""
-        says: tuple[Any, Any] = (scheduler, kv)  # of their classes or of themselves
-        self._oracle = "output_len" in says[0].needs
-        self._shares: bool = says[1].shares
-        self.lookahead: int = says[0].lookahead
+        says: Any = scheduler  # of its class or of itself
+        self.lookahead: int = says.lookahead
         """KV slots the scheduler keeps ahead per request for drafts."""
-        if "output_len" in says[1].needs:
+        self._shares = kv.shares
+        self._oracle = "output_len" in scheduler.needs
+        if "output_len" in kv.needs:
             kv.output_len = lambda request: request._end_tokens - request.prompt_len
 
     def keep_lockstep(self, depth: int) -> None:
@@ -98,7 +101,8 @@ class EngineCore:
         lockstep = self.lockstep
         ctx = PlanContext(self.scheduler.name, now, self.next_step_id, self.kv, self._oracle, lockstep)
         try:
-            plan = self.scheduler.plan(ctx)
+            policy: Any = self.scheduler
+            returned = policy.plan(ctx)  # whatever that is
         except PolicyError:
             raise
         except (Exception, SystemExit) as error:
@@ -107,8 +111,9 @@ class EngineCore:
             raise PolicyError(
                 f"{self.scheduler.name} at {now} ns: plan raises {type(error).__name__}: {error} ({where})"
             ) from error
-        if plan is not ctx.plan:
-            raise PolicyError(f"{self.scheduler.name} at {now} ns: plan returns {plan!r}, not ctx.plan")
+        plan = ctx.plan
+        if returned is not plan:
+            raise PolicyError(f"{self.scheduler.name} at {now} ns: plan returns {returned!r}, not ctx.plan")
         if lockstep is not None and plan.together != len(lockstep.members):
             raise PolicyError(f"{self.scheduler.name} at {now} ns: plan leaves out requests in lockstep")
         for request in plan.rejected:

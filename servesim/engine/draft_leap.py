@@ -94,12 +94,12 @@ def _verifies(step: Step, drafts: int) -> bool:
 class DraftLeap(Run):
     """`skip` planning points to be skipped, and what is needed to account for them afterwards."""
 
-    __slots__ = ("_ahead", "_contexts", "_gains", "_gpu", "_host", "_known", "_real", "_starts", "_times", "_walks")
+    __slots__ = ("_ahead", "_contexts", "_gains", "_gpu", "_host", "_known", "_starts", "_stepped", "_times", "_walks")
 
     def __init__(self, ends: Rows, gpu: Rows, host: int, ahead: Ahead, contexts: Rows, beyond: int) -> None:
         super().__init__(ends.tolist(), len(gpu))
         self._times, self._gpu, self._host = ends, gpu, host
-        _, self._real, self._walks, self._starts, _, self._known, self._gains = ahead
+        _, self._stepped, self._walks, self._starts, _, self._known, self._gains = ahead
         self._contexts = contexts  # sums once each plan is made
         self._ahead = beyond  # tokens of a request computed beyond those known once a plan is made
 
@@ -143,7 +143,7 @@ class DraftLeap(Run):
         m, in_flight = self.skip, core.in_flight
         if m == 0:
             return in_flight[-1].end_ns
-        last, before, real, end = in_flight[-1], core.committed_ns, self._real, self._ends[m - 1]
+        last, before, real, end = in_flight[-1], core.committed_ns, self._stepped, self._ends[m - 1]
         requests = last.sampled
         grown = core.kv.grow_rounds(requests, self._known, self._ahead + core.lookahead, m)
         held = core.kv.held_tokens + int(self._contexts[m - 1]) - last.batch.decode_context_sum
@@ -179,7 +179,7 @@ class DraftLeap(Run):
     def _pass_on(self, core: EngineCore, recorder: Recorder, replica: int, allocated: Rows, accepted: Rows) -> None:
         """Record the steps committed, and put those planned in flight. `allocated`: tokens since the last real plan, by
         plan; `accepted`: drafts, by commit but the real one."""
-        in_flight, m, real = core.in_flight, self.skip, self._real
+        in_flight, m, real = core.in_flight, self.skip, self._stepped
         last, depth = in_flight[-1], len(in_flight)
         for i in range(min(m, depth)):  # planned for real
             step = in_flight.popleft()

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
 from servesim.engine.request import Request
@@ -107,6 +108,7 @@ class Numbers:
         return np.frombuffer(taken, dtype=np.int64)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Table:
     """Rows of integers under fixed columns, kept in chunks or handed to a sink chunk by chunk."""
 
@@ -163,6 +165,7 @@ class Table:
         return self.array()[:, self.columns.index(name)]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Recorder:
     """Collects the records of one simulation, all replicas together."""
 

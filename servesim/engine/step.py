@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mypy_extensions import mypyc_attr
+
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import Usage
 from servesim.engine.request import Request
@@ -11,11 +13,10 @@ from servesim.engine.request import Request
 _NOTHING: dict[Request, int] = {}  # never written to
 
 
-def _nothing() -> dict[Request, int]:
-    return _NOTHING
+_NOBODY: frozenset[Request] = frozenset()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Step:
     """A planned step until it is committed."""
 
@@ -26,26 +27,63 @@ class Step:
     steady: bool
     """Pure decode, with nobody entering or leaving: the next may be the same."""
     usage: Usage
-    drafts: dict[Request, int] = field(default_factory=_nothing)
-    preempted: int = 0
-    accepted: int = 0
+    drafts: dict[Request, int]
+    preempted: int
+    accepted: int
     """Draft tokens accepted and delivered, once it is committed."""
-    verified: list[tuple[int, int]] | None = None
+    verified: list[tuple[int, int]] | None
     """(depth, accepted) of the drafts it verified, once it is committed."""
-    dummies: frozenset[Request] = frozenset()
+    dummies: frozenset[Request]
     """Requests whose drafts are only there to keep the batch uniform (newly admitted): none can be accepted."""
-    stale: set[Request] | None = None
+    stale: set[Request] | None
     """Requests preempted since: their tokens are still delivered, their counters stand."""
-    together: int = 0
+    together: int
     """Requests in lockstep that get a token."""
-    planned_ns: int = 0
-    start_ns: int = 0
-    end_ns: int = 0
-    gpu_ns: int = 0
-    host_ns: int = 0
-    shares: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 1.0)
+    planned_ns: int
+    start_ns: int
+    end_ns: int
+    gpu_ns: int
+    host_ns: int
+    shares: tuple[float, float, float, float]
+
+    def __init__(  # written out, that a compiled build compiles it
+        self,
+        id: int,
+        batch: Batch,
+        sampled: list[Request],
+        steady: bool,
+        usage: Usage,
+        drafts: dict[Request, int] = _NOTHING,
+        preempted: int = 0,
+        together: int = 0,
+        planned_ns: int = 0,
+        start_ns: int = 0,
+        end_ns: int = 0,
+        gpu_ns: int = 0,
+        host_ns: int = 0,
+        shares: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 1.0),
+    ) -> None:
+        self.id = id
+        self.batch = batch
+        self.sampled = sampled
+        self.steady = steady
+        self.usage = usage
+        self.drafts = drafts
+        self.preempted = preempted
+        self.accepted = 0
+        self.verified = None
+        self.dummies = _NOBODY
+        self.stale = None
+        self.together = together
+        self.planned_ns = planned_ns
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self.gpu_ns = gpu_ns
+        self.host_ns = host_ns
+        self.shares = shares
 
 
+@mypyc_attr(serializable=True)
 @dataclass(slots=True)
 class SpecStats:
     """Counts of speculative decoding, as vLLM keeps them."""

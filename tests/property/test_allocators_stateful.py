@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from servesim.contracts import MISS, Hit, KVMemory, Request, State, build_params, kv_allocators
+from servesim.engine import compiled
 from servesim.engine.content import Prefixes, RunContent
 from tests.support.worlds import memory_state
 
@@ -166,7 +167,7 @@ class Allocators(RuleBasedStateMachine):
     @rule(pick=PICK, samples=st.integers(1, 3))
     def fork(self, pick: int, samples: int) -> None:
         prompts = [r for r in self.running if r.num_computed_tokens <= r.prompt_len]
-        if not prompts or "fork" not in self.kv.supports:
+        if not prompts or not self.kv.can_fork():
             return
         request = prompts[pick % len(prompts)]
         for _ in range(samples):
@@ -188,7 +189,7 @@ class Allocators(RuleBasedStateMachine):
         batch = [r for i, r in enumerate(self.running) if mask >> i & 1 and r.num_computed_tokens < r.num_tokens]
         batch = [r for r in batch if r.num_computed_tokens + k <= r._end_tokens]
         k = self.kv.steps_until_short(batch, k) if batch else 0
-        if not k:
+        if not k or compiled():  # what is compiled cannot be copied
             return
         single, requests = copy.deepcopy((self.kv, batch))
         taken = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ from servesim.contracts import (
 )
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.recorder import Recorder
 from servesim.engine.step import Step
 from servesim.engine.workload import Clients, TraceWorkload
 from servesim.hardware import ModelSpec
@@ -101,6 +103,18 @@ def toy_trace(
     )
 
 
+class Watched(EngineCore):
+    """Says when it has planned."""
+
+    on_plan: Callable[[int], None] | None = None
+
+    def plan(self, now: int) -> Step | None:
+        step = super().plan(now)
+        if self.on_plan is not None:
+            self.on_plan(now)
+        return step
+
+
 @dataclass
 class World:
     """One simulation, described."""
@@ -126,6 +140,7 @@ class World:
     cost: CostModel = field(default_factory=ToyCost)
     clients: Clients = field(default_factory=Clients)
     max_queued: int | None = None
+    out_ns: int = 0
 
     def core(self, check: bool = False) -> EngineCore:
         """One replica's state machine."""
@@ -148,7 +163,7 @@ class World:
         drafting = self.speculation and "speculation" in cls.supports
         if drafting:
             params, speculator, acceptance = self._speculation(params)
-        core = EngineCore(cls(params, limits, kv), kv, check)
+        core = Watched(cls(params, limits, kv), kv, check)
         if drafting:
             core.speculator, core.acceptance = speculator, acceptance
         core.max_queued = self.max_queued
@@ -172,7 +187,8 @@ class World:
         cls, _ = routers.resolve(self.router)
         router = cls(build_params(self.router, cls.Params, {}), self.replicas)
         workload = TraceWorkload(self.trace, clients=self.clients, form=cores[0].scheduler.samples)
-        return Cluster(workload, cores, router, self.cost, depth=self.depth, mode=mode)
+        recorder = Recorder(out_ns=self.out_ns)
+        return Cluster(workload, cores, router, self.cost, depth=self.depth, mode=mode, recorder=recorder)
 
     def run(self, mode: str = "fast", check: bool = False) -> Cluster:
         """Run to the end."""
@@ -211,11 +227,8 @@ def watch(cluster: Cluster) -> dict[tuple[int, int, int], Snapshot]:
     """Snapshots of everything a replica holds after each plan, by (replica, time, next step id)."""
     seen: dict[tuple[int, int, int], Snapshot] = {}
 
-    def hook(index: int, core: EngineCore) -> None:
-        plan = core.plan
-
-        def planned(now: int) -> Step | None:
-            step = plan(now)
+    def hook(index: int, core: Watched) -> None:
+        def planned(now: int) -> None:
             seen[index, now, core.next_step_id] = (
                 memory_state(core.kv),
                 [
@@ -224,10 +237,10 @@ def watch(cluster: Cluster) -> dict[tuple[int, int, int], Snapshot]:
                 ],
                 [r.row for r in core.scheduler.waiters()],
             )
-            return step
 
-        core.plan = planned  # type: ignore[method-assign]
+        core.on_plan = planned
 
     for i, replica in enumerate(cluster.replicas):
+        assert isinstance(replica.core, Watched)
         hook(i, replica.core)
     return seen

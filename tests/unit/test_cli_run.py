@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from servesim import cli
+from servesim.engine import compiled
 
 RUN = ["run", "--trace", "synth:rate=20,prompt=300,output=20", "--requests", "40", "--model", "llama-3.2-1b"]
 RUN += ["--gpu", "h200"]
@@ -187,7 +188,8 @@ def test_traces_are_inspected_and_converted(servesim: Cli, tmp_path: Path) -> No
 
 
 def test_version_and_help_are_there(servesim: Cli) -> None:
-    assert servesim("--version")[1] == f"servesim {cli.__version__}\n"
+    build = " (compiled)" if compiled() else ""
+    assert servesim("--version")[1] == f"servesim {cli.__version__}{build}\n"
     assert "trace" in servesim()[1]
     assert "Examples" in servesim("run", "--help")[1]
 

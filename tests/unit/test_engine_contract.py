@@ -148,7 +148,7 @@ def test_a_policy_file_that_registers_itself_can_be_named_again(tmp_path: Path) 
         "from servesim.policies.scheduling.vllm import Vllm\n"
         "@schedulers.register('mine-again')\n"
         "class Mine(Vllm):\n"
-        "    pass\n"
+        "    '''vLLM's scheduler by another name.'''\n"
     )
     for version in (text, text, text + "# edited\n"):
         file.write_text(version)

@@ -119,10 +119,9 @@ def test_host_time_adds_in_synchronous_and_hides_in_asynchronous_cost_models() -
 
 
 def test_a_front_end_delays_requests_on_the_way_in_and_tokens_on_the_way_out() -> None:
-    world = World(toy_trace([0, 40], [1, 1], [2, 1]), cost=constant(100))
+    world = World(toy_trace([0, 40], [1, 1], [2, 1]), cost=constant(100), out_ns=7)
     cluster = world.cluster()
     cluster.workload = FrontEnd(cluster.workload, 30, 7)
-    cluster.recorder.__init__(None, 7)  # type: ignore[misc]
     cluster.run()
     rows = dict(zip(REQUEST_COLUMNS, cluster.recorder.requests.array().T.tolist(), strict=True))
     assert rows["row"] == [0, 1]

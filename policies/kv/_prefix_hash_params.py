@@ -1,0 +1,21 @@
+"""Parameters of prefix caching."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PrefixHashParams:
+    """Variants of vLLM's prefix cache."""
+
+    hash_lookahead_tokens: int = 0
+    """A block's hash covers this many tokens after it too (EAGLE/MTP without a KV connector: 1)."""
+    eagle_block_drop: bool = False
+    """A hit drops one more trailing block (EAGLE/MTP with a connector, and older releases)."""
+    free_order: str = "front"
+    """Where freed blocks without a hash go: "front" (0.33) or "back" (older V1 releases)."""
+
+    def __post_init__(self) -> None:
+        if self.free_order not in ("front", "back"):
+            raise ValueError(f'free_order is "front" or "back", not "{self.free_order}"')
