@@ -34,7 +34,6 @@ OPTIONS = ("--config-file=", "--ignore-missing-imports")
 def stage() -> list[str]:
     """Copy the packages to STAGED under the names they are installed by; the paths there of what is compiled."""
     tool: dict[str, Any] = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    shutil.rmtree(STAGED, ignore_errors=True)
     for name, folder in tool["package-dir"].items():
         shutil.copytree(
             folder, STAGED.joinpath(*name.split(".")), ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
@@ -66,6 +65,7 @@ class Compile(build_ext):
 
 
 if os.environ.get("SERVESIM_COMPILE", "0") not in ("", "0"):
+    shutil.rmtree("build", ignore_errors=True)  # extensions of an earlier build would come along
     requires = ["mypy[mypyc]>=2.0", "numpy>=2.0"]
     setup(setup_requires=requires, distclass=CompiledDistribution, cmdclass={"build_ext": Compile})
 else:
