@@ -17,6 +17,10 @@ PLAN = ARRIVE + 1
 class Clock(simpy.Environment):
     """A SimPy environment whose time is a whole number of nanoseconds."""
 
+    rejected: tuple[int, int] = (-1, -1)
+    """(ns, replica) of the last plan that rejected a request, which may make another one arrive at that instant: after
+    the plans of all replicas up to that one."""
+
     @property
     def ns(self) -> int:
         """Now."""

@@ -47,7 +47,7 @@ class Replica:
         self.fast = fast
         self.leap: Run | None = None
         self.horizon: Callable[[], int | None] = lambda: None
-        """When something may arrive at the earliest, as far as is known: spares pricing beyond it."""
+        """In how many nanoseconds something may have arrived here, as far as is known: spares pricing beyond that."""
         if fast and (depth == 1 or core.scheduler.limits.async_scheduling):
             core.keep_lockstep(depth)
         core.on_leave = self._leave
@@ -73,7 +73,7 @@ class Replica:
         """A request arrives at this instant."""
         self.core.add(request, output_len, self.clock.ns)
         if self.leap is not None:
-            if self.leap.cut(self.clock.ns):
+            if self.leap.cut(self._next_plan_from()):
                 self._await(self.leap.end_ns)
         elif not self.core.in_flight:
             self._want_plan()
@@ -86,7 +86,7 @@ class Replica:
             return
         core, now = self.core, self.clock.ns
         if self.leap is not None:
-            self.leap.cut(now)
+            self.leap.cut(self._next_plan_from())
             self._land()
             if core.in_flight[0].end_ns == now:
                 self._commit()
@@ -100,6 +100,11 @@ class Replica:
             core.abort(member, now, deadline.reason)
         if not core.in_flight:
             self._want_plan()
+
+    def _next_plan_from(self) -> int:
+        """The earliest time at which a plan may heed what happens now."""
+        now = self.clock.ns
+        return now + 1 if self.clock.rejected >= (now, self.index) else now
 
     def _want_plan(self) -> None:
         if not self._plan_due:
@@ -125,6 +130,8 @@ class Replica:
                 return
         while len(in_flight) < self.depth:
             step = core.plan(now)
+            if core.last_plan is not None and core.last_plan.rejected:
+                self.clock.rejected = max(self.clock.rejected, (now, self.index))
             if step is not None:
                 self._run(step, now)
             elif in_flight or not core.moved():

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from servesim.contracts import Batch
 from servesim.engine.recorder import REQUEST_COLUMNS
-from servesim.engine.workload import FrontEnd
+from servesim.engine.workload import Clients, FrontEnd
 from tests.support.worlds import ToyCost, World, toy_trace
 
 
@@ -70,6 +70,23 @@ def test_an_arrival_at_the_very_end_of_a_step_is_planned_with_it() -> None:
     world = World(toy_trace([0, 100], [1, 1], [3, 1]), cost=constant(100))
     (first,) = columns(world, "first_token_ns")
     assert first.tolist() == [100, 200]
+
+
+@pytest.mark.parametrize("mode", ["fast", "reference"])
+def test_an_arrival_that_follows_a_plan_at_that_instant_is_not_planned_with_it(mode: str) -> None:
+    """The second replica's plan rejects a request at the end of a step of the first's, which has made its plan by then
+    and gets the third request, sent in the second's stead, only afterwards."""
+    world = World(
+        toy_trace([0, 5000, 5000], [4, 150, 4], [40, 5, 5]),
+        scheduler="sglang",
+        num_blocks=11,
+        replicas=2,
+        clients=Clients(max_concurrency=2),
+        cost=constant(1000),
+    )
+    replica, arrived, scheduled = columns(world, "replica", "arrival_ns", "scheduled_ns", mode=mode)
+    assert replica.tolist() == [0, 1, 0]
+    assert (arrived[2], scheduled[2]) == (5000, 6000)
 
 
 @pytest.mark.parametrize(("rho", "seed"), [(0.5, 1), (0.8, 2), (0.9, 3)])
