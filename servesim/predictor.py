@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from servesim import keyed
-from servesim.contracts.registry import parse_params
 from servesim.errors import UserError, suggest
+from servesim.lists import pairs
 from servesim.trace import Ints, Trace
 
 PREDICTORS = ("max_tokens", "random", "exact")
@@ -43,7 +43,7 @@ def parse_predictor(spec: str) -> tuple[str, float]:
     name, _, rest = spec.partition(":")
     if name not in PREDICTORS:
         raise UserError(f"predictor: unknown predictor {name!r}{suggest(name, PREDICTORS)}")
-    params = parse_params(f"predictor {name}", rest)
+    params = pairs(f"predictor {name}", rest)
     known = ("error",) if name == "random" else ()
     for key in params:
         if key not in known:

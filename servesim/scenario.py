@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
-from servesim.contracts.registry import parse_params
+from servesim.contracts.registry import spelt
 from servesim.errors import UserError, suggest
+from servesim.lists import pairs
 from servesim.metrics.requests import check_slo, parse_slo
 from servesim.presets import preset_settings, under
 
@@ -26,10 +27,21 @@ _EXAMPLES = {
 }
 
 
-class EngineSettings(BaseModel):
-    """The engine around the policies, under vLLM's names and with its defaults."""
+class _Section(BaseModel):
+    """Settings that go together."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _written(cls, value: Any) -> Any:
+        if value == "":
+            raise ValueError("must not be empty")
+        return spelt(value)
+
+
+class EngineSettings(_Section):
+    """The engine around the policies, under vLLM's names and with its defaults."""
 
     async_scheduling: bool = True
     """Plan a step while the one before runs (two in flight); schedulers that cannot fall back, and it is noted."""
@@ -57,10 +69,8 @@ class EngineSettings(BaseModel):
     """What if memory did not matter: room for everything the trace can ask for, unless num_gpu_blocks says less."""
 
 
-class ClientSettings(BaseModel):
+class ClientSettings(_Section):
     """Those who send. By default each request goes out at its time, and everyone waits for as long as it takes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_concurrency: int | None = Field(default=None, ge=1)
     """Closed loop: at most so many requests outstanding, the others queue outside; none: no limit."""
@@ -78,14 +88,12 @@ class ClientSettings(BaseModel):
     """Pause before it is."""
 
 
-class Scenario(BaseModel):
+class Scenario(_Section):
     """A run: a trace, served by a model on GPUs under policies.
 
     Policies are `name`, `name:key=value,...` or a mapping with `name` and the parameters; a policy of one's own
     is named `path/to/file.py:Class`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     trace: str
     """A trace file (its format is found from the content), `preset:NAME` or `synth:key=value,...`."""
@@ -96,7 +104,7 @@ class Scenario(BaseModel):
     the YAML data sheet of another one."""
     requests: int | None = Field(default=None, ge=1, le=100_000_000)
     """The first so many requests; none: all the trace has (presets and synthetic traces: their default)."""
-    skip: int = Field(default=0, ge=0)
+    skip: int = Field(default=0, ge=0, le=100_000_000)
     """Requests left out before the first: a window of a trace is `skip` and `requests`."""
     rate: float | None = Field(default=None, gt=0)
     """Mean arrivals per second: all gaps are scaled alike; inf: all at once; none: as recorded."""
@@ -170,19 +178,17 @@ class Scenario(BaseModel):
     @field_validator("slo", mode="before")
     @classmethod
     def _slo(cls, value: Any) -> Any:
-        return parse_slo(value) if isinstance(value, str) else value
+        return _limits(value)
 
     @field_validator("slo")
     @classmethod
-    def _limits(cls, value: dict[str, float]) -> dict[str, float]:
+    def _slo_limits(cls, value: dict[str, float]) -> dict[str, float]:
         return check_slo(value)
 
     @field_validator("slo_classes", mode="before")
     @classmethod
     def _slo_classes(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        return {name: parse_slo(limits) if isinstance(limits, str) else limits for name, limits in value.items()}
+        return {name: _limits(slo) for name, slo in value.items()} if isinstance(value, Mapping) else value
 
     @field_validator("slo_classes")
     @classmethod
@@ -251,10 +257,17 @@ def policy_settings(value: Any) -> Settings:
         else:
             name, _, params = value.partition(":")
         if name:
-            return {"name": name, **parse_params(name, params)}
+            return {"name": name, **pairs(name, params)}
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return dict(value)
     raise UserError(f"a policy is a name, name:key=value,... or a mapping with `name`, not {value!r}")
+
+
+def _limits(value: Any) -> Any:
+    """Limits as text or a mapping; anything else is left for the validation to refuse."""
+    if isinstance(value, Mapping):
+        return {name: spelt(limit) for name, limit in value.items()}
+    return parse_slo(value) if isinstance(value, str) else value
 
 
 def _assign(settings: Settings, key: str, value: Any) -> None:
@@ -290,5 +303,6 @@ def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{key} is {first['input']!r}, must be a mapping of settings"
     if key == "engine.max_model_len":
         return f'{key} is {first["input"]!r}, must be a whole number of tokens or "auto"'
-    message = first["msg"][0].lower() + first["msg"][1:]
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
     return f"{key} is {first['input']!r}: {message}"

@@ -16,6 +16,9 @@ from .io import load_trace, read_chunks
 from .presets import load_preset, preset_names
 from .synth import drawn_in_chunks, synthesize, synthesize_chunks
 
+MOST_REQUESTS = 100_000_000
+"""As in a scenario."""
+
 
 def open_stream(spec: str, requests: int | None = None, seed: int = 0) -> TraceStream:
     """The same trace in chunks: drawn or read as they are asked for where its kind allows that, else cut up in memory
@@ -38,6 +41,10 @@ def open_trace(spec: str, requests: int | None = None, seed: int = 0, **options:
     presets and synthetic traces; a file is what it is. `options` go to the file's format (`sort`, `spread_ticks`).
     """
     kind, _, rest = spec.partition(":")
+    if not spec:
+        raise UserError("no trace is named: a file, preset:NAME or synth:key=value,...")
+    if requests is not None and requests > MOST_REQUESTS:
+        raise UserError(f"requests is {requests}, must be at most {MOST_REQUESTS:,}")
     if kind in ("preset", "synth"):
         if options:
             raise UserError(f"{spec}: option {next(iter(options))!r} is for trace files only")

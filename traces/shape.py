@@ -16,13 +16,17 @@ from numpy.typing import NDArray
 from servesim import keyed
 from servesim.contracts.registry import build_params
 from servesim.errors import UserError, suggest
+from servesim.lists import pairs
 from servesim.trace import Ints, Samples, Trace
 
 from .join import join
 from .synth.arrivals import draw
-from .synth.spec import Call, split
+from .synth.lengths import MAX_TOKENS
+from .synth.spec import Call
 
 SECOND = 1_000_000_000
+LONGEST = 1 << 62
+"""Nanoseconds; what is added to times stays within 64 bits."""
 
 
 class Step(Protocol):
@@ -50,12 +54,7 @@ def parse(text: str) -> Step:
     if name not in STEPS:
         raise UserError(f"shape: unknown step {name!r}{suggest(name, STEPS)}")
     before, comma, file = ("," + rest).partition(",trace=")
-    values = {"trace": file} if comma else {}
-    for part in split(before.removeprefix(",")):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise UserError(f"shape {name}: {part!r} is not key=value")
-        values[key.strip()] = value.strip()
+    values = pairs(f"shape {name}", before.removeprefix(",")) | ({"trace": file} if comma else {})
     step: Step = build_params(f"shape {name}", STEPS[name], values)
     return step
 
@@ -68,6 +67,8 @@ class Window:
     end: float = float("inf")
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
+        if not 0 <= self.start < self.end:
+            raise UserError(f"start is {self.start:g} and end {self.end:g}, must be from 0 on, the end after the start")
         begins, play = _begins(trace)
         inside = (begins >= self.start * SECOND) & (begins < self.end * SECOND)
         kept = _keep(trace, inside[play])
@@ -106,7 +107,7 @@ class Stretch:
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not 0 < self.factor < 1e6:
             raise UserError(f"factor is {self.factor:g}, must be above 0")
-        return trace.at(np.rint(trace.arrival_ns * self.factor).astype(np.int64))
+        return trace.at(_ns(trace.arrival_ns, self.factor))
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,9 @@ class Ramp:
         span = max(int(trace.arrival_ns[-1] - trace.arrival_ns[0]), 1)
         share = (trace.arrival_ns - trace.arrival_ns[0]) / span
         rise = self.end - self.start  # new time is the integral of 1 / (start + rise x)
-        passed = share / self.start if rise == 0 else np.log1p(share * rise / self.start) / rise
-        return trace.at(np.rint(passed * span).astype(np.int64))
+        with np.errstate(over="ignore", invalid="ignore"):
+            passed = share / self.start if rise == 0 else np.log1p(share * rise / self.start) / rise
+        return trace.at(_ns(passed * span))
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Arrive:
             raise UserError(f"rate is {self.rate:g}, must be above 0")
         begins, play = _begins(trace)
         seconds = draw(Call.parse("arrivals", self.process), np.arange(len(begins)), self.rate, seed)
-        return _moved(trace, begins, play, np.rint(seconds * SECOND).astype(np.int64))
+        return _moved(trace, begins, play, _ns(seconds, SECOND))
 
 
 @dataclass(frozen=True)
@@ -160,10 +162,10 @@ class Think:
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if trace.after is None:
             raise UserError("no request waits for another, so there are no pauses")
-        if self.cap < 0 or self.scale < 0:
-            raise UserError("cap and scale must be at least 0")
+        if self.cap < 0 or not 0 <= self.scale < 1e6:
+            raise UserError("cap and scale must be at least 0, and scale below 1,000,000")
         pauses = np.minimum(np.rint(trace.after.delays_ns * self.scale), self.cap * SECOND)
-        return replace(trace, after=replace(trace.after, delays_ns=pauses.astype(np.int64)))
+        return replace(trace, after=replace(trace.after, delays_ns=_ns(pauses)))
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,8 @@ class Repeat:
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not 1 <= self.times <= 10_000:
             raise UserError(f"times is {self.times}, must be from 1 to 10,000")
+        if not 0 <= self.period * self.times < LONGEST / SECOND:
+            raise UserError(f"period is {self.period:g}, must be from 0, and 146 years at most in all")
         gap = trace.arrival_ns[-1] // max(len(trace) - 1, 1)
         period = round(self.period * SECOND) if self.period else int(trace.arrival_ns[-1] + gap)
         copies = [trace.at(trace.arrival_ns + i * period) for i in range(self.times)]
@@ -221,6 +225,9 @@ class Label:
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if self.n is not None and not 1 <= self.n <= 1024:
             raise UserError(f"n is {self.n}, must be from 1 to 1,024")
+        _check_share(self.share)
+        if self.priority is not None and abs(self.priority) >= LONGEST:
+            raise UserError(f"priority is {self.priority}, must fit into 62 bits")
         play = trace.plays()
         mine = (keyed.uniform(seed, "label", np.arange(play.max() + 1)) < self.share)[play]
         labels = dict(trace.labels)
@@ -240,6 +247,8 @@ class Cap:
     tokens: int
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
+        if not 1 <= self.tokens <= MAX_TOKENS:
+            raise UserError(f"tokens is {self.tokens}, must be from 1 to {MAX_TOKENS:,}")
         caps = np.maximum(trace.output_len, self.tokens)
         if trace.samples is not None:
             np.maximum.at(caps, trace.samples.rows, trace.samples.output_len)
@@ -254,10 +263,13 @@ class Cancel:
     after: float
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
+        _check_share(self.share)
+        if self.after <= 0:
+            raise UserError(f"after is {self.after:g}, must be above 0")
         rows = np.arange(len(trace))
         gone = keyed.uniform(seed, "cancel", rows) < self.share
-        times = np.maximum(np.rint(keyed.exponential(seed, "cancel after", rows) * self.after * SECOND), 1)
-        return replace(trace, cancel_ns=np.where(gone, times, -1).astype(np.int64))
+        times = np.maximum(_ns(keyed.exponential(seed, "cancel after", rows) * self.after * SECOND), 1)
+        return replace(trace, cancel_ns=np.where(gone, times, -1))
 
 
 STEPS: dict[str, Any] = {
@@ -275,6 +287,21 @@ STEPS: dict[str, Any] = {
     "cap": Cap,
     "cancel": Cancel,
 }
+
+
+def _ns(times: NDArray[Any], scale: float = 1.0) -> Ints:
+    """Times the scale, rounded; UserError where they do not fit into 64 bits."""
+    with np.errstate(over="ignore"):
+        scaled = times * scale
+    if not np.all(np.abs(scaled) < LONGEST):
+        raise UserError("times would not fit into 146 years")
+    rounded: Ints = np.rint(scaled).astype(np.int64)
+    return rounded
+
+
+def _check_share(share: float) -> None:
+    if not 0 <= share <= 1:
+        raise UserError(f"share is {share:g}, must be from 0 to 1")
 
 
 def _asking(trace: Trace, mine: NDArray[np.bool_], n: int) -> Samples | None:

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import math
 import pkgutil
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from servesim.errors import UserError, suggest
+from servesim.lists import pairs
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -64,7 +66,7 @@ class Registry(Generic[T]):
             if head not in self._classes:
                 raise UserError(f"unknown {self.kind} {head!r}{suggest(head, self._classes)}")
             cls = self._classes[head]
-        return cls, parse_params(f"{self.kind} {head}", rest)
+        return cls, pairs(f"{self.kind} {head}", rest)
 
     def _load(self) -> None:
         if self._loaded:
@@ -109,19 +111,12 @@ class Registry(Generic[T]):
         return module
 
 
-def parse_params(what: str, text: str) -> dict[str, str]:
-    """`a=1,b=x` as a dict of strings."""
-    params: dict[str, str] = {}
-    for part in filter(None, text.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise UserError(f"{what}: {part!r} is not key=value")
-        params[key.strip()] = value.strip()
-    return params
-
-
 def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:
-    """An instance of the frozen dataclass `cls` from strings or YAML values, unknown keys refused."""
+    """An instance of the frozen dataclass `cls` from strings or YAML values.
+
+    UserError where a key is unknown or a value not what its field says. A boolean is no number; a number is finite,
+    unless it is an infinite default.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     known = {f.name for f in dataclasses.fields(cls)}
@@ -129,11 +124,24 @@ def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:
         if key not in known:
             raise UserError(f"{what}: unknown parameter {key!r}{suggest(key, known)}")
     try:
-        return TypeAdapter(cls).validate_python(values)
+        found = TypeAdapter(cls).validate_python({key: spelt(value) for key, value in values.items()})
     except ValidationError as error:
         raise UserError(f"{what}: {_first_error(error)}") from error
     except ValueError as error:
         raise UserError(f"{what}: {error}") from error
+    for field in dataclasses.fields(cls):
+        value = getattr(found, field.name)
+        if isinstance(value, float) and not math.isfinite(value) and value != field.default:
+            raise UserError(f"{what}: {field.name} is {value:g}, must be a finite number")
+    return found
+
+
+def spelt(value: Any) -> Any:
+    """A YAML value with booleans as the words they are written as: to pydantic `True` is the number 1 too, "true" is
+    a boolean alone."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return [spelt(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _first_error(error: ValidationError) -> str:

@@ -12,6 +12,9 @@ from servesim.contracts.registry import Registry
 from servesim.hardware.draft import DraftModel
 from servesim.hardware.model import ModelSpec
 
+MOST_DRAFTS = 1024
+"""Of a sequence in a step: far more than any method drafts."""
+
 
 @dataclass(frozen=True)
 class SpeculatorParams:
@@ -21,8 +24,8 @@ class SpeculatorParams:
     """Draft tokens a step (num_speculative_tokens); for trees their depth."""
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k is {self.k}, must be at least 1")
+        if not 1 <= self.k <= MOST_DRAFTS:
+            raise ValueError(f"k is {self.k}, must be from 1 to {MOST_DRAFTS:,}")
 
 
 class Speculator(ABC):

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
+from servesim.lists import listed
 from servesim.scenario import EngineSettings, Scenario, Settings, load_settings, override
 
 NAMES = frozenset(("scheduler", "kv", "speculation", "acceptance", "router", "model", "gpu", "trace"))
@@ -38,15 +39,15 @@ class Variant:
     """The scenario's settings, not yet validated."""
 
 
-def split_values(text: str) -> list[str]:
+def split_values(key: str, text: str) -> list[str]:
     """The values of a comma list; see the module's docstring for the rule."""
     values: list[str] = []
-    for part in _outside_brackets(text):
+    for part in listed(key, text):
         head, equals, _ = part.partition("=")
         if values and equals and ":" not in head:
             values[-1] += f",{part}"
         else:
-            values.append(part.strip())
+            values.append(part)
     return values
 
 
@@ -55,18 +56,26 @@ def axis_values(key: str, given: Any) -> list[Any]:
     if key in SINGLE:
         return [given]
     if isinstance(given, str):
-        values: list[Any] = split_values(given)
+        values: list[Any] = split_values(key, given)
     elif isinstance(given, Sequence) and not isinstance(given, str):
         values = list(given)
     else:
         values = [given]
     if not values:
         raise UserError(f"{key}: no value is given")
-    texts = [label_of(key, value) for value in values]
-    twice = next((text for text in texts if texts.count(text) > 1), None)
-    if twice is not None:
-        raise UserError(f"{key}: {twice} is given twice")
+    seen = [_plain(key, value) for value in values]
+    for i, value in enumerate(values):
+        if seen.count(seen[i]) > 1:
+            raise UserError(f"{key}: {label_of(key, value)} is given twice")
     return values
+
+
+def _plain(key: str, value: Any) -> float | str:
+    """What two ways to write the same value have in common."""
+    try:
+        return label_of(key, value) if key in NAMES else float(value)
+    except (TypeError, ValueError):
+        return label_of(key, value)
 
 
 def product(settings: Mapping[str, Any], axes: Mapping[str, Any]) -> list[Variant]:
@@ -123,17 +132,3 @@ def _with(settings: Mapping[str, Any], point: Mapping[str, Any]) -> Settings:
         else:
             changed[key] = value
     return changed
-
-
-def _outside_brackets(text: str) -> Iterable[str]:
-    depth, part = 0, ""
-    for char in text:
-        depth += (char == "(") - (char == ")")
-        if char == "," and depth <= 0:
-            if part.strip():
-                yield part
-            part = ""
-        else:
-            part += char
-    if part.strip():
-        yield part

@@ -33,6 +33,7 @@ deployment, whatever the rate); failed (see error: often the model does not fit)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,8 @@ def capacity(
         raise UserError("capacity: give an SLO to meet, such as --slo ttft:500,tpot:50")
     if "rate" in {key for v in variants for key in v.axes}:
         raise UserError("capacity: one rate is needed for the cheapest deployment, none for the highest rate")
+    if known.rate == math.inf:
+        raise UserError("capacity: no deployment carries an infinite rate; give requests/s, or leave --rate out")
     if known.rate is not None and any("replicas" in v.axes for v in variants):
         raise UserError("capacity: with a rate the number of replicas is what is sought; leave --replicas out")
     with open_runner(out, CAPACITY, executor, jobs, on_progress, objects) as runner:

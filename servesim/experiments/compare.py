@@ -111,7 +111,9 @@ def compare(
 
     check_window(warmup, cooldown)
     check_method(interval)
-    settings = Settings(level, margin, warmup, cooldown, interval, rank_by or "ttft_p99")
+    if not 0 <= margin < 1:
+        raise UserError(f"margin is {margin:g}, must be a share from 0 to below 1")
+    settings = Settings(level, margin, warmup, cooldown, interval, "ttft_p99" if rank_by is None else rank_by)
     objects = Objects()
     given, axes = [objects.named(s) for s in scenarios], objects.named(axes)
     recordings, others = [s for s in given if is_recording(s)], [s for s in given if not is_recording(s)]

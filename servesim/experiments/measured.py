@@ -21,6 +21,7 @@ from servesim.experiments.recorded import RecordedRun
 from servesim.experiments.runner import Runner
 from servesim.experiments.variants import is_oracle, shared_settings
 from servesim.experiments.verdicts import Settings, judge
+from servesim.lists import listed
 from servesim.scenario import policy_settings
 from servesim.trace import Content, Trace
 
@@ -50,7 +51,7 @@ def measured_metrics(run: RecordedRun, names: Sequence[str] | str | None) -> lis
     """Those asked for, or the usual ones, of the latencies that were measured."""
     known = _known(run)
     usual = [name for name in DEFAULTS if name.rpartition("_")[0] in known]
-    names = names.split(",") if isinstance(names, str) else list(names or usual)
+    names = listed("metrics", names) if isinstance(names, str) else list(names or usual)
     for name in names:
         if name not in METRICS or name.rpartition("_")[0] not in known:
             raise UserError(f"metric {name!r}: of {run.path.name} only {', '.join(known)} are known")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from servesim.engine.request import State
 from servesim.errors import UserError, suggest
+from servesim.lists import listed
 from servesim.metrics.classes import class_limits
 from servesim.result_files import REQUESTS, SUMMARY, reading
 
@@ -94,7 +95,10 @@ def metrics_of(names: Sequence[str] | str | None, slo: Mapping[str, Any]) -> lis
     """The metrics asked for; by default the usual ones, and those of the SLO if there is one."""
     if names is None:
         names = (*DEFAULTS, *(SLO_DEFAULTS if slo else ()))
-    names = names.split(",") if isinstance(names, str) else list(names)
+    names = listed("metrics", names) if isinstance(names, str) else list(names)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"metrics: {twice} is given twice")
     for name in names:
         if name not in METRICS:
             raise UserError(f"unknown metric {name!r}{suggest(name, METRICS)}")

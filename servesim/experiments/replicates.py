@@ -22,6 +22,9 @@ WORKLOAD = (
 )
 """Settings that say what is replayed: the same for all that is compared."""
 
+MOST = 10_000
+"""Replicates of one question."""
+
 
 @dataclass(frozen=True)
 class Replicates:
@@ -36,6 +39,18 @@ class Replicates:
         return len(self.changes)
 
 
+def counted(replicates: Mapping[str, Any]) -> str:
+    """What a document says of its replicates, such as "1 seed" and "3 windows"."""
+    count, kind = replicates["count"], replicates["kind"]
+    return f"{count} {kind.removesuffix('s') if count == 1 else kind}"
+
+
+def check_count(count: int) -> None:
+    """UserError for a number of replicates that makes no sense."""
+    if not 1 <= count <= MOST:
+        raise UserError(f"replicates is {count}, must be from 1 to {MOST:,}")
+
+
 def replicates_of(
     settings: Mapping[str, Any],
     count: int,
@@ -47,8 +62,7 @@ def replicates_of(
     With `requests` each window has as many; without, the trace is cut into `count` equal ones. `others`: settings of
     what it is compared with; `objects`: traces that are no files, by name.
     """
-    if count < 1:
-        raise UserError(f"replicates is {count}, must be at least 1")
+    check_count(count)
     scenario = Scenario.of(settings)
     if scenario.trace.startswith(("preset:", "synth:")):
         return Replicates("seeds", tuple({"seed": scenario.seed + i} for i in range(count)))

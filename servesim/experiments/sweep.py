@@ -40,7 +40,7 @@ from servesim.experiments.documents import write_document
 from servesim.experiments.measures import METRICS, Metric, check_window, measure, metrics_of
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
-from servesim.experiments.replicates import Replicates, replicates_of
+from servesim.experiments.replicates import Replicates, check_count, replicates_of
 from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
 from servesim.experiments.store import Cell
 from servesim.experiments.variants import shared_settings
@@ -80,13 +80,14 @@ def sweep(
     import pandas as pd
 
     check_window(warmup, cooldown)
+    check_count(replicates)
     objects = Objects()
     settings, lists = load_grid(objects.named(scenario), objects.named(axes))
     variants = product(settings, lists)
     check_names(variants, objects)
     known = Scenario.of(variants[0].settings)
     slo = known.slo or known.slo_classes
-    goals = metrics_of(best_by or ("request_goodput" if slo else "e2el_mean"), slo)
+    goals = metrics_of(best_by if best_by is not None else "request_goodput" if slo else "e2el_mean", slo)
     wanted = metrics_of(metrics, slo)
     wanted += [m for m in (*goals, *(METRICS[name] for name in PARETO)) if m not in wanted]
     with open_runner(out, SWEEP, executor, jobs, on_progress, objects) as runner:

@@ -31,6 +31,7 @@ _WHOLE = (
     "num_kv_shared_layers", "kv_lora_rank", "q_lora_rank",
 )  # fmt: skip
 """Keys that may be missing or null, but are whole numbers where they are not."""
+MOST_LAYERS = 10_000
 _KINDS = {"layer_types": list, "mlp_only_layers": list, "quantization_config": dict, "model_type": str}
 
 
@@ -51,7 +52,7 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
     positions = _count(config, "max_position_embeddings", where)
     experts = _experts(config, kind, where)
     return {
-        "num_layers": _count(config, "num_hidden_layers", where),
+        "num_layers": _count(config, "num_hidden_layers", where, MOST_LAYERS),
         "hidden_size": hidden,
         "num_heads": heads,
         "num_kv_heads": kv_heads,
@@ -109,7 +110,7 @@ def _latent(config: dict[str, Any], where: str) -> Latent | None:
 
 def _layers(config: dict[str, Any], experts: bool, where: str) -> tuple[Layer, ...]:
     """The kind of every layer."""
-    count = _count(config, "num_hidden_layers", where)
+    count = _count(config, "num_hidden_layers", where, MOST_LAYERS)
     windows, dense = _windows(config, count, where), _dense_layers(config, count)
     shared = _kv_shared(config, count, where)
     return tuple(Layer(windows[i], experts and i not in dense, i not in shared) for i in range(count))
@@ -166,10 +167,12 @@ def _check_types(config: dict[str, Any], where: str) -> None:
             raise UserError(f"{where}: {key} must be a {kind.__name__} or null, not {config[key]!r}")
 
 
-def _count(config: dict[str, Any], key: str, where: str) -> int:
+def _count(config: dict[str, Any], key: str, where: str, most: int = 1 << 40) -> int:
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise UserError(f"{where}: {key} must be a positive integer, not {value!r}")
+    if value > most:
+        raise UserError(f"{where}: {key} is {value}, must be at most {most:,}")
     return value
 
 

@@ -204,6 +204,8 @@ def check_tp(model: ModelSpec, tp: int) -> None:
 
 def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
     """What the `config.json` of a bundled model, of a file or of a folder says, and the model's name."""
+    if not name_or_path:
+        raise UserError("no model is named: a bundled one such as llama-3.1-8b, or a config.json")
     path = Path(name_or_path)
     if path.is_dir():
         path = path / "config.json"

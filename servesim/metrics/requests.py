@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from servesim.engine.recorder import REQUEST_COLUMNS, Rows
 from servesim.engine.request import State
 from servesim.errors import UserError, suggest
+from servesim.lists import listed
 from servesim.metrics.distribution import Numbers, describe
 from servesim.metrics.samples import numbers_of, reasons_of, requests_of
 from servesim.metrics.stability import Load, load_of
@@ -300,7 +301,7 @@ def most_at_once(enter: NDArray[np.int64], leave: NDArray[np.int64]) -> int:
 def parse_slo(text: str) -> dict[str, float]:
     """`ttft:500,tpot:50,e2el:10000` (or with blanks between) as limits in milliseconds."""
     limits: dict[str, float] = {}
-    for part in text.replace(",", " ").split():
+    for part in (part for several in listed("slo", text) for part in several.split()):
         name, colon, value = part.partition(":")
         if not colon:
             raise UserError(f"slo: {part!r} is not metric:milliseconds, such as ttft:500")

@@ -27,7 +27,7 @@ from servesim.experiments.axes import product, split_values
     ],
 )
 def test_comma_lists_know_where_a_value_ends(text: str, values: list[str]) -> None:
-    assert split_values(text) == values
+    assert split_values("rate", text) == values
 
 
 def test_variants_are_every_combination_named_by_what_varies() -> None:

@@ -196,7 +196,7 @@ def test_a_measured_run_is_replayed_and_compared_request_by_request(tmp_path: Pa
         ({"metrics": "slo_attainment"}, "needs an SLO"),
         ({"warmup": 0.8, "cooldown": 0.4}, "shares of the arrivals"),
         ({"baseline": "sglang"}, "name one of"),
-        ({"replicates": 0}, "at least 1"),
+        ({"replicates": 0}, "from 1 to 10,000"),
         ({"interval": "wald"}, "interval is 'wald'"),
         ({"executor": "slurm"}, "local, ray"),
         ({"jobs": 0}, "at least 1"),

@@ -13,8 +13,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from servesim.contracts.registry import parse_params
 from servesim.errors import UserError, suggest
+from servesim.lists import pairs
 from servesim.trace import Content, Ints, Trace
 
 from ..synth.spec import to_float
@@ -94,7 +94,7 @@ def load_preset(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
 def _numbers(name: str, text: str) -> dict[str, float]:
     known = ("scale", "start", "seconds")
     values: dict[str, float] = {}
-    for key, value in parse_params(f"preset {name}", text).items():
+    for key, value in pairs(f"preset {name}", text).items():
         if key not in known:
             raise UserError(f"preset {name}: unknown parameter {key!r}{suggest(key, known)}")
         values[key] = to_float(f"preset {name}: {key}", value)

@@ -48,6 +48,8 @@ def gamma_gaps(call: Call, rows: Ints, seed: int) -> Floats:
     if value <= 0:
         raise UserError(f"synth: arrivals=gamma: {next(iter(args))} is {value:g}, must be positive")
     cv = args["cv"] if "cv" in args else value**-0.5
+    if not 1e-3 <= cv <= 1e3:
+        raise UserError(f"synth: arrivals=gamma: a coefficient of variation of {cv:g} is none of 0.001 to 1000")
     return keyed.gamma(seed, "arrivals", rows, cv=cv)
 
 

@@ -8,7 +8,10 @@ from servesim import keyed
 from servesim.errors import UserError
 from servesim.trace import Content, Ints
 
+from .lengths import MAX_TOKENS
 from .spec import Call
+
+MOST_GROUPS = 10_000_000
 
 
 def draw(call: Call, prompt_len: Ints, seed: int, first: int = 0) -> Content:
@@ -22,6 +25,8 @@ def draw(call: Call, prompt_len: Ints, seed: int, first: int = 0) -> Content:
     groups, length = int(args["groups"]), int(args["length"])
     if groups != args["groups"] or length != args["length"] or groups < 1 or length < 1:
         raise UserError("synth: prefix=shared: groups and length must be whole numbers of at least 1")
+    if groups > MOST_GROUPS or length > MAX_TOKENS:
+        raise UserError(f"synth: prefix=shared: at most {MOST_GROUPS:,} groups and {MAX_TOKENS:,} tokens")
     if not 0 <= args["share"] <= 1 or args["zipf"] < 0:
         raise UserError("synth: prefix=shared: share must be from 0 to 1 and zipf at least 0")
     rows = np.arange(first, first + len(prompt_len))

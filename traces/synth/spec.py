@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servesim.errors import UserError, suggest
+from servesim.lists import listed, pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,15 @@ class Call:
         name, bracket, rest = text.strip().partition("(")
         if not bracket:
             return cls(key, name, {})
+        inside, closing, after = rest.rpartition(")")
+        if not closing or after.strip():
+            raise UserError(f"synth: {key}={text}: write name(...)")
         args: dict[str, str] = {}
-        for i, part in enumerate(split(rest.removesuffix(")"))):
+        for i, part in enumerate(listed(f"synth: {key}={name}", inside) if inside.strip() else ()):
             word, equals, value = part.partition("=")
             args[word.strip() if equals else str(i)] = (value if equals else word).strip()
+            if len(args) == i:
+                raise UserError(f"synth: {key}={name}: {word.strip()} is given twice")
         return cls(key, name.strip(), args)
 
     def number(self) -> float:
@@ -39,6 +45,8 @@ class Call:
         order = list(parsed[0])
         given = {order[int(k)] if k.isdigit() and int(k) < len(order) else k: v for k, v in self.args.items()}
         every = [name for form in parsed for name in form]
+        if len(given) < len(self.args):
+            raise UserError(f"synth: {self.key}={self.name}: an argument is given by place and by name")
         for name in given:
             if name not in every:
                 raise UserError(f"synth: {self.key}={self.name}: unknown argument {name!r}{suggest(name, every)}")
@@ -53,32 +61,11 @@ class Call:
 
 def parse_spec(text: str) -> dict[str, str]:
     """Key to value text; commas inside brackets belong to the value."""
-    values: dict[str, str] = {}
-    for part in split(text):
-        key, equals, value = part.partition("=")
-        if not equals or not key.strip() or not value.strip():
-            raise UserError(f"synth: {part.strip()!r} is not key=value")
-        if key.strip() in values:
-            raise UserError(f"synth: {key.strip()} is given twice")
-        values[key.strip()] = value.strip()
+    values = pairs("synth", text)
+    for key, value in values.items():
+        if not key or not value:
+            raise UserError(f"synth: {f'{key}={value}'!r} is not key=value")
     return values
-
-
-def split(text: str) -> list[str]:
-    """Parts between the commas that stand outside brackets."""
-    parts, depth, part = [], 0, ""
-    for char in text:
-        depth += (char == "(") - (char == ")")
-        if depth < 0:
-            break
-        if char == "," and depth == 0:
-            parts.append(part)
-            part = ""
-        else:
-            part += char
-    if depth != 0:
-        raise UserError(f"synth: brackets do not match in {text!r}")
-    return [p for p in [*parts, part] if p.strip()]
 
 
 def to_float(what: str, text: str) -> float:

@@ -13,6 +13,8 @@ from servesim.trace import COMPLETION, After, Content, Ints
 from .spec import Call
 
 SECOND = 1_000_000_000
+LONGEST_S = 10_000_000
+"""Mean pause: as long as a client of a scenario may wait."""
 
 
 def draw(call: Call, arrival_ns: Ints, new: Ints, output: Ints, content: Content | None, seed: int) -> dict[str, Any]:
@@ -26,8 +28,10 @@ def draw(call: Call, arrival_ns: Ints, new: Ints, output: Ints, content: Content
         raise UserError(f"synth: turns={call.name}: write turns=chat(turns=5,think=10)")
     args = call.floats("turns=5 think=10")
     turns = int(args["turns"])
-    if turns != args["turns"] or turns < 1 or args["think"] < 0:
-        raise UserError("synth: turns=chat: turns must be a whole number of at least 1 and think at least 0")
+    if turns != args["turns"] or turns < 1 or not 0 <= args["think"] <= LONGEST_S:
+        raise UserError(
+            f"synth: turns=chat: turns must be a whole number of at least 1 and think from 0 to {LONGEST_S:,} s"
+        )
     rows = np.arange(len(new))
     first = rows // turns * turns
     pause = np.rint(keyed.exponential(seed, "think", rows) * args["think"] * SECOND).astype(np.int64)

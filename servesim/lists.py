@@ -1,0 +1,60 @@
+"""Lists as a command line has them: values with commas between, and none of them empty."""
+
+from __future__ import annotations
+
+from servesim.errors import UserError
+
+
+def listed(what: str, text: str) -> list[str]:
+    """The parts of `text` between the commas that stand outside brackets, without blanks around them.
+
+    UserError, which `what` begins, where a part is empty or brackets do not match.
+    """
+    depth, parts = 0, [""]
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if depth < 0:
+            break
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    if depth != 0:
+        raise UserError(f"{what}: brackets do not match in {text!r}")
+    found = [part.strip() for part in parts]
+    if not any(found):
+        raise UserError(f"{what}: no value is given")
+    if not all(found):
+        raise UserError(f"{what}: {text!r} has a comma with no value beside it")
+    return found
+
+
+def names(what: str, text: str) -> list[str]:
+    """A list in which nothing stands twice."""
+    found = listed(what, text)
+    for i, name in enumerate(found):
+        if name in found[:i]:
+            raise UserError(f"{what}: {name} is given twice")
+    return found
+
+
+def whole_numbers(what: str, text: str) -> list[int]:
+    """A list of numbers above 0, none of them twice."""
+    found = names(what, text)
+    for part in found:
+        if not (part.isascii() and part.isdecimal() and 0 < len(part) <= 18 and int(part)):
+            raise UserError(f"{what} {part}: whole numbers above 0 are needed, with commas between")
+    return [int(part) for part in found]
+
+
+def pairs(what: str, text: str) -> dict[str, str]:
+    """`a=1,b=x` as strings by key; empty where there is nothing at all."""
+    found: dict[str, str] = {}
+    for part in listed(what, text) if text.strip() else ():
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise UserError(f"{what}: {part!r} is not key=value")
+        if key.strip() in found:
+            raise UserError(f"{what}: {key.strip()} is given twice")
+        found[key.strip()] = value.strip()
+    return found
