@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from servesim.cli_profile import Bar, interrupt
+from servesim.cli_profile import Bar, positive
 from servesim.errors import Interrupted, UserError, suggest
+from servesim.lists import names, whole_numbers
 
 ACCEPTANCE_EXAMPLES = """
+\b
 Examples:
-
   servesim calibrate acceptance --out measured
-
   servesim calibrate acceptance --method early-exit --layers 20,25 --k 3 --out measured
-
   servesim run --trace preset:azure-conv-2023 --model llama-3.1-8b --gpu h200 --speculation ngram --acceptance measured:table=measured/ngram.yaml
 """  # noqa: E501
 METHODS = ("ngram", "early-exit")
@@ -39,23 +37,23 @@ def acceptance(
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
     threads: Annotated[int, typer.Option(help="Threads of the processor.")] = 1,
 ) -> None:
-    """Let a small real model answer prompts greedily, and count which drafts of its answers are right."""
+    """Count which drafts of a small real model are right.
+
+    It answers prompts greedily."""
     from servesim.calibrate.acceptance import Prompts, record
     from servesim.calibrate.acceptance_table import early_exit, lookup, table
     from servesim.calibrate.greedy import GreedyModel
 
-    methods = [name.strip() for name in method.split(",")]
+    methods = names("--method", method)
     for name in methods:
         if name not in METHODS:
             raise UserError(f"--method {name}: no such method{suggest(name, METHODS)}")
-    for option, value in (("k", k), ("lookup-min", lookup_min), ("threads", threads)):
-        if value < 1:
-            raise UserError(f"--{option} is {value}, must be above 0")
+    positive(k=k, lookup_min=lookup_min, threads=threads)
     if lookup_max < lookup_min:
         raise UserError(f"--lookup-max is {lookup_max}, below --lookup-min, {lookup_min}")
     if max_tokens <= k:
         raise UserError(f"--max-tokens is {max_tokens}, must be above --k, {k}: no step would be counted")
-    exits = [_layer(text) for text in layers.split(",")] if layers is not None else None
+    exits = whole_numbers("--layers", layers) if layers is not None else None
     asked = Prompts.load(prompts or _own_prompts())
     settings, answers = _record(record, out, asked, max_tokens, model, lambda: GreedyModel.load(model, threads))
     depth = settings["target"]["layers"]
@@ -73,14 +71,11 @@ def acceptance(
 
 
 def _record(record: Any, out: Path, prompts: Any, max_tokens: int, model: str, open_target: Any) -> Any:
-    previous = signal.signal(signal.SIGTERM, interrupt)  # as `timeout` ends a command
     try:
         with Bar() as bar:
             return record(out, prompts, max_tokens, model, open_target, bar)
     except KeyboardInterrupt:
         raise Interrupted(f"{out} keeps the answers that were whole; the same command goes on from there") from None
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:
@@ -101,9 +96,3 @@ def _own_prompts() -> Path:
     from importlib import resources
 
     return Path(str(resources.files("servesim.calibrate") / "prompts" / "acceptance.yaml"))
-
-
-def _layer(text: str) -> int:
-    if not text.strip().isdigit() or not int(text):
-        raise UserError(f"--layers {text}: whole numbers above 0, comma separated, are needed")
-    return int(text)

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
+from servesim.cli_profile import positive
 from servesim.errors import UserError, suggest
 
 ENGINE_EXAMPLES = """
+\b
 Examples:
-
   servesim calibrate engine --engine transformers --device cpu --model tiny-llama --trace synth:rate=20,prompt=96,output=24 --requests 24 --kernel-tables tables --out log
-
   servesim validate log --kernel-tables tables --host log/host.yaml
 """  # noqa: E501
 ENGINES = ("transformers", "vllm")
@@ -48,7 +48,9 @@ def engine(
         Path | None, typer.Option(metavar="DIR", help="Profile of this machine: fits host terms to the warm-up.")
     ] = None,
 ) -> None:
-    """Serve a trace by a real engine with random weights, open loop, and log every request and step."""
+    """Serve a trace by a real engine and log its steps.
+
+    With random weights, open loop; every request is logged as well."""
     from servesim.hardware import ModelSpec
     from servesim.traces import open_trace
 
@@ -68,6 +70,9 @@ def engine(
         "num_blocks": num_blocks,
         "block_size": block_size,
     }
+    positive(**given, threads=threads)
+    if warmup < 0:
+        raise UserError(f"--warmup is {warmup}, must be at least 0")
     given = {key: value for key, value in given.items() if value is not None}
     if engine == "transformers":
         from servesim.calibrate.engines.transformers import TransformersSettings, run_transformers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import math
 import sys
 import time
 from pathlib import Path
@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from servesim.errors import Interrupted, UserError
+from servesim.lists import names, whole_numbers
 
 if TYPE_CHECKING:
     from servesim.calibrate.profile import Outcome
 
 PROFILE_EXAMPLES = """
+\b
 Examples:
-
   servesim calibrate profile --device cuda --model llama-3.1-8b,qwen3-14b --library _vllm_fa3_C.abi3.so --out tables
-
   servesim calibrate profile --device cpu --model tiny-llama --budget-s 60 --out tables
-
   servesim run --trace preset:azure-conv-2023 --model llama-3.1-8b --gpu h200 --kernel-tables tables
 """
 MODELS = typer.Option("--model", help="Bundled models, or config.json files, comma separated.")
@@ -52,33 +51,38 @@ def profile(
     max_batch: Annotated[int | None, typer.Option(help="Most sequences of a step. [default: 256; cpu: 32]")] = None,
     threads: Annotated[int, typer.Option(help="Threads of the processor.")] = 1,
 ) -> None:
-    """Time the kernels of a model on this machine's GPU or processor; writes kernel tables."""
+    """Time the kernels of a model on this machine.
+
+    On its GPU or processor; writes kernel tables."""
     from servesim.calibrate.kernels import open_kernels
     from servesim.calibrate.points import Shard
     from servesim.calibrate.profile import Options, profile
     from servesim.calibrate.timing import open_device
     from servesim.hardware import ModelSpec
 
-    for name, value in (("budget-s", budget_s), ("max-drift", max_drift), ("threads", threads)):
-        if value is not None and value <= 0:
-            raise UserError(f"--{name} is {value:g}, must be above 0")
+    positive(budget_s=budget_s, max_drift=max_drift, threads=threads)
+    positive(max_tokens=max_tokens, max_context=max_context, max_batch=max_batch)
     opened = open_device(device, threads)
     kernel_set = open_kernels(opened, kernels, dtype, library or [])
     chosen = dtype or kernel_set.dtypes[0]
-    models = [ModelSpec.load(name.strip()) for name in model.split(",")]
-    degrees = [_whole(text) for text in tp.split(",")]
+    models = [ModelSpec.load(name) for name in names("--model", model)]
+    degrees = whole_numbers("--tp", tp)
     shards = [Shard(spec, degree, chosen) for spec in models for degree in degrees]
     drift = max_drift / 100 if max_drift is not None else None
     options = Options(out, budget_s, drift, max_tokens, max_context, max_batch)
-    previous = signal.signal(signal.SIGTERM, interrupt)  # as `timeout` ends a command
     try:
         with Bar() as bar:
             outcome = profile(opened, kernel_set, shards, options, bar, COMMAND_BEGAN)
     except KeyboardInterrupt:
         raise Interrupted(f"{out} keeps what was measured; the same command goes on from there") from None
-    finally:
-        signal.signal(signal.SIGTERM, previous)
     _report(outcome, out, options.max_drift or {"cuda": 0.05, "cpu": 0.5}[device])
+
+
+def positive(**options: float | None) -> None:
+    """UserError for the first that is given and no finite number above 0."""
+    for name, value in options.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"--{name.replace('_', '-')} is {value:g}, must be above 0")
 
 
 def _report(outcome: Outcome, out: Path, max_drift: float) -> None:
@@ -94,17 +98,6 @@ def _report(outcome: Outcome, out: Path, max_drift: float) -> None:
             f"the clock drifted: the reference GEMM changed by {outcome.drift:.1%} (let pass: {max_drift:.1%}). "
             f"{out} keeps what was measured; the same command measures again what was made under drift"
         )
-
-
-def _whole(text: str) -> int:
-    if not text.strip().isdigit() or not int(text):
-        raise UserError(f"--tp {text}: whole numbers above 0, comma separated, are needed")
-    return int(text)
-
-
-def interrupt(number: int, frame: Any) -> None:
-    """A signal handler: as Ctrl-C."""
-    raise KeyboardInterrupt
 
 
 class Bar:

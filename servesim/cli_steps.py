@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from servesim.cli_profile import COMMAND_BEGAN, MODELS, Bar
+from servesim.cli_profile import COMMAND_BEGAN, MODELS, Bar, positive
 from servesim.errors import UserError
+from servesim.lists import names
 
 STEPS_EXAMPLES = """
+\b
 Examples:
-
   servesim calibrate steps --device cuda --model llama-3.1-8b --library _vllm_fa3_C.abi3.so --kernel-tables tables --out steps
-
   servesim calibrate steps --device cpu --model tiny-llama --kernel-tables tables --budget-s 60 --out steps
 """  # noqa: E501
 
@@ -36,19 +36,23 @@ def steps(
     max_batch: Annotated[int | None, typer.Option(help="Most sequences. [default: 256; cpu: 16]")] = None,
     threads: Annotated[int, typer.Option(help="Threads of the processor.")] = 1,
 ) -> None:
-    """Run whole steps of a model with random weights and compare them with the sum of a profile's kernels."""
+    """Run whole steps and compare them with a profile.
+
+    Of a model with random weights; with the sum of the kernels."""
     from servesim.calibrate.kernels import open_kernels
     from servesim.calibrate.timing import open_device
 
+    positive(tp=tp, budget_s=budget_s, count=count, threads=threads)
+    positive(max_tokens=max_tokens, max_context=max_context, max_batch=max_batch)
     opened = open_device(device, threads)
     ops = open_kernels(opened, kernels, dtype, library or [])
     chosen = dtype or ops.dtypes[0]
     gpu = device == "cuda"
     tokens, context, batch = (8192, 16384, 256) if gpu else (256, 256, 16)
     limits = (max_tokens or tokens, max_context or context, max_batch or batch)
-    names = [name.strip() for name in model.split(",")]
-    for i, name in enumerate(names):
-        deadline = COMMAND_BEGAN + budget_s * (i + 1) / len(names)
+    models = names("--model", model)
+    for i, name in enumerate(models):
+        deadline = COMMAND_BEGAN + budget_s * (i + 1) / len(models)
         _one(opened, ops, name, tp, chosen, kernel_tables, limits, count, deadline, out)
         opened.release()
 

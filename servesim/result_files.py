@@ -40,8 +40,9 @@ class ResultWriter:
         self._open: dict[str, Any] = {}
         _refuse_foreign(self.out)
         self.partial = self.out.with_name(f"{self.out.name}.{os.getpid()}.partial")
+        self._new = [folder for folder in self.out.parents if not folder.exists()]
         try:
-            with self._writing():
+            with writable(self.out):
                 self.partial.mkdir(parents=True)
                 (self.partial / SUMMARY).touch()
         except UserError:
@@ -60,7 +61,7 @@ class ResultWriter:
         """Append a pyarrow table to a file."""
         import pyarrow.parquet as pq
 
-        with self._writing():
+        with writable(self.out):
             if file not in self._open:
                 self._open[file] = pq.ParquetWriter(self.partial / file, table.schema, compression="zstd", **encoding)
             self._open[file].write_table(table)
@@ -80,7 +81,7 @@ class ResultWriter:
         written = REQUESTS in self._open
         for file in STREAMED.keys() - self._open.keys():  # nothing came: an empty table all the same
             self.add(file, np.empty((0, len(STREAMED[file])), dtype=np.int64))
-        with self._writing():
+        with writable(self.out):
             self._close()
             if not written:
                 pq.write_table(requests, self.partial / REQUESTS, compression="zstd")
@@ -101,22 +102,27 @@ class ResultWriter:
         self.partial.rename(self.out)
         shutil.rmtree(replaced)
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(f"--out {self.out}: cannot be written: {error.strerror or error}") from error
-
     def discard(self) -> None:
         """Remove what was written so far; nothing happens after `finish`."""
         self._close()
         shutil.rmtree(self.partial, ignore_errors=True)
+        for folder in self._new:
+            with suppress(OSError):  # not empty: the result is in it
+                folder.rmdir()
 
     def _close(self) -> None:
         for writer in self._open.values():
             writer.close()
         self._open.clear()
+
+
+@contextmanager
+def writable(out: Path) -> Iterator[None]:
+    """What cannot be written there is a UserError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written: {error.strerror or error}") from error
 
 
 def arrow_array(values: Numbers, valid: NDArray[np.bool_] | None = None) -> Any:

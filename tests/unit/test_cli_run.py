@@ -215,17 +215,18 @@ def test_a_run_does_not_load_what_it_does_not_need(tmp_path: Path) -> None:
     assert "numpy" in loaded
 
 
-def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_one_line_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     with process(
         *("run", "--trace", "preset:azure-conv-2023", "--requests", "20000", "--model", "llama-3.1-8b"),
-        *("--gpu", "h200", "--mode", "reference", "--out", str(tmp_path / "r")),
+        *("--gpu", "h200", "--mode", "reference", "--out", str(tmp_path / "new" / "r")),
         # whoever started the tests in the background has interrupts ignored, which children inherit
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as running:
-        while not any(tmp_path.iterdir()):
+        while not any(tmp_path.glob("new/*/summary.json")):
             assert running.poll() is None, "ended by itself"
             time.sleep(0.05)
-        os.kill(running.pid, signal.SIGINT)
+        os.kill(running.pid, number)
         _, err = running.communicate(timeout=30)
     assert running.returncode == 130
     assert err == "interrupted: nothing was written\n"

@@ -216,6 +216,37 @@ def test_a_folder_with_other_files_is_left_alone(monkeypatch: pytest.MonkeyPatch
     assert page.read_text() == "mine"
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError])
+def test_one_that_is_cut_off_leaves_no_folder_that_was_not_there(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    claimed: list[list[str]] = []
+
+    def cut_off(*_: object) -> list[worker.Done]:
+        claimed.append(sorted(path.name.rpartition(".")[2] for path in tmp_path.rglob("*")))
+        raise error
+
+    monkeypatch.setattr(cli_reproduce, "_run", cut_off)
+    (tmp_path / "empty").mkdir()
+    for out in ("new/deep/claims", "empty"):
+        CliRunner().invoke(app, ["reproduce", "all", "--out", str(tmp_path / out)])
+    assert claimed == [["deep", "empty", "new", "partial"], ["empty", "partial"]]
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_workers_end_with_the_one_who_asked_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [Experiment(name, "memory", "", "", _good) for name in ("quick", "endless")]
+    answer = worker.ANSWER + json.dumps({"document": {}, "error": "", "cpu_s": 1.0})
+    script = f"import sys, time; print({answer!r}) if sys.argv[-1] == 'quick' else time.sleep(600)"
+    monkeypatch.setattr(worker, "COMMAND", (sys.executable, "-c", script))
+
+    def interrupted(done: worker.Done) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # and not after ten minutes
+        worker.run_all(chosen, None, 2, interrupted)
+
+
 def test_bad_options_are_one_line(tmp_path: Path) -> None:
     for arguments, said in (
         (["pagedatention"], "unknown experiment 'pagedatention' (did you mean \"pagedattention\"?)"),

@@ -54,24 +54,30 @@ def run_all(
     chosen: Sequence[Experiment], folder: Path | None, jobs: int, on_done: Callable[[Done], None]
 ) -> list[Done]:
     """Run experiments in `jobs` processes at a time; all of them, in their order, whatever happens to one."""
+    running: list[subprocess.Popen[str]] = []
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(_ask, one.name, folder) for one in chosen]
+        futures = [pool.submit(_ask, one.name, folder, running) for one in chosen]
         try:
             for future in as_completed(futures):
                 on_done(future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in running:
+                process.kill()
             raise
         return [future.result() for future in futures]
 
 
-def _ask(name: str, folder: Path | None) -> Done:
+def _ask(name: str, folder: Path | None, running: list[subprocess.Popen[str]]) -> Done:
     arguments = [name, str(folder)] if folder is not None else [name]
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, encoding="utf-8")
-    for line in done.stdout.splitlines():
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*COMMAND, *arguments], stdout=pipe, stderr=pipe, text=True, encoding="utf-8") as process:
+        running.append(process)
+        out, err = process.communicate()
+    for line in out.splitlines():
         if line.startswith(ANSWER):
             return Done(name, **json.loads(line.removeprefix(ANSWER)))
-    last = (done.stderr.strip().splitlines() or [f"the process ended with code {done.returncode}"])[-1]
+    last = (err.strip().splitlines() or [f"the process ended with code {process.returncode}"])[-1]
     return Done(name, None, last.removeprefix("servesim.errors."))
 
 
