@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from servesim.experiments.replicates import counted
 from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
     Experiment,
@@ -15,7 +16,6 @@ from servesim.reports.experiment import (
     limits_words,
     page_of,
     pill,
-    replicates,
 )
 from servesim.reports.figures.load import attainment, pareto
 from servesim.reports.page import Alert, Block, Page, Section, Table
@@ -37,7 +37,7 @@ def page(folder: Path) -> Page:
     chips = [
         ("limits", limits_words(settings["slo"], settings.get("slo_classes", {}))),
         ("for", f"{100 * settings['attainment']:g} % of requests"),
-        ("replicates", replicates(document)),
+        ("replicates", counted(document["replicates"])),
     ]
     alerts = [Alert(f"{r['label']} failed:", str(r["error"])) for r in document["rows"] if r["error"]]
     question = "Highest rate within the limits" if _by_rate(document) else "Cheapest deployment within the limits"

@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from servesim.experiments.replicates import counted
 from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
     BARE,
@@ -19,7 +20,6 @@ from servesim.reports.experiment import (
     metric_words,
     page_of,
     pill,
-    replicates,
     with_unit,
 )
 from servesim.reports.figures.forest import forest
@@ -47,7 +47,7 @@ def page(folder: Path) -> Page:
     ]
     chips = [
         ("baseline", document["baseline"]),
-        ("replicates", f"{replicates(document)}, paired"),
+        ("replicates", f"{counted(document['replicates'])}, paired"),
         ("intervals", f"{100 * settings['level']:g} %"),
         ("ranked by", metric_words(settings["rank_by"])),
     ]

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from servesim.errors import UserError
 from servesim.experiments.measures import LABELS
 from servesim.experiments.objects import title
+from servesim.experiments.replicates import counted
 from servesim.reports.page import Alert, Block, Page, Section
 from servesim.reports.run import Run
 from servesim.reports.svg import SERIES, Drawing
@@ -184,16 +185,10 @@ def workload_words(workload: Mapping[str, Any]) -> tuple[str, str]:
     return served, replayed
 
 
-def replicates(document: Mapping[str, Any]) -> str:
-    """`10 seeds`."""
-    count, kind = document["replicates"]["count"], document["replicates"]["kind"]
-    return f"{count} {kind if count != 1 else kind.removesuffix('s')}"
-
-
 def _shared_settings(document: Mapping[str, Any]) -> list[Block]:
     """The settings all runs share, and how the experiment was made."""
     facts = [(key, _plain(value)) for key, value in sorted(document["workload"].items())]
-    how = [("replicates", replicates(document))]
+    how = [("replicates", counted(document["replicates"]))]
     how += [(key.replace("_", " "), _plain(value)) for key, value in document["settings"].items() if value is not None]
     return [Block("pairs", "What all runs share", facts), Block("pairs", "How it was done", how)]
 

@@ -12,6 +12,35 @@ from typing import TextIO
 
 from servesim.errors import UserError
 
+MARKS = (
+    b'<meta name="generator" content="servesim ',
+    b' data-generator="servesim"',
+    b'"made_by": "servesim ',
+    b'"backend": "servesim"',
+    b'"record_processor_id": "servesim"',
+    b"row,replica,state,prompt_len,output_len,",
+    b"<!-- servesim -->",
+)
+"""What stands near the beginning of each file a result is written as: pages, figures, and all formats of export."""
+BEGINNING = 4096
+
+
+def refuse_foreign(path: Path) -> None:
+    """UserError if a file that servesim did not write would be replaced."""
+    if path.is_symlink():
+        raise UserError(f"--out {path}: is a symbolic link; name the file itself")
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise UserError(f"--out {path}: exists and is not a file")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            begins = file.read(BEGINNING)
+    except (OSError, EOFError):  # no gzip file
+        begins = b"?"
+    if begins and not any(mark in begins for mark in MARKS):
+        raise UserError(f"--out {path}: exists and was not written by servesim")
+
 
 @contextmanager
 def writing(path: Path) -> Iterator[TextIO]:

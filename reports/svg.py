@@ -69,7 +69,7 @@ STYLE: dict[str, Any] = {
 }
 
 HERE = Path(__file__).resolve().parent
-FILE = 'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif"'
+FILE = 'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif" data-generator="servesim"'
 """What an SVG file needs and an SVG element on the page does not."""
 
 Painter = Callable[[Any, bool], None]

@@ -8,6 +8,7 @@ from typing import Any
 
 from servesim.experiments.axes import label_of
 from servesim.experiments.knee import knee
+from servesim.experiments.replicates import counted
 from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
     BARE,
@@ -18,7 +19,6 @@ from servesim.reports.experiment import (
     metric_words,
     page_of,
     pill,
-    replicates,
     with_unit,
 )
 from servesim.reports.figures.load import Curve, against_load, pareto
@@ -42,7 +42,7 @@ def page(folder: Path) -> Page:
         best_run(experiment),
     ]
     chips = [(axis, ", ".join(map(str, document["axes"][axis]))) for axis in _axes(document)]
-    chips.append(("replicates", replicates(document)))
+    chips.append(("replicates", counted(document["replicates"])))
     tiles = _tiles(document, document["best"], curves)
     return page_of(experiment, f"{len(document['variants'])} combinations", chips, _alerts(document), tiles, sections)
 

@@ -13,13 +13,13 @@ from servesim.cli_acceptance import ACCEPTANCE_EXAMPLES, acceptance
 from servesim.cli_engine import ENGINE_EXAMPLES, engine
 from servesim.cli_profile import PROFILE_EXAMPLES, profile
 from servesim.cli_steps import STEPS_EXAMPLES, steps
+from servesim.cli_trace import help_alone
 
 if TYPE_CHECKING:
     from servesim.calibrate.accuracy import HeldOut
 
 calibrate_app = typer.Typer(
-    help="Measure, fit and import what prices steps: kernel tables, host terms, recorded engines.",
-    no_args_is_help=True,
+    help="Measure, fit and import what prices steps.", callback=help_alone, invoke_without_command=True
 )
 
 calibrate_app.command(epilog=PROFILE_EXAMPLES)(profile)
@@ -28,10 +28,9 @@ calibrate_app.command(epilog=ENGINE_EXAMPLES)(engine)
 calibrate_app.command(epilog=ACCEPTANCE_EXAMPLES)(acceptance)
 
 HOST_EXAMPLES = """
+\b
 Examples:
-
   servesim calibrate host recorded/ --out vllm-0.23-h100.yaml
-
   servesim run --trace preset:azure-conv-2023 --model qwen3-14b --gpu h100 --host vllm-0.23-h100.yaml
 """
 
@@ -64,10 +63,9 @@ def host(
 
 
 REPORT_EXAMPLES = """
+\b
 Examples:
-
   servesim calibrate report tables -o tables.html
-
   servesim calibrate report tables --against h200 --against other-tables -o tables.html
 """
 
@@ -82,22 +80,27 @@ def report(
         typer.Option(help="Other tables, shipped or a folder; repeatable. [default: those shipped for the GPU]"),
     ] = None,
 ) -> None:
-    """Coverage, repeat error, anomalies of kernel tables, and how others of the same GPU differ, as one HTML page."""
+    """Make one HTML page of kernel tables.
+
+    Coverage, repeat error, anomalies, and how others of the same GPU differ."""
+    from servesim.reports.files import refuse_foreign
     from servesim.reports.table_page import table_html
     from servesim.result_files import write_text
 
+    refuse_foreign(out)
     write_text(out, table_html(folder, gpu, against), "--out")
     typer.echo(f"written to {out}")
 
 
-import_app = typer.Typer(help="Kernel tables from measurements of other projects.", no_args_is_help=True)
+import_app = typer.Typer(
+    help="Kernel tables from measurements of other projects.", callback=help_alone, invoke_without_command=True
+)
 calibrate_app.add_typer(import_app, name="import")
 
 LLMSERVINGSIM_EXAMPLES = """
+\b
 Examples:
-
   servesim calibrate import llmservingsim RTXPRO6000/Llama-3.1-8B/tp1 --out tables/
-
   servesim validate recorded/ --kernel-tables tables/
 """
 VIDUR_EXAMPLE = "Example: servesim calibrate import vidur data/profiling --gpu a100 --out tables/"
@@ -157,10 +160,9 @@ def _imported(convert: Callable[[], dict[str, int]], out: Path) -> None:
 
 
 ACCURACY_EXAMPLES = """
+\b
 Examples:
-
   servesim calibrate accuracy h200
-
   servesim calibrate accuracy data/profiling/compute/a100 --json errors.json
 """
 
@@ -173,7 +175,7 @@ def accuracy(
     gpu: Annotated[str | None, typer.Option(help="GPU measured; found from the tables when not given.")] = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON too.")] = None,
 ) -> None:
-    """Leave out rows of kernel tables and see how far off the prices of a run would be.
+    """Leave out rows of kernel tables: how far off are prices?
 
     Left out are: a fifth of the rows at random, a fifth of the curves (all rows of a shape), all points of a curve but
     every second or fourth, and its largest.
@@ -194,8 +196,9 @@ def accuracy(
 
 def print_errors(errors: list[HeldOut]) -> None:
     """A line for each operator and split."""
-    from rich.console import Console
     from rich.table import Table
+
+    from servesim.cli_console import open_console
 
     table = Table("operator", "left out", box=None, header_style="bold")
     for name in ("rows", "median", "mean", "p95", "bias"):
@@ -205,4 +208,4 @@ def print_errors(errors: list[HeldOut]) -> None:
         first = before is None or name != f"{before.operator} {before.dtype}"
         figures = [f"{100 * value:.2f} %" for value in (e.median, e.mean, e.p95)]
         table.add_row(name if first else "", e.split, f"{e.held_out:,}", *figures, f"{100 * e.bias:+.2f} %")
-    Console().print(table)
+    open_console().print(table)

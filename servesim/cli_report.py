@@ -10,17 +10,15 @@ import typer
 from servesim.errors import Interrupted, UserError
 
 REPORT_EXAMPLES = """
+\b
 Examples:
-
   servesim report result
-
   servesim report result -o report.html --window 30:45
 """
 EXPORT_EXAMPLES = """
+\b
 Examples:
-
   servesim export result --to perfetto -o trace.json.gz
-
   servesim export result --to vllm-bench -o bench.json
 """
 
@@ -34,7 +32,13 @@ def report(
         str | None, typer.Option(metavar="FROM:TO", help="Seconds the chart of requests shows, such as 30:45.")
     ] = None,
 ) -> None:
-    """Make one self-contained HTML page of a result: figures, tables, provenance."""
+    """Make one self-contained HTML page of a result.
+
+    Figures, tables, provenance."""
+    if out is not None:
+        from servesim.reports.files import refuse_foreign
+
+        refuse_foreign(out)
     typer.echo(f"written to {write_report(folder, out, _window(window))}", err=True)
 
 
@@ -43,7 +47,9 @@ def export(
     to: Annotated[str, typer.Option(help="perfetto, vllm-bench, aiperf, csv or markdown.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Compressed if its name ends in .gz.")],
 ) -> None:
-    """Write a result as a Perfetto trace, vllm bench JSON, AIPerf JSONL, CSV, or Markdown for a pull request."""
+    """Write a result in another tool's format.
+
+    A Perfetto trace, vllm bench JSON, AIPerf JSONL, CSV, or Markdown for a pull request."""
     from servesim.reports.export import export as write
 
     write(folder, to, out)

@@ -10,26 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from servesim.errors import UserError
+from servesim.lists import whole_numbers
 
 if TYPE_CHECKING:
     from servesim.cost.roofline import Roof, Steps
 
 ROOFLINE_EXAMPLES = """
+\b
 Examples:
-
   servesim roofline --model llama-3.1-8b --gpu h100
-
   servesim roofline --model llama-3.1-70b --gpu h200 --tp 4 --batch 1,32,256 --context 4096 --prompt 512,8192
-
   servesim roofline --model llama-2-70b --gpu h100 --batch 1 --kernel-tables roofline --json
-
   servesim roofline result --out roofline.html
 """
+DESCRIBING = ("tp", "dtype", "kv_dtype", "batch", "context", "prompt", "kernel_tables")
+"""Options that describe steps."""
 
 
 def roofline(
+    given: typer.Context,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[RESULT]", help="Result directory of a run: its own steps.")
+        Path | None, typer.Argument(metavar="RESULT", help="Result directory of a run: its own steps.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Bundled model, or a Hugging Face config.json.")] = None,
     gpu: Annotated[str | None, typer.Option(help="A GPU, or a YAML data sheet.")] = None,
@@ -46,15 +47,26 @@ def roofline(
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="A page, or FILE.svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show arithmetic intensity, bound, and time by roofline and by kernels, by step and operator.
+    """Show where steps lie under a GPU's roofline.
 
-    Batches are described by options, or are the recorded steps of a run. The roof is the data sheet's: the larger of
-    FLOPs over peak and bytes over bandwidth. Kernels are measured where tables have them."""
+    Arithmetic intensity, bound, and time by roofline and by kernels, by step and operator. Batches are described by
+    options, or are the recorded steps of a run. The roof is the data sheet's: the larger of FLOPs over peak and bytes
+    over bandwidth. Kernels are measured where tables have them."""
     from servesim.result_files import to_json
 
+    if out is not None:
+        from servesim.reports.files import refuse_foreign
+
+        if out.suffix not in (".html", ".htm", ".svg"):
+            raise UserError(f"--out {out}: a name that ends in .html (a page) or .svg (the figure) is needed")
+        refuse_foreign(out)
     if folder is not None:
         if model is not None or gpu is not None:
             raise UserError("give a result directory or --model and --gpu, not both")
+        for name in DESCRIBING:
+            source = given.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                raise UserError(f"--{name.replace('_', '-')} changes nothing: a result directory has its own steps")
         from servesim.reports.roofline_page import steps_of_run
 
         roof, steps = steps_of_run(folder)
@@ -62,8 +74,9 @@ def roofline(
         notes = ["means over up to 300 rows of recorded steps of each kind, evenly spaced in GPU time"]
     else:
         roof = _roof(model, gpu, tp, dtype, kv_dtype, kernel_tables)
-        counts = [(_whole("--batch", text), _whole("--context", str(context))) for text in _listed(batch)]
-        steps = list(_described(roof, counts, [_whole("--prompt", text) for text in _listed(prompt)]))
+        [each] = whole_numbers("--context", str(context))
+        counts = [(count, each) for count in _numbers("--batch", batch)]
+        steps = list(_described(roof, counts, _numbers("--prompt", prompt)))
         warnings, notes = list(_too_large(roof, counts)), []
     if not steps:
         raise UserError("no step to be shown: give --batch or --prompt")
@@ -134,23 +147,18 @@ def _notes(document: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _whole(option: str, text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise UserError(f"{option} {text}: whole numbers above 0 are needed")
-    return int(text)
+def _numbers(option: str, text: str) -> list[int]:
+    """Those listed; none, where an option is empty, leaves its kind of step out."""
+    return whole_numbers(option, text) if text else []
 
 
 def _print(document: Mapping[str, Any], out: Path | None) -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
-    console, d = Console(highlight=False), document
-    console.print(escape(f"{d['model']} {d['dtype']} on {d['tp']} x {d['gpu']}"), style="bold")
+    from servesim.cli_console import open_console
+
+    console, d = open_console(), document
+    console.print(f"{d['model']} {d['dtype']} on {d['tp']} x {d['gpu']}", style="bold")
     console.print(
         f"{d['peak_flops'] / 1e12:,.0f} TFLOP/s and {d['bandwidth'] / 1e12:.3g} TB/s a GPU: ridge at {d['ridge']:,.0f} "
         f"FLOP per byte"
@@ -170,9 +178,9 @@ def _print(document: Mapping[str, Any], out: Path | None) -> None:
         console.print(f"\n{title}")
         console.print(_operators(d["steps"], cell))
     for note in (*d["warnings"], *d["notes"]):
-        console.print(f"note: {escape(note)}", style="dim")
+        console.print(f"note: {note}", style="dim")
     if out is not None:
-        console.print(f"written to {escape(str(out))}", style="dim")
+        console.print(f"written to {out}", style="dim")
 
 
 def _operators(steps: list[Mapping[str, Any]], cell: Callable[[Mapping[str, Any]], str]) -> Any:

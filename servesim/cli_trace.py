@@ -11,20 +11,18 @@ import typer
 if TYPE_CHECKING:
     from servesim.trace import Trace
 
-trace_app = typer.Typer(help="Look at traces, convert and fetch them.", no_args_is_help=False)
+trace_app = typer.Typer(help="Look at traces, convert and fetch them.")
 
 INSPECT_EXAMPLES = """
+\b
 Examples:
-
   servesim trace inspect preset:mooncake-conversation --requests 500
-
   servesim trace inspect synth:rate=5,prompt=800,output=200 --shape repeat:times=2
 """
 CONVERT_EXAMPLES = """
+\b
 Examples:
-
   servesim trace convert trace.csv trace.parquet --to parquet
-
   servesim trace convert preset:mooncake-conversation twin.jsonl --to mooncake --requests 100
 """
 
@@ -34,7 +32,8 @@ Shape = Annotated[
 
 
 @trace_app.callback(invoke_without_command=True)
-def _root(context: typer.Context) -> None:
+def help_alone(context: typer.Context) -> None:
+    """Without a command, the help is the answer."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -50,7 +49,9 @@ def inspect(
     seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Requests, span, rate, burstiness, lengths and the hit rate an infinite prefix cache would have."""
+    """Show rate, burstiness, lengths and sessions of a trace.
+
+    And the hit rate an infinite prefix cache would have."""
     from servesim.traces.inspect import inspect as inspect_trace
 
     summary = inspect_trace(_opened(trace, requests, seed, sort, timing, shape), block_size=block_size)
@@ -86,7 +87,7 @@ def convert(
 
 @trace_app.command("list", epilog="Example: servesim trace list")
 def list_traces() -> None:
-    """What there is: presets, public traces that can be fetched, formats that can be read."""
+    """List presets, public traces and formats."""
     from servesim.traces import preset_names
     from servesim.traces.catalogue import catalogue
     from servesim.traces.formats import formats
@@ -109,7 +110,9 @@ def fetch(
     out: Annotated[Path | None, typer.Option(help="File to write. [default: its own name, here]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say where it is, download nothing.")] = False,
 ) -> None:
-    """Say where a public trace is, under what licence, its size and checksum; download and verify it."""
+    """Download and verify a public trace.
+
+    Says where it is, under what licence, its size and checksum."""
     from servesim.traces.catalogue import entry_of
     from servesim.traces.catalogue import fetch as download
 

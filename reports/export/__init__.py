@@ -22,11 +22,12 @@ FORMATS = {
 
 def export(folder: Path, to: str, out: Path) -> None:
     """Write a result directory as `to`, whole or not at all."""
-    from servesim.reports.files import writing
+    from servesim.reports.files import refuse_foreign, writing
 
     if to not in FORMATS:
         raise UserError(f"unknown format {to!r}{suggest(to, FORMATS)}")
     write: Callable[[Path, TextIO], None] = import_module(f"servesim.reports.export.{FORMATS[to]}").write
+    refuse_foreign(out)
     with writing(out) as file:
         write(folder, file)
 
