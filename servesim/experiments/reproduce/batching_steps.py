@@ -53,9 +53,10 @@ def batching_steps(given: Given) -> Outcome:
     c, d = continuous.stays["C"], continuous.stays["D"]
     outcome.holds("continuous: C joins at step", "11", f"{c.first}", c.first == 11)
     outcome.holds("continuous: D joins when C leaves, at step", "101", f"{d.first}", d.first == 101 == c.last + 1)
-    outcome.rows.append(Row("steps for all four", "-", f"{static.steps} static, {continuous.steps}", "shown"))
+    text = f"{static.steps} static, {continuous.steps} continuous"
+    outcome.rows.append(Row("steps for all four", "-", text, "shown"))
     shares = [1 - one.wasted / (2 * one.steps) for one in (static, continuous)]
-    text = f"{100 * shares[0]:.0f} % static, {100 * shares[1]:.0f} %"
+    text = f"{100 * shares[0]:.0f} % static, {100 * shares[1]:.0f} % continuous"
     outcome.rows.append(Row("places in the batch that make a token", "-", text, "shown"))
     late = f"C at step {ahead.stays['C'].first + 1}, D at {ahead.stays['D'].first + 1}"
     note = "the next step is planned while the one before runs, so that an end is known one step later"
