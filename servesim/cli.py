@@ -25,32 +25,26 @@ from servesim.engine import compiled
 from servesim.errors import Interrupted, PolicyError, UserError
 
 EXAMPLES = """
+\b
 Examples:
-
   servesim run --trace preset:azure-conv-2023 --model llama-3.1-8b --gpu h200
-
   servesim run --trace trace.csv --model qwen3-14b --gpu h100 --rate 5 --slo ttft:500,tpot:50 --out result
-
   servesim run --trace synth:arrivals=poisson,rate=20,prompt=512,output=128 --model llama-3.1-70b --gpu h200 --tp 4
-
   servesim run scenario.yaml --set scheduler.max_num_seqs=64 --set engine.block_size=32
-
   servesim run result/scenario.yaml --scheduler my_policy.py:MyScheduler
 """
 
 VALIDATE_EXAMPLES = """
+\b
 Examples:
-
   servesim validate recorded/ --json errors.json
-
   servesim validate run.csv --model qwen3-14b --gpu h100 --host my_terms.yaml
 """
 
 ROOT_EXAMPLES = """
+\b
 Examples:
-
   servesim run --trace preset:azure-conv-2023 --requests 500 --model llama-3.1-8b --gpu h200
-
   servesim compare --trace preset:azure-conv-2023 --requests 500 --model qwen3-8b --gpu h200 --scheduler vllm,sarathi
 
 `servesim COMMAND --help` has examples of every command. Exit code 2: bad input, told in one line.
@@ -61,8 +55,9 @@ app = typer.Typer(
     help="Simulate LLM inference serving: replay a request trace through pluggable policies at measured kernel costs.",
     epilog=ROOT_EXAMPLES,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # defaults in brackets are no markup, nothing is cut, and help is there sooner
     add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
@@ -81,7 +76,7 @@ def _root(
 @app.command(epilog=EXAMPLES)
 def run(
     scenario: Annotated[
-        Path | None, typer.Argument(help="Scenario in YAML; options and --set override it.", show_default=False)
+        Path | None, typer.Argument(metavar="SCENARIO", help="In YAML; options and --set override it.")
     ] = None,
     trace: Annotated[
         str | None,
@@ -142,7 +137,7 @@ def run(
         int, typer.Option(min=1, help="Serve replicas in so many processes, where the router is blind (round-robin).")
     ] = 1,
     stream: Annotated[
-        bool, typer.Option(help="For huge traces: bounded memory, no report, percentiles within 0.1 %.")
+        bool, typer.Option("--stream", help="For huge traces: bounded memory, no report, percentiles within 0.1 %.")
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Check all invariants after every step (slow).")] = False,
     ignore_memory: Annotated[
@@ -164,7 +159,7 @@ def run(
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into --out.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
 ) -> None:
-    """Replay a trace and report latency, throughput, memory and price."""
+    """Replay a trace: latency, throughput, memory and price."""
     from servesim.scenario import load_settings, override
     from servesim.simulation import simulate
 

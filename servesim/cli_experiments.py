@@ -18,30 +18,26 @@ SETTINGS are scenario files, and any setting of a scenario as an option, as for 
 option may list several values with commas; every combination is one variant.
 """
 COMPARE_EXAMPLES = """
+\b
 Examples:
-
   servesim compare --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --kv paged,prefix-hash
-
   servesim compare a.yaml b.yaml --metrics ttft_p99,tpot_mean --out ab
-
   servesim compare scenario.yaml bench.json
 
 bench.json is what vllm bench serve --save-detailed measured: its requests are replayed, and it is the baseline.
 """
 SWEEP_EXAMPLES = """
+\b
 Examples:
-
   servesim sweep --trace preset:azure-conv-2023 --requests 1000 --model llama-3.1-8b --gpu h100,h200 --rate 2,4,8
-
   servesim sweep grid.yaml --best-by usd_per_million_tokens --trials 40 --out result
 
 A grid is a scenario with a key axes, such as  axes: {scheduler: [static, vllm], engine.block_size: [16, 32]}
 """
 CAPACITY_EXAMPLES = """
+\b
 Examples:
-
   servesim capacity --trace preset:azure-conv-2023 --requests 900 --model llama-3.1-8b --gpu h100,h200 --slo ttft:500
-
   servesim capacity --trace preset:azure-conv-2023 --model llama-3.1-8b --gpu h100,h200 --tp 1,2 --slo tpot:30 --rate 9
 """
 FLAGS: dict[str, tuple[str, Any]] = {
@@ -53,7 +49,7 @@ FLAGS: dict[str, tuple[str, Any]] = {
 """Options without a value, and what they set."""
 CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}
 
-Arguments = Annotated[list[str] | None, typer.Argument(metavar="[SETTINGS]...", help="See below.")]
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="SETTINGS", help="See below.")]
 Out = Annotated[Path | None, typer.Option(help="Directory for results; a rerun computes only what is missing.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes. [default: one a core]")]
 Where = Annotated[str, typer.Option("--executor", help="local, ray, or ray:ADDRESS of a running cluster.")]
@@ -77,7 +73,9 @@ def compare(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Which policy is better on this workload, by how much, and how sure is that?"""
+    """Which policy is better, by how much, and how sure is that?
+
+    All replay the same draws of the workload."""
     _answer("compare", locals())
 
 
@@ -94,7 +92,9 @@ def sweep(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Run every combination of the axes; what is in --out already is not run again."""
+    """Run every combination of the axes.
+
+    What is in --out already is not run again."""
     _answer("sweep", locals())
 
 
@@ -111,7 +111,9 @@ def capacity(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """The highest rate within the SLO; with --rate, the cheapest deployment that carries it."""
+    """Find the highest rate within the SLO.
+
+    With --rate: the cheapest deployment that carries it."""
     _answer("capacity", locals())
 
 
@@ -190,7 +192,7 @@ def scenario_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, A
         if key == "shape":
             found.setdefault("shape", []).append(value)
         else:
-            found[key.strip()] = value
+            found[key.strip()] = value  # the last holds, as everywhere
     return files, found
 
 

@@ -12,23 +12,23 @@ import typer
 from servesim.errors import UserError, suggest
 
 POLICIES_EXAMPLES = """
+\b
 Examples:
-
   servesim policies
-
   servesim policies sglang
-
   servesim policies my_policy.py:MyScheduler
 """
 
 
 def policies(
-    name: Annotated[str, typer.Argument(help="A policy, or file.py:Class; none: all.", show_default=False)] = "",
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A policy, or file.py:Class; none: all.")] = None,
 ) -> None:
-    """List the policies, or show one: its idea, parameters with defaults, what it needs, and the paper."""
+    """List the policies, or show one.
+
+    Its idea, parameters with defaults, what it needs, and the paper."""
     from servesim.contracts import REGISTRIES
 
-    if not name:
+    if name is None:
         for registry in REGISTRIES:
             typer.echo(registry.kind)
             for known in registry.names():
@@ -41,6 +41,8 @@ def policies(
             raise UserError(f"unknown policy {name!r}{suggest(name, everything)}")
         _show(everything[name].kind, name, everything[name].resolve(name)[0])
         return
+    if not (file := Path(f"{name.partition('.py:')[0]}.py")).is_file():
+        raise UserError(f"policy file {file} does not exist")
     for registry in REGISTRIES:
         try:
             cls = registry.resolve(name)[0]

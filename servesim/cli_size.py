@@ -9,24 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from servesim.errors import UserError
+from servesim.lists import names, whole_numbers
 
 SIZE_EXAMPLES = """
+\b
 Examples:
-
   servesim size llama-3.1-70b
-
   servesim size llama-3.1-8b qwen3-8b --gpu l40s,h100 --weights bf16,fp8 --context 32768 --sequences 16
-
   servesim size llama-2-70b --kv-heads 64 --context 32000          # what if it had multi-head attention
-
   servesim size llama-2-70b --set use_cla=true --set cla_share_factor=2 --set sliding_window=4096
-
   servesim size deepseek-v3 --gpu h200 --tp 8 --kv-dtype fp8 --json
 """
 
 
 def size(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Bundled names, or config.json files.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Bundled names, or config.json files.")],
     gpu: Annotated[
         str | None, typer.Option(help="GPUs or YAML data sheets, with commas.", show_default="all known")
     ] = None,
@@ -52,39 +49,26 @@ def size(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, bytes unrounded.")] = False,
 ) -> None:
-    """Size a model: KV bytes by token and layer, weights by format, which GPUs hold it and what else they hold.
+    """Show what a model takes, and which GPUs hold it.
 
-    Memory is divided as vLLM does at start-up: weights, the peak of a profile run, CUDA graphs, and KV blocks in what
-    is left of each GPU's share."""
+    KV bytes by token and layer, weights by format, and what else a GPU holds beside them. Memory is divided as vLLM
+    does at start-up: weights, the peak of a profile run, CUDA graphs, and KV blocks in what is left of each GPU's
+    share."""
     from servesim.hardware import Gpu, gpu_names
     from servesim.hardware.footprint import Load, changed, footprint
     from servesim.result_files import to_json
 
     load = Load(context, sequences, kv_dtype, block_size, memory_utilization)
     settings = _settings(assignments or []) | ({} if kv_heads is None else {"num_key_value_heads": kv_heads})
-    gpus = [Gpu.load(name) for name in _names("--gpu", gpu)] or [Gpu.load(name) for name in gpu_names()]
-    degrees = [_degree(text) for text in _names("--tp", tp)]
-    formats = _names("--weights", weights)
+    gpus = [Gpu.load(name) for name in (gpu_names() if gpu is None else names("--gpu", gpu))]
+    degrees = whole_numbers("--tp", tp) if tp is not None else []
+    formats = names("--weights", weights) if weights is not None else []
     found = [footprint(changed(name, settings), gpus, load, formats, degrees) for name in models]
     if as_json:
         sys.stdout.write(to_json({"models": found}))
         return
     for one in found:
         _print(one)
-
-
-def _names(option: str, text: str | None) -> list[str]:
-    """What an option lists; nothing if it was not given."""
-    found = [name.strip() for name in (text or "").split(",") if name.strip()]
-    if text is not None and not found:
-        raise UserError(f"{option}: nothing is named")
-    return found
-
-
-def _degree(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise UserError(f"--tp {text}: whole numbers of GPUs are needed, such as 2,4")
-    return int(text)
 
 
 def _settings(assignments: list[str]) -> dict[str, Any]:
@@ -103,14 +87,14 @@ def _settings(assignments: list[str]) -> dict[str, Any]:
 
 
 def _print(found: Mapping[str, Any]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
-    console, load, kv = Console(highlight=False), found["load"], found["kv"]
+    from servesim.cli_console import open_console
+
+    console, load, kv = open_console(), found["load"], found["kv"]
     heads = f"{found['num_heads']} heads" + ("" if "MLA" in found["attention"] else f" of {found['head_dim']}")
-    console.print(escape(f"{found['model']}: {found['params'] / 1e9:.2f} billion weights"), style="bold")
-    console.print(escape(f"{found['num_layers']} layers, {heads}, {found['attention']}{_kinds(kv['layers'])}"))
+    console.print(f"{found['model']}: {found['params'] / 1e9:.2f} billion weights", style="bold")
+    console.print(f"{found['num_layers']} layers, {heads}, {found['attention']}{_kinds(kv['layers'])}")
     table = Table(f"KV cache in {kv['dtype']}", "numbers", "size", box=None, header_style="bold")
     table.add_row(
         "a token in one layer", f"{kv['elements_per_token_per_layer']:,}", f"{kv['bytes_per_token_per_layer']:,} B"

@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from servesim.cli_console import open_console
 from servesim.deployment import Setup
 from servesim.result import Result
 from servesim.simulation import Progress as OnProgress
@@ -23,7 +23,7 @@ class ProgressBar:
     """Simulated time on stderr, from the first to the last arrival."""
 
     def __init__(self) -> None:
-        columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeRemainingColumn())
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
 
     def __enter__(self) -> ProgressBar:
@@ -48,7 +48,7 @@ class ProgressBar:
 
 def print_summary(result: Result, out: Path | None) -> None:
     """The figures of a run on stdout."""
-    console, summary = Console(highlight=False), result.summary
+    console, summary = open_console(), result.summary
     console.print(_title(summary), style="bold")
     console.print(_latency_table(summary["latency_ms"]))
     console.print(_figures(summary))
@@ -61,16 +61,16 @@ def print_summary(result: Result, out: Path | None) -> None:
             style="bold red",
         )
     for reason, count in summary["requests"]["rejection_reasons"].items():
-        console.print(f"rejected {count:,}: {escape(reason)}", style="yellow")
+        console.print(f"rejected {count:,}: {reason}", style="yellow")
     for reason, count in summary["requests"]["abort_reasons"].items():
-        console.print(f"aborted {count:,}: {escape(reason)}", style="yellow")
+        console.print(f"aborted {count:,}: {reason}", style="yellow")
     if summary["requests"]["unsent"]:
         console.print(f"never sent {summary['requests']['unsent']:,}: they follow a failed request", style="yellow")
     for note in summary["notes"]:
-        console.print(f"note: {escape(note)}", style="dim")
+        console.print(f"note: {note}", style="dim")
     console.print(_measurements(summary), style="dim")
     if out is not None:
-        console.print(f"written to {escape(str(out))}", style="dim")
+        console.print(f"written to {out}", style="dim")
 
 
 MOST_GROUPS = 12
@@ -83,7 +83,7 @@ def _group_table(kind: str, figures: dict[str, Any]) -> Table:
     for column in (kind, "requests", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "within SLO"):
         table.add_column(column, justify="left" if column == kind else "right")
     for name, group in groups[:MOST_GROUPS]:
-        cells = [escape(name) or "(none)", f"{group['arrived']:,}"]
+        cells = [name or "(none)", f"{group['arrived']:,}"]
         for metric in ("ttft", "tpot"):
             stats = group["latency_ms"][metric]
             cells += [number(stats[p]) if stats else "" for p in ("p50", "p99")]
@@ -107,7 +107,7 @@ def _title(summary: dict[str, Any]) -> str:
         gpus = f"{scenario['pp']} stages of {gpus}"
     if scenario["replicas"] > 1:
         gpus = f"{scenario['replicas']} replicas of {gpus}"
-    return escape(
+    return (
         f"{trace['name']} ({trace['requests']:,} requests): {scenario['model']} {scenario['dtype']} on {gpus}, "
         f"{' / '.join(policies)}"
     )
@@ -213,13 +213,13 @@ def _measurements(summary: dict[str, Any]) -> str:
     tables = summary["provenance"]["kernel_tables"]
     if tables is None:
         return "kernel measurements: none, all costs by roofline formula"
-    return f"kernel measurements: {escape(', '.join(tables['measured_by']))}, tables {escape(str(tables['name']))}"
+    return f"kernel measurements: {', '.join(tables['measured_by'])}, tables {tables['name']}"
 
 
 def print_trace(summary: Any) -> None:
     """The figures of a trace (a servesim.traces TraceSummary) on stdout."""
-    console = Console(highlight=False)
-    console.print(escape(summary.name), style="bold")
+    console = open_console()
+    console.print(summary.name, style="bold")
     grid = Table.grid(padding=(0, 2))
     rate = f"{summary.mean_rate:.4g} requests/s" if summary.mean_rate is not None else "all at once"
     several = f", {summary.sequences:,} samples of their answers" if summary.sequences > summary.requests else ""
@@ -233,7 +233,7 @@ def print_trace(summary: Any) -> None:
     grid.add_row("peak", ", ".join(f"{value:.4g} requests/s over {w} s" for w, value in summary.peak_rate.items()))
     hits = summary.prefix
     if hits is None:
-        grid.add_row("prefix hits", escape(summary.prefix_note))
+        grid.add_row("prefix hits", summary.prefix_note)
     else:
         grid.add_row(
             "prefix hits",
@@ -249,7 +249,7 @@ def print_trace(summary: Any) -> None:
         table.add_row(label, *map(number, values), f"{side.max:,}", f"{side.total:,}")
     console.print(table)
     for note in summary.notes:
-        console.print(f"note: {escape(note)}", style="dim")
+        console.print(f"note: {note}", style="dim")
 
 
 def _session_rows(grid: Table, s: Any) -> None:

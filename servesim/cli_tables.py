@@ -9,14 +9,16 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
+from rich.text import Text
 
+from servesim.cli_console import open_console
 from servesim.cli_summary import limits_text, number, percent
 from servesim.experiments.measures import metric_label
 from servesim.experiments.objects import title
+from servesim.experiments.replicates import counted
 from servesim.experiments.runner import Progress
 
 COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}
@@ -26,7 +28,8 @@ class Bar:
     """Cells done on stderr, on a terminal only, and what had to be computed again."""
 
     def __init__(self) -> None:
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        best = TextColumn("{task.description}", markup=False)
+        columns = (BarColumn(), MofNCompleteColumn(), best, TimeRemainingColumn())
         console = Console(stderr=True)
         self._bar = RichProgress(*columns, console=console, transient=True) if sys.stderr.isatty() else None
         self._task: Any = None
@@ -49,36 +52,36 @@ class Bar:
             return
         if self._task is None:
             self._task = self._bar.add_task("")
-        self._bar.update(self._task, completed=progress.done, total=progress.total, description=escape(progress.best))
+        self._bar.update(self._task, completed=progress.done, total=progress.total, description=progress.best)
 
 
 def print_compare(document: Mapping[str, Any], out: Path | None) -> None:
     """The headline, a table by metric, and where policies part."""
-    console = Console(highlight=False)
+    console = open_console()
     workload, repeats, how = document["workload"], document["replicates"], document["settings"]
-    console.print(escape(_workload(workload)), style="bold")
-    count = f"{repeats['count']} {repeats['kind']}" if repeats["kind"] != "blocks" else "moving blocks in one run"
+    console.print(_workload(workload), style="bold")
+    count = counted(repeats) if repeats["kind"] != "blocks" else "moving blocks in one run"
     console.print(
-        f"paired over {count}, {percent(how['level'])} intervals; baseline: {escape(document['baseline'])}", style="dim"
+        f"paired over {count}, {percent(how['level'])} intervals; baseline: {document['baseline']}", style="dim"
     )
     console.print(_comparison_table(document))
     for line in document["headline"]:
-        console.print(escape(line))
+        console.print(line)
     for found in document["drill_down"]:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in found["causes"].items())
         console.print(
-            f"{escape(found['variant'])}: {found['worse']:,} of {found['compared']:,} requests slower by over 5 %"
+            f"{found['variant']}: {found['worse']:,} of {found['compared']:,} requests slower by over 5 %"
             f"{f' ({causes})' if causes else ''}, {found['better']:,} faster; first difference {_first(found)}",
             style="dim",
         )
     for note in document["notes"]:
-        console.print(f"note: {escape(note)}", style="dim")
+        console.print(f"note: {note}", style="dim")
     if out is not None:
-        console.print(f"written to {escape(str(out))}", style="dim")
+        console.print(f"written to {out}", style="dim")
 
 
 def _first(found: Mapping[str, Any]) -> str:
-    return escape(found["divergence_text"]) if found["divergence"] is not None else "none"
+    return found["divergence_text"] if found["divergence"] is not None else "none"
 
 
 def _workload(workload: Mapping[str, Any]) -> str:
@@ -86,7 +89,7 @@ def _workload(workload: Mapping[str, Any]) -> str:
     parts += [f"{workload['requests']:,} requests"] if workload.get("requests") else []
     parts += [f"{workload['rate']} requests/s"] if workload.get("rate") else []
     parts += [f"{workload[key]}" for key in ("model", "gpu") if workload.get(key)]
-    return ", ".join(parts)
+    return ", ".join(filter(None, parts))
 
 
 def _comparison_table(document: Mapping[str, Any]) -> Table:
@@ -102,7 +105,7 @@ def _comparison_table(document: Mapping[str, Any]) -> Table:
         low, high = row["change_low"], row["change_high"]
         interval = "" if low is None or high is None else f"{_change(row, low, False)} to {_change(row, high, False)}"
         table.add_row(
-            f"  {escape(row['variant'])}",
+            f"  {row['variant']}",
             value_text(row["value"], row["unit"]),
             "" if row["change"] is None else _change(row, row["change"]),
             interval,
@@ -115,8 +118,8 @@ def _comparison_table(document: Mapping[str, Any]) -> Table:
 
 def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
     """A row a variant, the best marked, those that failed named."""
-    console = Console(highlight=False)
-    console.print(escape(_workload(document["workload"])), style="bold")
+    console = open_console()
+    console.print(_workload(document["workload"]), style="bold")
     axes, metrics = list(document["axes"]), document["metrics"]
     names = [m["name"] for m in metrics]
     metrics = [m for m in metrics if m["name"].replace("_mean", "_p99") not in names or "_mean" not in m["name"]]
@@ -132,8 +135,7 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
         table.add_column(head, justify="right" if number_column else "left", no_wrap=number_column)
     best = document["best"] and document["best"]["label"]
     for v, *cells in zip(document["variants"], *(column[1:] for column in columns), strict=True):
-        words = [escape(cell) for cell in cells[:-1]]
-        table.add_row(*words, _coloured(cells[-1]), style="bold" if v["label"] == best else None)
+        table.add_row(*cells[:-1], _coloured(cells[-1]), style="bold" if v["label"] == best else None)
     console.print(table)
     if left:
         others = ", ".join(metric_label(m["name"]) for m in metrics[-left:])
@@ -141,11 +143,11 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
     if best is not None:
         metric = document["best"]["metric"]
         unit = next(m["unit"] for m in document["metrics"] if m["name"] == metric)
-        console.print(f"best {metric_label(metric)}: {escape(best)}, {value_text(document['best']['value'], unit)}")
+        console.print(f"best {metric_label(metric)}: {best}, {value_text(document['best']['value'], unit)}")
     for note in document["notes"]:
-        console.print(f"note: {escape(note)}", style="dim")
+        console.print(f"note: {note}", style="dim")
     if out is not None:
-        console.print(f"written to {escape(str(out))}", style="dim")
+        console.print(f"written to {out}", style="dim")
 
 
 def _metric_column(metric: Mapping[str, Any], values: Sequence[float | None]) -> list[str]:
@@ -178,18 +180,18 @@ def _state(variant: Mapping[str, Any]) -> str:
     return "Pareto" if variant["pareto"] else ""
 
 
-def _coloured(state: str) -> str:
-    return f"[{COLOURS[state]}]{state}[/]" if state in COLOURS else state
+def _coloured(state: str) -> Text:
+    return Text(state, COLOURS.get(state, ""))
 
 
 def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
     """A row a deployment: what it carries, at what price."""
-    console = Console(highlight=False)
+    console = open_console()
     how, repeats = document["settings"], document["replicates"]
     limits = "; ".join(filter(None, (limits_text(how["slo"]), *_class_limits(how.get("slo_classes", {})))))
-    console.print(escape(_workload(document["workload"])), style="bold")
+    console.print(_workload(document["workload"]), style="bold")
     target = f"{percent(how['attainment'])} of requests within {limits}"
-    console.print(f"{target}; {repeats['count']} {repeats['kind']}", style="dim")
+    console.print(f"{target}; {counted(repeats)}", style="dim")
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("deployment", "GPUs", "rate", "interval", "TTFT\np99", "$/hour", "$/M\ntokens", ""):
         left = name in ("deployment", "")
@@ -198,9 +200,9 @@ def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
         table.add_row(*_capacity_row(row), style="bold" if row["cheapest"] and len(document["rows"]) > 1 else None)
     console.print(table)
     for note in document["notes"]:
-        console.print(f"note: {escape(note)}", style="dim")
+        console.print(f"note: {note}", style="dim")
     if out is not None:
-        console.print(f"written to {escape(str(out))}", style="dim")
+        console.print(f"written to {out}", style="dim")
 
 
 def _class_limits(classes: Mapping[str, Any]) -> list[str]:
@@ -213,7 +215,7 @@ def _capacity_row(row: Mapping[str, Any]) -> list[str]:
     interval = "" if low is None else f"{number(low)} to {number(high)}"
     words = [word for word in ("cheapest", "pareto") if row[word]] if row["verdict"] == "carries" else [row["verdict"]]
     return [
-        escape(row["label"] or "this"),
+        row["label"] or "this",
         gpus,
         "" if row["rate"] is None else f"{number(row['rate'])}/s",
         interval,
@@ -224,11 +226,9 @@ def _capacity_row(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _verdict(row: Mapping[str, Any]) -> str:
+def _verdict(row: Mapping[str, Any]) -> Text:
     more = f", {row['more_replicates']:,} more would decide" if row["more_replicates"] else ""
-    text = f"{row['verdict']}{more}"
-    colour = COLOURS.get(row["verdict"])
-    return f"[{colour}]{text}[/]" if colour else text
+    return Text(f"{row['verdict']}{more}", COLOURS.get(row["verdict"], ""))
 
 
 def _change(row: Mapping[str, Any], change: float, unit: bool = True) -> str:

@@ -23,7 +23,9 @@ def validate(
         Path | None, typer.Option(help="Folder of kernel tables instead of the shipped ones.")
     ] = None,
 ) -> None:
-    """Replay recorded runs of real servers and report how far the simulation is off."""
+    """Replay recorded runs of real servers: how far is it off?
+
+    One table a run: measured and simulated, with host terms and from kernels alone."""
     from servesim.cost.host import HostTerms
     from servesim.experiments.validate import validate as run_all
 
@@ -38,10 +40,11 @@ def validate(
 
 def print_comparisons(found: list[Comparison]) -> None:
     """One table a run: measured, simulated with host terms and from kernels alone, errors, noise of repeats."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from servesim.cli_console import open_console
+
+    console = open_console()
     for c in found:
         server = c.run.server
         gpu = Path(server.gpu).name if server.gpu else None  # of a data sheet, its file
@@ -49,7 +52,6 @@ def print_comparisons(found: list[Comparison]) -> None:
             f"{c.run.name}: {server.model} on {server.tp} x {gpu}, {server.engine}, {len(c.run)} requests; "
             f"host terms: {c.host or 'none known'}",
             style="bold",
-            highlight=False,
         )
         table = Table("ms", box=None, header_style="bold")
         for name in ("measured", "simulated", "error", "kernels only", "error", "repeats"):
