@@ -16,7 +16,7 @@ from mypy_extensions import mypyc_attr
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.scheduler import Limits, Scheduler, schedulers
 from servesim.engine.plan import Plan, PlanContext
-from servesim.engine.request import Request
+from servesim.engine.request import Request, State
 
 from ._budget import Budget
 from ._vllm_params import VllmParams
@@ -282,7 +282,12 @@ class Vllm(Scheduler):
         slots_left = len(self.running) < self._max_running
         if not (self._kv_shares and slots_left and self.num_waiting()):
             return True
-        return self._head().content is None  # else what is being generated may be a prefix of it: it then needs less
+        head, params = self._head(), self.params
+        if head.content is not None:
+            return False  # what is being generated may be a prefix of it: it then needs less
+        # Preempted, it finds what it left. As that is evicted, a first chunk of the same length ends earlier.
+        whole = params.scheduler_reserve_full_isl and not params.num_speculative_tokens
+        return head.state is State.WAITING or whole
 
     # Queues.
 

@@ -111,3 +111,15 @@ class Free(ToyCost):
 def test_a_step_that_takes_no_time_is_refused_in_a_run_too(mode: str) -> None:
     with pytest.raises(PolicyError, match="a step of 1 tokens takes 0 ns"):
         World(toy_trace([0], [8], [10]), cost=Free()).run(mode)
+
+
+def test_one_that_was_preempted_is_resumed_when_the_eviction_of_what_it_left_makes_room_for_its_first_chunk() -> None:
+    # The next chunk has 20 tokens: the fewer are still cached before it, the less memory it takes to begin again.
+    params = {"long_prefill_token_threshold": 20, "scheduler_reserve_full_isl": False}
+    world = World(
+        toy_trace([0, 0], [10, 81], [40, 15]), kv="prefix-radix", num_blocks=8, scheduler_params=params,
+        max_model_len=96, speculation="medusa:k=2,width=2",
+    )  # fmt: skip
+    fast, _ = compared(world)
+    table = RequestColumns.of(fast.recorder.requests.array()).sequences
+    assert table["num_preemptions"].astype(bool).tolist() == [False, True]
