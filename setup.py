@@ -7,8 +7,10 @@ since extensions would go on hiding the sources one edits.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,18 @@ def stage() -> list[str]:
     return [str(root / package / f"{name}.py") for package, names in COMPILED.items() for name in names.split()]
 
 
+def check_compiler() -> None:
+    """End with one line where there is nothing to compile with, not after a minute with all that was tried."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "")  # Windows: setuptools finds it
+    if compiler and not shutil.which(compiler[0]):
+        missing = f"a C compiler, and there is no {compiler[0]} (CC names another)"
+    elif not Path(sysconfig.get_path("include"), "Python.h").exists():
+        missing = f"Python's headers, and there is no Python.h in {sysconfig.get_path('include')} (python3-dev)"
+    else:
+        return
+    sys.exit(f"error: to compile servesim takes {missing}; without SERVESIM_COMPILE nothing is compiled")
+
+
 class CompiledDistribution(Distribution):
     """Has extensions, although which is known only when they are built."""
 
@@ -55,6 +69,7 @@ class Compile(build_ext):
     def finalize_options(self) -> None:
         if {"develop", "editable_wheel"} & self.distribution.command_obj.keys():
             sys.exit("error: an editable install is not compiled: leave out --editable, or SERVESIM_COMPILE")
+        check_compiler()
         from mypyc.build import mypycify
 
         self.distribution.ext_modules = mypycify(
