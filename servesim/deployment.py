@@ -16,9 +16,11 @@ from servesim.contracts import (
     build_params,
     check_samples,
     kv_allocators,
+    make,
     routers,
     schedulers,
 )
+from servesim.contracts.own import blaming
 from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.host import HostTerms, host_terms
 from servesim.engine.cluster import Cluster
@@ -157,7 +159,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         facts=facts,
         predicted=predict(scenario.predictor, trace, scenario.seed),
         cores=cores,
-        router=policies.router(policies.router_params, scenario.replicas),
+        router=make(policies.router, policies.router_params, scenario.replicas),
         cost=cost,
         depth=depth,
         deployment=_deployment(scenario, model, gpu, budget, kv),
@@ -216,7 +218,8 @@ def _policies(scenario: Scenario, model: ModelSpec, gpu: Gpu, vllm: VllmDefaults
     asked = scenario.engine.max_model_len
     max_model_len = model.max_position if asked == "auto" else asked
     defaults = Defaults(vllm.max_num_seqs, vllm.max_num_batched_tokens, max_model_len, gpu.memory_bytes / 2**30)
-    params = scheduler.complete(params, defaults)
+    with blaming([scheduler]):
+        params = scheduler.complete(params, defaults)
     limits = {}
     for name in ("max_num_batched_tokens", "max_num_seqs"):
         limits[name] = getattr(params, name, getattr(vllm, name))
@@ -317,8 +320,8 @@ def _core(
     speculation: Speculation | None,
     cost: TableCostModel,
 ) -> EngineCore:
-    kv = policies.kv(policies.kv_params, memory)
-    scheduler = policies.scheduler(policies.scheduler_params, limits, kv)
+    kv = make(policies.kv, policies.kv_params, memory)
+    scheduler = make(policies.scheduler, policies.scheduler_params, limits, kv)
     core = EngineCore(scheduler, kv, scenario.check)
     if speculation is not None:
         core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance

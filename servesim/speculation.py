@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from servesim.contracts import AcceptanceModel, Scheduler, Speculator, acceptance_models, build_params, speculators
+from servesim.contracts import (
+    AcceptanceModel,
+    Scheduler,
+    Speculator,
+    acceptance_models,
+    build_params,
+    make,
+    speculators,
+)
 from servesim.contracts.cost import CostModel
 from servesim.engine.step import SpecStats
 from servesim.errors import UserError
@@ -46,12 +54,12 @@ class Speculation:
         speculator, params = _resolve(speculators, "speculation", method)
         settings = acceptance or policy_settings(speculator.acceptance)
         model, values = _resolve(acceptance_models, "acceptance", settings)
-        truth, assumed = model(values, seed), acceptance is None
+        truth, assumed = make(model, values, seed), acceptance is None
         return cls(method["name"], speculator, params, target, truth, settings["name"], assumed)
 
     def make(self) -> Speculator:
         """A speculator of its own for each replica."""
-        made = self.speculator(self.params, self.target)
+        made: Speculator = make(self.speculator, self.params, self.target)
         if "acceptance" in made.needs:
             made.rates = self.acceptance.rates
         return made

@@ -5,6 +5,7 @@ from typing import Any
 from servesim.contracts.acceptance import AcceptanceModel, acceptance_models
 from servesim.contracts.cost import Batch, CostModel, Host, Price
 from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_allocators
+from servesim.contracts.own import make
 from servesim.contracts.params import NoParams, SchedulerParams
 from servesim.contracts.registry import Registry, build_params
 from servesim.contracts.router import ReplicaView, Router, routers
@@ -46,6 +47,7 @@ __all__ = [
     "build_params",
     "check_samples",
     "kv_allocators",
+    "make",
     "routers",
     "schedulers",
     "speculators",

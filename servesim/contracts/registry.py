@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from servesim.contracts.own import adopt
 from servesim.errors import UserError, suggest
 from servesim.lists import pairs
 
@@ -46,6 +47,7 @@ class Registry(Generic[T]):
                 raise ValueError(f"two {self.kind} policies are called {name!r}")
             self._classes[name] = cls
             cls.name = name  # type: ignore[attr-defined]
+            adopt(cls)
             return cls
 
         return enter
@@ -95,6 +97,7 @@ class Registry(Generic[T]):
         if not issubclass(cls, self._base):
             raise UserError(f"{path}: {class_name} is no {self._base.__name__} (servesim.contracts)")
         cls.name = class_name  # type: ignore[attr-defined]
+        adopt(cls)
         return cls
 
     def _execute(self, path: Path, module_name: str) -> ModuleType:

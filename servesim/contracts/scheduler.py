@@ -81,7 +81,7 @@ class Scheduler(ABC):
         self.params = params
         self.limits = limits
         self.kv = kv
-        self.waiting: deque[Request] = deque()
+        self.waiting: deque[Request] | Any = deque()  # of another kind where a policy's own methods know what to do
         self.running: list[Request] = []
 
     @classmethod

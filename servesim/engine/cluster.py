@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 from simpy.events import Event
 
 from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import KVAllocator
+from servesim.contracts.own import blaming
 from servesim.contracts.router import Router
 from servesim.engine.clock import ABORT, ARRIVE, Clock
 from servesim.engine.core import EngineCore
@@ -78,6 +80,10 @@ class Cluster:
 
     def run(self) -> None:
         """Serve everything. PolicyError where a policy breaks its contract or starves a request."""
+        with self._blaming():
+            self._run()
+
+    def _run(self) -> None:
         self.start()
         self.clock.run()
         self.recorder.close()
@@ -88,6 +94,11 @@ class Cluster:
         stuck = sum(r.core.num_unfinished for r in self.replicas)
         if stuck or self.workload.remaining():
             raise PolicyError(f"{self._names()} at {self.now_ns} ns: plans nothing although {stuck} requests wait")
+
+    def _blaming(self) -> AbstractContextManager[None]:
+        cores = [replica.core for replica in self.replicas]
+        policies = [self.router, *(p for c in cores for p in (c.scheduler, c.kv, c.speculator, c.acceptance))]
+        return blaming([type(policy) for policy in policies], lambda: f" at {self.now_ns} ns")
 
     def _names(self) -> str:
         return ", ".join(sorted({r.core.scheduler.name for r in self.replicas}))
@@ -101,7 +112,8 @@ class Cluster:
         if self.clock.peek() == float("inf"):
             self.recorder.close()
             return False
-        self.clock.step()
+        with self._blaming():
+            self.clock.step()
         return True
 
     def _arm(self) -> None:

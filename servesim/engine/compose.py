@@ -49,6 +49,8 @@ def compose(
                 longest = after
         else:
             prefill.append((new, past))
+    if type(total) is not int:
+        raise PolicyError(f"{policy} at {now} ns, step {plan.step_id}: schedules tokens by a number that is not an int")
     batch = Batch(
         total,
         prefill,

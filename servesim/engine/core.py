@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from mypy_extensions import mypyc_attr
@@ -100,20 +98,13 @@ class EngineCore:
         """Plan the next step and put it in flight; None if the scheduler has nothing to do."""
         lockstep = self.lockstep
         ctx = PlanContext(self.scheduler.name, now, self.next_step_id, self.kv, self._oracle, lockstep)
-        try:
-            policy: Any = self.scheduler
-            returned = policy.plan(ctx)  # whatever that is
-        except PolicyError:
-            raise
-        except (Exception, SystemExit) as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(at.filename).name} line {at.lineno}"
-            raise PolicyError(
-                f"{self.scheduler.name} at {now} ns: plan raises {type(error).__name__}: {error} ({where})"
-            ) from error
+        policy: Any = self.scheduler
+        returned = policy.plan(ctx)  # whatever that is
         plan = ctx.plan
         if returned is not plan:
             raise PolicyError(f"{self.scheduler.name} at {now} ns: plan returns {returned!r}, not ctx.plan")
+        if not isinstance(policy.running, list):
+            raise PolicyError(f"{self.scheduler.name} at {now} ns: running is {policy.running!r}, not a list")
         if lockstep is not None and plan.together != len(lockstep.members):
             raise PolicyError(f"{self.scheduler.name} at {now} ns: plan leaves out requests in lockstep")
         for request in plan.rejected:
@@ -167,7 +158,10 @@ class EngineCore:
         batch, sampled = compose(plan, self.kv, self.lockstep, self.scheduler.name, now)
         self.kv.held_tokens += batch.linear_tokens
         if self.kv.copied_tokens:
-            batch.bytes_copied = self.kv.copied_tokens * self.kv.memory.bytes_per_token
+            copied: Any = self.kv.copied_tokens
+            if not isinstance(copied, int):
+                raise PolicyError(f"{self.kv.name} at {now} ns: copied_tokens is {copied!r}, not an int")
+            batch.bytes_copied = copied * self.kv.memory.bytes_per_token
             self.kv.copied_tokens = 0
         if plan.layout != "mixed":
             lay_out(batch, plan)

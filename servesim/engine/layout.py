@@ -27,6 +27,8 @@ def lay_out(batch: Batch, plan: Plan) -> None:
             computed = rows
     else:
         raise ValueError(f"unknown layout {plan.layout!r}")
+    if type(computed) is not int:
+        raise ValueError(f"padded_rows = {plan.padded_rows!r} and padded_len = {plan.padded_len!r} are not both ints")
     batch.padded_tokens = computed - batch.linear_tokens
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from servesim.engine.request import Request, State
 from servesim.errors import PolicyError
@@ -12,6 +12,13 @@ from servesim.errors import PolicyError
 if TYPE_CHECKING:
     from servesim.contracts.kv import Hit, KVAllocator
     from servesim.engine.lockstep import Lockstep
+
+
+def _not_ints(*numbers: Any) -> TypeError:
+    """What a compiled build says of a number that is not an int, and does not take."""
+    kind = next(type(number) for number in numbers if not isinstance(number, int))
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return TypeError(f"int object expected; got {module}{kind.__qualname__}")
 
 
 @dataclass(slots=True)
@@ -87,6 +94,8 @@ class PlanContext:
         the allocator cannot. `hit` is what `kv.lookup` found: those tokens need no computing. `full_tokens`
         must fit beside the hit although only `num_tokens` are allocated; `reserve` tokens stay free. The
         caller moves the request from its waiting queue to its running ones."""
+        if type(num_tokens + full_tokens + reserve + lookahead + drafts) is not int:
+            raise _not_ints(num_tokens, full_tokens, reserve, lookahead, drafts)
         hit = hit if hit is not None else self.kv.lookup(request)
         if not self.kv.can_admit(request, hit, num_tokens + lookahead, full_tokens, reserve):
             return False
@@ -108,6 +117,8 @@ class PlanContext:
 
     def extend(self, request: Request, num_tokens: int, *, lookahead: int = 0, drafts: int = 0) -> bool:
         """Give a running request `num_tokens` tokens in this step; False (nothing done) if out of memory."""
+        if type(num_tokens + lookahead + drafts) is not int:
+            raise _not_ints(num_tokens, lookahead, drafts)
         if not self.kv.grow(request, num_tokens, lookahead):
             return False
         self.schedule(request, num_tokens, drafts)
@@ -160,6 +171,8 @@ class PlanContext:
         its running list."""
         if request.state is not State.SWAPPED:
             raise PolicyError(f"{self.policy} at {self.now} ns: swaps in {request}, which is not swapped out")
+        if type(num_tokens + reserve + lookahead + drafts) is not int:
+            raise _not_ints(num_tokens, reserve, lookahead, drafts)
         if not self.kv.can_swap_in(request, num_tokens + lookahead, reserve, samples):
             return False
         self._move(self.kv.swap_in(request, num_tokens, lookahead, samples))

@@ -21,6 +21,7 @@ from servesim.contracts import (
     acceptance_models,
     build_params,
     kv_allocators,
+    make,
     routers,
     schedulers,
     speculators,
@@ -157,13 +158,13 @@ class World:
             in_flight_tokens=self.max_num_batched_tokens * (1 + self.asynchronous) if cls.keeps_budget else 0,
             overrun_tokens=max(self.depth * (1 + drafts) - 2, 0),
         )
-        kv = kv_class(build_params(self.kv, kv_class.Params, dict(kv_params)), memory)
+        kv = make(kv_class, build_params(self.kv, kv_class.Params, dict(kv_params)), memory)
         params = build_params(self.scheduler, cls.Params, self.scheduler_params)
         limits = Limits(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.asynchronous)
         drafting = self.speculation and "speculation" in cls.supports
         if drafting:
             params, speculator, acceptance = self._speculation(params)
-        core = Watched(cls(params, limits, kv), kv, check)
+        core = Watched(make(cls, params, limits, kv), kv, check)
         if drafting:
             core.speculator, core.acceptance = speculator, acceptance
         core.max_queued = self.max_queued
@@ -172,9 +173,10 @@ class World:
     def _speculation(self, params: Any) -> tuple[Any, Speculator, AcceptanceModel]:
         """Scheduler parameters with room for drafts, and both sides of drafting."""
         method, values = speculators.resolve(self.speculation)
-        speculator = method(build_params("speculation", method.Params, dict(values)), ModelSpec.load("llama-3.1-8b"))
+        params_of = build_params("speculation", method.Params, dict(values))
+        speculator: Speculator = make(method, params_of, ModelSpec.load("llama-3.1-8b"))
         model, values = acceptance_models.resolve(self.acceptance)
-        acceptance = model(build_params("acceptance", model.Params, dict(values)), 0)
+        acceptance = make(model, build_params("acceptance", model.Params, dict(values)), 0)
         speculator.price = lambda batch: self.cost.price(batch).ns
         speculator.rates = acceptance.rates
         k = speculator.verified(speculator.max_drafts)
@@ -185,7 +187,7 @@ class World:
         """Ready to run."""
         cores = [self.core(check) for _ in range(self.replicas)]
         cls, _ = routers.resolve(self.router)
-        router = cls(build_params(self.router, cls.Params, {}), self.replicas)
+        router = make(cls, build_params(self.router, cls.Params, {}), self.replicas)
         workload = TraceWorkload(self.trace, clients=self.clients, form=cores[0].scheduler.samples)
         recorder = Recorder(out_ns=self.out_ns)
         return Cluster(workload, cores, router, self.cost, depth=self.depth, mode=mode, recorder=recorder)

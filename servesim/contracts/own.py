@@ -1,0 +1,235 @@
+"""Policies of the user's own, held to their contracts.
+
+What a policy hands to the engine is what its contract says, or one line says otherwise. A compiled build takes nothing
+else, and a pure one would carry a float or a None on to where nobody knows whose it is: here both do the same.
+Policies from `servesim` itself are left as they are; mypy has read them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import numpy as np
+
+from servesim.errors import Interrupted, PolicyError, UserError
+
+
+class _Terms(NamedTuple):
+    """What a contract asks of a class beyond what Python asks."""
+
+    returns: dict[str, str]
+    """Verbs by what they return."""
+    required: str = ""
+    """Verbs that have no default."""
+    made: dict[type[Any], str] = {}  # noqa: RUF012
+    """Attributes by type that the base class's `__init__` sets, and that no class attribute may hide."""
+    has: dict[type[Any], str] = {}  # noqa: RUF012
+    """Attributes by type of the class or the object."""
+
+
+_TERMS = {
+    "Scheduler": _Terms(
+        {
+            "int": "steady num_waiting",
+            "bool": "keeps_lockstep plans_lockstep_only steady_as_some_retire",
+            "None": "on_arrival on_fork drop_waiter commit advance check_integrity",
+            "tuple[int, Sequence[int]]": "steady_drafts",
+        },
+        required="plan",
+        made={object: "params limits kv waiting", list: "running"},
+        has={int: "lookahead", frozenset: "needs supports", str: "samples"},
+    ),
+    "KVAllocator": _Terms(
+        {
+            "int": "slots idle_tokens swap_out swap_in drop_swapped steps_until_short steps_until_full rounds_that_fit",
+            "bool": "fits can_admit grow can_swap_out can_swap_in keeps_lockstep join extend can_fork",
+            "None": "admit free leave fork rollback foresee publish evict check_integrity",
+            "Usage": "usage",
+            "Hit": "lookup",
+            "tuple[int, int]": "sharing",
+            "list[tuple[int, int]]": "grow_run extend_run grow_rounds",
+        },
+        required="can_admit admit grow free slots usage",
+        made={object: "params memory", int: "num_blocks block_size capacity_tokens max_model_len"},
+        has={int: "held_tokens copied_tokens", bool: "shares reserves grouped", frozenset: "needs supports"},
+    ),
+    "Router": _Terms({"int": "route"}, required="route"),
+    "Speculator": _Terms(
+        {"int": "limit verified depth host_ns", "bool": "follows steady", "None": "observe"},
+        has={int: "max_drafts lookahead slots_per_request hash_lookahead width", bool: "expands"},
+    ),
+    "AcceptanceModel": _Terms(
+        {"int": "accepted available", "list[int]": "walk", "list[float]": "rates"}, required="accepted rates"
+    ),
+}
+
+
+_adopted: WeakSet[type[Any]] = WeakSet()
+
+
+def adopt(cls: type[Any]) -> None:
+    """Hold a class to its contract: its verbs return what they should, numpy's numbers being made Python's; else
+    PolicyError. UserError where a verb is missing, or a class attribute hides what `__init__` sets."""
+    if not is_own(cls):
+        return
+    terms = _terms(cls)
+    for name in terms.required.split():
+        if not any(name in vars(each) for each in cls.__mro__ if not _is_contract(each)):
+            raise UserError(f"{cls.__name__} has no method {name}, which every {_contract(cls).__name__} must have")
+    for each in filter(is_own, cls.__mro__):
+        for name in " ".join(terms.made.values()).split():
+            if name in vars(each):
+                raise UserError(f"{each.__name__}.{name} hides what the base class sets: set self.{name} in __init__")
+        for name in ("needs", "supports"):
+            if isinstance(vars(each).get(name), set | list | tuple):
+                setattr(each, name, frozenset(vars(each)[name]))
+        if each not in _adopted:
+            _adopted.add(each)
+            for kind, names in terms.returns.items():
+                for name in names.split():
+                    if inspect.isfunction(verb := vars(each).get(name)):
+                        setattr(each, name, _hold(verb, *_settlers()[kind]))
+
+
+def make(cls: type[Any], *args: Any) -> Any:
+    """A policy of that class. PolicyError where one of the user's own cannot be made, or lacks what it must have."""
+    with blaming([cls]):
+        policy = cls(*args)
+    if is_own(cls):
+        terms = _terms(cls)
+        for name in " ".join(terms.made.values()).split():
+            if not hasattr(policy, name):
+                raise PolicyError(f"{cls.name}: has no {name}: its __init__ must call super().__init__")
+        for kind, name in _pairs([*terms.made.items(), *terms.has.items()]):
+            if not isinstance(value := getattr(policy, name), kind):
+                raise PolicyError(f"{cls.name}: {name} is {value!r}, not {_A[kind]}")
+    return policy
+
+
+@contextmanager
+def blaming(classes: Iterable[type[Any]], when: Callable[[], str] = str) -> Iterator[None]:
+    """An exception becomes a PolicyError, where one of these classes is the user's own, that says whose it is and which
+    line raises it. `when`: what follows the name."""
+    try:
+        yield
+    except (UserError, PolicyError, Interrupted):
+        raise
+    except (Exception, SystemExit) as error:
+        own = [cls for cls in classes if is_own(cls)]
+        if own and (blamed := _blame(error, own, when())):
+            raise blamed from error
+        raise
+
+
+def _blame(error: BaseException, own: list[type[Any]], when: str) -> PolicyError | None:
+    """None where it is nobody's."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        module, me = frame.f_globals.get("__name__"), type(frame.f_locals.get("self"))
+        here = [cls for cls in own if any(module == each.__module__ for each in filter(is_own, cls.__mro__))]
+        if here:
+            code = frame.f_code
+            return PolicyError(
+                f"{(me if me in here else here[0]).name}{when}: {code.co_name} raises {type(error).__name__}: {error} "
+                f"({Path(code.co_filename).name} line {line})"
+            )
+    if isinstance(error, OSError | MemoryError | SystemExit):
+        return None
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    names = ", ".join(sorted({cls.name for cls in own}))
+    return PolicyError(f"{names}{when}: {type(error).__name__}: {error} ({Path(at.filename).name} line {at.lineno})")
+
+
+def is_own(cls: type[Any]) -> bool:
+    """Whether a class is from outside servesim and the standard library."""
+    return cls.__module__.partition(".")[0] not in ("servesim", "builtins", "abc", "typing")
+
+
+def _is_contract(cls: type[Any]) -> bool:
+    return cls.__module__.startswith("servesim.contracts.")
+
+
+def _contract(cls: type[Any]) -> type[Any]:
+    return next((each for each in cls.__mro__ if _is_contract(each)), object)
+
+
+def _terms(cls: type[Any]) -> _Terms:
+    return _TERMS.get(_contract(cls).__name__, _Terms({}))
+
+
+def _pairs(by_type: Iterable[tuple[type[Any], str]]) -> Iterator[tuple[type[Any], str]]:
+    for kind, names in by_type:
+        for name in names.split():
+            yield kind, name
+
+
+def _hold(verb: Any, usual: type[Any], settle: Callable[[Any], Any], a: str) -> Callable[..., Any]:
+    """The verb, what it returns settled unless it is of the usual type. With the verb's own parameters: through *args a
+    call takes three times as long."""
+
+    def settled(policy: Any, returned: Any) -> Any:
+        try:
+            return settle(returned)
+        except (TypeError, ValueError, AttributeError):
+            raise PolicyError(f"{policy.name}: {verb.__name__} returns {returned!r}, not {a}") from None
+
+    code = verb.__code__
+    plain = not (code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount)
+    given = ", ".join(code.co_varnames[: code.co_argcount]) if plain and code.co_argcount else "*_args, **_kwargs"
+    me = code.co_varnames[0] if plain and code.co_argcount else "_args[0]"
+    source = f"""def held({given}):
+    _returned = _verb({given})
+    return _returned if _type(_returned) is _usual else _settled({me}, _returned)"""
+    scope = {"_verb": verb, "_usual": usual, "_settled": settled, "_type": type}
+    exec(compile(source, __file__, "exec"), scope)
+    held: Any = scope["held"]
+    held.__defaults__ = verb.__defaults__
+    return functools.wraps(verb)(held)
+
+
+_A = {int: "an int", bool: "True or False", list: "a list", str: "a str", frozenset: "a frozenset of str"}
+
+
+@functools.cache
+def _settlers() -> dict[str, tuple[type[Any], Callable[[Any], Any], str]]:
+    """By annotation: the type that needs no look inside, what makes the right thing of others, and its name."""
+    from servesim.contracts.kv import Usage
+
+    def usage(four: Any) -> Usage:
+        return four if type(four) is Usage and type(sum(four)) is int else Usage(*map(_whole, four))
+
+    nothing = type("nothing", (), {})
+    return {
+        "int": (int, _whole, _A[int]),
+        "bool": (bool, _truth, _A[bool]),
+        "None": (type(None), lambda returned: None, "None"),
+        "Usage": (nothing, usage, "a Usage of ints"),
+        "Hit": (nothing, lambda hit: hit._replace(num_tokens=_whole(hit.num_tokens)), "a Hit"),
+        "tuple[int, int]": (nothing, _pair, "two ints"),
+        "tuple[int, Sequence[int]]": (nothing, lambda pair: (_whole(pair[0]), pair[1]), "an int and a sequence"),
+        "list[tuple[int, int]]": (nothing, lambda pairs: [_pair(pair) for pair in pairs], "pairs of ints"),
+        "list[int]": (nothing, lambda numbers: [_whole(n) for n in numbers], "a list of ints"),
+        "list[float]": (nothing, lambda numbers: [float(n) for n in numbers], "a list of floats"),
+    }
+
+
+def _whole(number: Any) -> int:
+    return number if isinstance(number, int) else operator.index(number)
+
+
+def _truth(truth: Any) -> bool:
+    if not isinstance(truth, bool | np.bool_):
+        raise TypeError
+    return bool(truth)
+
+
+def _pair(pair: Sequence[Any]) -> tuple[int, int]:
+    first, second = pair
+    return _whole(first), _whole(second)
