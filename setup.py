@@ -24,7 +24,7 @@ COMPILED = {
     "cost": "curve model over stage",
     "engine": "cluster compose content core draft_leap layout leap lockstep lockstep_leap parallel plan recorder"
     " replica request row sessions step streamed_workload verification walk workload",
-    "policies/kv": "_extents _growth _prefix_caching paged prefix_hash",
+    "policies/kv": "_block_tables _extents _growth _prefix_caching paged prefix_hash",
     "policies/scheduling": "_budget vllm",
 }
 """Modules by package below `servesim`, as installed."""

@@ -5,6 +5,7 @@ What `prefix-hash` does in runs of blocks, for allocators that part with blocks 
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from servesim.contracts.kv import Hit, KVMemory
 from servesim.engine.content import RunContent
 from servesim.engine.request import Request, State
 
+from ._block_tables import FreeStack, ids
 from ._prefix_caching import PrefixCaching
 
 
@@ -31,10 +33,10 @@ class BlockwisePrefix(PrefixCaching):
         self._cached: dict[Hashable, int | dict[int, None]] = {}
 
     def num_free_blocks(self) -> int:
-        return len(self._fresh) + len(self._idle)
+        return self._fresh.num_blocks + len(self._idle)
 
     def free_order(self) -> list[int]:
-        return self._fresh[::-1] + list(self._idle)
+        return self._fresh.order() + list(self._idle)
 
     def lookup(self, request: Request) -> Hit:
         """Longest run of cached blocks from the start, short of the last token: it is always recomputed."""
@@ -54,7 +56,7 @@ class BlockwisePrefix(PrefixCaching):
         the back of the queue, the others to the front as a group (or to the back, as in older releases)."""
         if request.content is None and request.state is State.PREEMPTED:
             self._index(request, 0, self._published[request])
-        table = self.tables.pop(request)
+        table = self._tables.pop(request)
         self._table_blocks -= len(table)
         cached = self._published.pop(request)
         if self.params.free_order == "back":
@@ -64,9 +66,9 @@ class BlockwisePrefix(PrefixCaching):
         table.reverse()
         if self._extra:
             extra, still_held = self._extra, self._still_held
-            fresh = [block for block in fresh if block not in extra or not still_held(block)]
-            table = [block for block in table if block not in extra or not still_held(block)]
-        self._fresh += fresh
+            fresh = ids([block for block in fresh if block not in extra or not still_held(block)])
+            table = ids([block for block in table if block not in extra or not still_held(block)])
+        self._fresh.give(fresh)
         self._idle.update(dict.fromkeys(table))
 
     def idle_tokens(self, hit: Hit) -> int:
@@ -80,7 +82,9 @@ class BlockwisePrefix(PrefixCaching):
         """Forget all cached prefixes; refused (False) while any block is held."""
         if self.num_free_blocks() != self.num_blocks - 1:
             return False
-        self._fresh = self.free_order()[::-1]
+        order = self.free_order()
+        self._fresh = FreeStack(1)  # with none
+        self._fresh.give(ids(reversed(order)))
         self._idle.clear()
         self._cached.clear()
         self._key_of = [None] * self.num_blocks
@@ -96,7 +100,7 @@ class BlockwisePrefix(PrefixCaching):
 
     def refs(self, block: int) -> int:
         """How many requests hold a block."""
-        if block in self._idle or block in self._fresh:
+        if block in self._idle or block in self._fresh.order():
             return 0
         return 1 + self._extra.get(block, 0)
 
@@ -110,7 +114,7 @@ class BlockwisePrefix(PrefixCaching):
 
     def _index(self, request: Request, start: int, stop: int) -> None:
         """Make blocks start to stop of a request's table findable by their content."""
-        blocks, keys = self.tables[request][start:stop], self._keys(request, start, stop)
+        blocks, keys = self._tables[request][start:stop], self._keys(request, start, stop)
         if not self._cached.keys().isdisjoint(keys):
             self._register(zip(blocks, keys, strict=True))
             return
@@ -140,22 +144,21 @@ class BlockwisePrefix(PrefixCaching):
         keys = content.prefix_keys(ends) if isinstance(content, RunContent) else [content.prefix_key(e) for e in ends]
         return [(request.salt, key) for key in keys] if request.salt else keys
 
-    def _adopt(self, request: Request, hit: Hit) -> list[int]:
+    def _adopt(self, request: Request, hit: Hit) -> array[int]:
         return self._hold(hit.blocks)
 
-    def _hold(self, blocks: Sequence[int]) -> list[int]:
+    def _hold(self, blocks: Sequence[int]) -> array[int]:
         """One more request holds these."""
         for block in blocks:
             if block in self._idle:
                 del self._idle[block]
             else:
                 self._extra[block] = self._extra.get(block, 0) + 1
-        return list(blocks)
+        return ids(blocks)
 
-    def _take(self, table: list[int], n: int) -> None:
-        fresh = min(n, len(self._fresh))
-        if fresh:
-            super()._take(table, fresh)
+    def _take(self, n: int) -> array[int]:
+        fresh = min(n, self._fresh.num_blocks)
+        blocks = super()._take(fresh)
         if n > fresh:
             victims = self._victims(n - fresh)
             key_of, cached = self._key_of, self._cached
@@ -168,8 +171,9 @@ class BlockwisePrefix(PrefixCaching):
                     continue
                 key_of[block] = None
                 del cached[key]
-            table += victims
+            blocks.extend(victims)
             self._table_blocks += len(victims)
+        return blocks
 
     def _victims(self, n: int) -> list[int]:
         """Take the n idle blocks that are given up first: the least recently freed ones."""
@@ -188,7 +192,7 @@ class BlockwisePrefix(PrefixCaching):
     def _check_sharing(self, held: list[int]) -> None:
         super()._check_sharing(held)
         assert not self._idle.keys() & set(held), "a block is idle and held"
-        assert not any(self.is_cached(b) for b in self._fresh), "a cached block is among the fresh ones"
+        assert not any(self.is_cached(b) for b in self._fresh.order()), "a cached block is among the fresh ones"
         for key, there in self._cached.items():
             for block in [there] if isinstance(there, int) else list(there):
                 assert self._key_of[block] == key, f"block {block} is cached under a key it does not have"

@@ -8,10 +8,13 @@ or cut. So a prompt costs as many operations as its content has runs; block ids 
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Hashable, Iterator
 from itertools import pairwise
 from operator import attrgetter
+
+from ._block_tables import ids
 
 _START = attrgetter("start")
 
@@ -21,7 +24,7 @@ class Extent:
 
     __slots__ = ("after", "before", "blocks", "found", "holders", "key", "rest", "start", "stop")
 
-    def __init__(self, key: Hashable, start: int, blocks: list[int], holders: int) -> None:
+    def __init__(self, key: Hashable, start: int, blocks: array[int], holders: int) -> None:
         self.key = key
         """With the number of a block in its prompt, the identity of everything up to that block's end."""
         self.start = start
@@ -62,7 +65,7 @@ class FreeQueue:
 
     def __init__(self) -> None:
         self.num_blocks = 0
-        self._ends = ends = Extent(None, 0, [], 0)  # behind the last one and before the first
+        self._ends = ends = Extent(None, 0, ids(), 0)  # behind the last one and before the first
         ends.before = ends.after = ends
 
     def __iter__(self) -> Iterator[Extent]:
@@ -99,7 +102,7 @@ class FreeQueue:
         before.after, after.before = after, before
         extent.before = extent.after = None
 
-    def cut(self, extent: Extent, n: int) -> list[int]:
+    def cut(self, extent: Extent, n: int) -> array[int]:
         """Give up the last n blocks of an extent, of more; the last one foremost."""
         blocks = extent.blocks[: -n - 1 : -1]
         del extent.blocks[-n:]

@@ -93,6 +93,7 @@ class PrefixCaching(Paged):
 
     def _offer_known(self, request: Request, offset: int) -> None:
         """What a request in lockstep knew when the last step was planned is final."""
+        self._complete(request)
         known = self._committed + offset + 1
         self._offer(request, known, known)
 

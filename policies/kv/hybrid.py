@@ -6,6 +6,7 @@ single_type_kv_cache_manager.py).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,7 @@ from typing import Literal
 from servesim.contracts.kv import MISS, Hit, KVMemory, Usage, kv_allocators
 from servesim.engine.request import Request, State
 
+from ._block_tables import ids
 from ._blockwise import BlockwisePrefix
 from ._prefix_hash_params import PrefixHashParams
 
@@ -43,7 +45,7 @@ class Hybrid(BlockwisePrefix):
     def __init__(self, params: HybridParams, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self.windows = memory.windows
-        self.tables: dict[Request, list[list[int]]] = {}  # type: ignore[assignment]
+        self._tables: dict[Request, list[array[int]]] = {}  # type: ignore[assignment]
         kinds: dict[int | None, list[int]] = {}
         for group, window in enumerate(memory.windows):
             kinds.setdefault(window, []).append(group)
@@ -88,6 +90,11 @@ class Hybrid(BlockwisePrefix):
         tables = tuple(self._hit_table(keys[:hit], group) for group in range(len(self.windows)))
         return Hit(hit * self.block_size, (tables, longest * self.block_size if longest > hit else 0))
 
+    @property
+    def tables(self) -> dict[Request, list[list[int]]]:  # type: ignore[override]
+        """A copy of the block tables, one for each group of layers, of each request that holds memory."""
+        return {request: [table.tolist() for table in tables] for request, tables in self._tables.items()}
+
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
         free = self.num_free_blocks() - self._blocks(reserve)
         return (
@@ -97,14 +104,14 @@ class Hybrid(BlockwisePrefix):
 
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
         found, boundary = hit.blocks or ((), 0)
-        tables = self.tables[request] = [[] for _ in self.windows]
+        tables = self._tables[request] = [ids() for _ in self.windows]
         for table, blocks, window in zip(tables, found, self.windows, strict=False):
             skipped = self._skipped(hit.num_tokens, window)
-            table += [NULL] * skipped + self._hold(blocks[skipped:])
+            table += ids([NULL] * skipped) + self._hold(blocks[skipped:])
             self._table_blocks += len(table)
         end = min(hit.num_tokens + num_tokens + lookahead, self.max_model_len)
         for table in tables:
-            self._take(table, self._blocks(end) - len(table))
+            table += self._take(self._blocks(end) - len(table))
         self._published[request] = hit.num_tokens // self.block_size
         self._slid[request] = hit.num_tokens
         self._boundary[request] = boundary
@@ -114,14 +121,14 @@ class Hybrid(BlockwisePrefix):
         """What has slid out of a window is given back in any case. Tokens of steps in flight have not been processed
         yet (of those, chunks of a prompt are not known here)."""
         self._slide(request, request.num_computed_tokens - request.num_output_placeholders)
-        tables = self.tables[request]
+        tables = self._tables[request]
         end = min(request.num_computed_tokens + num_tokens + lookahead, self.max_model_len)
         short = self._blocks(end) - len(tables[0])
         if short * len(tables) > self.num_free_blocks():
             return False
         if short > 0:
             for table in tables:
-                self._take(table, short)
+                table += self._take(short)
         self.publish(request, min(request.num_computed_tokens + num_tokens, request.num_tokens))
         return True
 
@@ -130,14 +137,14 @@ class Hybrid(BlockwisePrefix):
         published = self._published.pop(request)
         if request.content is None and request.state is State.PREEMPTED:
             self._index(request, 0, published)
-        tables = self.tables.pop(request)
+        tables = self._tables.pop(request)
         for table in tables:
             self._table_blocks -= len(table)
             self._release(table)
         del self._slid[request], self._boundary[request]
 
     def slots(self, request: Request) -> int:
-        tables = self.tables.get(request)
+        tables = self._tables.get(request)
         return len(tables[0]) * self.block_size if tables is not None else 0
 
     def usage(self) -> Usage:
@@ -158,7 +165,7 @@ class Hybrid(BlockwisePrefix):
         return 0
 
     def check_integrity(self) -> None:
-        flat = {request: [b for table in tables for b in table] for request, tables in self.tables.items()}
+        flat = {request: [b for table in tables for b in table] for request, tables in self._tables.items()}
         held = [b for blocks in flat.values() for b in blocks if b != NULL]
         usage, free = self.usage(), self.free_order()
         assert min(usage) >= 0, f"negative memory: {usage}"
@@ -168,7 +175,7 @@ class Hybrid(BlockwisePrefix):
         assert not set(free) & set(held), "a block is free and held"
         assert len(set(held)) + len(free) == self.num_blocks - 1, "a block is lost"
         assert NULL not in free, "the null block is free"
-        for tables in self.tables.values():
+        for tables in self._tables.values():
             assert len({len(table) for table in tables}) == 1, "groups of different lengths"
             for table, window in zip(tables, self.windows, strict=True):
                 assert window or NULL not in table, "full attention has lost a block"
@@ -176,7 +183,7 @@ class Hybrid(BlockwisePrefix):
         self._check_sharing(held)
 
     def _host_blocks(self, request: Request, samples: Sequence[Request] = ()) -> int:
-        return sum(len(table) - table.count(NULL) for table in self.tables[request])
+        return sum(len(table) - table.count(NULL) for table in self._tables[request])
 
     def _find(self, keys: list[Hashable], groups: list[int], window: int | None, most: int, drop: bool) -> int:
         """Blocks of the longest prefix, at most `most`, that all groups of a kind have."""
@@ -230,23 +237,24 @@ class Hybrid(BlockwisePrefix):
         if processed <= before:
             return
         self._slid[request] = processed
-        for table, window in zip(self.tables[request], self.windows, strict=True):
+        for table, window in zip(self._tables[request], self.windows, strict=True):
             first, last = self._skipped(before, window), min(self._skipped(processed, window), len(table))
             if first < last:
                 self._release(table[first:last])
-                table[first:last] = [NULL] * (last - first)
+                table[first:last] = ids([NULL] * (last - first))
 
-    def _release(self, blocks: list[int]) -> None:
+    def _release(self, blocks: array[int]) -> None:
         """A request gives up blocks: those nobody else holds go to the back of the free queue if they can be found
         by content, last block first, and to its front if not."""
         free = [b for b in blocks if b != NULL and not (self._extra and self._still_held(b))]
         cached = [b for b in free if self._key_of[b] is not None or self.params.free_order == "back"]
-        self._fresh += [b for b in free if self._key_of[b] is None] if self.params.free_order == "front" else []
+        if self.params.free_order == "front":
+            self._fresh.give(ids([b for b in free if self._key_of[b] is None]))
         self._idle.update(dict.fromkeys(reversed(cached)))
 
     def _index(self, request: Request, start: int, stop: int) -> None:
         keys = list(self._keys(request, start, stop))
-        for group, (table, window) in enumerate(zip(self.tables[request], self.windows, strict=True)):
+        for group, (table, window) in enumerate(zip(self._tables[request], self.windows, strict=True)):
             self._register(
                 (table[i], (group, key))
                 for i, key in enumerate(keys, start)

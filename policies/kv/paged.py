@@ -5,23 +5,24 @@ Block ids and free order follow vLLM 0.33 (vllm/v1/core/block_pool.py) with pref
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from itertools import cycle
+from collections import Counter
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
 from mypy_extensions import mypyc_attr
 
-from servesim.contracts.kv import Hit, KVAllocator, KVMemory, Usage, kv_allocators
+from servesim.contracts.kv import Hit, KVMemory, Usage, kv_allocators
 from servesim.engine.request import Request
 
+from ._block_tables import BlockTables, ids
 from ._growth import most_rounds, rounds_until_short
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Paged(KVAllocator):
+class Paged(BlockTables):
     """Blocks are handed out from a LIFO free list. Block 0 is vLLM's null block, never allocated, so
     `num_blocks - 1` are usable; fresh ones go out in the order 1, 2, 3, ...
 
@@ -33,24 +34,10 @@ class Paged(KVAllocator):
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self.capacity_tokens = (self.num_blocks - 1) * self.block_size
-        self.tables: dict[Request, list[int]] = {}
-        self._fresh = list(range(self.num_blocks - 1, 0, -1))  # top of the stack = front of the free queue
-        self._table_blocks = 0  # sum of the lengths of all tables
         self._extra: dict[int, int] = {}  # block -> holders beyond the first
         self._partial: dict[int, int] = {}  # block partly filled that samples share -> its unused slots
         self._overlap = 0  # of those slots, how many `held_tokens` and `_table_blocks` count more than once
         self._layouts: dict[Request, list[int]] = {}  # in host memory with other samples: the number of each block
-        # Tables of requests in lockstep, by the step ids (modulo the block size) at which they need a block.
-        self._needing: dict[int, dict[Request, list[int]]] = {}
-        self._in_lockstep = 0
-
-    def num_free_blocks(self) -> int:
-        """Blocks that can be allocated now."""
-        return len(self._fresh)
-
-    def free_order(self) -> list[int]:
-        """Free blocks in the order in which they would be handed out."""
-        return self._fresh[::-1]
 
     def fits(self, request: Request) -> bool:
         """Of several samples to be forked: each needs blocks behind the shared ones, and one might have to be free for
@@ -67,14 +54,14 @@ class Paged(KVAllocator):
         return self._blocks(tokens) - held <= self.num_free_blocks() - self._blocks(reserve)
 
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
-        table = self.tables[request] = self._adopt(request, hit)
+        table = self._tables[request] = self._adopt(request, hit)
         self._table_blocks += len(table)
         end = min(hit.num_tokens + num_tokens + lookahead, self.max_model_len)
-        self._take(table, self._blocks(end) - len(table))
+        table += self._take(self._blocks(end) - len(table))
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         end = request.num_computed_tokens + num_tokens + lookahead
-        table = self.tables[request]
+        table = self._tables[request]
         if self._partial and table[-1] in self._partial:
             return self._copy_on_write(table, end)
         if end <= len(table) * self.block_size:
@@ -82,19 +69,19 @@ class Paged(KVAllocator):
         short = self._blocks(min(end, self.max_model_len)) - len(table)
         if short > self.num_free_blocks():
             return False
-        self._take(table, short)
+        table += self._take(short)
         return True
 
     def free(self, request: Request) -> None:
-        table = self.tables.pop(request)
+        table = self._tables.pop(request)
         self._table_blocks -= len(table)
         if self._extra:
-            table = [block for block in table if not self._still_held(block)]
-        self._fresh += table  # the last block foremost
+            table = ids([block for block in table if not self._still_held(block)])
+        self._fresh.give(table)  # the last block foremost
 
     def fork(self, request: Request, sample: Request) -> None:
         computed = request.num_computed_tokens
-        table = self.tables[sample] = self.tables[request][: self._blocks(computed)]
+        table = self._tables[sample] = self._tables[request][: self._blocks(computed)]
         self._table_blocks += len(table)
         for block in table[self._share(request, sample) :]:
             self._extra[block] = self._extra.get(block, 0) + 1
@@ -106,7 +93,7 @@ class Paged(KVAllocator):
         if samples:
             numbers: dict[int, int] = {}
             for each in (request, *samples):
-                table = self.tables[each][: self._blocks(each.num_computed_tokens)]
+                table = self._tables[each][: self._blocks(each.num_computed_tokens)]
                 self._layouts[each] = [numbers.setdefault(block, len(numbers)) for block in table]
         return super().swap_out(request, samples)
 
@@ -120,12 +107,11 @@ class Paged(KVAllocator):
     def swap_in(self, request: Request, num_tokens: int, lookahead: int, samples: Sequence[Request] = ()) -> int:
         if not samples:
             return super().swap_in(request, num_tokens, lookahead)
-        blocks: list[int] = []
-        self._take(blocks, self._host[request])
+        blocks = self._take(self._host[request])
         self._table_blocks -= len(blocks)
         together = (request, *samples)
         for each in together:
-            table = self.tables[each] = [blocks[number] for number in self._layouts.pop(each)]
+            table = self._tables[each] = ids([blocks[number] for number in self._layouts.pop(each)])
             self._table_blocks += len(table)
         self._restored(together)
         for each in together:
@@ -140,10 +126,6 @@ class Paged(KVAllocator):
                 self._host[request] = 0
         return super().drop_swapped(request)
 
-    def slots(self, request: Request) -> int:
-        table = self.tables.get(request)
-        return len(table) * self.block_size if table is not None else 0
-
     def usage(self) -> Usage:
         free = self.num_free_blocks() * self.block_size
         internal = self._table_blocks * self.block_size - self.held_tokens - self._overlap
@@ -155,21 +137,21 @@ class Paged(KVAllocator):
     def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
         if self._partial:  # about to be copied
             return 0
-        slack = [len(self.tables[r]) * self.block_size - r.num_computed_tokens for r in requests]
+        slack = [len(self._tables[r]) * self.block_size - r.num_computed_tokens for r in requests]
         return rounds_until_short(slack, self.block_size, self.num_free_blocks(), limit)
 
     def grow_run(self, requests: Sequence[Request], k: int) -> list[tuple[int, int]]:
         bs = self.block_size
-        due: dict[int, list[list[int]]] = {}
+        due: dict[int, list[array[int]]] = {}
         for request in requests:
-            table = self.tables[request]
+            table = self._tables[request]
             first = len(table) * bs - request.num_computed_tokens + 1
             for step in range(first, k + 1, bs):
                 due.setdefault(step, []).append(table)
         grown = []
         for step in sorted(due):
             for table in due[step]:
-                self._take(table, 1)
+                table += self._take(1)
             grown.append((step, len(due[step]) * bs))
         return grown
 
@@ -177,66 +159,7 @@ class Paged(KVAllocator):
         return type(self) is Paged
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
-        table = self.tables[request]
-        if self._partial or len(table) != self._blocks(num_tokens):
-            return False
-        phase = -offset % self.block_size
-        if phase not in self._needing:
-            self._needing[phase] = {}
-        self._needing[phase][request] = table
-        self._in_lockstep += 1
-        return True
-
-    def leave(self, request: Request, offset: int) -> None:
-        phase = -offset % self.block_size
-        del self._needing[phase][request]
-        if not self._needing[phase]:
-            del self._needing[phase]
-        self._in_lockstep -= 1
-
-    def extend(self, step: int, committed: int) -> bool:
-        due = self._needing.get(step % self.block_size)
-        if due is None:
-            return True
-        if len(due) > self.num_free_blocks():
-            return False
-        self._deal(due.values(), len(due))
-        return True
-
-    def steps_until_full(self, step: int, limit: int) -> int:
-        bs, free = self.block_size, self.num_free_blocks()
-        if self._in_lockstep * -(-limit // bs) <= free:
-            return limit
-        cycles = free // self._in_lockstep
-        free -= cycles * self._in_lockstep
-        for steps in range(bs):
-            free -= len(self._needing.get((step + steps) % bs, ()))
-            if free < 0:
-                return min(cycles * bs + steps, limit)
-        return limit
-
-    def extend_run(self, step: int, committed: int, k: int) -> list[tuple[int, int]]:
-        bs, needing, grown = self.block_size, self._needing, []
-        tables: list[list[int]] = []
-        for i in sorted([(phase - step) % bs for phase in needing]):
-            if i >= k:
-                break
-            due = needing[(step + i) % bs]
-            tables += due.values()
-            grown.append((i + 1, len(due) * bs))
-        if k > bs:  # the same again, a block later
-            grown = [(i + later, tokens) for later in range(0, k, bs) for i, tokens in grown if i + later <= k]
-            self._deal(tables, sum([tokens for _, tokens in grown]) // bs)
-        else:
-            self._deal(tables, len(tables))
-        return grown
-
-    def _deal(self, tables: Iterable[list[int]], n: int) -> None:
-        """Move n blocks from the front of the free queue to the ends of tables, one each in turn, round after round."""
-        if n:
-            blocks: list[int] = []
-            self._take(blocks, n)
-            deque(map(list.append, cycle(tables), blocks), maxlen=0)
+        return not self._partial and super().join(request, offset, num_tokens)
 
     def rounds_that_fit(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
@@ -245,12 +168,12 @@ class Paged(KVAllocator):
             return 0
         bs, free, last, short = self.block_size, self.num_free_blocks(), limit - 1, 0
         for request, known in zip(requests, tokens, strict=True):
-            more = (known[last] + ahead + bs - 1) // bs - len(self.tables[request])
+            more = (known[last] + ahead + bs - 1) // bs - len(self._tables[request])
             if more > 0:
                 short += more
         if short <= free:
             return limit
-        held = [len(self.tables[request]) for request in requests]
+        held = [len(self._tables[request]) for request in requests]
 
         def needed(k: int) -> int:
             ends = [min(known[k - 1] + ahead, self.max_model_len) for known in tokens]
@@ -262,9 +185,9 @@ class Paged(KVAllocator):
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
         bs, last = self.block_size, self._blocks(self.max_model_len)
-        due: list[tuple[int, list[int], int]] = []
+        due: list[tuple[int, array[int], int]] = []
         for request, known in zip(requests, tokens, strict=True):
-            table = self.tables[request]
+            table = self._tables[request]
             blocks, most = len(table), min((known[k - 1] + ahead + bs - 1) // bs, last)
             while blocks < most:
                 i = bisect_right(known, blocks * bs - ahead)
@@ -274,7 +197,7 @@ class Paged(KVAllocator):
         due.sort(key=itemgetter(0))
         grown: dict[int, int] = {}
         for i, table, more in due:
-            self._take(table, more)
+            table += self._take(more)
             grown[i] = grown.get(i, 0) + more * bs
         return list(grown.items())
 
@@ -292,16 +215,16 @@ class Paged(KVAllocator):
     def _host_blocks(self, request: Request, samples: Sequence[Request] = ()) -> int:
         if not samples:
             return super()._host_blocks(request)
-        tables = [self.tables[each][: self._blocks(each.num_computed_tokens)] for each in (request, *samples)]
+        tables = [self._tables[each][: self._blocks(each.num_computed_tokens)] for each in (request, *samples)]
         return len({block for table in tables for block in table})
 
     # What prefix caching does differently.
 
-    def _adopt(self, request: Request, hit: Hit) -> list[int]:
+    def _adopt(self, request: Request, hit: Hit) -> array[int]:
         """The blocks of a hit, which a request holds from here on."""
         if hit.blocks:
             raise ValueError("without prefix caching there are no hits")
-        return []
+        return ids()
 
     def _share(self, request: Request, sample: Request) -> int:
         """A sample is forked off a request: how many of its blocks need not be counted by holder."""
@@ -309,22 +232,14 @@ class Paged(KVAllocator):
 
     def _restored(self, together: Sequence[Request]) -> None:
         """Samples of a request are back from host memory: count who holds what."""
-        held = Counter(block for each in together for block in self.tables[each])
+        held = Counter(block for each in together for block in self._tables[each])
         self._extra |= {block: count - 1 for block, count in held.items() if count > 1}
         for each in together:
             unused = -each.num_computed_tokens % self.block_size
-            last = self.tables[each][-1]
+            last = self._tables[each][-1]
             if unused and held[last] > 1 and last not in self._partial:
                 self._partial[last] = unused
                 self._overlap += unused * (held[last] - 1)
-
-    def _take(self, table: list[int], n: int) -> None:
-        """Move n blocks from the front of the free queue to the end of a table."""
-        if n > 0:
-            stack = self._fresh
-            table.extend(stack[: -n - 1 : -1])
-            del stack[-n:]
-            self._table_blocks += n
 
     def _still_held(self, block: int) -> bool:
         """Whether others hold a block that one request gives up."""
@@ -335,7 +250,7 @@ class Paged(KVAllocator):
             self._overlap -= self._partial[block] if others > 1 else self._partial.pop(block)
         return others > 0
 
-    def _copy_on_write(self, table: list[int], end: int) -> bool:
+    def _copy_on_write(self, table: array[int], end: int) -> bool:
         """Grow a table to token `end`, its last block replaced by one of its own; False: there are too few."""
         short = max(self._blocks(min(end, self.max_model_len)) - len(table), 0) + 1
         if short > self.num_free_blocks():
@@ -343,7 +258,7 @@ class Paged(KVAllocator):
         self._still_held(table.pop())
         self._table_blocks -= 1
         self.copied_tokens += self.block_size  # blocks are copied whole
-        self._take(table, short)
+        table += self._take(short)
         return True
 
     def _check_sharing(self, held: list[int]) -> None:

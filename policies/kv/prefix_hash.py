@@ -6,6 +6,7 @@ order are vLLM's; blocks are handled in runs (_extents.py), so that a long promp
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from servesim.contracts.kv import Hit, KVMemory, kv_allocators
 from servesim.engine.content import RunContent
 from servesim.engine.request import Request, State
 
+from ._block_tables import FreeStack, ids
 from ._extents import ContentIndex, Extent, FreeQueue
 from ._prefix_caching import PrefixCaching
 
@@ -38,10 +40,10 @@ class PrefixHash(PrefixCaching):
         self._shared = 0  # blocks in extents, counted once for each holder beyond the first
 
     def num_free_blocks(self) -> int:
-        return len(self._fresh) + self._queue.num_blocks
+        return self._fresh.num_blocks + self._queue.num_blocks
 
     def free_order(self) -> list[int]:
-        return self._fresh[::-1] + [block for extent in self._queue for block in reversed(extent.blocks)]
+        return self._fresh.order() + [block for extent in self._queue for block in reversed(extent.blocks)]
 
     def keeps_lockstep(self) -> bool:
         return type(self) is PrefixHash and not self.params.hash_lookahead_tokens
@@ -75,13 +77,13 @@ class PrefixHash(PrefixCaching):
         the back of the queue, the others to the front as a group (or to the back, as in older releases)."""
         extents = self._extents(request)
         del self._held[request]
-        table, published = self.tables.pop(request), self._published.pop(request)
+        table, published = self._tables.pop(request), self._published.pop(request)
         self._table_blocks -= len(table)
         own = table[published:]
         if self._extra:
-            own = [block for block in own if block not in self._extra or not self._still_held(block)]
+            own = ids([block for block in own if block not in self._extra or not self._still_held(block)])
         if self.params.free_order == "front":
-            self._fresh += own
+            self._fresh.give(own)
         elif own:
             self._queue.append(Extent(None, published, own, 0))
         again = request.content is None and request.state is State.PREEMPTED
@@ -94,7 +96,9 @@ class PrefixHash(PrefixCaching):
         """Forget all cached prefixes; refused (False) while any block is held."""
         if self.num_free_blocks() != self.num_blocks - 1:
             return False
-        self._fresh = self.free_order()[::-1]
+        order = self.free_order()
+        self._fresh = FreeStack(1)  # with none
+        self._fresh.give(ids(reversed(order)))
         self._queue = FreeQueue()
         self._index.clear()
         return True
@@ -125,7 +129,7 @@ class PrefixHash(PrefixCaching):
 
     def _enter(self, request: Request, start: int, stop: int) -> None:
         """What is not told is no different, but cannot be found."""
-        table, held, index = self.tables[request], self._held[request], self._index
+        table, held, index = self._tables[request], self._held[request], self._index
         told = request.content is not None
         last = held[-1] if held else None
         for key, end in self._runs(request, start, stop):
@@ -171,9 +175,9 @@ class PrefixHash(PrefixCaching):
             extents += extent.parts(stop)
         return extents
 
-    def _adopt(self, request: Request, hit: Hit) -> list[int]:
+    def _adopt(self, request: Request, hit: Hit) -> array[int]:
         held = self._held[request] = []
-        table: list[int] = []
+        table = ids()
         for extent, start, stop in self._parts(hit):
             if start > extent.start:
                 extent = self._split(extent, start)
@@ -201,10 +205,10 @@ class PrefixHash(PrefixCaching):
             runs = self._runs(request, 0, request.num_computed_tokens // self.block_size)
             starts = [0] + [stop for _, stop in runs]
             keys = [key for (key, stop), start in zip(runs, starts, strict=False) for _ in range(start, stop)]
-            for block, key in zip(self.tables[request], keys, strict=False):
+            for block, key in zip(self._tables[request], keys, strict=False):
                 extra = self._extra.pop(block, 0)
                 if extra:
-                    shared[block] = Extent(key, len(held), [block], 1 + extra)
+                    shared[block] = Extent(key, len(held), ids([block]), 1 + extra)
                     self._shared += extra
                     if request.content is not None:
                         self._index.add(shared[block])
@@ -239,32 +243,32 @@ class PrefixHash(PrefixCaching):
             self._queue.link(rest, extent)
         return rest
 
-    def _take(self, table: list[int], n: int) -> None:
-        fresh = min(n, len(self._fresh))
-        if fresh > 0:
-            super()._take(table, fresh)
-            n -= fresh
-        if n <= 0:
-            return
+    def _take(self, n: int) -> array[int]:
+        fresh = min(n, self._fresh.num_blocks)
+        blocks = super()._take(fresh)
+        if n == fresh:
+            return blocks
+        n -= fresh
         self._table_blocks += n
         queue = self._queue
         while n:
             extent = queue.first()
             size = extent.stop - extent.start
             if size > n:
-                table += queue.cut(extent, n)
-                return
+                blocks += queue.cut(extent, n)
+                break
             queue.remove(extent)
             if extent.found:
                 self._index.remove(extent)
-            table += extent.blocks[::-1]
+            blocks += extent.blocks[::-1]
             n -= size
+        return blocks
 
     def _check_sharing(self, held: list[int]) -> None:
-        extents = {request: self._extents(request) for request in self.tables}
-        for request, table in self.tables.items():
+        extents = {request: self._extents(request) for request in self._tables}
+        for request, table in self._tables.items():
             blocks = [block for extent in extents[request] for block in extent.blocks]
-            assert blocks == table[: self._published[request]], "extents do not make up the table"
+            assert blocks == table[: self._published[request]].tolist(), "extents do not make up the table"
         holders = Counter(extent for each in extents.values() for extent in each)
         assert all(extent.holders == count for extent, count in holders.items()), "holders miscounted"
         shared = sum((count - 1) * len(extent.blocks) for extent, count in holders.items())
@@ -277,7 +281,7 @@ class PrefixHash(PrefixCaching):
         assert set(found) == {extent for extent in everything if extent.found}, "an extent cannot be found"
         assert all(extent.stop - extent.start == len(extent.blocks) > 0 for extent in everything), "an empty extent"
         self._index.check_integrity()
-        own = [block for request, table in self.tables.items() for block in table[self._published[request] :]]
+        own = [block for request, table in self._tables.items() for block in table[self._published[request] :]]
         super()._check_sharing(own)
 
 

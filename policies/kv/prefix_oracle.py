@@ -53,7 +53,7 @@ class PrefixOracle(BlockwisePrefix):
         self._put_off(request, len(hit.blocks))
 
     def free(self, request: Request) -> None:
-        table = list(self.tables[request])
+        table = list(self._tables[request])
         super().free(request)
         again = request.state is State.PREEMPTED
         dues = [self._order.get(request.row, NEVER)] * len(table) if again else self._next_uses(request, len(table))
