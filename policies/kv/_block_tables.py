@@ -76,19 +76,14 @@ class FreeStack:
 class Rank:
     """Requests in lockstep that need their next block at the same step, in the order in which they joined."""
 
-    __slots__ = ("_parts", "_rounds", "size")
+    __slots__ = ("_parts", "rounds", "size")
 
     def __init__(self) -> None:
         self.size = 0
         """Requests."""
-        self._rounds: list[bytes] = []  # of a block for each, dealt since one joined or left
+        self.rounds: list[bytes] = []
+        """Of a block for each, in that order, dealt since one joined or left."""
         self._parts: dict[Request, list[bytes]] = {}  # what each was dealt before that
-
-    def deal(self, blocks: bytes, first: int, cycle: int) -> None:
-        """A block for each request from the `first` one on, and again after every `cycle` blocks."""
-        size = self.size * WIDTH
-        for start in range(first * WIDTH, len(blocks), cycle * WIDTH):
-            self._rounds.append(blocks[start : start + size])
 
     def join(self, request: Request) -> None:
         """One more request."""
@@ -113,11 +108,11 @@ class Rank:
 
     def _sort(self) -> None:
         """Rounds by request."""
-        if not self._rounds:
+        if not self.rounds:
             return
-        size, rounds, everyone = self.size, len(self._rounds), self._parts.values()
-        blocks = b"".join(self._rounds)
-        self._rounds.clear()
+        size, rounds, everyone = self.size, len(self.rounds), self._parts.values()
+        blocks = b"".join(self.rounds)
+        self.rounds.clear()
         if size == 1:
             for parts in everyone:
                 parts.append(blocks)
@@ -188,7 +183,7 @@ class BlockTables(KVAllocator):
             return True
         if rank.size > self.num_free_blocks():
             return False
-        rank.deal(self._take(rank.size).tobytes(), 0, rank.size)
+        rank.rounds.append(self._take(rank.size).tobytes())
         return True
 
     def steps_until_full(self, step: int, limit: int) -> int:
@@ -217,10 +212,12 @@ class BlockTables(KVAllocator):
         if k > bs:  # the same again, a block later
             grown = [(i + later, tokens) for later in range(0, k, bs) for i, tokens in grown if i + later <= k]
         blocks = self._take(sum([tokens for _, tokens in grown]) // bs).tobytes()
-        first, cycle = 0, len(self._rank_of)
+        first, cycle, total = 0, len(self._rank_of) * WIDTH, len(blocks)
         for rank in due:
-            rank.deal(blocks, first, cycle)
-            first += rank.size
+            size = rank.size * WIDTH
+            for start in range(first, total, cycle):
+                rank.rounds.append(blocks[start : start + size])
+            first += size
         return grown
 
     def _complete(self, request: Request) -> None:
