@@ -53,7 +53,7 @@ def _blocks(section: Section) -> list[str]:
 
 def _head(title: str, subtitle: str, chips: Sequence[tuple[str, str]]) -> list[str]:
     settings = ", ".join(f"{name} **{plain(value)}**" for name, value in chips)
-    return [f"### {plain(title)}", "<!-- servesim -->", f"{plain(subtitle)}  ", settings]
+    return [f"### {plain(title)} <!-- servesim -->", "", f"{plain(subtitle)}  ", settings]
 
 
 def _alerts(alerts: Sequence[Alert]) -> list[str]:
