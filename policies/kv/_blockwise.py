@@ -28,7 +28,7 @@ class BlockwisePrefix(PrefixCaching):
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._key_of: list[Hashable] = [None] * self.num_blocks  # None: not cached
+        self._key_of: dict[int, Hashable] = {}  # of those cached
         # key -> blocks with that content, first inserted first; one block alone is stored bare.
         self._cached: dict[Hashable, int | dict[int, None]] = {}
 
@@ -87,7 +87,7 @@ class BlockwisePrefix(PrefixCaching):
         self._fresh.give(ids(reversed(order)))
         self._idle.clear()
         self._cached.clear()
-        self._key_of = [None] * self.num_blocks
+        self._key_of.clear()
         return True
 
     def num_cached_hashes(self) -> int:
@@ -96,7 +96,7 @@ class BlockwisePrefix(PrefixCaching):
 
     def is_cached(self, block: int) -> bool:
         """Whether a block can be hit by its content."""
-        return self._key_of[block] is not None
+        return block in self._key_of
 
     def refs(self, block: int) -> int:
         """How many requests hold a block."""
@@ -119,9 +119,7 @@ class BlockwisePrefix(PrefixCaching):
             self._register(zip(blocks, keys, strict=True))
             return
         self._cached.update(zip(keys, blocks, strict=True))
-        key_of = self._key_of
-        for block, key in zip(blocks, keys, strict=True):
-            key_of[block] = key
+        self._key_of.update(zip(blocks, keys, strict=True))
 
     def _register(self, blocks: Iterable[tuple[int, Hashable]]) -> None:
         """Make blocks findable, each by its key."""
@@ -163,13 +161,13 @@ class BlockwisePrefix(PrefixCaching):
             victims = self._victims(n - fresh)
             key_of, cached = self._key_of, self._cached
             for block in victims:
-                key = key_of[block]
+                key = key_of.get(block)
                 if key is None:
                     continue
                 if cached[key] != block:  # others with this content stay
                     self._evict(block)
                     continue
-                key_of[block] = None
+                del key_of[block]
                 del cached[key]
             blocks.extend(victims)
             self._table_blocks += len(victims)
@@ -181,8 +179,7 @@ class BlockwisePrefix(PrefixCaching):
         return [idle.popitem(last=False)[0] for _ in range(n)]
 
     def _evict(self, block: int) -> None:
-        key = self._key_of[block]
-        self._key_of[block] = None
+        key = self._key_of.pop(block)
         there = self._cached.pop(key)
         if not isinstance(there, int):
             del there[block]
@@ -195,6 +192,6 @@ class BlockwisePrefix(PrefixCaching):
         assert not any(self.is_cached(b) for b in self._fresh.order()), "a cached block is among the fresh ones"
         for key, there in self._cached.items():
             for block in [there] if isinstance(there, int) else list(there):
-                assert self._key_of[block] == key, f"block {block} is cached under a key it does not have"
+                assert self._key_of.get(block) == key, f"block {block} is cached under a key it does not have"
         cached = sum(1 if isinstance(t, int) else len(t) for t in self._cached.values())
-        assert cached == self.num_blocks - self._key_of.count(None), "a cached block cannot be found"
+        assert cached == len(self._key_of), "a cached block cannot be found"

@@ -247,9 +247,9 @@ class Hybrid(BlockwisePrefix):
         """A request gives up blocks: those nobody else holds go to the back of the free queue if they can be found
         by content, last block first, and to its front if not."""
         free = [b for b in blocks if b != NULL and not (self._extra and self._still_held(b))]
-        cached = [b for b in free if self._key_of[b] is not None or self.params.free_order == "back"]
+        cached = [b for b in free if b in self._key_of or self.params.free_order == "back"]
         if self.params.free_order == "front":
-            self._fresh.give(ids([b for b in free if self._key_of[b] is None]))
+            self._fresh.give(ids([b for b in free if b not in self._key_of]))
         self._idle.update(dict.fromkeys(reversed(cached)))
 
     def _index(self, request: Request, start: int, stop: int) -> None:

@@ -3,13 +3,14 @@ in turn."""
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servesim.contracts import MISS, KVMemory, NoParams, Request
+from servesim.contracts import MISS, KVMemory, NoParams, Request, build_params, kv_allocators
 from servesim.policies.kv import _block_tables
 from servesim.policies.kv.paged import Paged
 
@@ -141,3 +142,19 @@ def test_a_thousand_requests_in_lockstep_get_the_blocks_they_would_get_in_turn()
         both.leave(17 * round_)
         both.join(9)
     both.agree()
+
+
+@pytest.mark.parametrize("name", ["paged", "prefix-hash", "hybrid"])
+def test_memory_that_is_never_used_costs_nothing(name: str) -> None:
+    cls, _ = kv_allocators.resolve(name)
+    params = build_params(name, cls.Params, {})
+    tracemalloc.start()
+    try:
+        kv: Any = cls(params, KVMemory(10**7, SIZE, 10_000))
+        request = Request(0, "r", 9, 1_000, 0)
+        kv.admit(request, MISS, 9, 0)
+        kv.free(request)
+        assert kv.num_free_blocks() == 10**7 - 1
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+    finally:
+        tracemalloc.stop()
