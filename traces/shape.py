@@ -264,8 +264,8 @@ class Cancel:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         _check_share(self.share)
-        if self.after <= 0:
-            raise UserError(f"after is {self.after:g}, must be above 0")
+        if not 0 < self.after < LONGEST / SECOND:
+            raise UserError(f"after is {self.after:g}, must be above 0, and 146 years at most")
         rows = np.arange(len(trace))
         gone = keyed.uniform(seed, "cancel", rows) < self.share
         times = np.maximum(_ns(keyed.exponential(seed, "cancel after", rows) * self.after * SECOND), 1)

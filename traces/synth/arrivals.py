@@ -17,6 +17,8 @@ from servesim.trace import Ints
 from .spec import Call
 
 Floats = NDArray[np.float64]
+MOST_CYCLES = 10_000_000
+"""Of mmpp."""
 
 
 def poisson(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
@@ -65,6 +67,8 @@ def mmpp(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
     ratio, on, off = args["ratio"], args["on"], args["off"]
     low = rate * (on + off) / (ratio * on + off)
     points = np.cumsum(keyed.exponential(seed, "arrivals", rows))
+    if points[-1] * 1.5 > MOST_CYCLES * rate * (on + off):
+        raise UserError(f"synth: arrivals=mmpp: on and off are so short that there are over {MOST_CYCLES:,} of each")
     cycles = int(points[-1] / (rate * (on + off)) * 1.5) + 20
     while True:
         stays = keyed.exponential(seed, "arrival states", np.arange(cycles)[:, None], np.arange(2)) * [on, off]
