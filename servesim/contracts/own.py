@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -149,7 +150,8 @@ def _blame(error: BaseException, own: list[type[Any]], when: str) -> PolicyError
 
 def is_own(cls: type[Any]) -> bool:
     """Whether a class is from outside servesim and the standard library."""
-    return cls.__module__.partition(".")[0] not in ("servesim", "builtins", "abc", "typing")
+    package = cls.__module__.partition(".")[0]
+    return package != "servesim" and package not in sys.stdlib_module_names
 
 
 def _is_contract(cls: type[Any]) -> bool:

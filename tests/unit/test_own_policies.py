@@ -8,13 +8,14 @@ import importlib
 import re
 import subprocess
 import sys
+from collections import UserList
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from servesim.contracts import REGISTRIES, Registry, schedulers
+from servesim.contracts import REGISTRIES, Registry, kv_allocators, schedulers
 from servesim.contracts.own import _TERMS, _adopted, _settlers, is_own
 from servesim.errors import PolicyError, UserError
 from tests.support.own_policies import SCHEDULER, TEXTS, method
@@ -262,6 +263,16 @@ def test_policies_of_servesim_are_left_as_they_are() -> None:
     ours = [cls for cls in classes if cls.__module__.startswith("servesim.")]  # not those of other tests
     assert len(ours) >= 30
     assert not any(is_own(cls) or cls in _adopted for cls in ours)
+
+
+def test_a_class_of_the_standard_library_that_a_policy_is_made_from_is_left_as_it_is(tmp_path: Path) -> None:
+    """UserList has a method that is called like an allocator's."""
+    file = tmp_path / "mine.py"
+    base = "from collections import UserList\nfrom servesim.policies.kv.paged import Paged\n"
+    file.write_text(base + "class Mine(Paged, UserList): pass\n")
+    extend = UserList.extend
+    kv_allocators.resolve(f"{file}:Mine")
+    assert UserList.extend is extend
 
 
 @pytest.mark.parametrize("mistake", ["pass", r"raise ValueError('no\n\nluck')"])
