@@ -27,7 +27,8 @@ COMPILED = {
     "policies/kv": "_block_tables _extents _growth _prefix_caching paged prefix_hash",
     "policies/scheduling": "_budget vllm",
 }
-"""Modules by package below `servesim`, as installed."""
+"""Modules by package below `servesim`, as installed. In these no bound of a slice may have an effect: of an array mypyc
+evaluates it twice."""
 STAGED = Path("build", "compiled")
 OPTIONS = ("--config-file=", "--ignore-missing-imports")
 """The compiler asks for no more than numpy's types; whether all are right is asked by `mypy --strict`."""

@@ -83,7 +83,8 @@ class Paged(BlockTables):
         computed = request.num_computed_tokens
         table = self._tables[sample] = self._tables[request][: self._blocks(computed)]
         self._table_blocks += len(table)
-        for block in table[self._share(request, sample) :]:
+        counted = self._share(request, sample)
+        for block in table[counted:]:
             self._extra[block] = self._extra.get(block, 0) + 1
         if unused := -computed % self.block_size:
             self._partial[table[-1]] = unused
