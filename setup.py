@@ -20,10 +20,11 @@ from setuptools.command.build_ext import build_ext
 from setuptools.dist import Distribution
 
 COMPILED = {
-    "contracts": "cost kv scheduler",
-    "cost": "curve model over stage",
-    "engine": "cluster compose content core draft_leap layout leap lockstep lockstep_leap parallel plan recorder"
-    " replica request row sessions step streamed_workload verification walk workload",
+    "contracts": "acceptance_walk cost kv plan request scheduler",
+    "cost": "context_pricing curve model stage",
+    "engine": "cluster compose core draft_leap layout leap lockstep lockstep_leap recorder replica"
+    " row step verification",
+    "workload": "content samples sessions streamed workload",
     "policies/kv": "_block_tables _extents _growth _prefix_caching paged prefix_hash",
     "policies/scheduling": "_budget vllm",
 }

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import yaml
 
 from servesim.errors import UserError
-from servesim.result_files import write_text
+from servesim.run.result_files import write_text
 
 SETTINGS, ANSWERS = "acceptance.json", "answers.jsonl"
 

@@ -14,7 +14,7 @@ from servesim.calibrate.points import HELD_OUT, Point, table_row
 from servesim.calibrate.timing import Timing
 from servesim.cost.tables import write_table
 from servesim.errors import UserError
-from servesim.result_files import write_text
+from servesim.run.result_files import write_text
 
 SETTINGS, POINTS, SHEET = "profile.json", "points.jsonl", "device.yaml"
 FILES = {

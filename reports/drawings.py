@@ -25,7 +25,7 @@ from servesim.reports.figures.timeline import memory_map, timeline
 from servesim.reports.page import EXPERIMENTS
 from servesim.reports.run import Run
 from servesim.reports.svg import Drawing
-from servesim.result import Result
+from servesim.run.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd

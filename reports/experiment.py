@@ -18,8 +18,8 @@ from servesim.reports.page import Alert, Block, Page, Section
 from servesim.reports.run import Run
 from servesim.reports.svg import SERIES, Drawing
 from servesim.reports.words import gpu_of, name_of, number, percent, time_ms
-from servesim.result import Result
-from servesim.result_files import SUMMARY
+from servesim.run.result import Result
+from servesim.run.result_files import SUMMARY
 
 LATENCY_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E", "ntpot": "NTPOT", "queue_time": "queue time"}
 BARE = ("ms", "$", "share")

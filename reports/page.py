@@ -12,7 +12,7 @@ from servesim import __version__
 from servesim.errors import UserError
 
 if TYPE_CHECKING:
-    from servesim.result import Result
+    from servesim.run.result import Result
 
 EXPERIMENTS = {
     "comparison.json": "compare_page",
@@ -125,7 +125,7 @@ def _style() -> Any:
 def report(result: Result | str | Path, window_s: tuple[float, float] | None = None) -> str:
     """A run, or a directory that a run, compare, sweep or capacity wrote, as one HTML page. `window_s`: the seconds
     the chart of requests shows, of a run."""
-    from servesim.result import Result
+    from servesim.run.result import Result
 
     if not isinstance(result, Result):
         folder = Path(result)

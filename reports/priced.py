@@ -9,9 +9,9 @@ import numpy as np
 from servesim.contracts.cost import Batch
 from servesim.cost.breakdown import breakdown
 from servesim.cost.work import step_work
-from servesim.deployment import cost_model_of
 from servesim.hardware import ModelSpec
 from servesim.reports.run import Column, Run
+from servesim.run.setup import cost_model_of
 
 SAMPLE = 300
 """Rows of steps priced for each kind of step."""

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from servesim.cost.roofline import Roof, Steps
-from servesim.deployment import cost_model_of
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec
 from servesim.reports.figures.roofline import roofline
@@ -19,7 +18,8 @@ from servesim.reports.priced import SAMPLE, sampled_step
 from servesim.reports.run import Run
 from servesim.reports.svg import Drawing, standalone
 from servesim.reports.words import gpu_of, name_of, number, percent, time_ms
-from servesim.result import Result
+from servesim.run.result import Result
+from servesim.run.setup import cost_model_of
 
 
 def steps_of_run(folder: Path) -> tuple[Roof, list[Steps]]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.engine.request import State
+from servesim.contracts.request import State
 from servesim.metrics.requests import SECOND
-from servesim.result import Result
+from servesim.run.result import Result
 
 if TYPE_CHECKING:
     from servesim.reports.priced import Priced

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servesim.cli_summary import LATENCIES
+from servesim.cli.summary import LATENCIES
 from servesim.errors import UserError
 from servesim.reports.drawings import RUN
 from servesim.reports.page import Alert, Page, Share, Table
@@ -12,7 +12,7 @@ from servesim.reports.priced import Priced
 from servesim.reports.run import Run
 from servesim.reports.slowest import slowest
 from servesim.reports.words import count, gpu_of, name_of, number, percent, seconds, time_ms
-from servesim.result import Result
+from servesim.run.result import Result
 
 GLOSSARY = (
     ("TTFT", "time to first token: from the arrival at the server to the first output token"),

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.cost import TableCostModel
-from servesim.deployment import cost_model_of
 from servesim.errors import UserError
 from servesim.reports.priced import batch_of
-from servesim.result import Result
+from servesim.run.result import Result
+from servesim.run.setup import cost_model_of
 
 Column = NDArray[np.int64]
 

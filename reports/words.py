@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from servesim.cli_summary import number, percent
+from servesim.cli.summary import number, percent
 
 __all__ = ["count", "gpu_of", "name_of", "number", "percent", "seconds", "time_ms"]
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from servesim.experiments.capacity import capacity
     from servesim.experiments.compare import compare
     from servesim.experiments.sweep import sweep
-    from servesim.result import Result
-    from servesim.scenario import Scenario
-    from servesim.simulation import simulate
-    from servesim.trace import Trace
+    from servesim.run.result import Result
+    from servesim.run.scenario import Scenario
+    from servesim.run.simulate import simulate
+    from servesim.workload.trace import Trace
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,9 +38,9 @@ __all__ = [
 
 _HOME = {
     "PolicyError": "servesim.errors",
-    "Result": "servesim.result",
-    "Scenario": "servesim.scenario",
-    "Trace": "servesim.trace",
+    "Result": "servesim.run.result",
+    "Scenario": "servesim.run.scenario",
+    "Trace": "servesim.workload.trace",
     "UserError": "servesim.errors",
     "capacity": "servesim.experiments.capacity",
     "compare": "servesim.experiments.compare",
@@ -48,7 +48,7 @@ _HOME = {
     "figures": "servesim.reports.drawings",
     "load_trace": "servesim.traces",
     "report": "servesim.reports.page",
-    "simulate": "servesim.simulation",
+    "simulate": "servesim.run.simulate",
     "sweep": "servesim.experiments.sweep",
 }
 

@@ -10,11 +10,11 @@ def main() -> None:
     """Run the command line; an interrupt that comes while it is still being imported is one line as well."""
     try:
         signal.signal(signal.SIGTERM, _interrupt)
-        from servesim.cli import main as command
+        from servesim.cli.app import main as command
     except KeyboardInterrupt:
         sys.stderr.write("interrupted: nothing was written\n")
         sys.stderr.flush()
-        os._exit(130)  # see servesim.cli.main
+        os._exit(130)  # see servesim.cli.app.main
     command()
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from servesim.contracts.request import State
 from servesim.engine.recorder import REQUEST_COLUMNS
-from servesim.engine.request import State
 from servesim.metrics.requests import RequestColumns
 
 TESTS = Path(__file__).resolve().parent

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from servesim.errors import UserError, suggest
-from servesim.trace import Trace
+from servesim.workload.trace import Trace
 
 from .formats import _native
 

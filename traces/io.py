@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import Trace
-from servesim.trace_stream import TraceStream
+from servesim.workload.trace import Trace
+from servesim.workload.trace_stream import TraceStream
 
 from .formats import call_read, detect_format, format_module, formats, read_head
 from .frame import from_frame

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from servesim.trace import After, Content, Ints, Samples, Trace
+from servesim.workload.trace import After, Content, Ints, Samples, Trace
 
 
 def join(name: str, parts: Sequence[Trace], fresh: bool, suffixes: Sequence[str]) -> Trace:

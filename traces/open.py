@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from servesim import trace_stream
 from servesim.errors import UserError
-from servesim.trace import Trace
-from servesim.trace_stream import TraceStream
+from servesim.workload import trace_stream
+from servesim.workload.trace import Trace
+from servesim.workload.trace_stream import TraceStream
 
 from .io import load_trace, read_chunks
 from .presets import load_preset, preset_names

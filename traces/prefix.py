@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from servesim.trace import Content, Ints
+from servesim.workload.trace import Content, Ints
 
 
 def shared_prefix_tokens(content: Content) -> Ints:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.trace import COMPLETION, Ints, Trace
+from servesim.workload.trace import COMPLETION, Ints, Trace
 
 from . import prefix
 

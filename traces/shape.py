@@ -13,11 +13,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim import keyed
+from servesim import draws
 from servesim.contracts.registry import build_params
 from servesim.errors import UserError, suggest
-from servesim.lists import pairs
-from servesim.trace import Ints, Samples, Trace
+from servesim.parsing import pairs
+from servesim.workload.trace import Ints, Samples, Trace
 
 from .join import join
 from .synth.arrivals import draw
@@ -95,7 +95,7 @@ class Thin:
         if not 0 < self.keep <= 1:
             raise UserError(f"keep is {self.keep:g}, must be above 0 and at most 1")
         play = trace.plays()
-        return _keep(trace, (keyed.uniform(seed, "thin", np.arange(play.max() + 1)) < self.keep)[play])
+        return _keep(trace, (draws.uniform(seed, "thin", np.arange(play.max() + 1)) < self.keep)[play])
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Shuffle:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         begins, play = _begins(trace)
-        return _moved(trace, begins, play, begins[np.argsort(keyed.uniform(seed, "shuffle", np.arange(len(begins))))])
+        return _moved(trace, begins, play, begins[np.argsort(draws.uniform(seed, "shuffle", np.arange(len(begins))))])
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class Label:
         if self.priority is not None and abs(self.priority) >= LONGEST:
             raise UserError(f"priority is {self.priority}, must fit into 62 bits")
         play = trace.plays()
-        mine = (keyed.uniform(seed, "label", np.arange(play.max() + 1)) < self.share)[play]
+        mine = (draws.uniform(seed, "label", np.arange(play.max() + 1)) < self.share)[play]
         labels = dict(trace.labels)
         for name, text in (("class", self.slo_class), ("tenant", self.tenant)):
             if text:
@@ -267,8 +267,8 @@ class Cancel:
         if not 0 < self.after < LONGEST / SECOND:
             raise UserError(f"after is {self.after:g}, must be above 0, and 146 years at most")
         rows = np.arange(len(trace))
-        gone = keyed.uniform(seed, "cancel", rows) < self.share
-        times = np.maximum(_ns(keyed.exponential(seed, "cancel after", rows) * self.after * SECOND), 1)
+        gone = draws.uniform(seed, "cancel", rows) < self.share
+        times = np.maximum(_ns(draws.exponential(seed, "cancel after", rows) * self.after * SECOND), 1)
         return replace(trace, cancel_ns=np.where(gone, times, -1))
 
 

@@ -21,8 +21,8 @@ from servesim.contracts.cost import Batch
 from servesim.cost.host import HostTerms
 from servesim.cost.model import TableCostModel
 from servesim.errors import UserError
-from servesim.result_files import write_text
-from servesim.trace import Trace
+from servesim.run.result_files import write_text
+from servesim.workload.trace import Trace
 
 STEPS_HEADER = (
     "t_us", "dt_us", "contiguous", "n_tokens_out", "n_prefill_done", "prefill_tokens_done", "sum_ctx", "cpu_us",

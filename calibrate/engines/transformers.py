@@ -14,7 +14,7 @@ from typing import Any
 from servesim.calibrate.engines import EngineLog, EngineStep, Piece, RequestLog, prompt_tokens, warmup_trace
 from servesim.calibrate.timing import import_torch, open_device
 from servesim.errors import UserError
-from servesim.trace import Trace
+from servesim.workload.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from servesim.calibrate.engines import EngineLog, EngineStep, Piece, RequestLog, prompt_tokens, warmup_trace
 from servesim.errors import UserError
-from servesim.trace import Trace
+from servesim.workload.trace import Trace
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

@@ -13,7 +13,7 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import KVAllocator, KVMemory
-from servesim.engine.request import Request
+from servesim.contracts.request import Request
 
 
 def ids(blocks: Any = ()) -> array[int]:

@@ -10,7 +10,7 @@ from typing import Any
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import Hit, KVMemory
-from servesim.engine.request import Request
+from servesim.contracts.request import Request
 
 from ._prefix_hash_params import PrefixHashParams
 from .paged import Paged

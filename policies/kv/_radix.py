@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
-from servesim.engine.request import PromptContent
+from servesim.contracts.request import PromptContent
 
 
 class Node:

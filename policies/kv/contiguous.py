@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from servesim.contracts.kv import Hit, KVAllocator, KVMemory, Usage, kv_allocators
-from servesim.engine.request import Request
+from servesim.contracts.request import Request
 from servesim.errors import UserError
 
 from ._address_space import AddressSpace, Buddies, Stretches

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from servesim.contracts.kv import MISS, Hit, KVMemory, Usage, kv_allocators
-from servesim.engine.request import Request, State
+from servesim.contracts.request import Request, State
 
 from ._block_tables import ids
 from ._blockwise import BlockwisePrefix

@@ -15,7 +15,7 @@ from typing import Any
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import Hit, KVMemory, Usage, kv_allocators
-from servesim.engine.request import Request
+from servesim.contracts.request import Request
 
 from ._block_tables import BlockTables, ids
 from ._growth import most_rounds, rounds_until_short

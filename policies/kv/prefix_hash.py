@@ -14,8 +14,8 @@ from typing import Any
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import Hit, KVMemory, kv_allocators
-from servesim.engine.content import RunContent
-from servesim.engine.request import Request, State
+from servesim.contracts.request import Request, State
+from servesim.workload.content import RunContent
 
 from ._block_tables import FreeStack, ids
 from ._extents import ContentIndex, Extent, FreeQueue

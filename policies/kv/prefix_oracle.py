@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from servesim.contracts.kv import Hit, KVMemory, kv_allocators
-from servesim.engine.request import Request, State
+from servesim.contracts.request import Request, State
 
 from ._blockwise import BlockwisePrefix
 from ._radix import Node, RadixTree

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_allocators
-from servesim.engine.request import PromptContent, Request, State
+from servesim.contracts.request import PromptContent, Request, State
 
 from ._growth import blocks_by_round, most_rounds, rounds_until_short
 from ._radix import STRATEGIES, Node, RadixTree, tail_optimized

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaView, Router, routers
-from servesim.engine.request import Request
 
 
 @routers.register("round-robin")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servesim import keyed
+from servesim import draws
+from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaView, Router, routers
-from servesim.engine.request import Request
 
 
 @routers.register("session-hash")
@@ -16,4 +16,4 @@ class SessionHash(Router):
     blind = True
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
-        return keyed.key(0, f"route {request.session or request.name}") % self.num_replicas
+        return draws.key(0, f"route {request.session or request.name}") % self.num_replicas

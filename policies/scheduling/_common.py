@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from servesim.contracts.kv import KVAllocator
+from servesim.contracts.plan import PlanContext
+from servesim.contracts.request import Request
 from servesim.contracts.scheduler import Scheduler
-from servesim.engine.plan import PlanContext
-from servesim.engine.request import Request
 
 FOREVER = 1 << 30
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from servesim import keyed
+from servesim import draws
 from servesim.contracts import Hit, Request
 
 MATCH_LIMIT = 128
@@ -35,7 +35,7 @@ def order(
     if policy == "lof":
         return sorted(waiting, key=lambda r: (first(r), -r.max_tokens))
     if policy == "random":
-        return sorted(waiting, key=lambda r: keyed.uniform_one(0, "sglang random order", r.row, draw))
+        return sorted(waiting, key=lambda r: draws.uniform_one(0, "sglang random order", r.row, draw))
     if policy == "fcfs" or (policy in ("lpm", "hrrn") and len(waiting) > MATCH_LIMIT):
         by_arrival = priority is not None and policy == "fcfs"
         return sorted(waiting, key=first) if by_arrival else list(waiting)

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.params import SchedulerParams
+from servesim.contracts.request import SampleForm
 from servesim.contracts.scheduler import schedulers
-from servesim.engine.parallel import SampleForm
 
 from ._common import (
     FOREVER,

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from servesim.contracts.kv import MISS, KVAllocator
 from servesim.contracts.params import SchedulerParams
+from servesim.contracts.plan import Plan, PlanContext
+from servesim.contracts.request import Request
 from servesim.contracts.scheduler import Limits, Scheduler, schedulers
-from servesim.engine.plan import Plan, PlanContext
-from servesim.engine.request import Request
 
 _SPARE = 2
 """Tokens beyond those needed that new blocks are counted for (`_allocate_blocks_if_needed`)."""

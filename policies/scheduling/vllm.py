@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import KVAllocator
+from servesim.contracts.plan import Plan, PlanContext
+from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Limits, Scheduler, schedulers
-from servesim.engine.plan import Plan, PlanContext
-from servesim.engine.request import Request, State
 
 from ._budget import Budget
 from ._vllm_params import VllmParams

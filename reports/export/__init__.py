@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from servesim.errors import UserError, suggest
-from servesim.result import Result
+from servesim.run.result import Result
 
 FORMATS = {
     "perfetto": "perfetto",

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from servesim.engine.request import State
+from servesim.contracts.request import State
 from servesim.reports.export import one_run
 from servesim.reports.tokens import Steps, Tokens
 

@@ -14,11 +14,11 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from servesim.engine.request import State
+from servesim.contracts.request import State
 from servesim.metrics.requests import SECOND
 from servesim.reports.export import one_run
 from servesim.reports.tokens import Tokens
-from servesim.result import Result
+from servesim.run.result import Result
 
 STATISTICS = (("mean", np.mean), ("median", np.median), ("std", np.std))
 PERCENTILES = (50, 90, 95, 99)

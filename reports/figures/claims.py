@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from servesim.experiments.reproduce.figures import Bars, Figure, Lines, Spans
+from servesim.reports.claims.figures import Bars, Figure, Lines, Spans
 from servesim.reports.svg import INK, SERIES, Drawing, half, wide
 
 Legend = tuple[tuple[str, str], ...]
@@ -119,7 +119,7 @@ def _bars(name: str, figure: Bars) -> Drawing:
 
 
 def _value(value: float | None) -> str:
-    from servesim.experiments.reproduce.outcome import amount
+    from servesim.reports.claims.outcome import amount
 
     return "–" if value is None else amount(value)
 

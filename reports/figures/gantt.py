@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from servesim.engine.request import State
+from servesim.contracts.request import State
 from servesim.reports.run import Run
 from servesim.reports.svg import INK, Drawing, wide
 from servesim.reports.words import seconds

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from servesim.contracts.params import NoParams
 from servesim.contracts.registry import Registry
-from servesim.engine.request import Request
+from servesim.contracts.request import Request
 
 
 class AcceptanceModel(ABC):

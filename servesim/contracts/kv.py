@@ -11,7 +11,7 @@ from mypy_extensions import mypyc_attr
 
 from servesim.contracts.params import NoParams
 from servesim.contracts.registry import Registry
-from servesim.engine.request import Request
+from servesim.contracts.request import Request
 
 
 class Hit(NamedTuple):

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from servesim.contracts.own import adopt
+from servesim.contracts.user_policies import adopt
 from servesim.errors import UserError, suggest
-from servesim.lists import pairs
+from servesim.parsing import pairs
 
 if TYPE_CHECKING:
     from pydantic import ValidationError

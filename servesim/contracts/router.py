@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from servesim.contracts.params import NoParams
 from servesim.contracts.registry import Registry
-from servesim.engine.request import Request
+from servesim.contracts.request import Request
 
 
 class ReplicaView(Protocol):

@@ -12,10 +12,9 @@ from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.params import SchedulerParams
+from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.registry import Registry
-from servesim.engine.parallel import SampleForm
-from servesim.engine.plan import Plan, PlanContext
-from servesim.engine.request import Request, State
+from servesim.contracts.request import Request, SampleForm, State
 from servesim.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Scheduler(ABC):
     """"async": plans correctly with a step in flight (see Request.num_output_placeholders)."""
 
     samples: ClassVar[SampleForm] = "children"
-    """How a request of several samples (n > 1) is served: see servesim.engine.parallel. "fork" needs an allocator that
+    """How a request of several samples (n > 1) is served: see servesim.workload.samples. "fork" needs an allocator that
     can, and `on_fork`."""
     cannot: ClassVar[Mapping[str, str]] = {}
     """What it refuses at start-up, and why; "samples": requests of several."""

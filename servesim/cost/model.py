@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price
+from servesim.cost.context_pricing import OverContexts
 from servesim.cost.curve import Curve, rounded
 from servesim.cost.draft import Drafting
 from servesim.cost.host import HostTerms
-from servesim.cost.over import OverContexts
 from servesim.cost.stage import Priced, Stage
 from servesim.cost.tables import KernelTables
 

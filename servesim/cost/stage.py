@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from servesim.contracts.cost import Batch
 from servesim.cost.attention import Attention, decode_over_sum, prefill_ns
+from servesim.cost.context_pricing import Pass
 from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve, rounded, total
 from servesim.cost.formula import Roofline
-from servesim.cost.over import Pass
 
 
 class Operator(NamedTuple):

@@ -10,15 +10,15 @@ from simpy.events import Event
 
 from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import KVAllocator
-from servesim.contracts.own import blaming
+from servesim.contracts.request import Request
 from servesim.contracts.router import Router
+from servesim.contracts.user_policies import blaming
 from servesim.engine.clock import ABORT, ARRIVE, Clock
 from servesim.engine.core import EngineCore
 from servesim.engine.recorder import Recorder
 from servesim.engine.replica import Replica
-from servesim.engine.request import Request
-from servesim.engine.workload import Workload
 from servesim.errors import PolicyError, UserError
+from servesim.workload.workload import Workload
 
 PROGRESS_EVERY = 64  # requests
 
@@ -28,7 +28,7 @@ class Cluster:
 
     `mode` is "fast" or "reference": the latter plans, prices and commits every step by itself, and fast
     mode equals it to the nanosecond. `only`: of all requests those routed to these replicas are served, and the others
-    are another process's (servesim.independent).
+    are another process's (servesim.run.processes).
     """
 
     def __init__(

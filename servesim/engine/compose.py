@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
+from servesim.contracts.plan import Plan
+from servesim.contracts.request import Request, State
 from servesim.engine.lockstep import Lockstep
-from servesim.engine.plan import Plan
-from servesim.engine.request import Request, State
 from servesim.errors import PolicyError
 
 

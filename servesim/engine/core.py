@@ -11,13 +11,13 @@ from mypy_extensions import mypyc_attr
 from servesim.contracts.acceptance import AcceptanceModel
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
+from servesim.contracts.plan import Plan, PlanContext
+from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Scheduler
 from servesim.contracts.speculator import Speculator
 from servesim.engine.compose import compose
 from servesim.engine.layout import expand, lay_out
 from servesim.engine.lockstep import Lockstep
-from servesim.engine.plan import Plan, PlanContext
-from servesim.engine.request import Request, State
 from servesim.engine.step import Late, SpecStats, Step
 from servesim.engine.verification import hand_out as hand_out_verified
 from servesim.errors import PolicyError

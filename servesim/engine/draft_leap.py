@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts.acceptance import AcceptanceModel
+from servesim.contracts.acceptance_walk import DEEPEST, Walk
 from servesim.contracts.cost import Batch, CostModel
 from servesim.contracts.kv import Usage
+from servesim.contracts.request import State
 from servesim.engine.core import EngineCore
 from servesim.engine.leap import Run
 from servesim.engine.recorder import STEP_COLUMNS, Recorder, Rows
-from servesim.engine.request import State
 from servesim.engine.row import Row
 from servesim.engine.step import Step
 from servesim.engine.verification import gain
-from servesim.engine.walk import DEEPEST, Walk
 
 MOST = 256  # steps looked ahead at once
 ACCEPTED = STEP_COLUMNS.index("accepted")

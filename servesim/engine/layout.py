@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from servesim.contracts.cost import Batch
-from servesim.engine.plan import Plan
+from servesim.contracts.plan import Plan
 
 
 def lay_out(batch: Batch, plan: Plan) -> None:

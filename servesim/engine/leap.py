@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import Usage
+from servesim.contracts.request import Request
 from servesim.engine.core import EngineCore
 from servesim.engine.recorder import Recorder
-from servesim.engine.request import Request
 from servesim.engine.step import Late, Step
 
 MOST = 1024  # steps priced at once

@@ -19,8 +19,8 @@ from heapq import heapify, heappop, heappush
 
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
-from servesim.engine.plan import Plan
-from servesim.engine.request import LAST, Request
+from servesim.contracts.plan import Plan
+from servesim.contracts.request import LAST, Request
 from servesim.engine.step import Step
 
 Entry = tuple[int, int, Request]

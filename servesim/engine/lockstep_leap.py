@@ -11,11 +11,11 @@ from itertools import accumulate
 
 from servesim.contracts.cost import Batch, CostModel
 from servesim.contracts.kv import Usage
+from servesim.contracts.request import Request
 from servesim.engine.core import EngineCore
 from servesim.engine.leap import MOST, Run
 from servesim.engine.lockstep import Lockstep
 from servesim.engine.recorder import Recorder
-from servesim.engine.request import Request
 from servesim.engine.step import Step
 
 NOWHERE = Usage(0, 0, 0, 0)

@@ -14,7 +14,7 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
-from servesim.engine.request import Request
+from servesim.contracts.request import Request
 from servesim.engine.row import Row
 from servesim.engine.step import Late, Step
 

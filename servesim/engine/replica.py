@@ -8,13 +8,13 @@ from typing import Any
 from simpy.events import Event
 
 from servesim.contracts.cost import CostModel
+from servesim.contracts.request import Deadline, Request, State
 from servesim.engine.clock import COMPLETE, PLAN, Clock
 from servesim.engine.core import EngineCore
 from servesim.engine.draft_leap import DraftLeap, can_run
 from servesim.engine.leap import Leap, Run
 from servesim.engine.lockstep_leap import LockstepLeap
 from servesim.engine.recorder import Recorder
-from servesim.engine.request import Deadline, Request, State
 from servesim.engine.step import Step
 from servesim.errors import PolicyError
 

@@ -8,7 +8,7 @@ from mypy_extensions import mypyc_attr
 
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import Usage
-from servesim.engine.request import Request
+from servesim.contracts.request import Request
 
 _NOTHING: dict[Request, int] = {}  # never written to
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from servesim.engine.request import Request, State
+from servesim.contracts.acceptance_walk import DEEPEST, Walk
+from servesim.contracts.request import Request, State
 from servesim.engine.step import Late, Step
-from servesim.engine.walk import DEEPEST, Walk
 
 if TYPE_CHECKING:
     from servesim.engine.core import EngineCore

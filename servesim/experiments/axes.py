@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
-from servesim.lists import listed
-from servesim.scenario import EngineSettings, Scenario, Settings, load_settings, override
+from servesim.parsing import listed
+from servesim.run.scenario import EngineSettings, Scenario, Settings, load_settings, override
 
 NAMES = frozenset(("scheduler", "kv", "speculation", "acceptance", "router", "model", "gpu", "trace"))
 """Settings whose values speak for themselves in a label; others stand there as key=value."""

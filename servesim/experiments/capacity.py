@@ -49,7 +49,7 @@ from servesim.experiments.replicates import replicates_of
 from servesim.experiments.runner import OnProgress, open_runner
 from servesim.experiments.statistics import LEVEL
 from servesim.experiments.variants import shared_settings
-from servesim.scenario import Scenario
+from servesim.run.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ from servesim.experiments.searches import RateSearch, ReplicaSearch
 from servesim.experiments.statistics import interval
 from servesim.experiments.sweep import PARETO, pareto_front
 from servesim.hardware import Gpu
-from servesim.scenario import Scenario
+from servesim.run.scenario import Scenario
 
 REPORTED = (*PARETO, "ttft_p99", "tpot_p99", "usd_per_million_output_tokens", "slo_attainment")
 ENDS = 4

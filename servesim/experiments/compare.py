@@ -71,7 +71,7 @@ from servesim.experiments.variants import (
     variants_of,
 )
 from servesim.experiments.verdicts import Settings, is_unstable, judge, ranking, sentence
-from servesim.scenario import Scenario
+from servesim.run.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.result_files import to_json
+from servesim.run.result_files import to_json
 
 
 def write_document(

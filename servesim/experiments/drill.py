@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.experiments.measures import MS, SECOND, Run
-from servesim.result_files import STEPS, reading
+from servesim.run.result_files import STEPS, reading
 
 Array = NDArray[np.float64]
 

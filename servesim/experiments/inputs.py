@@ -17,7 +17,7 @@ from typing import Any
 
 from servesim.contracts import REGISTRIES
 from servesim.errors import UserError
-from servesim.scenario import Scenario
+from servesim.run.scenario import Scenario
 
 SHEETS = (".yaml", ".yml")
 DRAWN = ("preset:", "synth:", "object:")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from servesim.engine.request import State
+from servesim.contracts.request import State
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, product
 from servesim.experiments.measures import METRICS, MS, Metric, Run, measure
@@ -21,9 +21,9 @@ from servesim.experiments.recorded import RecordedRun
 from servesim.experiments.runner import Runner
 from servesim.experiments.variants import is_oracle, shared_settings
 from servesim.experiments.verdicts import Settings, judge
-from servesim.lists import listed
-from servesim.scenario import policy_settings
-from servesim.trace import Content, Trace
+from servesim.parsing import listed
+from servesim.run.scenario import policy_settings
+from servesim.workload.trace import Content, Trace
 
 DEFAULTS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "e2el_mean", "e2el_p99")
 LABEL = "measured"

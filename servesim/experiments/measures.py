@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.engine.request import State
+from servesim.contracts.request import State
 from servesim.errors import UserError, suggest
-from servesim.lists import listed
 from servesim.metrics.classes import class_limits
-from servesim.result_files import REQUESTS, SUMMARY, reading
+from servesim.parsing import listed
+from servesim.run.result_files import REQUESTS, SUMMARY, reading
 
 LATENCIES = ("ttft", "tpot", "e2el", "ntpot", "queue_time")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")

@@ -16,10 +16,10 @@ from servesim.cost.host import HostTerms
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 from servesim.hardware import Gpu, ModelSpec
-from servesim.opening import open_scenario, open_stream
-from servesim.predictor import parse_predictor
-from servesim.scenario import Scenario
-from servesim.trace import Trace
+from servesim.run.scenario import Scenario
+from servesim.run.trace_source import open_scenario, open_stream
+from servesim.workload.predictor import parse_predictor
+from servesim.workload.trace import Trace
 
 Check = Callable[[Scenario], Any]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.opening import OBJECT
-from servesim.trace import Trace
+from servesim.run.trace_source import OBJECT
+from servesim.workload.trace import Trace
 
 TRACES = "traces"
 

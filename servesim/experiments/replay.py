@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from servesim.contracts import KVMemory, Limits, build_params, kv_allocators, routers, schedulers
+from servesim.contracts.request import State
 from servesim.cost import build_cost_model
 from servesim.cost.host import HostTerms
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.recorder import REQUEST_COLUMNS, Recorder
-from servesim.engine.request import State
-from servesim.engine.workload import Clients, FrontEnd, TraceWorkload, Workload
 from servesim.errors import UserError
 from servesim.experiments.recorded import Floats, Ints, RecordedRun
 from servesim.hardware import Gpu, ModelSpec, memory_budget, vllm_defaults
-from servesim.scenario import policy_settings
-from servesim.speculation import Speculation
-from servesim.trace import Content, Trace
+from servesim.run.scenario import policy_settings
+from servesim.run.speculation import Speculation
+from servesim.workload.trace import Content, Trace
+from servesim.workload.workload import Clients, FrontEnd, TraceWorkload, Workload
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.opening import open_scenario
-from servesim.scenario import Scenario, Settings
-from servesim.trace import Trace
+from servesim.run.scenario import Scenario, Settings
+from servesim.run.trace_source import open_scenario
+from servesim.workload.trace import Trace
 
 WORKLOAD = (
     *("trace", "requests", "skip", "rate", "sort", "timing", "shape", "spread_ticks"),

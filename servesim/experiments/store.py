@@ -26,10 +26,10 @@ from typing import Any
 from servesim.errors import UserError
 from servesim.experiments.inputs import digest_of, input_digests
 from servesim.experiments.objects import TRACES, kept_trace
-from servesim.result import Result
-from servesim.result_files import REPORT, REQUESTS, STREAMED, SUMMARY, reading
-from servesim.scenario import Scenario, Settings
-from servesim.simulation import simulate, versions
+from servesim.run.result import Result
+from servesim.run.result_files import REPORT, REQUESTS, STREAMED, SUMMARY, reading
+from servesim.run.scenario import Scenario, Settings
+from servesim.run.simulate import simulate, versions
 
 CELLS = "cells"
 DOCUMENTS = ("comparison.json", "sweep.json", "capacity.json")
@@ -37,7 +37,7 @@ DOCUMENTS = ("comparison.json", "sweep.json", "capacity.json")
 _TABLES = tuple(name.replace(".json", ".parquet") for name in DOCUMENTS)
 _CODE = ("*.py", "*.json", "*.yaml", "*.npz", "*.parquet")
 _PACKAGES = (
-    *(f"servesim.{name}" for name in ("contracts", "engine", "hardware", "cost", "metrics")),
+    *(f"servesim.{name}" for name in ("contracts", "engine", "workload", "hardware", "cost", "metrics", "run")),
     *(f"servesim.{name}" for name in ("policies", "traces", "calibrate.tables")),
 )
 
@@ -165,7 +165,7 @@ def code_digest() -> str:
     """Hash of the code and tables a result depends on; experiments, reports and command line are not among them."""
     digest = hashlib.sha256()
     here = Path(__file__).resolve().parents[1]
-    files = [(f"servesim/{p.name}", p) for p in sorted(here.glob("*.py")) if not p.name.startswith("cli")]
+    files = [(f"servesim/{p.name}", p) for p in sorted(here.glob("*.py"))]
     for package in _PACKAGES:
         spec = find_spec(package)
         for folder in (spec.submodule_search_locations or []) if spec is not None else []:

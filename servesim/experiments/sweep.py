@@ -45,7 +45,7 @@ from servesim.experiments.runner import OnProgress, Progress, Runner, open_runne
 from servesim.experiments.store import Cell
 from servesim.experiments.variants import shared_settings
 from servesim.experiments.verdicts import is_unstable
-from servesim.scenario import Scenario
+from servesim.run.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd

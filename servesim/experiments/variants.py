@@ -10,7 +10,7 @@ from servesim.contracts import REGISTRIES
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.replicates import WORKLOAD
-from servesim.scenario import policy_settings
+from servesim.run.scenario import policy_settings
 
 T = TypeVar("T")
 

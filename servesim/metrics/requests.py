@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from servesim.contracts.request import State
 from servesim.engine.recorder import REQUEST_COLUMNS, Rows
-from servesim.engine.request import State
 from servesim.errors import UserError, suggest
-from servesim.lists import listed
 from servesim.metrics.distribution import Numbers, describe
 from servesim.metrics.samples import numbers_of, reasons_of, requests_of
 from servesim.metrics.stability import Load, load_of
+from servesim.parsing import listed
 
 MS = 1e6
 SECOND = 1e9

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.engine.request import State
+from servesim.contracts.request import State
 from servesim.metrics.prefix_cache import RecentHitRate
 from servesim.metrics.requests import LATENCIES, MS, TOTALS, Limits, RequestColumns, Service, Stats
 from servesim.metrics.sketch import Sketch

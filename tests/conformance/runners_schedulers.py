@@ -19,10 +19,10 @@ from servesim.contracts import (
     kv_allocators,
     schedulers,
 )
-from servesim.engine.content import Prefixes, RunContent
 from servesim.engine.core import EngineCore
 from servesim.policies.scheduling._prefill_adder import CLIP_MAX_NEW_TOKENS, Added, PrefillAdder
 from servesim.policies.scheduling._sglang_order import IN_BATCH_CHECK, IN_BATCH_DEPRIORITIZE, MATCH_LIMIT
+from servesim.workload.content import Prefixes, RunContent
 
 Case = dict[str, Any]
 AMPLE = 1 << 20

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from servesim.cli import app
+from servesim.cli.app import app
 from tests.support.documents import DOCUMENTS, ROOT, blocks, chosen, run
 
 ROOT_COMMAND = typer.main.get_command(app)

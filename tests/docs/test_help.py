@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import typer
 
-from servesim import cli
+from servesim.cli import app as cli
 from tests.docs.test_documents import unknown
 from tests.support.documents import ROOT
 

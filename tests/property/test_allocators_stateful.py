@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from servesim.contracts import MISS, Hit, KVMemory, Request, State, build_params, kv_allocators
 from servesim.engine import compiled
-from servesim.engine.content import Prefixes, RunContent
+from servesim.workload.content import Prefixes, RunContent
 from tests.support.worlds import memory_state
 
 BLOCK, BLOCKS, MAX_LEN = 4, 17, 40

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servesim.engine.content import Prefixes, RunContent, joined
-from servesim.trace import Content
+from servesim.workload.content import Prefixes, RunContent, joined
+from servesim.workload.trace import Content
 
 RUNS = st.lists(st.tuples(st.integers(-3, 3), st.integers(1, 4)), min_size=1, max_size=6)
 

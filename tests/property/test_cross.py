@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from servesim.contracts import State, kv_allocators, schedulers
-from servesim.trace import Trace
+from servesim.workload.trace import Trace
 from tests.property.test_fast_equals_reference import compared
 from tests.support.strategies import ALL_AT_ONCE, ALLOCATORS, GROUPED, SHARING
 from tests.support.worlds import World, toy_trace

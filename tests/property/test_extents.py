@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from servesim.contracts import Hit, KVMemory, Request, State, build_params
-from servesim.engine.content import RunContent
 from servesim.policies.kv.prefix_hash import PrefixHash
+from servesim.workload.content import RunContent
 from tests.property.test_allocators_stateful import BLOCK, BLOCKS, LOOKAHEAD, MAX_LEN, PICK, Allocators
 from tests.support import by_block
 from tests.support.by_block import ByBlock

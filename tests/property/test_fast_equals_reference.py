@@ -6,9 +6,9 @@ from itertools import pairwise
 
 from hypothesis import HealthCheck, currently_in_test_context, event, given, settings
 
+from servesim.contracts.request import State
 from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder
-from servesim.engine.request import State
 from servesim.metrics.requests import RequestColumns
 from tests.support.strategies import drafting_worlds, groups_of_samples, lockstep_worlds, social_worlds, worlds
 from tests.support.worlds import World, watch

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from servesim.contracts import Request, State
-from servesim.engine.workload import Prefixes, RunContent
+from servesim.workload.workload import Prefixes, RunContent
 from tests.support.worlds import World, toy_trace
 
 SEQS, BUDGET = 3, 24

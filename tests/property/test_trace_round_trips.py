@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servesim.trace import After, Content, Samples, Trace
 from servesim.traces import load_trace, save_trace, trace_digest
 from servesim.traces.prefix import block_hits, block_ids, shared_prefix_tokens
+from servesim.workload.trace import After, Content, Samples, Trace
 
 RUNS = st.lists(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=4), min_size=1, max_size=8

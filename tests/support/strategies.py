@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from servesim.contracts import check_samples, schedulers
-from servesim.engine.workload import Clients
 from servesim.errors import UserError
-from servesim.trace import After, Samples
+from servesim.workload.trace import After, Samples
+from servesim.workload.workload import Clients
 from tests.support.worlds import ToyCost, World, toy_trace
 
 ALLOCATORS = [

@@ -30,9 +30,9 @@ from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.recorder import Recorder
 from servesim.engine.step import Step
-from servesim.engine.workload import Clients, TraceWorkload
 from servesim.hardware import ModelSpec
-from servesim.trace import After, Content, Samples, Trace
+from servesim.workload.trace import After, Content, Samples, Trace
+from servesim.workload.workload import Clients, TraceWorkload
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from servesim.calibrate import greedy
 from servesim.calibrate.acceptance import ANSWERS, SETTINGS, Answer, Prompt, Prompts, record
 from servesim.calibrate.acceptance_table import Counts, early_exit, lookup, table, wilson
-from servesim.cli import app
+from servesim.cli.app import app
 from servesim.contracts import Request, acceptance_models, build_params
 from servesim.errors import Interrupted, UserError
 

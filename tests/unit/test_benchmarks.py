@@ -10,7 +10,7 @@ from benchmarks.cases import BASE, CASES
 from benchmarks.check import MOST, dearer
 from benchmarks.measure import Meter, calibrate, measure
 from benchmarks.table import GROUPS, RESULTS, row, series
-from servesim.scenario import Scenario
+from servesim.run.scenario import Scenario
 
 STORED = json.loads(RESULTS.read_text())
 

@@ -231,7 +231,7 @@ def test_vllm_is_driven_open_loop_and_every_step_is_logged(
 def test_the_command_logs_fits_host_terms_on_a_profile_and_validate_takes_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from servesim import cli
+    from servesim.cli import app as cli
 
     module: Any = ModuleType("vllm")
     module.__version__, module.LLMEngine = "0.26.0", Engine
@@ -273,7 +273,7 @@ def test_without_vllm_the_command_says_how_to_get_it(monkeypatch: pytest.MonkeyP
 def test_arguments_of_the_command_are_checked(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from servesim import cli
+    from servesim.cli import app as cli
 
     base = ["servesim", "calibrate", "engine", "--model", "tiny-llama", "--out", "nowhere", "--trace"]
     cases = {

@@ -267,7 +267,7 @@ def test_without_torch_the_command_says_how_to_get_it(
 ) -> None:
     import sys
 
-    from servesim import cli
+    from servesim.cli import app as cli
 
     sys.argv = ["servesim", "calibrate", "profile", "--model", "tiny-llama", "--out", "nowhere"]
     assert cli._guarded() == 2

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servesim import cli
+from servesim.cli import app as cli
 from servesim.errors import UserError
-from servesim.lists import listed, names, pairs, whole_numbers
+from servesim.parsing import listed, names, pairs, whole_numbers
 
 SMALL = ["--model", "llama-3.2-1b", "--gpu", "h200", "--requests", "3"]
 RUN = ["run", "--trace", "synth:rate=20,prompt=30,output=2", *SMALL]

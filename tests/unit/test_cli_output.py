@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import typer
 
-from servesim import cli
+from servesim.cli import app as cli
+from servesim.cli.run import RUN_EXAMPLES
 from servesim.errors import UserError
 from servesim.reports.export import FORMATS, export
 from servesim.reports.files import refuse_foreign, writing
-from servesim.simulation import simulate
+from servesim.run.simulate import simulate
 
 SMALL: dict[str, Any] = {"trace": "synth:rate=20,prompt=30,output=3", "requests": 5, "model": "llama-3.2-1b"}
 SMALL["gpu"] = "h200"
@@ -56,7 +57,7 @@ def test_examples_are_printed_as_they_are_typed(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["servesim", "run", "--help"])
     assert cli._guarded() == 0
-    examples = [line for line in cli.EXAMPLES.splitlines() if line.startswith("  servesim")]
+    examples = [line for line in RUN_EXAMPLES.splitlines() if line.startswith("  servesim")]
     assert len(examples) > 3
     printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert [line.strip() for line in examples if line.strip() not in printed] == []

@@ -7,7 +7,7 @@ import importlib.metadata
 import pytest
 from typer.testing import CliRunner
 
-from servesim.cli import app
+from servesim.cli.app import app
 from servesim.contracts import REGISTRIES, Registry, Router, Scheduler
 
 runner = CliRunner()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from servesim import cli
+from servesim.cli import app as cli
 from servesim.engine import compiled
 
 RUN = ["run", "--trace", "synth:rate=20,prompt=300,output=20", "--requests", "40", "--model", "llama-3.2-1b"]
@@ -200,7 +200,7 @@ def process(*arguments: str, **more: object) -> subprocess.Popen[str]:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    script = "import sys, servesim.cli; print(*sys.modules)"
+    script = "import sys, servesim.cli.app; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"numpy", "pandas", "scipy", "matplotlib", "pyarrow", "pydantic", "simpy", "yaml"}
     assert heavy & set(loaded) == set()
@@ -208,7 +208,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 def test_a_run_does_not_load_what_it_does_not_need(tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "r"), "--no-report"]
-    script = f"import sys; sys.argv = {['servesim', *RUN, *out]}; from servesim import cli; cli._guarded()"
+    script = f"import sys; sys.argv = {['servesim', *RUN, *out]}; from servesim.cli import app as cli; cli._guarded()"
     script += "; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert {"pandas", "scipy", "matplotlib", "torch"} & set(loaded) == set()

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from servesim.contracts.request import State
 from servesim.engine.recorder import REQUEST_COLUMNS
-from servesim.engine.request import State
-from servesim.engine.workload import Clients, FrontEnd, TraceWorkload
 from servesim.errors import UserError
-from servesim.simulation import simulate
-from servesim.trace import COMPLETION, DISPATCH, Trace
+from servesim.run.simulate import simulate
+from servesim.workload.trace import COMPLETION, DISPATCH, Trace
+from servesim.workload.workload import Clients, FrontEnd, TraceWorkload
 from tests.support.strategies import social_worlds
 from tests.support.worlds import ToyCost, World, toy_trace
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from servesim.contracts import Batch
 from servesim.engine.recorder import REQUEST_COLUMNS
-from servesim.engine.workload import Clients, FrontEnd
+from servesim.workload.workload import Clients, FrontEnd
 from tests.support.worlds import ToyCost, World, toy_trace
 
 

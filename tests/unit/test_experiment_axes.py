@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from servesim.cli_experiments import kept, scenario_arguments
+from servesim.cli.experiments import kept, scenario_arguments
 from servesim.errors import Interrupted, UserError
 from servesim.experiments.axes import product, split_values
 

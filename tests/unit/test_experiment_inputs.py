@@ -19,8 +19,8 @@ from servesim.contracts import schedulers
 from servesim.experiments.inputs import input_digests
 from servesim.experiments.store import address_of
 from servesim.hardware import model as bundled
-from servesim.scenario import Scenario
-from servesim.simulation import simulate
+from servesim.run.scenario import Scenario
+from servesim.run.simulate import simulate
 
 TABLES = Path(shipped.__path__[0])
 MODEL = Path(bundled.__file__).parent / "models" / "llama-3.2-1b.json"

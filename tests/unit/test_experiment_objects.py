@@ -12,8 +12,8 @@ import pytest
 import servesim
 from servesim import UserError
 from servesim.experiments.runner import Progress
-from servesim.trace import Trace
 from servesim.traces import load_preset, load_trace, save_trace, trace_digest
+from servesim.workload.trace import Trace
 
 SERVER: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "h200", "jobs": 1}
 FRAME = pd.DataFrame(

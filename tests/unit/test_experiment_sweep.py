@@ -243,7 +243,7 @@ def test_optuna_tries_some_combinations_and_none_twice() -> None:
 def test_an_interrupt_while_the_page_is_made_says_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from servesim import cli
+    from servesim.cli import app as cli
     from servesim.reports import page
 
     def interrupted(*_: Any) -> str:

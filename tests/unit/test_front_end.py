@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 import servesim
-from servesim.engine.request import State
-from servesim.engine.workload import Clients, FrontEnd, TraceWorkload
-from servesim.trace import Trace
+from servesim.contracts.request import State
+from servesim.workload.trace import Trace
+from servesim.workload.workload import Clients, FrontEnd, TraceWorkload
 
 
 def reached(front: FrontEnd) -> list[tuple[int, int]]:

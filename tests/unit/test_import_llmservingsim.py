@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from servesim.calibrate.importers.llmservingsim import import_llmservingsim
-from servesim.cli import app
+from servesim.cli.app import app
 from servesim.contracts.cost import Batch
 from servesim.cost import KernelTables, TableCostModel, build_cost_model
 from servesim.cost.attention import TableAttention, prefill_ns

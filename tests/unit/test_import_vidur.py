@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from servesim.calibrate.importers.vidur import import_vidur
-from servesim.cli import app
+from servesim.cli.app import app
 from servesim.cost import KernelTables
 from servesim.errors import UserError
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from servesim.engine.recorder import REQUEST_COLUMNS
-from servesim.engine.workload import Clients
 from servesim.errors import UserError
-from servesim.trace import After
+from servesim.workload.trace import After
+from servesim.workload.workload import Clients
 from tests.support.strategies import worlds
 from tests.support.worlds import World, toy_trace
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from servesim.contracts.request import State
 from servesim.engine.recorder import REQUEST_COLUMNS
-from servesim.engine.request import State
 from servesim.metrics.classes import by_class, by_tenant, jain_index, parts_of
 from servesim.metrics.requests import RequestColumns
-from servesim.simulation import simulate
+from servesim.run.simulate import simulate
 from servesim.traces import shape, synthesize
 
 MS = 1_000_000

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from servesim.engine.request import State
+from servesim.contracts.request import State
 from servesim.errors import UserError
 from servesim.metrics.distribution import describe_counted
 from servesim.metrics.requests import (

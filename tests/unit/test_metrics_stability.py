@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from servesim import keyed
+from servesim import draws
 from servesim.metrics.requests import RequestColumns
 from servesim.metrics.stability import mean_between, stability
 
@@ -17,7 +17,7 @@ Make = Callable[..., RequestColumns]
 
 def single_server(make: Make, rho: float, requests: int, seed: int) -> RequestColumns:
     """M/D/1 with a mean of one arrival a second; start of service by Lindley's recursion."""
-    gaps = -np.log1p(-keyed.uniform(seed, "gaps", np.arange(requests)))
+    gaps = -np.log1p(-draws.uniform(seed, "gaps", np.arange(requests)))
     arrival = np.cumsum(gaps)
     served = np.arange(requests) * rho
     start = np.maximum.accumulate(arrival - served) + served

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from servesim.contracts.request import State
 from servesim.engine.recorder import STEP_COLUMNS, Rows
-from servesim.engine.request import State
 from servesim.hardware import Gpu, ModelSpec
 from servesim.metrics.requests import RequestColumns
 from servesim.metrics.steps import StepTotals, exact_sum

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from servesim.contracts.request import State
 from servesim.engine.recorder import REQUEST_COLUMNS
-from servesim.engine.request import State
 from servesim.metrics.distribution import describe, describe_counted
 from servesim.metrics.requests import LATENCIES, TOTALS, RequestColumns, most_at_once
 from servesim.metrics.sketch import RELATIVE_ERROR, Sketch

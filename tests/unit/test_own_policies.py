@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from servesim.contracts import REGISTRIES, Registry, kv_allocators, schedulers
-from servesim.contracts.own import _TERMS, _adopted, _settlers, is_own
+from servesim.contracts.user_policies import _TERMS, _adopted, _settlers, is_own
 from servesim.errors import PolicyError, UserError
 from tests.support.own_policies import SCHEDULER, TEXTS, method
 from tests.support.worlds import World, toy_trace

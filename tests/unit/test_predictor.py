@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from servesim.engine.workload import TraceWorkload
 from servesim.errors import UserError
-from servesim.predictor import lognormal_sigma, predict
-from servesim.trace import Trace
+from servesim.workload.predictor import lognormal_sigma, predict
+from servesim.workload.trace import Trace
+from servesim.workload.workload import TraceWorkload
 from tests.support.worlds import toy_trace
 
 

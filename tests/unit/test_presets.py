@@ -10,9 +10,9 @@ import pytest
 
 from servesim.contracts import build_params, kv_allocators, schedulers
 from servesim.errors import UserError
-from servesim.presets import engine_presets
-from servesim.scenario import Scenario, override
-from servesim.simulation import simulate
+from servesim.run.presets import engine_presets
+from servesim.run.scenario import Scenario, override
+from servesim.run.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = {"trace": "preset:azure-conv-2023", "model": "llama-3.1-8b", "gpu": "h200"}
@@ -28,7 +28,7 @@ def test_each_preset_names_policies_and_parameters_that_exist(name: str) -> None
 
 def test_the_page_on_engines_and_the_help_name_every_preset() -> None:
     page = (ROOT / "docs" / "engines.md").read_text()
-    code = (ROOT / "servesim" / "cli.py").read_text()
+    code = (ROOT / "servesim" / "cli" / "run.py").read_text()
     for name, preset in engine_presets().items():
         assert f"| `{name}` |" in page
         assert name in code

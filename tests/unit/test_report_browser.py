@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import servesim
-from servesim.experiments.reproduce import find
 from servesim.reports import claims_page
+from servesim.reports.claims import find
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 pytestmark = [

@@ -13,7 +13,7 @@ import servesim
 from servesim import UserError
 from servesim.reports.drawings import RUN
 from servesim.reports.svg import INK
-from servesim.result import Result
+from servesim.run.result import Result
 
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:rate=60,prompt=400,output=lognormal(p50=30,p95=90)",

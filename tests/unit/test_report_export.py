@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import servesim
-from servesim.cli import app
+from servesim.cli.app import app
 from servesim.experiments.readers import read_folder
 from servesim.reports.export import FORMATS, export
 

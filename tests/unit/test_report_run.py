@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import servesim
-from servesim.cli import app
+from servesim.cli.app import app
 from servesim.reports.figures.gantt import window_of
 from servesim.reports.page import report
 from servesim.reports.priced import price_steps

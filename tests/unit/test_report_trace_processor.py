@@ -14,7 +14,7 @@ import pytest
 from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
 import servesim
-from servesim.engine.request import State
+from servesim.contracts.request import State
 from servesim.reports.export import export
 from servesim.reports.tokens import Tokens
 

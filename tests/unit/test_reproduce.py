@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 import servesim
-from servesim import cli_reproduce
-from servesim.cli import app
+from servesim.cli import reproduce as cli_reproduce
+from servesim.cli.app import app
 from servesim.errors import UserError
-from servesim.experiments import reproduce
-from servesim.experiments.reproduce import (
+from servesim.reports import claims
+from servesim.reports.claims import (
     GROUPS,
     Bars,
     Curve,
@@ -30,8 +30,8 @@ from servesim.experiments.reproduce import (
     find,
     worker,
 )
-from servesim.experiments.reproduce.assumptions import check_folder, load
-from servesim.experiments.reproduce.figures import from_dict, to_dict
+from servesim.reports.claims.assumptions import check_folder, load
+from servesim.reports.claims.figures import from_dict, to_dict
 from servesim.reports.claims_page import write
 
 LINES = Lines("curve", "A curve", "It rises.", "x", "y", [Curve("a", [1, 2], [1, None]), Curve("b", [1, 2], [2, 3])])
@@ -71,7 +71,7 @@ def test_near_compares_with_a_figure_or_a_range() -> None:
 
 
 def test_amounts_have_three_digits_or_all_whole_ones() -> None:
-    assert [reproduce.amount(v) for v in (0.0039, 3.364, 71.94, 687.2, 16384.0)] == [
+    assert [claims.amount(v) for v in (0.0039, 3.364, 71.94, 687.2, 16384.0)] == [
         "0.0039", "3.36", "71.9", "687", "16,384",
     ]  # fmt: skip
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from servesim.experiments.reproduce import Outcome, find
-from servesim.experiments.reproduce.choices import times
-from servesim.experiments.reproduce.crossed import Found, merged, model_file, search
 from servesim.hardware import ModelSpec
+from servesim.reports.claims import Outcome, find
+from servesim.reports.claims.choices import times
+from servesim.reports.claims.crossed import Found, merged, model_file, search
 
 INF = float("inf")
 

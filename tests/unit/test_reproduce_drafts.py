@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from servesim.experiments.reproduce import Outcome, batches, find
-from servesim.experiments.reproduce.drafts import (
+from servesim.reports.claims import Outcome, batches, find
+from servesim.reports.claims.drafts import (
     ConstantPasses,
     accepted_share,
     decode,
@@ -16,7 +16,7 @@ from servesim.experiments.reproduce.drafts import (
     off_target,
     sketch_tokens,
 )
-from servesim.experiments.reproduce.drafts_served import crossing, formula, serve
+from servesim.reports.claims.drafts_served import crossing, formula, serve
 
 
 def run(name: str, **changes: Any) -> tuple[Outcome, dict[str, Any]]:

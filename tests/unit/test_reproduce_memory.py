@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from servesim.errors import UserError
-from servesim.experiments.reproduce import Outcome, Row, find
-from servesim.experiments.reproduce.assumptions import load
-from servesim.experiments.reproduce.memory import memory, round_trip, waste
-from servesim.experiments.reproduce.worker import run
+from servesim.reports.claims import Outcome, Row, find
+from servesim.reports.claims.assumptions import load
+from servesim.reports.claims.memory import memory, round_trip, waste
+from servesim.reports.claims.worker import run
 
 EXPERIMENT = find("memory")[0]
 CORRECTED = {

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from servesim.cost.breakdown import ATTENTION_PREFILL, breakdown
-from servesim.experiments.reproduce import Outcome, Row, find
-from servesim.experiments.reproduce.batches import cost_of, decode, prompts, step_of
-from servesim.experiments.reproduce.intensity import Kind, gemm_intensity, kinds
-from servesim.experiments.reproduce.switches import graphs
 from servesim.hardware import Gpu, ModelSpec
+from servesim.reports.claims import Outcome, Row, find
+from servesim.reports.claims.batches import cost_of, decode, prompts, step_of
+from servesim.reports.claims.intensity import Kind, gemm_intensity, kinds
+from servesim.reports.claims.switches import graphs
 
 
 def run(name: str, **changes: Any) -> tuple[Outcome, dict[str, Row]]:

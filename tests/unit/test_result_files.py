@@ -13,7 +13,7 @@ import pytest
 import servesim
 from servesim.engine.recorder import STEP_COLUMNS
 from servesim.errors import UserError
-from servesim.result_files import ResultWriter, write_text
+from servesim.run.result_files import ResultWriter, write_text
 
 REPRODUCIBLE = ("summary.json", "requests.parquet", "steps.parquet", "deliveries.parquet", "scenario.yaml")
 SETTINGS: dict[str, Any] = {

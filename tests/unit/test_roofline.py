@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import servesim
-from servesim.cli import app, main
+from servesim.cli.app import app, main
 from servesim.contracts import Batch
 from servesim.cost import build_cost_model
 from servesim.cost.breakdown import breakdown

@@ -10,10 +10,10 @@ import pytest
 from servesim import simulate
 from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import REQUEST_COLUMNS
-from servesim.engine.workload import Clients
 from servesim.errors import UserError
 from servesim.metrics.requests import RequestColumns
-from servesim.trace import Trace
+from servesim.workload.trace import Trace
+from servesim.workload.workload import Clients
 from tests.support.worlds import World, toy_trace
 
 
@@ -270,7 +270,7 @@ def test_a_streamed_run_says_that_it_does_not_follow_several_samples() -> None:
 
 def test_a_result_keeps_every_sample(tmp_path: Any) -> None:
     from servesim.reports.tokens import Tokens
-    from servesim.result import Result
+    from servesim.run.result import Result
 
     run = simulate(
         trace="synth:n=uniform(1,4),rate=30,output=uniform(1,60)",

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servesim import keyed
-from servesim.sampling import (
+from servesim.draws import uniform
+from servesim.reports.claims.sampling import (
     acceptance_probability,
     acceptance_rates,
     output_distribution,
@@ -64,7 +64,7 @@ def test_the_output_of_a_tree_is_the_target_and_candidates_help(
 def test_what_is_sampled_agrees_with_the_closed_form(p: np.ndarray, q: np.ndarray, seed: int) -> None:
     """20,000 verifications of two drafts and of two siblings; five standard errors."""
     n = 20_000
-    draws = keyed.uniform(seed, "verify", np.arange(n)[:, None], np.arange(6)[None, :])
+    draws = uniform(seed, "verify", np.arange(n)[:, None], np.arange(6)[None, :])
     chain, tree, lengths = np.zeros(4), np.zeros(4), 0
     for u in draws:
         drafts = [int(np.searchsorted(np.cumsum(q), u[i], side="right").clip(0, 3)) for i in (0, 1)]

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from servesim.deployment import Setup, set_up
 from servesim.errors import UserError
-from servesim.scenario import Scenario
-from servesim.simulation import simulate
-from servesim.trace import Content, Trace
+from servesim.run.scenario import Scenario
+from servesim.run.setup import Setup, set_up
+from servesim.run.simulate import simulate
+from servesim.workload.trace import Content, Trace
 
 TRACE = Trace.from_lengths("three", [0, 10**9, 2 * 10**9], [100, 200, 300], [5, 6, 7])
 

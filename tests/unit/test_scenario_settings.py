@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from servesim.errors import UserError
-from servesim.scenario import Scenario, load_settings, override, policy_settings
+from servesim.run.scenario import Scenario, load_settings, override, policy_settings
 
 LEAST = {"trace": "preset:azure-conv-2023", "model": "llama-3.1-8b", "gpu": "h200"}
 

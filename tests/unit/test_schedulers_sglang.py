@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from servesim.contracts import MISS, Hit, KVMemory, Request, kv_allocators
-from servesim.engine.content import Prefixes, RunContent
 from servesim.errors import UserError
 from servesim.policies.scheduling._prefill_adder import Added, PrefillAdder
 from servesim.policies.scheduling._sglang_order import order
+from servesim.workload.content import Prefixes, RunContent
 from tests.support.worlds import ToyCost, World, toy_trace
 from tests.unit.test_schedulers_batching import requests_of, steps_of
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from servesim.errors import UserError
-from servesim.trace import COMPLETION, DISPATCH, Trace
 from servesim.traces import load_trace, save_trace, trace_digest
 from servesim.traces.formats import detect_format
+from servesim.workload.trace import COMPLETION, DISPATCH, Trace
 
 S, MS = 1_000_000_000, 1_000_000
 SEQUENCE, SPAWN, JOIN = 0, 1, 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import servesim
-from servesim.cli import app
+from servesim.cli.app import app
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec, bundled_models
 from servesim.hardware.footprint import Load, changed, fit, fits, footprint
@@ -207,7 +207,7 @@ def test_the_tables_say_what_the_json_says() -> None:
 def test_bad_input_is_one_line(
     arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from servesim.cli import main
+    from servesim.cli.app import main
 
     monkeypatch.setattr("sys.argv", ["servesim", "size", *arguments])
     with pytest.raises(SystemExit) as left:

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import servesim
+from servesim.contracts.request import Request
 from servesim.engine import recorder
-from servesim.engine.request import Request
 from servesim.errors import UserError
 from servesim.metrics.sketch import RELATIVE_ERROR
-from servesim.trace import Trace
-from servesim.trace_stream import TraceFacts, TraceStream
 from servesim.traces import load_trace, open_stream, open_trace, save_trace, synthesize
+from servesim.workload.trace import Trace
+from servesim.workload.trace_stream import TraceFacts, TraceStream
 
 BASE: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h200", "slo": "ttft:25,tpot:7,e2el:900"}
 SYNTH = "synth:rate=40,prompt=lognormal(p50=300,p95=900),output=uniform(1,150)"
@@ -30,7 +30,7 @@ APPROXIMATE = {"p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "p99
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of traces, of requests and steps on their way to a file, and of gaps."""
-    monkeypatch.setattr("servesim.trace_stream.CHUNK", 64)
+    monkeypatch.setattr("servesim.workload.trace_stream.CHUNK", 64)
     monkeypatch.setattr(recorder, "FLUSH_CELLS", 60 * len(recorder.REQUEST_COLUMNS))
     monkeypatch.setattr(recorder, "POOL_GAPS", 500)
 
@@ -218,7 +218,7 @@ def test_what_needs_all_rows_is_refused(settings: dict[str, Any], message: str) 
 def test_the_command_line_streams_without_a_report(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from servesim.cli import app
+    from servesim.cli.app import app
 
     command = ["run", "--trace", SYNTH, "--requests", "100", "--model", "llama-3.1-8b", "--gpu", "h200", "--stream"]
     done = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "out")])

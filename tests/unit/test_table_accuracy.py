@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from servesim.calibrate.accuracy import SPLITS, accuracy, held_out, open_tables
 from servesim.calibrate.lookup import lookup
-from servesim.cli import app
+from servesim.cli.app import app
 from servesim.contracts.cost import Batch
 from servesim.cost import KernelTables, build_cost_model
 from servesim.cost.tables import write_table

@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 from typer.testing import CliRunner
 
-from servesim.cli import app
+from servesim.cli.app import app
 from servesim.errors import UserError
 from servesim.traces import catalogue as module
 from servesim.traces.catalogue import Entry, catalogue, entry_of, fetch

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from servesim.errors import UserError
-from servesim.trace import Content, Trace
 from servesim.traces import load_trace, open_trace, save_trace, trace_digest
 from servesim.traces.formats import detect_format, formats
+from servesim.workload.trace import Content, Trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from servesim.errors import UserError
-from servesim.trace import Content, Trace
 from servesim.traces.inspect import NO_CONTENT, dispersion, inspect, window_counts
 from servesim.traces.prefix import block_hits, shared_prefix_tokens
+from servesim.workload.trace import Content, Trace
 
 
 def content(*rows: list[tuple[int, int]]) -> Content:

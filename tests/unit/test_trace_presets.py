@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from servesim.errors import UserError
-from servesim.trace import Content, Trace
 from servesim.traces import load_preset, open_trace, preset_names, save_trace, synthesize
 from servesim.traces.inspect import dispersion, prefix_hits
 from servesim.traces.presets import Fit
 from servesim.traces.presets.fit import fit_trace, main
 from servesim.traces.presets.tree import _Growing
+from servesim.workload.trace import Content, Trace
 
 
 def test_preset_data_is_small_and_says_where_it_comes_from() -> None:

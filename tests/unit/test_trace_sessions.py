@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from servesim.trace import COMPLETION, DISPATCH, After, Content, Trace
 from servesim.traces import load_preset, synthesize
 from servesim.traces.inspect import inspect
 from servesim.traces.sessions import sessions
+from servesim.workload.trace import COMPLETION, DISPATCH, After, Content, Trace
 
 SECOND = 1_000_000_000
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servesim.errors import UserError
-from servesim.simulation import simulate
-from servesim.trace import COMPLETION, Trace
+from servesim.run.simulate import simulate
 from servesim.traces import save_trace, shape, synthesize
 from servesim.traces.shape import STEPS
+from servesim.workload.trace import COMPLETION, Trace
 from tests.support.worlds import toy_trace
 
 S = 1_000_000_000

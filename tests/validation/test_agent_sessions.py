@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from servesim.result import Result
-from servesim.simulation import simulate
-from servesim.trace import COMPLETION, Trace
+from servesim.run.result import Result
+from servesim.run.simulate import simulate
 from servesim.traces import load_trace, shape
 from servesim.traces.prefix import block_hits
+from servesim.workload.trace import COMPLETION, Trace
 
 AGENTS = Path(__file__).parents[3] / "shared" / "traces" / "agentic" / "kv-cache-tester_710_compact_rle.jsonl.gz"
 pytestmark = pytest.mark.skipif(not AGENTS.exists(), reason="the recorded agents (../shared) are not here")

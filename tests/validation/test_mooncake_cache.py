@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from servesim.engine.content import Prefixes, RunContent
-from servesim.experiments.cache_replay import replay_cache
 from servesim.policies.kv._radix import RadixTree
-from servesim.simulation import simulate
-from servesim.trace import Trace
+from servesim.run.simulate import simulate
 from servesim.traces import open_trace
 from servesim.traces.prefix import shared_prefix_tokens
+from servesim.workload.content import Prefixes, RunContent
+from servesim.workload.trace import Trace
+from tests.support.cache_replay import replay_cache
 
 BLOCK = 512
 PUBLISHED = {1_000: 0.045, 3_000: 0.066, 10_000: 0.215, 30_000: 0.332, 50_000: 0.362, 100_000: 0.371, None: 0.374}

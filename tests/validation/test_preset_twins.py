@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from servesim.trace import Trace
 from servesim.traces import load_preset, load_trace, preset_names, trace_digest
 from servesim.traces.inspect import dispersion, inspect, prefix_hits
+from servesim.workload.trace import Trace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 FILES = {

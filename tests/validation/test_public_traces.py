@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from servesim.trace import Trace
 from servesim.traces import load_trace, save_trace, trace_digest
 from servesim.traces.inspect import inspect, prefix_hits
 from servesim.traces.prefix import block_hits
+from servesim.workload.trace import Trace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="the public traces (../shared) are not here")

@@ -7,11 +7,11 @@ import pytest
 from servesim.contracts import Batch
 from servesim.cost import build_cost_model
 from servesim.cost.breakdown import breakdown
-from servesim.experiments.reproduce import Outcome, Row, find
-from servesim.experiments.reproduce.batching_prefix import saved
-from servesim.experiments.reproduce.batching_selective import SAMPLING, decoding, linear_ns, mixed
-from servesim.experiments.reproduce.batching_steps import Stay, play
 from servesim.hardware import Gpu, ModelSpec
+from servesim.reports.claims import Outcome, Row, find
+from servesim.reports.claims.batching_prefix import saved
+from servesim.reports.claims.batching_selective import SAMPLING, decoding, linear_ns, mixed
+from servesim.reports.claims.batching_steps import Stay, play
 
 
 def run(name: str, **changes: object) -> tuple[dict[str, Row], Outcome]:

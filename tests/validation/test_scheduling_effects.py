@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 
 import servesim
-from servesim import keyed
+from servesim import draws
 from servesim.engine.core import EngineCore
 from servesim.engine.step import Step
-from servesim.trace import Trace
+from servesim.workload.trace import Trace
 from tests.support.strategies import worlds
 from tests.support.worlds import World
 
@@ -49,10 +49,10 @@ def test_with_sarathi_no_decode_waits_and_prefills_get_what_decodes_leave_of_a_c
 def bursts(count: int = 900) -> Trace:
     """Bursts of 60 requests every 20 seconds; three in four want a few words, the others long answers."""
     rows = np.arange(count)
-    u = keyed.uniform(0, "burst outputs", rows)
+    u = draws.uniform(0, "burst outputs", rows)
     output = np.where(u < 0.75, 4 + 20 * u, 300 + 2400 * (u - 0.75)).astype(np.int64)
     arrival = (rows // 60) * 20_000_000_000 + (rows % 60) * 2_000_000
-    prompt = 64 + (1500 * keyed.uniform(0, "burst prompts", rows) ** 3).astype(np.int64)
+    prompt = 64 + (1500 * draws.uniform(0, "burst prompts", rows) ** 3).astype(np.int64)
     zeros = np.zeros(count, dtype=np.int64)
     return Trace("bursts", arrival, prompt, output, output, zeros.astype(bool), zeros)
 

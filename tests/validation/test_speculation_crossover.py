@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from servesim.experiments.reproduce import find
-from servesim.simulation import simulate
+from servesim.reports.claims import find
+from servesim.run.simulate import simulate
 
 
 @pytest.mark.slow

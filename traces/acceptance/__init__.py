@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from servesim.contracts import AcceptanceModel
-from servesim.engine.request import Request
-from servesim.keyed import uniform
+from servesim.contracts.request import Request
+from servesim.draws import uniform
 
 _CHUNK = 256
 _ROWS, _STARTS = 32, 128

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from servesim.contracts import Request, acceptance_models
+from servesim.draws import uniform_one
 from servesim.errors import UserError, suggest
-from servesim.keyed import uniform_one
 
 from . import ByPosition, luck, running_product
 

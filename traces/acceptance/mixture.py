@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from servesim.contracts import Request, acceptance_models
-from servesim.keyed import uniform_one
+from servesim.draws import uniform_one
 
 from . import ByPosition, running_product, vector
 

@@ -10,7 +10,7 @@ from math import exp
 from statistics import NormalDist
 
 from servesim.contracts import Request, acceptance_models
-from servesim.keyed import uniform_one
+from servesim.draws import uniform_one
 
 from . import ByPosition, running_product, vector
 

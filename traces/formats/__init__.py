@@ -27,7 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from servesim.errors import UserError, suggest
-from servesim.trace import Trace
+from servesim.workload.trace import Trace
 
 from ._text import DAMAGED, GZIP
 

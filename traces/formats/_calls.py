@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import LABELS, After, Content, Samples, Trace
+from servesim.workload.trace import LABELS, After, Content, Samples, Trace
 
 from . import _text
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Ints, Samples, Trace
-from servesim.trace_stream import waits
+from servesim.workload.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Ints, Samples, Trace
+from servesim.workload.trace_stream import waits
 
 from . import _text
 

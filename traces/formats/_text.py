@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import Ints, Trace, take_rows
+from servesim.workload.trace import Ints, Trace, take_rows
 
 YEAR_NS = 365 * 86_400 * 1_000_000_000
 GZIP = b"\x1f\x8b"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
-from servesim.trace import RELATIONS, TRIGGERS, Trace
+from servesim.workload.trace import RELATIONS, TRIGGERS, Trace
 
 from .. import prefix
 from . import _calls, _text

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import Ints, Trace
-from servesim.trace_stream import TraceStream
+from servesim.workload.trace import Ints, Trace
+from servesim.workload.trace_stream import TraceStream
 
 from . import _text
 

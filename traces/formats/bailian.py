@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from servesim.trace import COMPLETION, Trace
+from servesim.workload.trace import COMPLETION, Trace
 
 from . import _calls, _text
 from ._calls import Call

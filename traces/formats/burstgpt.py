@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from servesim.trace import COMPLETION, After, Ints, Trace
+from servesim.workload.trace import COMPLETION, After, Ints, Trace
 
 from . import _calls, _text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from servesim.trace import Trace
+from servesim.workload.trace import Trace
 
 from . import _text
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.trace import COMPLETION, Trace
+from servesim.workload.trace import COMPLETION, Trace
 
 from . import _calls, _text
 from ._calls import Call

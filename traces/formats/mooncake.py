@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from servesim import keyed
+from servesim.draws import uniform
 from servesim.errors import UserError
-from servesim.trace import COMPLETION, After, Content, Ints, Trace
+from servesim.workload.trace import COMPLETION, After, Content, Ints, Trace
 
 from .. import prefix
 from . import _text
@@ -133,7 +133,7 @@ def spread(arrival_ns: Ints) -> tuple[Ints, str]:
     widths = np.minimum(np.append(steps, tick), tick)
     start = np.repeat(distinct, counts)
     width = np.repeat(widths, counts)
-    draws = keyed.uniform(0, "spread ticks", np.arange(len(arrival_ns)))
+    draws = uniform(0, "spread ticks", np.arange(len(arrival_ns)))
     moved = np.sort(start + (draws * width).astype(np.int64))
     return moved - moved[0], f"spread_ticks=uniform: arrivals spread over ticks of {tick / 1e9:g} s"
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from servesim.errors import UserError, suggest
-from servesim.trace import Trace
-from servesim.trace_stream import TraceStream
+from servesim.workload.trace import Trace
+from servesim.workload.trace_stream import TraceStream
 
 from . import _native, _text
 

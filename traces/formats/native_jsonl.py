@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
-from servesim.trace import Trace
-from servesim.trace_stream import TraceStream
+from servesim.workload.trace import Trace
+from servesim.workload.trace_stream import TraceStream
 
 from . import _native, _text
 

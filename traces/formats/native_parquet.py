@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import LABELS, LENGTH_CAPPED, After, Content, Samples, Trace
-from servesim.trace_stream import TraceStream
+from servesim.workload.trace import LABELS, LENGTH_CAPPED, After, Content, Samples, Trace
+from servesim.workload.trace_stream import TraceStream
 
 from . import _native, _text
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import COMPLETION, Trace
+from servesim.workload.trace import COMPLETION, Trace
 
 from . import _calls, _text
 from ._calls import Call, Runs

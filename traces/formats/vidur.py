@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from servesim.trace import Trace
+from servesim.workload.trace import Trace
 
 from . import _text
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.trace import Ints, Trace
+from servesim.workload.trace import Ints, Trace
 
 from . import _text
 

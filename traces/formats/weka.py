@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.trace import COMPLETION, RELATIONS, Trace
+from servesim.workload.trace import COMPLETION, RELATIONS, Trace
 
 from . import _calls, _text, first_of
 from ._blocks import SessionBlocks

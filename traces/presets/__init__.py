@@ -14,8 +14,8 @@ from importlib.resources import files
 from typing import Any
 
 from servesim.errors import UserError, suggest
-from servesim.lists import pairs
-from servesim.trace import Content, Ints, Trace
+from servesim.parsing import pairs
+from servesim.workload.trace import Content, Ints, Trace
 
 from ..synth.spec import to_float
 from .arrivals import ArrivalFit

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim import keyed
-from servesim.trace import Ints
+from servesim import draws
+from servesim.workload.trace import Ints
 
 from ..inspect import dispersion, window_counts
 
@@ -47,9 +47,9 @@ class ArrivalFit:
     def _points(self, minutes: Floats, counts: Ints, lap: int, seed: int) -> Floats:
         """Where on the cumulative profile the requests of one lap lie: gaps scaled to fill each minute."""
         rows = np.arange(self.requests, dtype=np.int64) + lap * self.requests
-        gaps = keyed.gamma(seed, "preset arrivals", rows, cv=self.cv)
+        gaps = draws.gamma(seed, "preset arrivals", rows, cv=self.cv)
         ids = np.arange(len(counts), dtype=np.int64) + lap * len(counts)
-        closing = keyed.gamma(seed, "preset minutes", ids, cv=self.cv)  # from the last request to the minute's end
+        closing = draws.gamma(seed, "preset minutes", ids, cv=self.cv)  # from the last request to the minute's end
         minute = np.repeat(np.arange(len(counts)), counts)
         total = np.bincount(minute, weights=gaps, minlength=len(counts)) + closing
         before = np.concatenate(([0.0], np.cumsum(total - closing)))[minute]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.trace import Trace
+from servesim.workload.trace import Trace
 
 from ..formats import detect_format
 from ..io import load_trace

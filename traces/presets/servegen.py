@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim import keyed
+from servesim import draws
 from servesim.errors import UserError
-from servesim.trace import Ints, Trace
+from servesim.workload.trace import Ints, Trace
 
 from .tables import GIVEN_LEVELS
 
@@ -103,12 +103,12 @@ class ServeGenFit:
         """Prompt and output lengths of all clients together."""
         rows = np.arange(requests)
         load = self.rate.reshape(QUARTERS, -1).sum(axis=1)
-        quarter = np.searchsorted(np.cumsum(load / load.sum()), keyed.uniform(seed, "servegen quarter", rows))
+        quarter = np.searchsorted(np.cumsum(load / load.sum()), draws.uniform(seed, "servegen quarter", rows))
         client = np.zeros(requests, dtype=np.int64)
         for q in range(QUARTERS):
             reach = np.cumsum(self.share[:, q])
             here = quarter == q
-            client[here] = np.searchsorted(reach / reach[-1], keyed.uniform(seed, "servegen client", rows[here]))
+            client[here] = np.searchsorted(reach / reach[-1], draws.uniform(seed, "servegen client", rows[here]))
         return self._lengths(client, quarter, seed, rows, 0)
 
     def exponents(self, scale: float) -> Floats:
@@ -125,7 +125,7 @@ class ServeGenFit:
         quarter = window * QUARTERS // WINDOWS
         wanted = self.rate[window] * self.share[:, quarter] * WINDOW_S * scale
         cells = window * len(wanted) + np.arange(len(wanted))
-        counts = np.floor(wanted + keyed.uniform(seed, "servegen count", cells)).astype(np.int64)
+        counts = np.floor(wanted + draws.uniform(seed, "servegen count", cells)).astype(np.int64)
         times = [self._times(int(cell), int(n), float(p), seed) for cell, n, p in
                  zip(cells, counts, exponents[:, quarter], strict=True)]  # fmt: skip
         client = np.repeat(np.arange(len(counts)), counts)
@@ -142,10 +142,10 @@ class ServeGenFit:
         load = (self.share * self.rate.reshape(QUARTERS, -1).sum(axis=1)).ravel()
         reach = np.cumsum(np.where(known, load, 0.0))
         lost = ~known[cell]
-        cell[lost] = np.searchsorted(reach / reach[-1], keyed.uniform(seed, "servegen stand-in", rows, positions)[lost])
+        cell[lost] = np.searchsorted(reach / reach[-1], draws.uniform(seed, "servegen stand-in", rows, positions)[lost])
         drawn = []
         for side, tables in (("prompt", self.prompt), ("output", self.output)):
-            u = keyed.uniform(seed, f"servegen {side}", rows, positions)
+            u = draws.uniform(seed, f"servegen {side}", rows, positions)
             values = np.empty(len(u))
             for number in np.unique(cell):
                 here = cell == number
@@ -158,7 +158,7 @@ class ServeGenFit:
         """`count` times within a window: its gaps fill it."""
         if count == 0:
             return np.empty(0)
-        gaps = _gaps(count + 1, exponent)[np.argsort(keyed.uniform(seed, "servegen gaps", cell, np.arange(count + 1)))]
+        gaps = _gaps(count + 1, exponent)[np.argsort(draws.uniform(seed, "servegen gaps", cell, np.arange(count + 1)))]
         ends = np.cumsum(gaps)
         return np.asarray(ends[:-1] / ends[-1] * WINDOW_S)
 

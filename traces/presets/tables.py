@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim import keyed
-from servesim.trace import Ints
+from servesim import draws
+from servesim.workload.trace import Ints
 
 Floats = NDArray[np.float64]
 
@@ -52,11 +52,11 @@ class JointTable:
 
     def draw(self, count: int, seed: int, purpose: str) -> dict[str, Ints]:
         """Columns by name of draws 0..count-1: `prompt` (stratified, as its tail carries the load), the given."""
-        prompt_u = keyed.stratified(seed, f"{purpose} prompt", count)
+        prompt_u = draws.stratified(seed, f"{purpose} prompt", count)
         rows = np.arange(count)
         out = {"prompt": np.rint(np.interp(prompt_u, PROMPT_LEVELS, self.prompt)).astype(np.int64)}
         for name, table in self.given.items():
-            out[name] = table.draw(prompt_u, keyed.uniform(seed, f"{purpose} {name}", rows))
+            out[name] = table.draw(prompt_u, draws.uniform(seed, f"{purpose} {name}", rows))
         return out
 
     def to_json(self) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim import keyed
-from servesim.trace import Content, Ints
+from servesim import draws
+from servesim.workload.trace import Content, Ints
 
 from .. import prefix
 from .tables import GIVEN_LEVELS, JointTable
@@ -41,7 +41,7 @@ class TreeFit:
         rows = np.arange(requests, dtype=np.int64)
         share = self.turn_share[np.minimum(rows * SHARE_BINS // self.requests, SHARE_BINS - 1)]
         share = np.where(rows < self.requests, share, self.turn_share[-SHARE_BINS // 3 :].mean())
-        is_later = keyed.stratified(seed, "preset turn", requests) < share
+        is_later = draws.stratified(seed, "preset turn", requests) < share
         turns = int(is_later.sum())
         first = self.first.draw(requests - turns, seed, "preset first")
         later = self.later.draw(turns, seed, "preset later")
@@ -49,10 +49,10 @@ class TreeFit:
         prompt[is_later], prompt[~is_later] = later["prompt"], first["prompt"]
         output[is_later], output[~is_later] = later["output"], first["output"]
         new_blocks[is_later] = later["new_blocks"]
-        age = np.interp(keyed.uniform(seed, "preset age", rows), GIVEN_LEVELS, self.age_rows)
+        age = np.interp(draws.uniform(seed, "preset age", rows), GIVEN_LEVELS, self.age_rows)
         target = (rows - np.maximum(np.rint(age), 1).astype(np.int64)).tolist()
         new_blocks_of = new_blocks.tolist()
-        branch = (keyed.uniform(seed, "preset branch", rows) < self.branch_share).tolist()
+        branch = (draws.uniform(seed, "preset branch", rows) < self.branch_share).tolist()
         grown = _Growing(self.block_size)
         for row, (length, turn) in enumerate(zip(prompt.tolist(), is_later.tolist(), strict=True)):
             if turn:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.errors import UserError, suggest
-from servesim.trace import Content, Ints, Samples, Trace
+from servesim.workload.trace import Content, Ints, Samples, Trace
 
 from . import arrivals, lengths, prefixes, turns
 from .spec import Call, parse_spec

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim import keyed
+from servesim import draws
 from servesim.errors import UserError, suggest
-from servesim.trace import Ints
+from servesim.workload.trace import Ints
 
 from .spec import Call
 
@@ -29,7 +29,7 @@ def poisson(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
 def poisson_gaps(call: Call, rows: Ints, seed: int) -> Floats:
     """Those of these rows, of mean 1."""
     call.floats("")
-    return keyed.exponential(seed, "arrivals", rows)
+    return draws.exponential(seed, "arrivals", rows)
 
 
 def constant(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
@@ -52,7 +52,7 @@ def gamma_gaps(call: Call, rows: Ints, seed: int) -> Floats:
     cv = args["cv"] if "cv" in args else value**-0.5
     if not 1e-3 <= cv <= 1e3:
         raise UserError(f"synth: arrivals=gamma: a coefficient of variation of {cv:g} is none of 0.001 to 1000")
-    return keyed.gamma(seed, "arrivals", rows, cv=cv)
+    return draws.gamma(seed, "arrivals", rows, cv=cv)
 
 
 def mmpp(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
@@ -66,12 +66,12 @@ def mmpp(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
         raise UserError("synth: arrivals=mmpp: ratio, on and off must be positive")
     ratio, on, off = args["ratio"], args["on"], args["off"]
     low = rate * (on + off) / (ratio * on + off)
-    points = np.cumsum(keyed.exponential(seed, "arrivals", rows))
+    points = np.cumsum(draws.exponential(seed, "arrivals", rows))
     if points[-1] * 1.5 > MOST_CYCLES * rate * (on + off):
         raise UserError(f"synth: arrivals=mmpp: on and off are so short that there are over {MOST_CYCLES:,} of each")
     cycles = int(points[-1] / (rate * (on + off)) * 1.5) + 20
     while True:
-        stays = keyed.exponential(seed, "arrival states", np.arange(cycles)[:, None], np.arange(2)) * [on, off]
+        stays = draws.exponential(seed, "arrival states", np.arange(cycles)[:, None], np.arange(2)) * [on, off]
         times = np.concatenate(([0.0], np.cumsum(stays)))
         mass = np.concatenate(([0.0], np.cumsum(stays * [low * ratio, low])))
         if mass[-1] >= points[-1]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim import keyed
+from servesim import draws
 from servesim.errors import UserError, suggest
-from servesim.trace import Ints
+from servesim.workload.trace import Ints
 
 from .spec import Call, to_float
 
@@ -74,7 +74,7 @@ def draw(call: Call, rows: Ints, seed: int, samples: Ints | int = 0) -> Ints:
         call = Call(call.key, "fixed", {"0": call.name})
     if call.name not in DISTRIBUTIONS:
         raise UserError(f"synth: {call.key}: unknown lengths {call.name!r}{suggest(call.name, DISTRIBUTIONS)}")
-    values = DISTRIBUTIONS[call.name](call, keyed.uniform(seed, f"{call.key} length", rows, samples))
+    values = DISTRIBUTIONS[call.name](call, draws.uniform(seed, f"{call.key} length", rows, samples))
     if call.name in ("fixed", "uniform", "empirical") and values.min() < 1:
         raise UserError(f"synth: {call.key}={call.name}: lengths must be at least 1, not {values.min():g}")
     if values.max() > MAX_TOKENS:

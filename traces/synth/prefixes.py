@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from servesim import keyed
+from servesim import draws
 from servesim.errors import UserError
-from servesim.trace import Content, Ints
+from servesim.workload.trace import Content, Ints
 
 from .lengths import MAX_TOKENS
 from .spec import Call
@@ -32,8 +32,8 @@ def draw(call: Call, prompt_len: Ints, seed: int, first: int = 0) -> Content:
     rows = np.arange(first, first + len(prompt_len))
     weights = (1.0 + np.arange(groups)) ** -args["zipf"]
     edges = np.cumsum(weights / weights.sum())
-    group = np.minimum(np.searchsorted(edges, keyed.uniform(seed, "prefix group", rows)), groups - 1)
-    sharing = keyed.uniform(seed, "prefix share", rows) < args["share"]
+    group = np.minimum(np.searchsorted(edges, draws.uniform(seed, "prefix group", rows)), groups - 1)
+    sharing = draws.uniform(seed, "prefix share", rows) < args["share"]
     common = np.where(sharing, np.minimum(length, prompt_len), 0)
     lengths = np.stack([common, prompt_len - common], axis=1)
     ids = np.stack([group, groups + rows], axis=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servesim.errors import UserError, suggest
-from servesim.lists import listed, pairs
+from servesim.parsing import listed, pairs
 
 
 @dataclass(frozen=True, slots=True)

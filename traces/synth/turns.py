@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from servesim import keyed
+from servesim import draws
 from servesim.errors import UserError
-from servesim.trace import COMPLETION, After, Content, Ints
+from servesim.workload.trace import COMPLETION, After, Content, Ints
 
 from .spec import Call
 
@@ -34,7 +34,7 @@ def draw(call: Call, arrival_ns: Ints, new: Ints, output: Ints, content: Content
         )
     rows = np.arange(len(new))
     first = rows // turns * turns
-    pause = np.rint(keyed.exponential(seed, "think", rows) * args["think"] * SECOND).astype(np.int64)
+    pause = np.rint(draws.exponential(seed, "think", rows) * args["think"] * SECOND).astype(np.int64)
     runs: list[list[tuple[int, int]]] = []
     free = len(new) + (int(content.ids.max()) + 1 if content is not None else 0)
     for row, (begin, tokens) in enumerate(zip(first.tolist(), new.tolist(), strict=True)):

@@ -1,0 +1,59 @@
+"""Scenarios of experiments: YAML files that a reader can open, copy and edit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from servesim.errors import UserError, suggest
+
+Given = Mapping[str, Any]
+"""The assumptions of an experiment: what its scenario file says."""
+
+
+def load(name: str, folder: Path | None = None) -> tuple[Given, str]:
+    """The assumptions of an experiment, and their YAML text: from `folder/NAME.yaml` if it is there (a key it lacks is
+    taken from the shipped file), else as shipped. UserError names file and key."""
+    shipped = resources.files("servesim.reports.claims").joinpath("scenarios", f"{name}.yaml")
+    text = shipped.read_text(encoding="utf-8")
+    given = _parse(text, str(shipped))
+    path = folder / f"{name}.yaml" if folder is not None else None
+    if path is None or not path.is_file():
+        return given, text
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"scenario {path}: cannot be read: {error}") from error
+    edited = _parse(text, str(path))
+    for key in edited:
+        if key not in given:
+            raise UserError(f"scenario {path}: unknown key {key!r}{suggest(str(key), given)}")
+    return {**given, **edited}, text
+
+
+def check_folder(folder: Path | None, names: list[str]) -> None:
+    """UserError unless the folder has a scenario, and only of experiments that exist."""
+    if folder is None:
+        return
+    found = sorted(path.stem for path in folder.glob("*.yaml")) if folder.is_dir() else []
+    if not found:
+        raise UserError(f"--scenarios {folder}: no scenario (NAME.yaml) there")
+    for stem in found:
+        if stem not in names:
+            raise UserError(f"--scenarios {folder}: {stem}.yaml is of no experiment{suggest(stem, names)}")
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise UserError(f"scenario {where}: {line}{getattr(error, 'problem', None) or 'not YAML'}") from error
+    if not isinstance(loaded, dict):
+        raise UserError(f"scenario {where}: not a mapping")
+    return loaded

@@ -1,0 +1,44 @@
+"""Steps that calculations are made for, and the cost model that a scenario prices them with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from servesim.contracts import Batch
+from servesim.cost import TableCostModel
+from servesim.run.scenario import Scenario
+from servesim.run.setup import cost_model_of
+
+
+def decode(count: int, context: int, tokens: int = 1) -> Batch:
+    """A step of `count` sequences that attend `context` tokens each, the new one included, and verify so many tokens
+    each, their own included."""
+    total = count * context
+    return Batch(
+        linear_tokens=count * tokens,
+        decode_count=count,
+        decode_context_sum=total,
+        decode_context_sumsq=total * context,
+        decode_context_max=context,
+        queries_per_sequence=tokens,
+        sampled=count,
+        drafts=count * (tokens - 1),
+        sampled_context=total,
+    )
+
+
+def prompts(tokens: int, count: int = 1) -> Batch:
+    """A step of `count` whole prompts."""
+    total = tokens * count
+    return Batch(linear_tokens=total, prefill=[(tokens, 0)] * count, sampled=count, sampled_context=total)
+
+
+def step_of(kind: Mapping[str, int], context: int) -> Batch:
+    """A step as scenarios write it: {decode: sequences}, at that context, or {prompt: tokens}."""
+    return decode(kind["decode"], context) if "decode" in kind else prompts(kind["prompt"])
+
+
+def cost_of(base: Mapping[str, Any], **changes: Any) -> TableCostModel:
+    """The cost model of a scenario whose trace does not matter."""
+    return cost_model_of(Scenario.of({"trace": "synth:", **base, **changes}))

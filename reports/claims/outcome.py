@@ -1,0 +1,127 @@
+"""What an experiment found: rows with a verdict each, notes, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .figures import Figure
+
+VERDICTS = {
+    "reproduced": "the simulator gives the published figure, within the distance the experiment states",
+    "corrected": "the published figure does not follow from its own assumptions; the right one is shown",
+    "differs": "a published measurement that the simulation does not meet; the note says why",
+    "out of reach": "the simulator cannot show it; the note says why",
+    "calibrated": "a constant was set by this figure, so that it proves nothing",
+    "shown": "nothing was published to hold it against",
+}
+"""What a verdict means."""
+EXPLAINED = ("differs", "out of reach")
+"""Verdicts that need a note."""
+COURSE = "lecture texts on efficient inference"
+"""A source."""
+GROUPS = {
+    "memory": "Memory",
+    "time": "Time",
+    "batching": "Batching",
+    "speculation": "Speculation",
+    "choices": "Choices",
+    "systems": "Systems",
+    "published": "Published experiments",
+}
+"""What claims are about, in the order of the overall table, and its headings."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One claim beside what the simulator makes of it; all text, units included."""
+
+    what: str
+    published: str
+    simulated: str
+    verdict: str
+    """One of VERDICTS."""
+    note: str = ""
+    """The cause of a difference, or what a reader should know."""
+    group: str = ""
+    """One of GROUPS; empty: that of the experiment."""
+
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise ValueError(f"{self.what}: verdict {self.verdict!r} is none of {', '.join(VERDICTS)}")
+        if self.verdict in EXPLAINED and not self.note:
+            raise ValueError(f"{self.what}: {self.verdict} without a cause in the note")
+        if self.verdict == "shown" and self.published not in ("", "-"):
+            raise ValueError(f"{self.what}: published {self.published!r}, but shown is what nobody claims")
+        if self.group and self.group not in GROUPS:
+            raise ValueError(f"{self.what}: group {self.group!r} is none of {', '.join(GROUPS)}")
+
+
+@dataclass
+class Outcome:
+    """What an experiment found."""
+
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Assumptions that are not in the scenario, and constants set by the experiment."""
+    figures: list[Figure] = field(default_factory=list)
+
+    def near(
+        self,
+        what: str,
+        published: float | Sequence[float],
+        simulated: float,
+        unit: str = "",
+        *,
+        within: float = 0.0,
+        otherwise: str = "differs",
+        note: str = "",
+        cause: str = "",
+        group: str = "",
+    ) -> None:
+        """A row that is reproduced if the simulated figure lies within a relative distance of the published one (the
+        note names the distance unless both are the same), or of the range from `published[0]` to `published[1]`.
+        `otherwise`: the verdict if not, "corrected" where the text is wrong by its own formula; `cause` is then added
+        to the note."""
+        low, high = (published, published) if isinstance(published, int | float) else published
+        if low - within * abs(low) <= simulated <= high + within * abs(high):
+            verdict = "reproduced"
+            if not low <= simulated <= high and amount(simulated) not in (amount(low), amount(high)):
+                said = f"taken as the same up to {amount(100 * within, '%')} off"
+                note = "; ".join(text for text in (note, said) if text)
+        else:
+            verdict = otherwise
+            note = "; ".join(text for text in (note, cause) if text)
+            if verdict in EXPLAINED and not note:
+                note = "cause not known"
+        claimed = amount(low, unit) if low == high else f"{amount(low)} to {amount(high, unit)}"
+        self.rows.append(Row(what, claimed, amount(simulated, unit), verdict, note, group))
+
+    def holds(
+        self,
+        what: str,
+        published: str,
+        simulated: str,
+        holds: bool,
+        *,
+        otherwise: str = "differs",
+        note: str = "",
+        cause: str = "cause not known",
+        group: str = "",
+    ) -> None:
+        """A row in words, reproduced if a condition holds."""
+        if not holds:
+            note = "; ".join(text for text in (note, cause) if text)
+        self.rows.append(Row(what, published, simulated, "reproduced" if holds else otherwise, note, group))
+
+
+def amount(value: float, unit: str = "") -> str:
+    """Three digits or all whole ones, and the unit: `3.36`, `16,384`, `71.9 ms`."""
+    size = abs(value)
+    if size >= 1000:
+        text = f"{value:,.0f}"
+    elif size >= 100:
+        text = f"{value:.0f}"
+    else:
+        text = f"{value:.3g}"
+    return f"{text} {unit}".strip()

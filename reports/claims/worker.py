@@ -1,0 +1,96 @@
+"""Experiments in processes of their own, so that one that fails, or dies, takes no other with it.
+
+`python -m servesim.reports.claims.worker NAME [FOLDER]` prints the experiment's document and its CPU seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.experiments.documents import plain
+
+from . import Experiment, find
+
+COMMAND = (sys.executable, "-m", "servesim.reports.claims.worker")
+ANSWER = "servesim experiment: "
+"""Begins the line of the answer: an experiment's libraries may print too."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """An experiment that has ended: its document, or one line that says what went wrong."""
+
+    name: str
+    document: dict[str, Any] | None
+    error: str = ""
+    cpu_s: float = 0.0
+
+
+def run(one: Experiment, folder: Path | None) -> Done:
+    """Run an experiment in this process; UserError (a scenario that is wrong) comes through, and what an edited
+    scenario breaks without being checked becomes one."""
+    began = time.process_time()
+    edited = folder / f"{one.name}.yaml" if folder is not None else None
+    try:
+        document: dict[str, Any] = plain(one.document(folder))
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        if edited is None or not edited.is_file():
+            raise
+        raise UserError(
+            f"scenario {edited}: the experiment cannot run on it: {type(error).__name__}: {error}"
+        ) from error
+    return Done(one.name, document, cpu_s=time.process_time() - began)
+
+
+def run_all(
+    chosen: Sequence[Experiment], folder: Path | None, jobs: int, on_done: Callable[[Done], None]
+) -> list[Done]:
+    """Run experiments in `jobs` processes at a time; all of them, in their order, whatever happens to one."""
+    running: list[subprocess.Popen[str]] = []
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(_ask, one.name, folder, running) for one in chosen]
+        try:
+            for future in as_completed(futures):
+                on_done(future.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in running:
+                process.kill()
+            raise
+        return [future.result() for future in futures]
+
+
+def _ask(name: str, folder: Path | None, running: list[subprocess.Popen[str]]) -> Done:
+    arguments = [name, str(folder)] if folder is not None else [name]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*COMMAND, *arguments], stdout=pipe, stderr=pipe, text=True, encoding="utf-8") as process:
+        running.append(process)
+        out, err = process.communicate()
+    for line in out.splitlines():
+        if line.startswith(ANSWER):
+            return Done(name, **json.loads(line.removeprefix(ANSWER)))
+    last = (err.strip().splitlines() or [f"the process ended with code {process.returncode}"])[-1]
+    return Done(name, None, last.removeprefix("servesim.errors."))
+
+
+def main(name: str, folder: str | None = None) -> None:
+    """Answer with one line."""
+    (one,) = find(name)
+    try:
+        done = run(one, Path(folder) if folder is not None else None)
+    except UserError as error:
+        done = Done(name, None, str(error))
+    print(ANSWER + json.dumps({"document": done.document, "error": done.error, "cpu_s": done.cpu_s}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,126 @@
+"""The command line. Imports what is heavy only inside commands, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from servesim import __version__
+from servesim.cli.calibrate import calibrate_app
+from servesim.cli.experiments import register as register_experiments
+from servesim.cli.policies import POLICIES_EXAMPLES, policies
+from servesim.cli.report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
+from servesim.cli.reproduce import EXAMPLES as REPRODUCE_EXAMPLES
+from servesim.cli.reproduce import reproduce
+from servesim.cli.roofline import ROOFLINE_EXAMPLES, roofline
+from servesim.cli.run import RUN_EXAMPLES, run
+from servesim.cli.size import SIZE_EXAMPLES, size
+from servesim.cli.trace import trace_app
+from servesim.cli.validate import validate
+from servesim.engine import compiled
+from servesim.errors import Interrupted, PolicyError, UserError
+
+VALIDATE_EXAMPLES = """
+\b
+Examples:
+  servesim validate recorded/ --json errors.json
+  servesim validate run.csv --model qwen3-14b --gpu h100 --host my_terms.yaml
+"""
+
+ROOT_EXAMPLES = """
+\b
+Examples:
+  servesim run --trace preset:azure-conv-2023 --requests 500 --model llama-3.1-8b --gpu h200
+  servesim compare --trace preset:azure-conv-2023 --requests 500 --model qwen3-8b --gpu h200 --scheduler vllm,sarathi
+
+`servesim COMMAND --help` has examples of every command. Exit code 2: bad input, told in one line.
+"""
+
+app = typer.Typer(
+    name="servesim",
+    help="Simulate LLM inference serving: replay a request trace through pluggable policies at measured kernel costs.",
+    epilog=ROOT_EXAMPLES,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # defaults in brackets are no markup, nothing is cut, and help is there sooner
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"servesim {__version__}{' (compiled)' if compiled() else ''}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command(epilog=RUN_EXAMPLES)(run)
+app.add_typer(trace_app, name="trace")
+app.add_typer(calibrate_app, name="calibrate")
+app.command(epilog=VALIDATE_EXAMPLES)(validate)
+app.command(epilog=POLICIES_EXAMPLES)(policies)
+app.command(epilog=REPRODUCE_EXAMPLES)(reproduce)
+app.command(epilog=SIZE_EXAMPLES)(size)
+app.command(epilog=ROOFLINE_EXAMPLES)(roofline)
+register_experiments(app)
+app.command(epilog=REPORT_EXAMPLES)(report)
+app.command(epilog=EXPORT_EXAMPLES)(export)
+
+
+def main() -> None:
+    """Entry point. 0: done; 2: bad input; 1: a policy's bug; 130: interrupted. Errors are one line on stderr."""
+    code = _guarded()
+    if code == 130:
+        # CPython kills itself by the signal, whatever the exit code, if it came while a string was executed
+        # (as dataclasses do when imported), even though the interrupt was handled.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _guarded() -> int:
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except OSError as error:
+        _silence_stdout()  # or leaving would try, and complain, once more
+        if isinstance(error, BrokenPipeError):
+            return 0  # whoever read the output has had enough
+        return _complain(UserError(f"cannot write the output: {error.strerror}"), 2)
+    except (UserError, typer.TyperException) as error:
+        return _complain(error, 2)
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _silence_stdout()
+        return 0  # the same, met inside a command
+    except PolicyError as error:
+        return _complain(error, 1)
+    except Interrupted as error:
+        typer.echo(f"interrupted: {error}", err=True)
+        return 130
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    if code == 130:
+        typer.echo("interrupted: nothing was written", err=True)
+    return code if isinstance(code, int) else 0
+
+
+def _silence_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _complain(error: Exception, code: int) -> int:
+    format_message = getattr(error, "format_message", error.__str__)
+    if line := " ".join(format_message().split()):  # nothing where the help was the answer
+        typer.echo(f"error: {line}", err=True)
+    return code

@@ -1,0 +1,211 @@
+"""`servesim calibrate`: terms and tables from measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from servesim.cli.calibrate_acceptance import ACCEPTANCE_EXAMPLES, acceptance
+from servesim.cli.calibrate_engine import ENGINE_EXAMPLES, engine
+from servesim.cli.calibrate_profile import PROFILE_EXAMPLES, profile
+from servesim.cli.calibrate_steps import STEPS_EXAMPLES, steps
+from servesim.cli.trace import help_alone
+
+if TYPE_CHECKING:
+    from servesim.calibrate.accuracy import HeldOut
+
+calibrate_app = typer.Typer(
+    help="Measure, fit and import what prices steps.", callback=help_alone, invoke_without_command=True
+)
+
+calibrate_app.command(epilog=PROFILE_EXAMPLES)(profile)
+calibrate_app.command(epilog=STEPS_EXAMPLES)(steps)
+calibrate_app.command(epilog=ENGINE_EXAMPLES)(engine)
+calibrate_app.command(epilog=ACCEPTANCE_EXAMPLES)(acceptance)
+
+HOST_EXAMPLES = """
+\b
+Examples:
+  servesim calibrate host recorded/ --out vllm-0.23-h100.yaml
+  servesim run --trace preset:azure-conv-2023 --model qwen3-14b --gpu h100 --host vllm-0.23-h100.yaml
+"""
+
+
+@calibrate_app.command(epilog=HOST_EXAMPLES)
+def host(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Recorded runs and step logs of one engine, model and GPU.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="YAML file to write; printed when not given.")] = None,
+    leave_out: Annotated[
+        list[str] | None, typer.Option(help='Name of a run not to be used ("steps": the step logs); repeatable.')
+    ] = None,
+) -> None:
+    """Fit what an engine adds to its kernels to recorded steps."""
+    import yaml
+
+    from servesim.calibrate.host import fit_host
+    from servesim.errors import UserError
+    from servesim.run.result_files import write_text
+
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    text = yaml.safe_dump(fit_host(folder, leave_out or ()).to_dict(), sort_keys=False)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    write_text(out, text, "--out")
+    typer.echo(f"written to {out}")
+
+
+REPORT_EXAMPLES = """
+\b
+Examples:
+  servesim calibrate report tables -o tables.html
+  servesim calibrate report tables --against h200 --against other-tables -o tables.html
+"""
+
+
+@calibrate_app.command(epilog=REPORT_EXAMPLES)
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="TABLE", help="Folder of kernel tables.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")],
+    gpu: Annotated[str | None, typer.Option(help="GPU of tables that do not state theirs.")] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="Other tables, shipped or a folder; repeatable. [default: those shipped for the GPU]"),
+    ] = None,
+) -> None:
+    """Make one HTML page of kernel tables.
+
+    Coverage, repeat error, anomalies, and how others of the same GPU differ."""
+    from servesim.reports.files import refuse_foreign
+    from servesim.reports.table_page import table_html
+    from servesim.run.result_files import write_text
+
+    refuse_foreign(out)
+    write_text(out, table_html(folder, gpu, against), "--out")
+    typer.echo(f"written to {out}")
+
+
+import_app = typer.Typer(
+    help="Kernel tables from measurements of other projects.", callback=help_alone, invoke_without_command=True
+)
+calibrate_app.add_typer(import_app, name="import")
+
+LLMSERVINGSIM_EXAMPLES = """
+\b
+Examples:
+  servesim calibrate import llmservingsim RTXPRO6000/Llama-3.1-8B/tp1 --out tables/
+  servesim validate recorded/ --kernel-tables tables/
+"""
+VIDUR_EXAMPLE = "Example: servesim calibrate import vidur data/profiling --gpu a100 --out tables/"
+AICONFIGURATOR_EXAMPLE = (
+    "Example: servesim calibrate import aiconfigurator aiconfigurator_core.whl --system h200_sxm --out tables/"
+)
+_OUT = typer.Option("--out", metavar="DIR", help="Folder to write the tables to.")
+
+
+@import_app.command(epilog=LLMSERVINGSIM_EXAMPLES)
+def llmservingsim(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Profile: a folder <GPU>/<model>/tp<N> of CSV files.")],
+    out: Annotated[Path, _OUT],
+) -> None:
+    """Profiles of LLMServingSim."""
+    from servesim.calibrate.importers.llmservingsim import import_llmservingsim
+
+    _imported(lambda: import_llmservingsim(folder, out), out)
+
+
+@import_app.command(epilog=VIDUR_EXAMPLE)
+def vidur(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of profiles: compute/ and network/.")],
+    out: Annotated[Path, _OUT],
+    gpu: Annotated[str | None, typer.Option(help="GPU as the profiles call it, such as a100.")] = None,
+    network: Annotated[str | None, typer.Option(help="Server of the all-reduce times, such as a100_dgx.")] = None,
+) -> None:
+    """Profiles of Vidur."""
+    from servesim.calibrate.importers.vidur import import_vidur
+
+    _imported(lambda: import_vidur(folder, out, gpu, network), out)
+
+
+@import_app.command(epilog=AICONFIGURATOR_EXAMPLE)
+def aiconfigurator(
+    package: Annotated[Path, typer.Argument(metavar="PATH", help="The package's wheel or folder.")],
+    out: Annotated[Path, _OUT],
+    system: Annotated[str, typer.Option(help="GPU as the package calls it, such as h200_sxm.")],
+    framework: Annotated[str, typer.Option(help="Engine whose kernels were measured.")] = "vllm",
+) -> None:
+    """Timings of the aiconfigurator-core package."""
+    from servesim.calibrate.importers.aiconfigurator import import_aiconfigurator
+
+    _imported(lambda: import_aiconfigurator(package, system, framework, out), out)
+
+
+def _imported(convert: Callable[[], dict[str, int]], out: Path) -> None:
+    """Run an importer and say what it wrote."""
+    from servesim.errors import UserError
+
+    try:
+        written = convert()
+    except OSError as error:
+        raise UserError(f"{error.filename or out}: {error.strerror}") from error
+    for name, rows in written.items():
+        typer.echo(f"{out / name}: {rows:,} rows")
+
+
+ACCURACY_EXAMPLES = """
+\b
+Examples:
+  servesim calibrate accuracy h200
+  servesim calibrate accuracy data/profiling/compute/a100 --json errors.json
+"""
+
+
+@calibrate_app.command(epilog=ACCURACY_EXAMPLES)
+def accuracy(
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="Shipped tables (h200), a folder of tables, or of Vidur's CSVs.")
+    ],
+    gpu: Annotated[str | None, typer.Option(help="GPU measured; found from the tables when not given.")] = None,
+    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON too.")] = None,
+) -> None:
+    """Leave out rows of kernel tables: how far off are prices?
+
+    Left out are: a fifth of the rows at random, a fifth of the curves (all rows of a shape), all points of a curve but
+    every second or fourth, and its largest.
+    """
+    from servesim.calibrate.accuracy import accuracy as errors_of
+    from servesim.calibrate.accuracy import open_tables, suspicious
+    from servesim.run.result_files import to_json, write_text
+
+    tables, measured_on = open_tables(table, gpu)
+    errors, warnings = list(errors_of(tables, measured_on)), suspicious(tables, measured_on)
+    if out is not None:
+        figures = {"errors": [asdict(e) for e in errors], "warnings": warnings}
+        write_text(out, to_json({"table": table, "gpu": measured_on.name, **figures}), "--json")
+    print_errors(errors)
+    for line in warnings:
+        typer.echo(f"warning: {line}")
+
+
+def print_errors(errors: list[HeldOut]) -> None:
+    """A line for each operator and split."""
+    from rich.table import Table
+
+    from servesim.cli.console import open_console
+
+    table = Table("operator", "left out", box=None, header_style="bold")
+    for name in ("rows", "median", "mean", "p95", "bias"):
+        table.add_column(name, justify="right")
+    for e, before in zip(errors, [None, *errors], strict=False):
+        name = f"{e.operator} {e.dtype}"
+        first = before is None or name != f"{before.operator} {before.dtype}"
+        figures = [f"{100 * value:.2f} %" for value in (e.median, e.mean, e.p95)]
+        table.add_row(name if first else "", e.split, f"{e.held_out:,}", *figures, f"{100 * e.bias:+.2f} %")
+    open_console().print(table)

@@ -1,0 +1,85 @@
+"""`servesim report`: what a result directory holds, as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from servesim.errors import Interrupted, UserError
+
+REPORT_EXAMPLES = """
+\b
+Examples:
+  servesim report result
+  servesim report result -o report.html --window 30:45
+"""
+EXPORT_EXAMPLES = """
+\b
+Examples:
+  servesim export result --to perfetto -o trace.json.gz
+  servesim export result --to vllm-bench -o bench.json
+"""
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What a command wrote with --out.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The page. [default: report.html in DIR]")
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option(metavar="FROM:TO", help="Seconds the chart of requests shows, such as 30:45.")
+    ] = None,
+) -> None:
+    """Make one self-contained HTML page of a result.
+
+    Figures, tables, provenance."""
+    if out is not None:
+        from servesim.reports.files import refuse_foreign
+
+        refuse_foreign(out)
+    typer.echo(f"written to {write_report(folder, out, _window(window))}", err=True)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What a command wrote with --out.")],
+    to: Annotated[str, typer.Option(help="perfetto, vllm-bench, aiperf, csv or markdown.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Compressed if its name ends in .gz.")],
+) -> None:
+    """Write a result in another tool's format.
+
+    A Perfetto trace, vllm bench JSON, AIPerf JSONL, CSV, or Markdown for a pull request."""
+    from servesim.reports.export import export as write
+
+    write(folder, to, out)
+    typer.echo(f"written to {out}", err=True)
+
+
+def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, float] | None = None) -> Path:
+    """Write the page of a result directory, into it unless told otherwise."""
+    from servesim.reports.files import writing
+    from servesim.reports.page import report as build
+    from servesim.run.result_files import REPORT
+
+    path = out or folder / REPORT
+    try:
+        html = build(folder, window_s)
+        with writing(path) as file:
+            file.write(html)
+    except KeyboardInterrupt:
+        raise Interrupted(f"{folder} is whole but for its page, which servesim report {folder} makes") from None
+    return path
+
+
+def _window(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    begin, _, end = text.partition(":")
+    try:
+        window = float(begin), float(end)
+    except ValueError:
+        raise UserError(f"--window {text}: two numbers of seconds are needed, such as 30:45") from None
+    if not 0 <= window[0] < window[1] < float("inf"):
+        raise UserError(f"--window {text}: must begin at 0 or later and end after that")
+    return window

@@ -1,0 +1,287 @@
+"""What the command line prints: the tables of a run and of a trace, and the progress bar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from servesim.cli.console import open_console
+from servesim.run.result import Result
+from servesim.run.setup import Setup
+from servesim.run.simulate import Progress as OnProgress
+
+LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2E"), ("queue_time", "queue time"))
+COLUMNS = ("mean", "p50", "p90", "p99", "max")
+
+
+class ProgressBar:
+    """Simulated time on stderr, from the first to the last arrival."""
+
+    def __init__(self) -> None:
+        columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+
+    def __enter__(self) -> ProgressBar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, setup: Setup) -> OnProgress:
+        first, last = setup.facts.first_ns, setup.facts.last_ns
+        task = self._progress.add_task("starting", total=max(last - first, 1))
+
+        def update(now_ns: int, left: int) -> None:
+            text = f"{now_ns / 1e9:,.0f} s simulated, {left:,} of {len(setup.facts):,} requests"
+            self._progress.update(task, completed=min(now_ns, last) - first, description=text)
+
+        return update
+
+
+def print_summary(result: Result, out: Path | None) -> None:
+    """The figures of a run on stdout."""
+    console, summary = open_console(), result.summary
+    console.print(_title(summary), style="bold")
+    console.print(_latency_table(summary["latency_ms"]))
+    console.print(_figures(summary))
+    for kind in ("class", "tenant"):
+        if rows := summary.get(f"{kind}es" if kind == "class" else "tenants"):
+            console.print(_group_table(kind, rows))
+    if summary["stability"]["unstable"]:
+        console.print(
+            "UNSTABLE: the queue still grows when the arrivals end, so latencies tell the length of the trace",
+            style="bold red",
+        )
+    for reason, count in summary["requests"]["rejection_reasons"].items():
+        console.print(f"rejected {count:,}: {reason}", style="yellow")
+    for reason, count in summary["requests"]["abort_reasons"].items():
+        console.print(f"aborted {count:,}: {reason}", style="yellow")
+    if summary["requests"]["unsent"]:
+        console.print(f"never sent {summary['requests']['unsent']:,}: they follow a failed request", style="yellow")
+    for note in summary["notes"]:
+        console.print(f"note: {note}", style="dim")
+    console.print(_measurements(summary), style="dim")
+    if out is not None:
+        console.print(f"written to {out}", style="dim")
+
+
+MOST_GROUPS = 12
+
+
+def _group_table(kind: str, figures: dict[str, Any]) -> Table:
+    """Classes or tenants, those with most requests first."""
+    groups = sorted(figures["classes" if kind == "class" else "tenants"].items(), key=lambda item: -item[1]["arrived"])
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (kind, "requests", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "within SLO"):
+        table.add_column(column, justify="left" if column == kind else "right")
+    for name, group in groups[:MOST_GROUPS]:
+        cells = [name or "(none)", f"{group['arrived']:,}"]
+        for metric in ("ttft", "tpot"):
+            stats = group["latency_ms"][metric]
+            cells += [number(stats[p]) if stats else "" for p in ("p50", "p99")]
+        goodput = group["goodput"]
+        table.add_row(*cells, percent(goodput["slo_attainment"]) if goodput else "")
+    if len(groups) > MOST_GROUPS:
+        table.add_row(f"and {len(groups) - MOST_GROUPS} more")
+    if "jain_index" in figures:
+        said = ", ".join(f"{key} {number(value)}" for key, value in figures["jain_index"].items())
+        table.caption, table.caption_justify = f"Jain's fairness index: {said}", "left"
+    return table
+
+
+def _title(summary: dict[str, Any]) -> str:
+    scenario, trace = summary["scenario"], summary["provenance"]["trace"]
+    policies = [scenario["scheduler"]["name"], scenario["kv"]["name"]]
+    if scenario["replicas"] > 1:
+        policies.append(scenario["router"]["name"])
+    gpus = scenario["gpu"] if scenario["tp"] == 1 else f"{scenario['tp']} x {scenario['gpu']}"
+    if scenario["pp"] > 1:
+        gpus = f"{scenario['pp']} stages of {gpus}"
+    if scenario["replicas"] > 1:
+        gpus = f"{scenario['replicas']} replicas of {gpus}"
+    return (
+        f"{trace['name']} ({trace['requests']:,} requests): {scenario['model']} {scenario['dtype']} on {gpus}, "
+        f"{' / '.join(policies)}"
+    )
+
+
+def _latency_table(latencies: dict[str, dict[str, float] | None]) -> Table:
+    table = Table("ms", *COLUMNS, box=None, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for key, label in LATENCIES:
+        stats = latencies[key]
+        table.add_row(label, *(number(stats[c]) if stats else "-" for c in COLUMNS))
+    return table
+
+
+def limits_text(slo: dict[str, float]) -> str:
+    """Limits in words."""
+    return ", ".join(f"{name} <= {limit:g} ms" for name, limit in slo.items())
+
+
+def _figures(summary: dict[str, Any]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for label, value in _rows(summary):
+        table.add_row(label, value)
+    return table
+
+
+def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    requests, flow, goodput = summary["requests"], summary["throughput"], summary["goodput"]
+    engine, kv, cache = summary["engine"], summary["kv"], summary["prefix_cache"]
+    price, shares, batch = summary["price"], summary["cost_shares"], summary["engine"]["batch_size"]
+    within = summary["uncertainty"]
+    interval = f"; GPU time within {percent(within)} by repeats (95 %)" if within is not None else ""
+    others = [f", {requests[name]:,} {name}" for name in ("rejected", "aborted", "retries") if requests[name]]
+    rows = [
+        ("requests", f"{requests['completed']:,} completed of {requests['arrived']:,}{''.join(others)}"),
+        ("duration", f"{number(summary['duration_s'])} s, at most {requests['max_concurrency']:,} requests at once"),
+        (
+            "throughput",
+            f"{number(flow['request_throughput'])} requests/s, {number(flow['output_throughput'])} output tokens/s, "
+            f"{number(flow['total_token_throughput'])} tokens/s in all",
+        ),
+    ]
+    if goodput:
+        limits = limits_text(goodput["slo_ms"])
+        own = [f"{name} {limits_text(slo)}" for name, slo in goodput.get("slo_classes_ms", {}).items()]
+        limits = "; ".join(filter(None, (limits, *own)))
+        rows.append(
+            (
+                "goodput",
+                f"{number(goodput['request_goodput'])} requests/s, {percent(goodput['slo_attainment'])} "
+                f"of arrivals within {limits}",
+            )
+        )
+    rows += [
+        ("batch", f"{number(batch['mean'])} requests a step, at most {batch['max']:.0f}" if batch else "-"),
+        (
+            "GPU",
+            f"busy {percent(engine['gpu_busy_share'])}, MFU {percent(engine['mfu'])}, MBU {percent(engine['mbu'])}",
+        ),
+        (
+            "KV memory",
+            f"{percent(kv['used_share'])} used, {percent(kv['internal_share'])} wasted inside blocks, "
+            f"peak {percent(kv['peak_share'])} of {kv['capacity_tokens']:,} tokens",
+        ),
+        ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens recomputed"),
+        ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
+        *_drafts(summary["speculation"]),
+        (
+            "price",
+            f"${number(price['usd_per_million_tokens'])} per million tokens, "
+            f"${number(price['usd_per_million_output_tokens'])} per million output tokens "
+            f"at ${price['usd_per_gpu_hour']:g} a GPU-hour",
+        ),
+        (
+            "kernel costs",
+            f"{percent(shares['measured'])} measured, {percent(shares['interpolated'])} interpolated, "
+            f"{percent(shares['extrapolated'])} extrapolated, {percent(shares['roofline'])} roofline" + interval,
+        ),
+        ("queue", _queue(summary["stability"])),
+    ]
+    return rows
+
+
+def _queue(stability: dict[str, Any]) -> str:
+    if stability["unstable"]:
+        return "UNSTABLE"
+    return "stable" if stability["decided"] else "undecided: the trace is too short to tell"
+
+
+def _drafts(speculation: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if speculation is None:
+        return []
+    by_position = speculation["per_position_acceptance_rates"]
+    rates = " / ".join(percent(rate) for rate in by_position[:8])
+    if len(by_position) > 8:
+        rates += f" / ... ({len(by_position)} positions)"
+    length = number(speculation["acceptance_length"])
+    return [("speculation", f"{length} tokens a verification; accepted by position {rates or '-'}")]
+
+
+def _measurements(summary: dict[str, Any]) -> str:
+    tables = summary["provenance"]["kernel_tables"]
+    if tables is None:
+        return "kernel measurements: none, all costs by roofline formula"
+    return f"kernel measurements: {', '.join(tables['measured_by'])}, tables {tables['name']}"
+
+
+def print_trace(summary: Any) -> None:
+    """The figures of a trace (a servesim.traces TraceSummary) on stdout."""
+    console = open_console()
+    console.print(summary.name, style="bold")
+    grid = Table.grid(padding=(0, 2))
+    rate = f"{summary.mean_rate:.4g} requests/s" if summary.mean_rate is not None else "all at once"
+    several = f", {summary.sequences:,} samples of their answers" if summary.sequences > summary.requests else ""
+    grid.add_row("requests", f"{summary.requests:,}{several}")
+    grid.add_row("span", f"{summary.span_s:,.3f} s, {rate}")
+    if summary.cv is not None:
+        grid.add_row("gaps", f"coefficient of variation {summary.cv:.3f} (Poisson: 1)")
+    spread = [f"{value:.2f} at {w} s" for w, value in summary.dispersion.items() if value is not None]
+    if spread:
+        grid.add_row("counts", f"variance/mean {', '.join(spread)} (Poisson: 1)")
+    grid.add_row("peak", ", ".join(f"{value:.4g} requests/s over {w} s" for w, value in summary.peak_rate.items()))
+    hits = summary.prefix
+    if hits is None:
+        grid.add_row("prefix hits", summary.prefix_note)
+    else:
+        grid.add_row(
+            "prefix hits",
+            f"{percent(hits.block_hit_rate)} of blocks of {hits.block_size}, {percent(hits.token_hit_rate)} of prompt "
+            "tokens, with an infinite cache",
+        )
+    if summary.sessions is not None:
+        _session_rows(grid, summary.sessions)
+    console.print(grid)
+    table = Table("tokens", "mean", "p50", "p90", "p95", "p99", "max", "total", box=None, header_style="bold")
+    for label, side in (("prompt", summary.prompt), ("output", summary.output)):
+        values = (side.mean, side.p50, side.p90, side.p95, side.p99)
+        table.add_row(label, *map(number, values), f"{side.max:,}", f"{side.total:,}")
+    console.print(table)
+    for note in summary.notes:
+        console.print(f"note: {note}", style="dim")
+
+
+def _session_rows(grid: Table, s: Any) -> None:
+    """Conversations: turns, pauses between them, and what their prompts repeat."""
+    turns = s.turns
+    grid.add_row(
+        "sessions",
+        f"{s.sessions:,}, {percent(s.several_turns)} of them with several turns; turns: mean {number(turns.mean)}, "
+        f"p50 {number(turns.p50)}, p90 {number(turns.p90)}, at most {turns.max:,.0f}",
+    )
+    if (pause := s.pause_s) is not None:
+        grid.add_row(
+            "pauses",
+            f"{s.pauses}: mean {number(pause.mean)} s, p50 {number(pause.p50)} s, p90 {number(pause.p90)} s, "
+            f"p99 {number(pause.p99)} s",
+        )
+    if s.later_shared is not None:
+        grid.add_row(
+            "repeated",
+            f"{percent(s.later_shared)} of the prompt tokens of later turns begin an earlier prompt, "
+            f"{percent(s.first_shared)} of those of first turns",
+        )
+
+
+def number(value: float | None) -> str:
+    """A figure with as many digits as help to read it."""
+    if value is None:
+        return "-"
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 4
+    return f"{value:,.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage."""
+    return "-" if share is None else f"{100 * share:.1f} %"

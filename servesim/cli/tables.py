@@ -1,0 +1,246 @@
+"""What experiments print: tables a reader in a hurry understands, and a progress bar with the best so far."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+from rich.text import Text
+
+from servesim.cli.console import open_console
+from servesim.cli.summary import limits_text, number, percent
+from servesim.experiments.measures import metric_label
+from servesim.experiments.objects import title
+from servesim.experiments.replicates import counted
+from servesim.experiments.runner import Progress
+
+COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}
+
+
+class Bar:
+    """Cells done on stderr, on a terminal only, and what had to be computed again."""
+
+    def __init__(self) -> None:
+        best = TextColumn("{task.description}", markup=False)
+        columns = (BarColumn(), MofNCompleteColumn(), best, TimeRemainingColumn())
+        console = Console(stderr=True)
+        self._bar = RichProgress(*columns, console=console, transient=True) if sys.stderr.isatty() else None
+        self._task: Any = None
+
+    def __enter__(self) -> Bar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.damage is not None:
+            print(f"computed again: {progress.damage}", file=sys.stderr)
+        if self._bar is None:
+            return
+        if self._task is None:
+            self._task = self._bar.add_task("")
+        self._bar.update(self._task, completed=progress.done, total=progress.total, description=progress.best)
+
+
+def print_compare(document: Mapping[str, Any], out: Path | None) -> None:
+    """The headline, a table by metric, and where policies part."""
+    console = open_console()
+    workload, repeats, how = document["workload"], document["replicates"], document["settings"]
+    console.print(_workload(workload), style="bold")
+    count = counted(repeats) if repeats["kind"] != "blocks" else "moving blocks in one run"
+    console.print(
+        f"paired over {count}, {percent(how['level'])} intervals; baseline: {document['baseline']}", style="dim"
+    )
+    console.print(_comparison_table(document))
+    for line in document["headline"]:
+        console.print(line)
+    for found in document["drill_down"]:
+        causes = ", ".join(f"{count:,} {cause}" for cause, count in found["causes"].items())
+        console.print(
+            f"{found['variant']}: {found['worse']:,} of {found['compared']:,} requests slower by over 5 %"
+            f"{f' ({causes})' if causes else ''}, {found['better']:,} faster; first difference {_first(found)}",
+            style="dim",
+        )
+    for note in document["notes"]:
+        console.print(f"note: {note}", style="dim")
+    if out is not None:
+        console.print(f"written to {out}", style="dim")
+
+
+def _first(found: Mapping[str, Any]) -> str:
+    return found["divergence_text"] if found["divergence"] is not None else "none"
+
+
+def _workload(workload: Mapping[str, Any]) -> str:
+    parts = [title(str(workload.get("trace", "")))]
+    parts += [f"{workload['requests']:,} requests"] if workload.get("requests") else []
+    parts += [f"{workload['rate']} requests/s"] if workload.get("rate") else []
+    parts += [f"{workload[key]}" for key in ("model", "gpu") if workload.get(key)]
+    return ", ".join(filter(None, parts))
+
+
+def _comparison_table(document: Mapping[str, Any]) -> Table:
+    oracle = any(v["oracle"] for v in document["variants"])
+    names = ("policy", "value", "change", "interval", *(("to oracle",) if oracle else ()), "verdict")
+    table = Table(*names, box=None, header_style="bold")
+    for column in table.columns[1:-1]:
+        column.justify, column.no_wrap = "right", True
+    last = None
+    for row in document["rows"]:
+        if row["metric"] != last:
+            table.add_row(metric_label(row["metric"]), style="bold")
+        low, high = row["change_low"], row["change_high"]
+        interval = "" if low is None or high is None else f"{_change(row, low, False)} to {_change(row, high, False)}"
+        table.add_row(
+            f"  {row['variant']}",
+            value_text(row["value"], row["unit"]),
+            "" if row["change"] is None else _change(row, row["change"]),
+            interval,
+            *((("" if row["gap_to_oracle"] is None else _change(row, row["gap_to_oracle"])),) if oracle else ()),
+            _verdict(row),
+        )
+        last = row["metric"]
+    return table
+
+
+def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
+    """A row a variant, the best marked, those that failed named."""
+    console = open_console()
+    console.print(_workload(document["workload"]), style="bold")
+    axes, metrics = list(document["axes"]), document["metrics"]
+    names = [m["name"] for m in metrics]
+    metrics = [m for m in metrics if m["name"].replace("_mean", "_p99") not in names or "_mean" not in m["name"]]
+    metrics.sort(key=lambda m: m["name"] not in document["settings"]["best_by"])  # those of the best come first
+    columns = [[axis, *(str(v["axes"].get(axis, "")) for v in document["variants"])] for axis in axes]
+    columns.append(["", *(_state(v) for v in document["variants"])])
+    shown = [_metric_column(m, [v["values"][m["name"]] for v in document["variants"]]) for m in metrics]
+    left = _fitting(columns, shown, console.width)
+    columns[-1:-1] = shown[: len(shown) - left]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for i, (head, *_) in enumerate(columns):
+        number_column = len(axes) <= i < len(columns) - 1
+        table.add_column(head, justify="right" if number_column else "left", no_wrap=number_column)
+    best = document["best"] and document["best"]["label"]
+    for v, *cells in zip(document["variants"], *(column[1:] for column in columns), strict=True):
+        table.add_row(*cells[:-1], _coloured(cells[-1]), style="bold" if v["label"] == best else None)
+    console.print(table)
+    if left:
+        others = ", ".join(metric_label(m["name"]) for m in metrics[-left:])
+        console.print(f"no room for {others}: a wider window, --json or --out shows them", style="dim")
+    if best is not None:
+        metric = document["best"]["metric"]
+        unit = next(m["unit"] for m in document["metrics"] if m["name"] == metric)
+        console.print(f"best {metric_label(metric)}: {best}, {value_text(document['best']['value'], unit)}")
+    for note in document["notes"]:
+        console.print(f"note: {note}", style="dim")
+    if out is not None:
+        console.print(f"written to {out}", style="dim")
+
+
+def _metric_column(metric: Mapping[str, Any], values: Sequence[float | None]) -> list[str]:
+    """Its label with the unit below it, and its values; the units of prices and shares stand with each value."""
+    own = metric["unit"] in ("$", "share")
+    head = metric_label(metric["name"]) + ("" if own else f"\n{metric['unit']}")
+    texts = [value_text(value, metric["unit"] if own else "") for value in values]
+    return [head, *texts]
+
+
+def _fitting(columns: Sequence[Sequence[str]], more: Sequence[Sequence[str]], room: int) -> int:
+    """How many of `more` columns do not fit beside the others; at least one is shown."""
+
+    def width(column: Sequence[str]) -> int:
+        return 2 + max(len(line) for text in column for line in text.splitlines() or [""])
+
+    taken = sum(map(width, columns))
+    for i, column in enumerate(more):
+        taken += width(column)
+        if i and taken > room:
+            return len(more) - i
+    return 0
+
+
+def _state(variant: Mapping[str, Any]) -> str:
+    if variant["status"] == "failed":
+        return "failed"
+    if variant["unstable"]:
+        return "unstable"
+    return "Pareto" if variant["pareto"] else ""
+
+
+def _coloured(state: str) -> Text:
+    return Text(state, COLOURS.get(state, ""))
+
+
+def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
+    """A row a deployment: what it carries, at what price."""
+    console = open_console()
+    how, repeats = document["settings"], document["replicates"]
+    limits = "; ".join(filter(None, (limits_text(how["slo"]), *_class_limits(how.get("slo_classes", {})))))
+    console.print(_workload(document["workload"]), style="bold")
+    target = f"{percent(how['attainment'])} of requests within {limits}"
+    console.print(f"{target}; {counted(repeats)}", style="dim")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("deployment", "GPUs", "rate", "interval", "TTFT\np99", "$/hour", "$/M\ntokens", ""):
+        left = name in ("deployment", "")
+        table.add_column(name, justify="left" if left else "right", no_wrap=not left)
+    for row in document["rows"]:
+        table.add_row(*_capacity_row(row), style="bold" if row["cheapest"] and len(document["rows"]) > 1 else None)
+    console.print(table)
+    for note in document["notes"]:
+        console.print(f"note: {note}", style="dim")
+    if out is not None:
+        console.print(f"written to {out}", style="dim")
+
+
+def _class_limits(classes: Mapping[str, Any]) -> list[str]:
+    return [f"{name} {limits_text(slo)}" for name, slo in classes.items()]
+
+
+def _capacity_row(row: Mapping[str, Any]) -> list[str]:
+    values, low, high = row["values"], row["rate_low"], row["rate_high"]
+    gpus = "" if row["gpus"] is None else f"{row['gpus']} x {row['gpu']}"
+    interval = "" if low is None else f"{number(low)} to {number(high)}"
+    words = [word for word in ("cheapest", "pareto") if row[word]] if row["verdict"] == "carries" else [row["verdict"]]
+    return [
+        row["label"] or "this",
+        gpus,
+        "" if row["rate"] is None else f"{number(row['rate'])}/s",
+        interval,
+        value_text(values["ttft_p99"], "ms"),
+        number(row["usd_per_hour"]),
+        number(values["usd_per_million_tokens"]),
+        ", ".join(words).replace("pareto", "Pareto"),
+    ]
+
+
+def _verdict(row: Mapping[str, Any]) -> Text:
+    more = f", {row['more_replicates']:,} more would decide" if row["more_replicates"] else ""
+    return Text(f"{row['verdict']}{more}", COLOURS.get(row["verdict"], ""))
+
+
+def _change(row: Mapping[str, Any], change: float, unit: bool = True) -> str:
+    if row["scale"] == "ratio" or row["unit"] == "share":
+        return f"{100 * change:+.1f}{(' %' if row['scale'] == 'ratio' else ' points') if unit else ''}"
+    return f"{change:+.2f}"
+
+
+def value_text(value: float | None, unit: str) -> str:
+    """A value with its unit."""
+    if value is None:
+        return "-"
+    if unit == "share":
+        return percent(value)
+    return f"${number(value)}" if unit == "$" else f"{number(value)} {unit}".strip()

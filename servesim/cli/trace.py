@@ -1,0 +1,141 @@
+"""`servesim trace`: look at trace files and convert them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from servesim.workload.trace import Trace
+
+trace_app = typer.Typer(help="Look at traces, convert and fetch them.")
+
+INSPECT_EXAMPLES = """
+\b
+Examples:
+  servesim trace inspect preset:mooncake-conversation --requests 500
+  servesim trace inspect synth:rate=5,prompt=800,output=200 --shape repeat:times=2
+"""
+CONVERT_EXAMPLES = """
+\b
+Examples:
+  servesim trace convert trace.csv trace.parquet --to parquet
+  servesim trace convert preset:mooncake-conversation twin.jsonl --to mooncake --requests 100
+"""
+
+Shape = Annotated[
+    list[str] | None, typer.Option(metavar="STEP", help="Shape the trace, such as thin:keep=0.5; repeatable.")
+]
+
+
+@trace_app.callback(invoke_without_command=True)
+def help_alone(context: typer.Context) -> None:
+    """Without a command, the help is the answer."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@trace_app.command(epilog=INSPECT_EXAMPLES)
+def inspect(
+    trace: Annotated[str, typer.Argument(metavar="FILE", help="Trace file, preset:NAME or synth:....")],
+    block_size: Annotated[int, typer.Option(help="Tokens per KV block for the ideal hit rate.")] = 16,
+    requests: Annotated[int | None, typer.Option(help="Look at the first so many requests.")] = None,
+    sort: Annotated[bool, typer.Option("--sort", help="Order the file's rows by arrival time.")] = False,
+    timing: Annotated[str | None, typer.Option(help="Of conversations: think, original or open.")] = None,
+    shape: Shape = None,
+    seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show rate, burstiness, lengths and sessions of a trace.
+
+    And the hit rate an infinite prefix cache would have."""
+    from servesim.traces.inspect import inspect as inspect_trace
+
+    summary = inspect_trace(_opened(trace, requests, seed, sort, timing, shape), block_size=block_size)
+    if as_json:
+        from servesim.run.result_files import to_json
+
+        sys.stdout.write(to_json(summary.to_dict()))
+    else:
+        from servesim.cli.summary import print_trace
+
+        print_trace(summary)
+
+
+@trace_app.command(epilog=CONVERT_EXAMPLES)
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="Trace file, preset:NAME or synth:....")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
+    to: Annotated[str, typer.Option("--to", help="Format to write; an unknown one lists them.")],
+    requests: Annotated[int | None, typer.Option(help="The first so many requests.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
+    sort: Annotated[bool, typer.Option("--sort", help="Order the file's rows by arrival time.")] = False,
+    timing: Annotated[str | None, typer.Option(help="Of conversations: think, original or open.")] = None,
+    shape: Shape = None,
+    lossy: Annotated[bool, typer.Option("--lossy", help="Drop what the format cannot hold.")] = False,
+) -> None:
+    """Write a trace in another format."""
+    from servesim.traces import save_trace
+
+    trace = _opened(source, requests, seed, sort, timing, shape)
+    save_trace(trace, target, to, lossy=lossy)
+    typer.echo(f"{target}: {len(trace)} requests, format {to}")
+
+
+@trace_app.command("list", epilog="Example: servesim trace list")
+def list_traces() -> None:
+    """List presets, public traces and formats."""
+    from servesim.traces import preset_names
+    from servesim.traces.catalogue import catalogue
+    from servesim.traces.formats import formats
+
+    typer.echo("presets (preset:NAME), fitted twins of public traces:")
+    for name in preset_names():
+        typer.echo(f"  {name}")
+    typer.echo("public traces (servesim trace fetch NAME):")
+    for entry in catalogue().values():
+        size = f"{entry.size:,} bytes" if entry.size is not None else "size unknown"
+        typer.echo(f"  {entry.name:<22}{entry.about}; {entry.licence}, {size}")
+    typer.echo("formats, found from the content of a file:")
+    for name, module in formats().items():
+        typer.echo(f"  {name:<22}{module.ABOUT}{'' if hasattr(module, 'write') else ' (read only)'}")
+
+
+@trace_app.command(epilog="Example: servesim trace fetch mooncake-conversation")
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of `servesim trace list`.")],
+    out: Annotated[Path | None, typer.Option(help="File to write. [default: its own name, here]")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say where it is, download nothing.")] = False,
+) -> None:
+    """Download and verify a public trace.
+
+    Says where it is, under what licence, its size and checksum."""
+    from servesim.traces.catalogue import entry_of
+    from servesim.traces.catalogue import fetch as download
+
+    entry = entry_of(name)
+    size = f"{entry.size:,} bytes" if entry.size is not None else "not known"
+    note = f" ({entry.note})" if entry.note else ""
+    for key, value in (
+        ("source", entry.url),
+        ("licence", entry.licence),
+        ("cite", entry.citation),
+        ("size", size),
+        ("sha256", f"{entry.sha256}{note}"),
+    ):
+        typer.echo(f"{key:<9}{value}")
+    if not dry_run:
+        typer.echo(f"written  {download(entry, out or Path(entry.file))}")
+
+
+def _opened(
+    spec: str, requests: int | None, seed: int, sort: bool, timing: str | None, steps: list[str] | None
+) -> Trace:
+    from servesim.traces import open_trace, shape
+
+    options: dict[str, Any] = ({"sort": True} if sort else {}) | ({"timing": timing} if timing else {})
+    trace: Trace = shape(open_trace(spec, requests=requests, seed=seed, **options), steps or (), seed)
+    return trace

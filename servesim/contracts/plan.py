@@ -1,0 +1,206 @@
+"""What a scheduler decides for one step, and the transaction in which it decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from servesim.contracts.request import Request, State
+from servesim.errors import PolicyError
+
+if TYPE_CHECKING:
+    from servesim.contracts.kv import Hit, KVAllocator
+    from servesim.engine.lockstep import Lockstep
+
+
+def _not_ints(*numbers: Any) -> TypeError:
+    """What a compiled build says of a number that is not an int, and does not take."""
+    kind = next(type(number) for number in numbers if not isinstance(number, int))
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return TypeError(f"int object expected; got {module}{kind.__qualname__}")
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step: which requests compute how many tokens, and what happened to the queues meanwhile."""
+
+    step_id: int
+    tokens: dict[Request, int] = field(default_factory=dict)
+    """New tokens per request, drafts included; insertion order is batch order."""
+    together: int = 0
+    """Requests in lockstep, one token each, before those of `tokens` in the batch."""
+    drafts: dict[Request, int] = field(default_factory=dict)
+    """How many of those tokens are drafts to verify."""
+    admitted: list[Request] = field(default_factory=list)
+    resumed: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    rejected: list[Request] = field(default_factory=list)
+    attention: str = "fused"
+    """"fused": one kernel for the whole batch; "per_request": one launch per request (Orca)."""
+    layout: str = "mixed"
+    """"mixed": what is new of each request, all tokens in one flat row. "padded": a rectangle; every request and
+    `padded_rows` more rows are computed as if they were `padded_len` long. "recompute": every request is computed
+    anew from its first token."""
+    padded_rows: int = 0
+    padded_len: int = 0
+    """Tokens of each row once the step is done."""
+    bytes_moved: int = 0
+    """Over PCIe: KV swapped out or in."""
+
+    @property
+    def changes_queues(self) -> bool:
+        """Whether anyone entered or left the running set while this plan was made."""
+        return bool(self.admitted or self.resumed or self.preempted or self.rejected)
+
+
+class PlanContext:
+    """The transaction handed to `Scheduler.plan`: verbs that act at once, on allocator and plan together.
+
+    Use them in the very order in which the real engine does; the engine verifies the outcome.
+    """
+
+    __slots__ = ("_oracle", "kv", "lockstep", "now", "plan", "policy")
+
+    def __init__(
+        self,
+        policy: str,
+        now: int,
+        step_id: int,
+        kv: KVAllocator,
+        oracle: bool = False,
+        lockstep: Lockstep | None = None,
+    ) -> None:
+        self.policy = policy
+        self.now = now
+        self.kv = kv
+        self.plan = Plan(step_id)
+        self._oracle = oracle
+        self.lockstep = lockstep
+        """Requests counted together, for schedulers that keep lockstep; None: every request stands for itself."""
+
+    def admit(
+        self,
+        request: Request,
+        num_tokens: int,
+        hit: Hit | None = None,
+        *,
+        full_tokens: int = 0,
+        reserve: int = 0,
+        lookahead: int = 0,
+        drafts: int = 0,
+    ) -> bool:
+        """Give a waiting request memory and `num_tokens` tokens in this step; False (and nothing done) if
+        the allocator cannot. `hit` is what `kv.lookup` found: those tokens need no computing. `full_tokens`
+        must fit beside the hit although only `num_tokens` are allocated; `reserve` tokens stay free. The
+        caller moves the request from its waiting queue to its running ones."""
+        if type(num_tokens + full_tokens + reserve + lookahead + drafts) is not int:
+            raise _not_ints(num_tokens, full_tokens, reserve, lookahead, drafts)
+        hit = hit if hit is not None else self.kv.lookup(request)
+        if not self.kv.can_admit(request, hit, num_tokens + lookahead, full_tokens, reserve):
+            return False
+        self.kv.admit(request, hit, num_tokens, lookahead)
+        again = request.state is State.PREEMPTED
+        request.state = State.RUNNING
+        request.num_computed_tokens = hit.num_tokens
+        self.kv.held_tokens += hit.num_tokens
+        if again:
+            request.recomputed_tokens += max(request.lost_tokens - hit.num_tokens, 0)
+            request.lost_tokens = 0
+            self.plan.resumed.append(request)
+        else:
+            request.hit_tokens = hit.num_tokens
+            request.scheduled_ns = self.now
+            self.plan.admitted.append(request)
+        self.schedule(request, num_tokens, drafts)
+        return True
+
+    def extend(self, request: Request, num_tokens: int, *, lookahead: int = 0, drafts: int = 0) -> bool:
+        """Give a running request `num_tokens` tokens in this step; False (nothing done) if out of memory."""
+        if type(num_tokens + lookahead + drafts) is not int:
+            raise _not_ints(num_tokens, lookahead, drafts)
+        if not self.kv.grow(request, num_tokens, lookahead):
+            return False
+        self.schedule(request, num_tokens, drafts)
+        return True
+
+    def schedule(self, request: Request, num_tokens: int, drafts: int = 0) -> None:
+        """Enter a request whose memory is already there."""
+        self.plan.tokens[request] = num_tokens
+        if drafts:
+            self.plan.drafts[request] = drafts
+
+    def unschedule(self, request: Request) -> int:
+        """Take a request out of this plan again; the tokens it had (0 if none)."""
+        self.plan.drafts.pop(request, None)
+        return self.plan.tokens.pop(request, 0)
+
+    def preempt(self, request: Request) -> None:
+        """Free everything a running request holds; it computes again from its first uncached token when
+        resumed. The caller removes it from its running list and queues it again."""
+        self._stop(request)
+        request.state = State.PREEMPTED
+        self.kv.free(request)
+        request.lost_tokens = request.num_computed_tokens
+        request.num_computed_tokens = 0
+
+    def swap_out(self, request: Request, samples: Sequence[Request] = ()) -> bool:
+        """Preempt a running request, and running samples forked off with it, by moving their KV to host memory; False
+        (nothing done) if there is no room. The caller moves them from its running list to a queue of those to swap in,
+        together."""
+        if not self.kv.can_swap_out(request, samples):
+            return False
+        for each in (request, *samples):
+            self._stop(each)
+            each.state = State.SWAPPED
+        self._move(self.kv.swap_out(request, samples))
+        return True
+
+    def swap_in(
+        self,
+        request: Request,
+        num_tokens: int,
+        *,
+        samples: Sequence[Request] = (),
+        reserve: int = 0,
+        lookahead: int = 0,
+        drafts: int = 0,
+    ) -> bool:
+        """Bring a swapped request back, with the samples that went with it, and give (each) `num_tokens` tokens in this
+        step; False (nothing done) if its KV and those do not fit beside `reserve` free tokens. The caller moves it to
+        its running list."""
+        if request.state is not State.SWAPPED:
+            raise PolicyError(f"{self.policy} at {self.now} ns: swaps in {request}, which is not swapped out")
+        if type(num_tokens + reserve + lookahead + drafts) is not int:
+            raise _not_ints(num_tokens, reserve, lookahead, drafts)
+        if not self.kv.can_swap_in(request, num_tokens + lookahead, reserve, samples):
+            return False
+        self._move(self.kv.swap_in(request, num_tokens, lookahead, samples))
+        for each in (request, *samples):
+            each.state = State.RUNNING
+            self.kv.held_tokens += each.num_computed_tokens
+            self.plan.resumed.append(each)
+            self.schedule(each, num_tokens, drafts)
+        return True
+
+    def _stop(self, request: Request) -> None:
+        if request.state is not State.RUNNING:
+            raise PolicyError(f"{self.policy} at {self.now} ns: preempts {request}, which is not running")
+        self.kv.held_tokens -= request.num_computed_tokens
+        request.num_draft_tokens = 0
+        request.num_preemptions += 1
+        self.plan.preempted.append(request)
+
+    def _move(self, num_tokens: int) -> None:
+        self.plan.bytes_moved += num_tokens * self.kv.memory.bytes_per_token
+
+    def reject(self, request: Request, reason: str) -> None:
+        """Refuse a waiting request for good; the caller drops it from its queue."""
+        request.reason = reason
+        self.plan.rejected.append(request)
+
+    def output_len(self, request: Request) -> int:
+        """True output length, for schedulers that declare `needs = {"output_len"}`."""
+        if not self._oracle:
+            raise PolicyError(f"{self.policy}: asks for the true output length without declaring it in `needs`")
+        return request._end_tokens - request.prompt_len

@@ -1,0 +1,167 @@
+"""One request on its way through a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from servesim.contracts.acceptance_walk import Walk
+
+LAST = 1 << 62
+SampleForm = Literal["children", "prefix-first", "fork"]
+"""How an engine serves requests for several samples (`servesim.workload.samples`)."""
+
+
+class State(IntEnum):
+    """Where a request is."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    SWAPPED = 3
+    """Waits, with its KV in host memory."""
+    FINISHED = 4
+    REJECTED = 5
+    ABORTED = 6
+
+
+class PromptContent(Protocol):
+    """What the tokens of one request are, as far as prefix sharing needs to know."""
+
+    def prefix_key(self, stop: int) -> Hashable:
+        """A value equal for two requests exactly when their first `stop` tokens are equal."""
+
+
+class Deadline(NamedTuple):
+    """When a client's patience ends, as the engine hears of it."""
+
+    ns: int
+    first_token: bool
+    """Only for the first token: once that has come the deadline is void."""
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Identity, lengths and progress of one request. Compared by identity, ordered by `row`.
+
+    The true output length is the engine's secret (`_end_tokens`); a policy that declares
+    `needs = {"output_len"}` asks its context for it.
+    """
+
+    row: int
+    name: str
+    prompt_len: int
+    max_tokens: int
+    arrival_ns: int
+    priority: int = 0
+    salt: str = ""
+    content: PromptContent | None = None
+    session: str = ""
+    """Conversation or agent it belongs to; empty: stands alone."""
+    tenant: str = ""
+    """Whose it is, for fairness."""
+    slo_class: str = ""
+    """Class of service, for goodput."""
+    predicted_output_len: int = 0
+    """Output tokens as a predictor of stated error sees them; filled by the workload (0: nobody predicts)."""
+    deadlines: tuple[Deadline, ...] = ()
+    """When its client gives up."""
+    _stops: bool = False  # the engine's: its last token is a stop token, also where that is the last allowed
+    parent: ParentRequest | None = None
+    """Of one sample of several (n > 1)."""
+    sample: int = 0
+    """0: the only one; from 1: which of several; -1: computes their prompt for the prefix cache and nothing else."""
+
+    state: State = State.WAITING
+    _end_tokens: int = 0  # the engine's: num_tokens at which it ends
+    _order: int = LAST  # the engine's: its place among those in lockstep
+    _walk: Walk | None = None  # the engine's: the steps it will take
+    num_tokens: int = field(init=False)
+    """Prompt tokens plus output tokens delivered so far: what the scheduler knows of."""
+    num_computed_tokens: int = 0
+    """Tokens whose KV exists (in host memory, if swapped) or is being computed by a step in flight (advanced when
+    scheduled)."""
+    num_output_placeholders: int = 0
+    """Output tokens, drafts included, that steps in flight may still deliver."""
+    num_draft_tokens: int = 0
+    """Drafts attached for verification in the next step."""
+    num_preemptions: int = 0
+
+    # Record of its life, filled in by the engine; -1: has not happened.
+    scheduled_ns: int = -1
+    first_token_ns: int = -1
+    last_token_ns: int = -1
+    finished_ns: int = -1
+    hit_tokens: int = 0
+    """Prefix tokens found in the cache when first admitted."""
+    recomputed_tokens: int = 0
+    """Tokens computed again because a preemption threw their KV away."""
+    lost_tokens: int = 0
+    """Tokens computed when it was preempted, until it is resumed."""
+    reason: str = ""
+    """Finish reason (length, stop), or why it was rejected or aborted."""
+
+    def __post_init__(self) -> None:
+        self.num_tokens = self.prompt_len
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens delivered so far."""
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences it is or will become: several where samples are forked off it once its prompt is computed."""
+        return 1 + self.parent.unforked if self.parent is not None else 1
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.name} {self.state.name.lower()} prompt={self.prompt_len} "
+            f"computed={self.num_computed_tokens}/{self.num_tokens}>"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class ParentRequest:
+    """What the samples of one request have in common; each is a Request of its own."""
+
+    number: int
+    """Of the request, in all records."""
+    members: list[Request] = field(default_factory=list)
+    """The samples, first to last."""
+    outputs: list[int] = field(default_factory=list)
+    """Their true output lengths: the engine's secret."""
+    unforked: int = 0
+    """How many of them, the last, come to be when the prompt of the first has been computed."""
+    replica: int = -1
+    """Where it is served: samples share a prompt only there."""
+    tokenized: bool = False
+    """Whether the front end has read its prompt, which it does once."""
+    num_gone: int = 0
+    """Samples that have left."""
+    reason: str = ""
+    """Why the first that failed did."""
+
+    @property
+    def sent(self) -> list[Request]:
+        """The samples that are with the engine, or were."""
+        return self.members[: len(self.members) - self.unforked]
+
+    def leave(self, request: Request) -> bool:
+        """A sample (or what computes the prompt for all) has left; whether the whole request has."""
+        failed = request.state is not State.FINISHED
+        if failed and not self.reason:
+            self.reason = request.reason
+        if request.sample < 0:
+            return failed
+        self.num_gone += 1
+        return self.num_gone == len(self.sent)
+
+    @property
+    def first_token_ns(self) -> int:
+        """When the first token of any sample came; -1: not yet."""
+        return min((r.first_token_ns for r in self.members if r.first_token_ns >= 0), default=-1)

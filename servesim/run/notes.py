@@ -1,0 +1,153 @@
+"""Settings that change nothing in this run, and assumptions its reader must know: said, never silently ignored.
+
+A setting is reported when it differs from its default and yet cannot have had an effect. What is said depends
+on the resolved scenario and on the run alone, so that a rerun of the resolved scenario says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from servesim.contracts import KVAllocator, Scheduler
+from servesim.contracts.scheduler import PREDICTED
+from servesim.cost import TableCostModel
+from servesim.hardware import VllmDefaults
+from servesim.run.scenario import Scenario
+from servesim.workload.trace_stream import TraceFacts
+
+
+def before_run(
+    scenario: Scenario, trace: TraceFacts, scheduler: Scheduler, kv: KVAllocator, fitting_blocks: int | None
+) -> Iterator[str]:
+    """What can be told from the scenario and the trace. `fitting_blocks`: KV blocks the GPU's memory would give."""
+    yield from _oracles(scheduler, kv)
+    if scenario.engine.async_scheduling and "async" not in scheduler.supports:
+        yield f"async_scheduling: scheduler {scheduler.name} plans synchronously, so no step is planned ahead"
+    if scenario.engine.async_scheduling and scenario.pp > 1:
+        yield "async_scheduling: pipeline stages are planned synchronously, one batch a stage in flight"
+    if kv.shares and not trace.has_content and not trace.samples:
+        yield (
+            f"kv {kv.name}: the trace does not say what its prompts contain, so no two share a prefix and "
+            "prefix caching changes nothing (a preempted request may still find its own blocks)"
+        )
+    yield from _trace_settings(scenario, trace)
+    yield from _predictor(scenario, trace, scheduler)
+    yield from _clients(scenario, trace)
+    if scenario.replicas == 1 and scenario.router["name"] != Scenario.model_fields["router"].default["name"]:
+        yield f"router {scenario.router['name']} changes nothing with one replica"
+    if scenario.scheduler.get("policy") == "priority" and trace.one_priority:
+        yield "scheduler policy=priority: all requests have the same priority; only ties of arrival go by request id"
+    threshold = scenario.scheduler.get("long_prefill_token_threshold", 0)
+    if isinstance(threshold, int) and threshold >= trace.longest_prompt:
+        yield f"scheduler long_prefill_token_threshold={threshold} limits nothing: no prompt is longer"
+    drafts = scenario.speculation["name"] != "none"
+    for key in () if drafts else ("num_speculative_tokens", "draft_slots_per_request", "num_lookahead_tokens"):
+        if scenario.scheduler.get(key):
+            yield f"scheduler {key}={scenario.scheduler[key]}: nothing is drafted, only room is kept for it"
+    for name in scenario.slo_classes:
+        if name not in trace.classes:
+            yield f"slo_classes.{name} changes nothing: no request of the trace is of that class"
+    if "tpot" in scenario.slo and trace.longest_output == 1:
+        yield "slo tpot changes nothing: every request has one output token"
+    swap_space = type(scenario.engine).model_fields["swap_space_gib"].default
+    if scenario.engine.swap_space_gib != swap_space and "swap" not in scheduler.supports:
+        yield f"swap_space_gib changes nothing: scheduler {scheduler.name} does not swap"
+    yield from _memory_settings(scenario, fitting_blocks)
+
+
+def after_run(
+    scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, summary: dict[str, Any]
+) -> Iterator[str]:
+    """What only the run shows."""
+    batch = summary["engine"]["batch_size"]
+    most_seqs = scenario.scheduler.get("max_num_seqs")
+    if batch and most_seqs is not None and most_seqs != defaults.max_num_seqs and batch["max"] < most_seqs:
+        yield f"scheduler max_num_seqs={most_seqs} limits nothing: at most {batch['max']:.0f} requests ran at once"
+    tokens = summary["engine"]["tokens_per_step"]
+    budget = scenario.scheduler.get("max_num_batched_tokens")
+    if tokens and budget is not None and budget != defaults.max_num_batched_tokens and tokens["max"] < budget:
+        yield f"scheduler max_num_batched_tokens={budget} limits nothing: the fullest step had {tokens['max']:.0f}"
+    speculation = summary.get("speculation")
+    if scenario.speculation["name"] != "none" and (speculation is None or not speculation["num_drafts"]):
+        yield f"speculation {scenario.speculation['name']} changed nothing but costs: no draft was ever verified"
+    used = summary["engine"]["replicas_used"]
+    if 0 < used < scenario.replicas:
+        yield f"replicas={scenario.replicas}: only {used} of them served a request"
+    beyond = summary["cost_shares"]["extrapolated"]
+    if beyond is not None and beyond > 0.3:
+        yield f"{beyond:.0%} of the cost is extrapolated beyond what was measured: trust latencies accordingly"
+    cost = summary["cost_shares"]["roofline"]
+    if cost is not None and cost >= 0.999:
+        yield "all costs are roofline estimates: no kernel measurement was used"
+    yield from trace.notes
+
+
+def on_costs(cost: TableCostModel, decode_reach: Mapping[int, int]) -> Iterator[str]:
+    """What the kernel tables do not vouch for. `decode_reach`: the largest sum of contexts attended in a step, by
+    number of decoding sequences."""
+    beyond = cost.extrapolated(decode_reach)
+    if beyond:
+        yield f"extrapolated beyond the kernel tables: {'; '.join(beyond)}"
+    for line in cost.suspect:
+        yield f"kernel tables: {line}"
+    if cost.tables is not None and cost.tables.without_error:
+        which = ", ".join(cost.tables.without_error) if cost.tables.relative_error is not None else "the kernel tables"
+        yield f"uncertainty: {which} state no error of repeated measurements, so no interval covers their times"
+
+
+def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
+    for kind, policy in (("scheduler", scheduler), ("kv", kv)):
+        if "output_len" in policy.needs:
+            yield f"{kind} {policy.name} is an oracle: it is told true output lengths, which no real engine knows"
+        if "future" in policy.needs:
+            yield f"{kind} {policy.name} is an oracle: it is told all requests to come, which no real engine knows"
+
+
+def _clients(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
+    clients = scenario.clients
+    if clients.max_concurrency is not None:
+        if clients.max_concurrency >= len(trace):
+            yield f"clients.max_concurrency={clients.max_concurrency} limits nothing: there are {len(trace)} requests"
+        elif len(trace) > 1 and trace.first_ns != trace.last_ns:
+            yield "closed loop: requests are sent at their times or when a client is free, whichever is later"
+    elif clients.batch:
+        yield "clients.batch changes nothing without clients.max_concurrency"
+    if clients.retries and not (
+        clients.timeout_s or clients.ttft_timeout_s or scenario.engine.max_queued_requests is not None
+    ):
+        yield f"clients.retries={clients.retries}: no timeout and no queue limit, so only requests too long are retried"
+
+
+def _predictor(scenario: Scenario, trace: TraceFacts, scheduler: Scheduler) -> Iterator[str]:
+    if PREDICTED not in scheduler.needs:
+        if scenario.predictor != Scenario.model_fields["predictor"].default:
+            yield f"predictor={scenario.predictor} changes nothing: scheduler {scheduler.name} asks for no prediction"
+    elif scenario.predictor == "exact":
+        yield f"predictor exact: scheduler {scheduler.name} is told true output lengths"
+    elif scenario.predictor == "max_tokens" and trace.at_caps:
+        yield "predictor max_tokens: every request ends at its cap, so predictions are exact"
+
+
+def _trace_settings(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
+    if scenario.requests is not None and len(trace) < scenario.requests:
+        yield f"requests={scenario.requests}: the trace has only {len(trace)}"
+    drawn = scenario.trace.startswith(("preset:", "synth:"))
+    if scenario.seed != 0 and not drawn and not scenario.predictor.startswith("random"):
+        yield f"seed={scenario.seed} changes nothing: a recorded trace is replayed and nothing is drawn"
+    for name in ("sort", "spread_ticks"):
+        value = getattr(scenario, name)
+        if drawn and value != Scenario.model_fields[name].default:
+            yield f"{name}={value} changes nothing: it is for trace files"
+    if len(trace) > 1 and trace.first_ns == trace.last_ns and scenario.clients.max_concurrency is None:
+        yield "all requests arrive at once: latencies are those of a batch job"
+
+
+def _memory_settings(scenario: Scenario, fitting_blocks: int | None) -> Iterator[str]:
+    engine = scenario.engine
+    default = type(engine).model_fields["gpu_memory_utilization"].default
+    if engine.ignore_memory:
+        yield f"ignore_memory: {engine.num_gpu_blocks} KV blocks a replica, whatever the GPU's memory"
+    if engine.gpu_memory_utilization != default and (engine.ignore_memory or engine.num_gpu_blocks != fitting_blocks):
+        by = "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is given"
+        yield f"gpu_memory_utilization={engine.gpu_memory_utilization:g} changes nothing: {by}"

@@ -1,0 +1,219 @@
+"""Replicas that do not depend on each other, in processes of their own, with the result of one process to the byte.
+
+Every process replays all arrivals and routes them, so that clocks, tokenizers and horizons are the same everywhere, and
+serves those of its own replicas. Their records are put in the order in which one process would have written them: by
+the time of the event that recorded them, then by replica. A worker has a pickled Task on its standard input and answers
+with a pickled Share or error.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from servesim.cost.stage import Priced
+from servesim.engine.cluster import Cluster
+from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder, Rows, Table
+from servesim.engine.step import SpecStats
+from servesim.errors import PolicyError, UserError
+from servesim.run.records import clients_of
+from servesim.run.scenario import Scenario
+from servesim.run.setup import Setup, set_up
+from servesim.workload.streamed import NEVER
+from servesim.workload.trace import Trace
+from servesim.workload.workload import TraceWorkload
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker is told."""
+
+    scenario: dict[str, Any]
+    trace: Trace | None
+    """Where the trace is an object of Python's."""
+    replicas: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a worker found out."""
+
+    steps: tuple[Rows, Rows]
+    """Rows, and when each was recorded."""
+    deliveries: tuple[Rows, Rows]
+    requests: Rows
+    reasons: dict[int, str]
+    gaps: tuple[Rows, Rows]
+    """ns, how often."""
+    drafts: dict[int, SpecStats]
+    """By replica."""
+    priced: list[Priced]
+    cpu_s: float
+
+
+def check_independent(setup: Setup) -> None:
+    """UserError where replicas depend on each other, or on answers."""
+    scenario, clients = setup.scenario, setup.scenario.clients
+    reasons = {
+        f"router {scenario.router['name']} looks at the replicas": not setup.router.blind,
+        "requests wait for others": setup.trace.after is not None or clients.max_sessions is not None,
+        "requests ask for several samples (n > 1)": setup.trace.samples is not None,
+        "clients.max_concurrency makes requests wait for others": clients.max_concurrency is not None,
+        "clients.retries makes requests follow others": clients.retries > 0,
+        "clients give up, which replicas hear of in turn": setup.trace.cancel_ns is not None
+        or clients.timeout_s is not None
+        or clients.ttft_timeout_s is not None,
+        "a streamed run hands requests on in the order in which they leave": scenario.stream,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise UserError(f"jobs: replicas cannot be run apart: {reason}")
+
+
+def run_apart(setup: Setup, scenario: Scenario, trace: Trace | None, jobs: int, recorder: Recorder) -> float:
+    """Serve everything in up to `jobs` processes and record it; CPU seconds of their loops. `scenario` and `trace` are
+    what the setup was made of."""
+    count = len(setup.cores)
+    jobs = min(jobs, count)
+    tasks = [Task(scenario.model_dump(), trace, tuple(range(first, count, jobs))) for first in range(jobs)]
+    workers = [_start(task) for task in tasks]
+    try:
+        shares = [_answer(worker) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.__exit__(None, None, None)  # closes its pipes and waits
+    requests = np.concatenate([share.requests for share in shares])
+    replica_of = np.zeros(int(requests[:, 0].max(initial=0)) + 1, dtype=np.int64)
+    replica_of[requests[:, REQUEST_COLUMNS.index("row")]] = requests[:, REQUEST_COLUMNS.index("replica")]
+    by_replica = STEP_COLUMNS.index("replica")
+    _merge(recorder.steps, [share.steps for share in shares], lambda rows: rows[:, by_replica])
+    _merge(recorder.deliveries, [share.deliveries for share in shares], lambda rows: replica_of[rows[:, 0]])
+    recorder.requests.extend(requests)
+    for share in shares:
+        recorder.reasons.update(share.reasons)
+        recorder.pooled(*share.gaps)
+        setup.cost.add_priced(share.priced)
+        for replica, stats in share.drafts.items():
+            setup.cores[replica].spec_stats = stats
+    return sum(share.cpu_s for share in shares)
+
+
+def _merge(table: Table, parts: Sequence[tuple[Rows, Rows]], replica: Any) -> None:
+    rows, ns = (np.concatenate(column) for column in zip(*parts, strict=True))
+    table.extend(rows[np.lexsort((replica(rows), ns))])
+
+
+def _start(task: Task) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+    # The process inherits what is blocked: an interrupt is for the one who started it, from its first import on.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert worker.stdin is not None
+    pickle.dump(task, worker.stdin)
+    worker.stdin.flush()  # and left open: a worker ends when whoever started it is gone
+    return worker
+
+
+def _answer(worker: subprocess.Popen[bytes]) -> Share:
+    assert worker.stdout is not None
+    try:
+        answer = pickle.load(worker.stdout)
+    except EOFError:
+        raise UserError(f"jobs: a process died (exit code {worker.wait()}; out of memory?)") from None
+    if isinstance(answer, Exception):
+        raise answer
+    assert isinstance(answer, Share)
+    return answer
+
+
+class _Dated(Table):
+    """A table that knows when each row was recorded."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        super().__init__(columns)
+        self.ns = array("q")
+        self.cluster: Cluster | None = None
+        self.closing = False
+        """What is recorded now waited for a step that goes on, and none came: it stands at the end."""
+
+    def add(self, row: tuple[int, ...]) -> None:
+        assert self.cluster is not None
+        self.ns.append(NEVER if self.closing else self.cluster.now_ns)
+        super().add(row)
+
+    def extend(self, rows: Rows) -> None:
+        assert self.cluster is not None
+        self.ns.extend([self.cluster.now_ns] * len(rows))
+        super().extend(rows)
+
+    def dated(self) -> tuple[Rows, Rows]:
+        """All rows and their times."""
+        return self.array(), np.array(self.ns, dtype=np.int64)
+
+
+class _DatedRecorder(Recorder):
+    steps: _Dated
+    deliveries: _Dated
+
+    def __init__(self, out_ns: int) -> None:
+        super().__init__(out_ns=out_ns)
+        self.steps, self.deliveries = _Dated(self.steps.columns), _Dated(self.deliveries.columns)
+
+    def close(self) -> None:
+        self.steps.closing = True
+        super().close()
+
+
+def serve(task: Task) -> Share:
+    """Serve some replicas' requests."""
+    setup = set_up(Scenario.of(task.scenario), task.trace)
+    recorder = _DatedRecorder(setup.out_ns)
+    workload = TraceWorkload(setup.trace, setup.predicted, clients_of(setup.scenario.clients))
+    cluster = setup.cluster(workload, recorder, only=frozenset(task.replicas))
+    recorder.steps.cluster = recorder.deliveries.cluster = cluster
+    began = time.process_time()
+    cluster.run()
+    return Share(
+        recorder.steps.dated(),
+        recorder.deliveries.dated(),
+        recorder.requests.array(),
+        recorder.reasons,
+        recorder.itl(),
+        {replica: setup.cores[replica].spec_stats for replica in task.replicas},
+        setup.cost.priced(),
+        time.process_time() - began,
+    )
+
+
+def main() -> None:
+    """One task."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a policy prints is no answer
+    task = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        answer: Share | Exception = serve(task)
+    except (UserError, PolicyError) as error:
+        answer = error
+    with answers:
+        pickle.dump(answer, answers, protocol=5)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)

@@ -1,0 +1,59 @@
+"""What made a result besides its scenario."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from servesim.cost import KernelTables, TableCostModel
+from servesim.cost.build import IDEAL, ROOFLINE_ONLY
+from servesim.hardware import Gpu
+from servesim.run.scenario import Scenario
+from servesim.workload.trace_stream import TraceFacts
+
+
+def provenance(scenario: Scenario, trace: TraceFacts, gpu: Gpu, cost: TableCostModel) -> dict[str, Any]:
+    """Hashes of trace, kernel tables and policy files, and the host terms in use."""
+    files = {}
+    for kind in ("scheduler", "kv", "router", "speculation"):
+        path, py, _ = getattr(scenario, kind)["name"].partition(".py:")
+        if py:
+            files[kind] = sha256_of(Path(f"{path}.py"))
+    return {
+        "trace": {"name": trace.name, "requests": len(trace), "sha256": trace.sha256},
+        "cost_model": cost.description,
+        "host_terms": cost.terms.to_dict() if cost.terms is not None else None,
+        "kernel_tables": _kernel_tables(scenario, gpu),
+        "policy_files": files,
+    }
+
+
+def _kernel_tables(scenario: Scenario, gpu: Gpu) -> dict[str, Any] | None:
+    """Hashes of the kernel tables by file, and whose measurements they are; None without tables."""
+    if scenario.kernel_tables in (ROOFLINE_ONLY, IDEAL):
+        return None
+    if scenario.kernel_tables is not None:
+        tables = KernelTables.load(folder=scenario.kernel_tables)
+    elif gpu.tables is not None:
+        tables = KernelTables.load(gpu.tables)
+    else:
+        return None
+    paths = sorted(tables.folder.glob("*.parquet"))
+    return {
+        "name": scenario.kernel_tables or gpu.tables,
+        "measured_by": sorted({source for p in tables.provenance.values() if (source := measured_by(p))}),
+        "sha256": {path.name: sha256_of(path) for path in paths},
+    }
+
+
+def measured_by(provenance: dict[str, Any]) -> str:
+    """`project version (licence)` of one table's provenance."""
+    project, version = provenance.get("project", "unknown"), provenance.get("project_version", "")
+    licence = provenance.get("licence")
+    return f"{project} {version}".strip() + (f" ({licence})" if licence else "")
+
+
+def sha256_of(path: Path) -> str:
+    """Hash of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

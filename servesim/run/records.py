@@ -1,0 +1,186 @@
+"""What is kept of a run for its figures and its result: all records, or, of a streamed run, what they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.engine.recorder import Recorder, Rows
+from servesim.metrics.classes import class_limits, parts_of
+from servesim.metrics.distribution import describe_counted
+from servesim.metrics.requests import MS, SECOND, Limits, Part, RequestColumns, Requests, Stats
+from servesim.metrics.sketch import RELATIVE_ERROR, Sketch
+from servesim.metrics.steps import StepTotals
+from servesim.metrics.streamed import StreamedPart, StreamedRequests
+from servesim.run.result import request_table, sample_table
+from servesim.run.result_files import DELIVERIES, REQUESTS, STEPS, STREAMED, ResultWriter
+from servesim.run.scenario import ClientSettings
+from servesim.run.setup import Setup
+from servesim.workload.predictor import predict
+from servesim.workload.streamed import StreamedWorkload
+from servesim.workload.workload import Clients, TraceWorkload
+
+GROUPS = ("class", "tenant")
+
+
+class Records:
+    """Everything, in memory; steps and deliveries go to the result directory while the run goes on, if there is one."""
+
+    workload: TraceWorkload
+    notes: tuple[str, ...] = ()
+    samples: Any = None
+    """A pyarrow table of the sequences of requests of several."""
+
+    def __init__(self, setup: Setup, writer: ResultWriter | None) -> None:
+        self._setup, self._writer = setup, writer
+        self.totals = StepTotals()
+        self.tables: dict[str, list[Rows] | Path | None] = {}
+        """By file: where the rows of a table are; None: not kept."""
+        sinks = {file: self._sink_of(file) for file in STREAMED}
+        self._steps = sinks[STEPS]
+        self.recorder = self._recorder(sinks[DELIVERIES])
+        self.workload = self._workload(clients_of(setup.scenario.clients))
+
+    def _sink_of(self, file: str) -> Callable[[Rows], None]:
+        if self._writer is not None:
+            self.tables[file] = self._writer.out / file
+            return partial(self._writer.add, file)
+        chunks: list[Rows] = []
+        self.tables[file] = chunks
+        return chunks.append
+
+    def _recorder(self, deliveries: Callable[[Rows], None]) -> Recorder:
+        return Recorder(self._step_sink, self._setup.out_ns, deliveries)
+
+    def _workload(self, clients: Clients) -> TraceWorkload:
+        form = self._setup.cores[0].scheduler.samples
+        return TraceWorkload(self._setup.trace, self._setup.predicted, clients, form)
+
+    def _step_sink(self, rows: Rows) -> None:
+        self.totals.add(rows)
+        self._steps(rows)
+
+    def flush(self) -> None:
+        """The run is over: hand on what is buffered."""
+        self.recorder.steps.flush()
+        self.recorder.deliveries.flush()
+
+    def close(self) -> None:
+        """Work out the figures' inputs below."""
+        self._columns = RequestColumns.of(self.recorder.requests.array(), self.recorder.reasons)
+        self.requests: Requests = self._columns
+        self.itl: Stats = describe_counted(*self.recorder.itl(), MS)
+        labels, rows = self._setup.trace.labels, len(self._setup.trace)
+        self.parts: dict[str, dict[str, Part]] = {
+            kind: dict(parts_of(self._columns, labels[kind])) for kind in GROUPS if kind in labels
+        }
+        scenario = self._setup.scenario
+        self.limits: Limits | None = None
+        if "class" in labels and scenario.slo_classes:
+            of = self._columns.completed("row") % rows
+            self.limits = class_limits(labels["class"], of, scenario.slo, scenario.slo_classes)
+        self.retries = int((self._columns.table["row"] >= rows).sum())
+        self.table: Any = request_table(self._columns, self._texts())
+        self.samples = sample_table(self._columns)
+
+    def _texts(self) -> dict[str, list[str]]:
+        trace = self._setup.trace
+        attempts = [divmod(row, len(trace)) for row in self._columns.table["row"].tolist()]
+        texts = {}
+        if (names := trace.request_id) is not None:
+            texts["name"] = [f"{names[row]}#{again}" if again else names[row] for again, row in attempts]
+        return texts | {kind: [values[row] for _, row in attempts] for kind, values in trace.labels.items()}
+
+
+class StreamedRecords(Records):
+    """What records add up to; themselves they go to the result directory, or nowhere."""
+
+    workload: StreamedWorkload
+    notes = (
+        f"streamed: percentiles of latencies are within {100 * RELATIVE_ERROR:g} %, the edges of tenths of the arrival "
+        "span within 1/4096 of the time to the last; all else is exact",
+    )
+
+    def __init__(self, setup: Setup, writer: ResultWriter | None) -> None:
+        self._all = StreamedRequests(setup.facts.first_ns)
+        self._gaps = Sketch()
+        self._groups: dict[str, dict[str, StreamedPart]] = {k: {} for k in GROUPS if k in setup.facts.labels}
+        super().__init__(setup, writer)
+
+    def _sink_of(self, file: str) -> Callable[[Rows], None]:
+        if self._writer is not None:
+            return super()._sink_of(file)
+        self.tables[file] = None
+        return lambda rows: None
+
+    def _recorder(self, deliveries: Callable[[Rows], None]) -> Recorder:
+        return Recorder(self._step_sink, self._setup.out_ns, deliveries, self._request_sink, self._gaps.add)
+
+    def _workload(self, clients: Clients) -> StreamedWorkload:
+        scenario, stream = self._setup.scenario, self._setup.stream
+        assert stream is not None
+
+        def predicted(chunk: Any, first: int) -> Any:
+            return predict(scenario.predictor, chunk, scenario.seed, first)
+
+        return StreamedWorkload(stream.read(), len(self._setup.facts), predicted, clients)
+
+    def _request_sink(self, rows: Rows) -> None:
+        columns, scenario = RequestColumns.of(rows, self.recorder.reasons), self._setup.scenario
+        slo, own = scenario.slo, scenario.slo_classes
+        numbers = columns.table["row"].tolist()
+        texts = self.workload.texts(numbers)
+        limits: Limits = slo
+        if "class" in texts and own:
+            limits = class_limits(texts["class"], np.flatnonzero(columns.done), slo, own)
+        self._all.take(columns, limits, self.workload.settled_ns())
+        for kind, parts in self._groups.items():
+            for name, which in _by_text(texts[kind]):
+                of_part = own.get(name, slo) if kind == "class" else slo
+                parts.setdefault(name, StreamedPart()).add(columns.take(which), of_part)
+        if self._writer is not None:
+            self._writer.add_table(REQUESTS, request_table(columns, texts))
+        self.workload.forget(numbers)
+        self.recorder.reasons.clear()
+
+    def flush(self) -> None:
+        super().flush()
+        self.recorder.requests.flush()
+        self.recorder.pool()
+
+    def close(self) -> None:
+        self.requests = self._all
+        self.itl = self._gaps.describe(MS)
+        self.parts = {kind: dict(sorted(parts.items())) for kind, parts in self._groups.items()}
+        self.limits = self._setup.scenario.slo if self._setup.scenario.slo_classes and "class" in self.parts else None
+        self.retries = 0
+        self.table = self._writer.out / REQUESTS if self._writer is not None else None
+
+
+def _by_text(texts: Sequence[str]) -> list[tuple[str, Any]]:
+    """Each distinct text and where it stands."""
+    names, code = np.unique(np.array(texts), return_inverse=True)
+    order = np.argsort(code, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
+    return list(zip(names.tolist(), parts, strict=True))
+
+
+def clients_of(settings: ClientSettings) -> Clients:
+    """Those who send, in nanoseconds."""
+
+    def ns(seconds: float | None) -> int | None:
+        return round(seconds * SECOND) if seconds is not None else None
+
+    return Clients(
+        settings.max_concurrency,
+        settings.batch,
+        settings.max_sessions,
+        ns(settings.timeout_s),
+        ns(settings.ttft_timeout_s),
+        settings.retries,
+        round(settings.retry_delay_s * SECOND),
+    )

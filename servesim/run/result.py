@@ -1,0 +1,221 @@
+"""What a run found out: figures, records as DataFrames, and everything that made them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from servesim.engine.recorder import Rows
+from servesim.errors import UserError
+from servesim.metrics.requests import RequestColumns
+from servesim.run.result_files import (
+    DELIVERIES,
+    REQUESTS,
+    SAMPLES,
+    SCENARIO,
+    STEPS,
+    STREAMED,
+    SUMMARY,
+    TIMING,
+    ResultWriter,
+    arrow_array,
+    arrow_strings,
+    reading,
+)
+from servesim.run.scenario import Scenario, load_settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from servesim.reports.svg import Drawing
+
+SUMMARY_KEYS = (
+    *("cost_shares", "duration_s", "engine", "goodput", "kv", "latency_ms", "notes", "prefix_cache", "price"),
+    *("provenance", "requests", "scenario", "speculation", "stability", "throughput", "uncertainty"),
+)
+"""What every summary has; `classes` and `tenants` only where the trace has such labels."""
+
+
+NOT_KEPT = "a streamed run keeps records only in its result directory: give it one (out=...)"
+
+
+class Result:
+    """One finished run. DataFrames are made when first asked for."""
+
+    def __init__(
+        self,
+        summary: dict[str, Any],
+        scenario: Scenario,
+        timing: dict[str, Any],
+        requests: Any,
+        streamed: Mapping[str, list[Rows] | Path | None],
+        samples: Any = None,
+    ) -> None:
+        """`requests` is a pyarrow table, or where it was written; `streamed` the chunks of the tables of steps and
+        deliveries by the names of their files, or the Parquet files themselves. None: not kept. `samples`: where
+        requests have several, a pyarrow table of these."""
+        self.summary = summary
+        """All figures, as in summary.json: latencies in ms, durations in s, shares between 0 and 1."""
+        self.scenario = scenario
+        """Fully resolved: running it again gives the same result."""
+        self.timing = timing
+        """What the run cost here, as in timing.json."""
+        self._requests = requests
+        self._samples = samples
+        self._streamed = streamed
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row a request, in trace order. Times in ns; -1 or null: has not happened."""
+        frame: pd.DataFrame = self._request_table().to_pandas()
+        return frame
+
+    @cached_property
+    def samples(self) -> pd.DataFrame:
+        """One row an output sequence, in order of their numbers: `requests` themselves, but where one asks for several
+        samples (n > 1) a row for each of these (columns: servesim.engine.recorder.REQUEST_COLUMNS)."""
+        import pandas as pd
+
+        if self._samples is None:
+            alone: pd.DataFrame = self.requests.assign(sample=0, request=self.requests["row"])
+            return alone
+        several = self._samples.to_pandas()
+        alone = self.requests[~self.requests["row"].isin(several["request"])]
+        alone = alone.assign(sample=0, request=alone["row"])
+        both: pd.DataFrame = pd.concat([alone[several.columns], several]).sort_values("row", ignore_index=True)
+        return both
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """One row a step, or `k` steps alike; columns: servesim.engine.recorder.STEP_COLUMNS."""
+        return self._frame(STEPS)
+
+    @cached_property
+    def deliveries(self) -> pd.DataFrame:
+        """Where a step delivered otherwise than one token to each request; see servesim.engine.recorder."""
+        return self._frame(DELIVERIES)
+
+    def figure(self, name: str, window_s: tuple[float, float] | None = None) -> Drawing:
+        """One figure of the report, such as "latency_cdf" (see servesim.figure; servesim.figures(result) names all)."""
+        import servesim
+
+        drawn: Drawing = servesim.figure(self, name, window_s=window_s)
+        return drawn
+
+    def save(self, out: str | Path) -> Path:
+        """Write the directory `servesim run --out` writes, but for its report."""
+        requests = self._request_table()
+        writer = ResultWriter(out)
+        try:
+            for file in STREAMED:
+                for chunk in self._chunks(file):
+                    writer.add(file, chunk)
+            writer.finish(self.summary, requests, self.scenario.to_yaml(), self.timing, self._samples)
+        finally:
+            writer.discard()
+        return writer.out
+
+    @classmethod
+    def load(cls, path: str | Path) -> Result:
+        """A saved result."""
+        import pyarrow.parquet as pq
+
+        folder = Path(path)
+        if not (folder / SUMMARY).is_file():
+            raise UserError(f"{folder}: not a servesim result (no {SUMMARY} in it)")
+        for file, columns in {REQUESTS: ("row", "state"), **STREAMED}.items():
+            with reading(folder / file):
+                _complete(columns, pq.read_schema(folder / file).names)
+        with reading(folder / SUMMARY):
+            summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+            _complete(SUMMARY_KEYS, summary)
+        with reading(folder):
+            scenario = Scenario.of(load_settings(folder / SCENARIO), str(folder / SCENARIO))
+            return cls(
+                summary,
+                scenario,
+                json.loads((folder / TIMING).read_text(encoding="utf-8")),
+                folder / REQUESTS if scenario.stream else pq.read_table(folder / REQUESTS),
+                {file: folder / file for file in STREAMED},
+                pq.read_table(folder / SAMPLES) if (folder / SAMPLES).exists() else None,
+            )
+
+    def _request_table(self) -> Any:
+        """As a pyarrow table, in trace order (a streamed run writes it in the order in which requests leave)."""
+        import pyarrow.parquet as pq
+
+        if self._requests is None:
+            raise UserError(NOT_KEPT)
+        if isinstance(self._requests, Path):
+            with reading(self._requests):
+                return pq.read_table(self._requests).sort_by("row")
+        return self._requests
+
+    def _frame(self, file: str) -> pd.DataFrame:
+        import pandas as pd
+
+        source, columns = self._streamed[file], STREAMED[file]
+        if source is None:
+            raise UserError(NOT_KEPT)
+        if isinstance(source, Path):
+            with reading(source):
+                return pd.read_parquet(source)
+        rows = np.concatenate(source) if source else np.empty((0, len(columns)), dtype=np.int64)
+        return pd.DataFrame(rows, columns=list(columns))
+
+    def _chunks(self, file: str) -> list[Rows]:
+        """A table in the pieces it was recorded in."""
+        source = self._streamed[file]
+        if source is None:
+            raise UserError(NOT_KEPT)
+        if not isinstance(source, Path):
+            return source
+        import pyarrow.parquet as pq
+
+        with reading(source):
+            stored = pq.ParquetFile(source)
+            groups = [stored.read_row_group(i) for i in range(stored.num_row_groups)]
+        return [np.stack([g[name].to_numpy() for name in STREAMED[file]], axis=1) for g in groups]
+
+
+def _complete(wanted: Iterable[str], found: Iterable[str]) -> None:
+    """ValueError if a part of a file is not there."""
+    if missing := sorted(set(wanted) - set(found)):
+        raise ValueError(f"no {', '.join(missing)} in it (written by another version?)")
+
+
+def sample_table(columns: RequestColumns) -> Any:
+    """The records of the sequences of requests of several samples as a pyarrow table; None if there are none."""
+    import pyarrow as pa
+
+    which = columns.sequences["sample"] != 0
+    if not which.any():
+        return None
+    return pa.table({name: arrow_array(column[which]) for name, column in columns.sequences.items()})
+
+
+def request_table(columns: RequestColumns, texts: Mapping[str, list[str]]) -> Any:
+    """The request records as a pyarrow table: recorded columns, then reason, `texts` (the trace's names and labels) and
+    latencies (null unless completed; tpot null for a single output token)."""
+    import pyarrow as pa
+
+    rows, done = columns.table["row"].tolist(), columns.done
+    table = {name: arrow_array(column) for name, column in columns.table.items()}
+    table["reason"] = arrow_strings([columns.reasons[row] for row in rows])
+    table |= {name: arrow_strings(values) for name, values in texts.items()}
+
+    def spread(values: Any, valid: Any) -> Any:
+        full = np.zeros(len(done), dtype=values.dtype)
+        full[done] = values
+        return arrow_array(full, valid)
+
+    table["ttft_ns"] = spread(columns.ttft, done)
+    table["tpot_ns"] = spread(columns.tpot, done & (columns.table["longest_output_len"] > 1))
+    table["e2el_ns"] = spread(columns.e2el, done)
+    table["queue_time_ns"] = spread(columns.queue_time, done)
+    return pa.table(table)

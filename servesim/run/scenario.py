@@ -1,0 +1,308 @@
+"""One validated description of a run. Every default of servesim stands here, documented, once.
+
+A scenario comes from YAML, from `--set a.b=c` and flags, or from Python keywords. Unknown keys are refused
+with a suggestion. In YAML 1.1 `1e-3` is a string; it is read as the number it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
+
+from servesim.contracts.registry import spelt
+from servesim.errors import UserError, suggest
+from servesim.metrics.requests import check_slo, parse_slo
+from servesim.parsing import pairs
+from servesim.run.presets import preset_settings, under
+
+Settings = dict[str, Any]
+
+_EXAMPLES = {
+    "trace": ": a file, preset:NAME or synth:key=value,...",
+    "model": ": a bundled one such as llama-3.1-8b, or a config.json",
+    "gpu": ": such as h200",
+}
+
+
+class _Section(BaseModel):
+    """Settings that go together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _written(cls, value: Any) -> Any:
+        if value == "":
+            raise ValueError("must not be empty")
+        return spelt(value)
+
+
+class EngineSettings(_Section):
+    """The engine around the policies, under vLLM's names and with its defaults."""
+
+    async_scheduling: bool = True
+    """Plan a step while the one before runs (two in flight); schedulers that cannot fall back, and it is noted."""
+    max_model_len: int | Literal["auto"] = "auto"
+    """Longest prompt + output in tokens; auto: what the model was made for, or less if the KV memory is smaller."""
+    block_size: int = Field(default=16, ge=1, le=1 << 30)
+    """Tokens per KV block."""
+    gpu_memory_utilization: float = Field(default=0.92, gt=0, le=1)
+    """Share of the GPU's memory the engine may use."""
+    num_gpu_blocks: int | None = Field(default=None, ge=2)
+    """KV blocks of a replica; none: as many as fit."""
+    swap_space_gib: float = Field(default=4.0, ge=0, le=1e6)
+    """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
+    moe_backend: Literal["auto", "triton", "marlin"] = "auto"
+    """Kernel of mixture-of-experts layers with 4-bit weights; auto: the one the engine of the host terms was found to
+    run, else the fastest measured."""
+    attention_backend: Literal["auto", "eager"] = "auto"
+    """eager: no fused attention; scores and probabilities go through memory (by formula; the memory they take is not
+    counted)."""
+    enable_expert_parallel: bool = False
+    """Deal experts out to the tp GPUs whole instead of splitting each by width."""
+    max_queued_requests: int | None = Field(default=None, ge=0)
+    """Requests that may wait on a replica; further ones are rejected. None: any number, as in vLLM."""
+    ignore_memory: bool = False
+    """What if memory did not matter: room for everything the trace can ask for, unless num_gpu_blocks says less."""
+
+
+class ClientSettings(_Section):
+    """Those who send. By default each request goes out at its time, and everyone waits for as long as it takes."""
+
+    max_concurrency: int | None = Field(default=None, ge=1)
+    """Closed loop: at most so many requests outstanding, the others queue outside; none: no limit."""
+    batch: bool = False
+    """Send max_concurrency requests at once and the next ones when all have left (latency of a single batch)."""
+    max_sessions: int | None = Field(default=None, ge=1)
+    """At most so many conversations in progress; the next begins when one ends. None: no limit."""
+    timeout_s: float | None = Field(default=None, gt=0, le=1e7)
+    """A client gives up if its last token has not come by then; none: never."""
+    ttft_timeout_s: float | None = Field(default=None, gt=0, le=1e7)
+    """The same for the first token."""
+    retries: int = Field(default=0, ge=0, le=100)
+    """How often a request that was rejected or timed out is sent again."""
+    retry_delay_s: float = Field(default=1.0, ge=0, le=1e7)
+    """Pause before it is."""
+
+
+class Scenario(_Section):
+    """A run: a trace, served by a model on GPUs under policies.
+
+    Policies are `name`, `name:key=value,...` or a mapping with `name` and the parameters; a policy of one's own
+    is named `path/to/file.py:Class`.
+    """
+
+    trace: str
+    """A trace file (its format is found from the content), `preset:NAME` or `synth:key=value,...`."""
+    model: str
+    """A bundled model, or a Hugging Face config.json of a dense decoder."""
+    gpu: str
+    """h100, h200, a100, a100-40g, l40s, rtx-pro-6000 (kernels measured), rtx-4090, rtx-5090, m2-ultra (by formula), or
+    the YAML data sheet of another one."""
+    requests: int | None = Field(default=None, ge=1, le=100_000_000)
+    """The first so many requests; none: all the trace has (presets and synthetic traces: their default)."""
+    skip: int = Field(default=0, ge=0, le=100_000_000)
+    """Requests left out before the first: a window of a trace is `skip` and `requests`."""
+    rate: float | None = Field(default=None, gt=0)
+    """Mean arrivals per second: all gaps are scaled alike; inf: all at once; none: as recorded."""
+    clients: ClientSettings = ClientSettings()
+    sort: bool = False
+    """Order a file's rows by arrival instead of refusing times that run backwards."""
+    timing: Literal["auto", "think", "original", "open"] = "auto"
+    """Of recorded conversations: think: by pauses after answers; original: also not before their recorded times; open:
+    at recorded times whatever has ended; auto: as its format says."""
+    shape: list[str] = Field(default=[])
+    """Steps that make the trace another one, in order, such as `window:start=60,end=600` or `thin:keep=0.5`."""
+    spread_ticks: Literal["none", "uniform"] = "none"
+    """Spread requests that share a clock tick over it (Mooncake's published traces tick every 3 s)."""
+    seed: int = 0
+    """Of all draws: synthetic traces, presets, predictors."""
+    predictor: str = "max_tokens"
+    """Output lengths as policies that want them are told: max_tokens (the cap), random:error=0.3 (mean relative
+    error) or exact."""
+    dtype: str = "bf16"
+    """Of linear weights: fp32, bf16, fp16, fp8, int8; weights alone: int8_wo, int4, nf4, int3, ternary."""
+    kv_dtype: str = "bf16"
+    """Of the KV cache: bf16, fp16, fp8, fp32."""
+    tp: int = Field(default=1, ge=1)
+    """GPUs of a stage (tensor parallelism)."""
+    pp: int = Field(default=1, ge=1)
+    """Stages of a replica (pipeline parallelism); as many steps are in flight, planned synchronously."""
+    replicas: int = Field(default=1, ge=1, le=4096)
+    """Copies of the model behind the router."""
+    preset: str | None = None
+    """A serving system (engines.yaml): its policies and settings hold where the scenario says nothing."""
+    scheduler: Settings = Field(default={"name": "vllm"})
+    kv: Settings = Field(default={"name": "prefix-hash"})
+    """Prefix caching is on, as in vLLM; `paged` is the same memory without it."""
+    router: Settings = Field(default={"name": "round-robin"})
+    speculation: Settings = Field(default={"name": "none"})
+    """How drafts are made, such as `eagle3:k=3`."""
+    acceptance: Settings | None = None
+    """Which drafts turn out right, such as `positions:marginal=0.73/0.52/0.36`: part of the workload. None: what the
+    method assumes, which is then noted."""
+    engine: EngineSettings = EngineSettings()
+    slo: dict[str, float] = Field(default={})
+    """Limits in milliseconds of ttft, tpot and e2el, as a mapping or `ttft:500,tpot:50`."""
+    slo_classes: dict[str, dict[str, float]] = Field(default={})
+    """Limits of single classes (the trace's labels `class`), written as `slo` is; that holds for the rest."""
+    mode: Literal["fast", "reference"] = "fast"
+    """reference: every step by itself; the same result to the nanosecond, slowly."""
+    stream: bool = False
+    """For traces larger than memory: requests come and go in chunks, records are kept only in the result directory,
+    and percentiles of latencies are within 0.1 %."""
+    check: bool = False
+    """Check the invariants of scheduler and memory after every step."""
+    host: str = "auto"
+    """What the engine adds to its kernels: a shipped set of host terms or a YAML file; auto: the latest of vLLM
+    that is shipped; none: kernel times alone."""
+    kernel_tables: str | None = None
+    """A folder of kernel tables measured on this GPU instead of the shipped ones, or the name of other shipped ones
+    (`h100-trtllm`: GEMMs and attention of TensorRT-LLM); `roofline`: none, everything by formula; `ideal`: by formula
+    at the data sheet's full rates, launches and activations free, as in hand calculations."""
+    usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
+    """Price of a GPU; none: the assumption that stands with the GPU's data sheet."""
+
+    @field_validator("scheduler", "kv", "router", "speculation", "acceptance", mode="before")
+    @classmethod
+    def _policy(cls, value: Any) -> Settings | None:
+        return policy_settings(value) if value is not None else None
+
+    @field_serializer("rate", when_used="json")
+    def _finite(self, rate: float | None) -> float | str | None:
+        return "inf" if rate == float("inf") else rate
+
+    @field_validator("slo", mode="before")
+    @classmethod
+    def _slo(cls, value: Any) -> Any:
+        return _limits(value)
+
+    @field_validator("slo")
+    @classmethod
+    def _slo_limits(cls, value: dict[str, float]) -> dict[str, float]:
+        return check_slo(value)
+
+    @field_validator("slo_classes", mode="before")
+    @classmethod
+    def _slo_classes(cls, value: Any) -> Any:
+        return {name: _limits(slo) for name, slo in value.items()} if isinstance(value, Mapping) else value
+
+    @field_validator("slo_classes")
+    @classmethod
+    def _class_limits(cls, value: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        return {name: check_slo(limits) for name, limits in value.items()}
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:
+        """A scenario from plain settings; `source` names their file, if any, in errors."""
+        try:
+            return cls.model_validate(under(settings, policy_settings))
+        except ValidationError as error:
+            raise UserError(f"{source}: {_first_error(error, cls)}".removeprefix(": ")) from None
+
+    def to_yaml(self) -> str:
+        """The scenario as YAML, every key spelt out."""
+        import yaml
+
+        text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return text
+
+
+def load_settings(path: str | Path) -> Settings:
+    """The settings in a YAML file, not yet validated."""
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"scenario {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"scenario {path}: not UTF-8 text") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise UserError(f"scenario {path}: {line}{getattr(error, 'problem', None) or 'not YAML'}") from error
+    if not isinstance(loaded, dict):
+        raise UserError(f"scenario {path}: not a mapping of settings (such as `model: llama-3.1-8b`)")
+    return loaded
+
+
+def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
+    """The settings with each `a.b=value` put in; values are read as YAML."""
+    import yaml
+
+    changed = dict(settings)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"--set {assignment}: write key=value, such as engine.block_size=32")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"--set {assignment}: the value is not YAML") from error
+        _assign(changed, key.strip(), value)
+    return changed
+
+
+def policy_settings(value: Any) -> Settings:
+    """`name`, `name:key=value,...`, `file.py:Class:key=value,...` or a mapping, as a mapping with `name`."""
+    if isinstance(value, str):
+        path, py, rest = value.partition(".py:")
+        if py:
+            class_name, _, params = rest.partition(":")
+            name = f"{path}.py:{class_name}"
+        else:
+            name, _, params = value.partition(":")
+        if name:
+            return {"name": name, **pairs(name, params)}
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return dict(value)
+    raise UserError(f"a policy is a name, name:key=value,... or a mapping with `name`, not {value!r}")
+
+
+def _limits(value: Any) -> Any:
+    """Limits as text or a mapping; anything else is left for the validation to refuse."""
+    if isinstance(value, Mapping):
+        return {name: spelt(limit) for name, limit in value.items()}
+    return parse_slo(value) if isinstance(value, str) else value
+
+
+def _assign(settings: Settings, key: str, value: Any) -> None:
+    outer, dot, inner = key.partition(".")
+    if not dot:
+        settings[key] = value
+        return
+    current = settings.get(outer)
+    if outer in ("scheduler", "kv", "router", "speculation", "acceptance"):
+        preset = preset_settings(settings["preset"]) if settings.get("preset") else {}
+        default = preset.get(outer, Scenario.model_fields[outer].default)
+        current = policy_settings(default if current is None else current) if current or default else None
+    elif outer == "slo" and isinstance(current, str):
+        current = parse_slo(current)
+    if current is not None and not isinstance(current, Mapping):
+        raise UserError(f"--set {key}: {outer} is {current!r}, which has no parts")
+    settings[outer] = {**(current or {}), inner: value}
+
+
+def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
+    """One line: the key, what is wrong, what would be right."""
+    # A misspelt key also leaves one missing: the misspelling is what helps.
+    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    *outer, last = [str(part) for part in first["loc"] if part not in ("int", "literal['auto']")]
+    key = ".".join([*outer, last])
+    if first["type"] == "extra_forbidden":
+        parts: dict[str, type[BaseModel]] = {"engine": EngineSettings, "clients": ClientSettings}
+        known = parts.get(".".join(outer), model).model_fields
+        return f"unknown key {key!r}{suggest(last, known)}"
+    if first["type"] == "missing":
+        return f"{key} is missing{_EXAMPLES.get(key, '')}"
+    if key in ("engine", "clients"):
+        return f"{key} is {first['input']!r}, must be a mapping of settings"
+    if key == "engine.max_model_len":
+        return f'{key} is {first["input"]!r}, must be a whole number of tokens or "auto"'
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    return f"{key} is {first['input']!r}: {message}"

@@ -1,0 +1,167 @@
+"""Run a scenario: from settings to a Result."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from servesim.engine import compiled
+from servesim.metrics.classes import by_class, by_tenant
+from servesim.metrics.requests import goodput
+from servesim.metrics.summary import summarize
+from servesim.run.notes import after_run, on_costs
+from servesim.run.processes import check_independent, run_apart
+from servesim.run.records import Records, StreamedRecords
+from servesim.run.result import Result
+from servesim.run.result_files import ResultWriter
+from servesim.run.scenario import Scenario, load_settings
+from servesim.run.setup import Setup, set_up
+from servesim.run.speculation import figures as speculation_figures
+from servesim.run.trace_source import OBJECT
+from servesim.workload.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Progress = Callable[[int, int], None]
+"""Called now and then with (simulated ns, requests that have left)."""
+
+
+def simulate(
+    scenario: Scenario | Mapping[str, Any] | str | Path | None = None,
+    *,
+    trace: str | Trace | pd.DataFrame | None = None,
+    out: str | Path | None = None,
+    on_ready: Callable[[Setup], Progress | None] | None = None,
+    jobs: int = 1,
+    **settings: Any,
+) -> Result:
+    """Replay a trace and return what came of it.
+
+    The run is described by keywords (`servesim.Scenario` lists them), by a scenario (an object, a mapping, or
+    a YAML file), or by a scenario with keywords that override it. `trace` may be a Trace, or a DataFrame that
+    servesim.load_trace makes one of. With `out` the result directory is written too, step records while the run goes
+    on. `on_ready` is told the resolved setup before the run begins and may return a callback for progress. With `jobs`
+    replicas are served in so many processes, where a router splits requests without looking at them; the result is the
+    same to the byte.
+
+    Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
+    """
+    began = _Clock()
+    if trace is not None and not isinstance(trace, str | Path | Trace):
+        from servesim.traces import load_trace
+
+        trace = load_trace(trace)
+    writer = ResultWriter(out) if out is not None else None
+    try:
+        asked, given = _scenario(scenario, trace, settings), trace if isinstance(trace, Trace) else None
+        setup = set_up(asked, given)
+        records = (StreamedRecords if setup.stream is not None else Records)(setup, writer)
+        on_progress = on_ready(setup) if on_ready else None
+        loop = _Clock()
+        apart_s = 0.0
+        if jobs > 1:
+            check_independent(setup)
+            apart_s = run_apart(setup, asked, given, jobs, records.recorder)
+        else:
+            setup.cluster(records.workload, records.recorder, on_progress=on_progress).run()
+        records.flush()
+        ended = _Clock()
+        records.close()
+        summary = _summary(setup, records)
+        timing = _timing(began, loop, ended, apart_s, summary)
+        if writer is not None:
+            writer.finish(summary, records.table, setup.scenario.to_yaml(), timing, records.samples)
+        return Result(summary, setup.scenario, timing, records.table, records.tables, records.samples)
+    finally:
+        if writer is not None:
+            writer.discard()
+
+
+def _scenario(
+    scenario: Scenario | Mapping[str, Any] | str | Path | None, trace: Any, settings: Mapping[str, Any]
+) -> Scenario:
+    source = ""
+    if isinstance(scenario, Scenario):
+        base: Mapping[str, Any] = scenario.model_dump()
+    elif isinstance(scenario, str | Path):
+        base, source = load_settings(scenario), f"scenario {scenario}"
+    else:
+        base = scenario or {}
+    if isinstance(trace, Trace):
+        trace = f"{OBJECT}{trace.name}"
+    return Scenario.of({**base, **({"trace": trace} if trace is not None else {}), **settings}, source)
+
+
+def _summary(setup: Setup, records: Records) -> dict[str, Any]:
+    scenario, requests, totals = setup.scenario, records.requests, records.totals
+    figures = summarize(requests, records.itl, totals, setup.deployment, scenario.slo)
+    tables = setup.cost.tables
+    figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
+    if "class" in records.parts:
+        slo, own = scenario.slo, scenario.slo_classes
+        figures["classes"] = by_class(requests, records.parts["class"], slo, own)
+        if own:
+            figures["goodput"] = goodput(requests, slo, records.limits) | {"slo_classes_ms": own}
+    if "tenant" in records.parts:
+        figures["tenants"] = by_tenant(requests, records.parts["tenant"], len(setup.facts), scenario.slo)
+    figures["requests"] |= {"retries": records.retries, "unsent": records.workload.unsent}
+    figures["speculation"] = speculation_figures(core.spec_stats for core in setup.cores)
+    return {
+        **figures,
+        "notes": [
+            *setup.notes,
+            *after_run(scenario, setup.facts, setup.defaults, figures),
+            *on_costs(setup.cost, totals.decode_reach),
+            *records.notes,
+        ],
+        "scenario": scenario.model_dump(mode="json"),
+        "provenance": {**setup.provenance, "versions": versions()},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions a result depends on to the byte."""
+    from importlib.metadata import version
+
+    names = ("servesim", "simpy", "numpy", "pyarrow")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+class _Clock:
+    """Wall and CPU seconds of this process, at the moment it is made."""
+
+    def __init__(self) -> None:
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+
+def _timing(
+    began: _Clock, loop: _Clock, ended: _Clock, apart_s: float, summary: Mapping[str, Any]
+) -> dict[str, float | None]:
+    """`apart_s`: CPU seconds of other processes."""
+    cpu = ended.cpu - loop.cpu + apart_s
+    requests, steps = summary["requests"]["arrived"], summary["engine"]["steps"]
+    return {
+        "startup_wall_s": loop.wall - began.wall,
+        "startup_cpu_s": loop.cpu - began.cpu,
+        "loop_wall_s": ended.wall - loop.wall,
+        "loop_cpu_s": cpu,
+        "requests_per_cpu_s": requests / cpu if cpu else None,
+        "steps_per_cpu_s": steps / cpu if cpu else None,
+        "peak_memory_mb": _peak_memory_mb(),
+        "compiled": compiled(),
+    }
+
+
+def _peak_memory_mb() -> float | None:
+    """Peak resident memory of the process; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

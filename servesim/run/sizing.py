@@ -1,0 +1,80 @@
+"""How much KV memory a scenario's replicas have, and how long a request may be."""
+
+from __future__ import annotations
+
+from servesim.contracts import KVAllocator
+from servesim.errors import UserError
+from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, kv_groups, memory_budget
+from servesim.hardware.draft import DraftModel
+from servesim.run.scenario import Scenario
+from servesim.workload.trace_stream import TraceFacts
+
+
+def kv_budget(
+    scenario: Scenario,
+    model: ModelSpec,
+    gpu: Gpu,
+    allocator: type[KVAllocator],
+    trace: TraceFacts,
+    *,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    draft: DraftModel | None,
+) -> tuple[MemoryBudget, int | None]:
+    """The budget of the run, and the blocks that fit by utilization (None: no block does)."""
+    engine = scenario.engine
+
+    def budget(num_blocks: int | None, ignore: bool) -> MemoryBudget:
+        return memory_budget(
+            model,
+            gpu,
+            scenario.tp,
+            pp=scenario.pp,
+            dtype=scenario.dtype,
+            kv_dtype=scenario.kv_dtype,
+            block_size=engine.block_size,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+            num_blocks=num_blocks,
+            ignore_memory=ignore,
+            draft=draft,
+            hybrid=allocator.grouped,
+        )
+
+    if engine.ignore_memory:
+        everything = trace.blocks * len(layer_groups(scenario, model, allocator))
+        return budget(engine.num_gpu_blocks or everything + 2, True), None
+    if engine.num_gpu_blocks is None:
+        fits = budget(None, False)
+        return fits, fits.num_blocks
+    try:
+        fitting = budget(None, False).num_blocks
+    except UserError:
+        fitting = None
+    if fitting == engine.num_gpu_blocks:
+        return budget(None, False), fitting
+    return budget(engine.num_gpu_blocks, False), fitting
+
+
+def layer_groups(scenario: Scenario, model: ModelSpec, allocator: type[KVAllocator]) -> list[KvGroup]:
+    """Groups of layers with block tables of their own; one of all layers where the allocator knows no groups."""
+    if not allocator.grouped:
+        return [KvGroup(model.num_layers)]
+    if scenario.pp > 1:
+        raise UserError(f"kv {scenario.kv['name']}: groups of layers across pipeline stages are not known (use pp 1)")
+    return kv_groups(model.layers)
+
+
+def longest_request(scenario: Scenario, model: ModelSpec, room: int) -> int:
+    """As vLLM: what the model was made for and one request can be held with in `room` tokens."""
+    asked = scenario.engine.max_model_len
+    if asked == "auto":
+        return min(model.max_position, room)
+    if not 1 <= asked <= model.max_position:
+        raise UserError(
+            f"engine.max_model_len is {asked}, must be from 1 to the {model.max_position} positions of {model.name}"
+        )
+    if asked > room:
+        raise UserError(f"engine.max_model_len is {asked}, but the KV memory holds {room} tokens (or give auto)")
+    return asked

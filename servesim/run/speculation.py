@@ -1,0 +1,144 @@
+"""From a scenario's speculative settings to the speculator and the acceptance model of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from servesim.contracts import (
+    AcceptanceModel,
+    Scheduler,
+    Speculator,
+    acceptance_models,
+    build_params,
+    make,
+    speculators,
+)
+from servesim.contracts.cost import CostModel
+from servesim.engine.step import SpecStats
+from servesim.errors import UserError
+from servesim.hardware import ModelSpec
+from servesim.metrics.requests import per
+from servesim.run.scenario import Scenario, Settings, policy_settings
+from servesim.workload.trace_stream import TraceFacts
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """A method and the acceptance it meets, resolved."""
+
+    method: str
+    speculator: type[Speculator]
+    params: Any
+    target: ModelSpec
+    acceptance: AcceptanceModel
+    acceptance_name: str
+    assumed: bool
+    """The scenario does not say how many drafts are accepted: the method's own assumption is taken."""
+
+    @classmethod
+    def of(cls, scenario: Scenario, target: ModelSpec) -> Speculation | None:
+        """None without speculation. UserError where a name or a parameter is wrong."""
+        if scenario.speculation["name"] != "none":
+            return cls.resolve(scenario.speculation, scenario.acceptance, scenario.seed, target)
+        if scenario.acceptance is not None:
+            raise UserError("acceptance changes nothing without speculation (give --speculation, such as eagle3)")
+        return None
+
+    @classmethod
+    def resolve(cls, method: Settings, acceptance: Settings | None, seed: int, target: ModelSpec) -> Speculation:
+        """From settings of both; without `acceptance` the method's own assumption."""
+        speculator, params = _resolve(speculators, "speculation", method)
+        settings = acceptance or policy_settings(speculator.acceptance)
+        model, values = _resolve(acceptance_models, "acceptance", settings)
+        truth, assumed = make(model, values, seed), acceptance is None
+        return cls(method["name"], speculator, params, target, truth, settings["name"], assumed)
+
+    def make(self) -> Speculator:
+        """A speculator of its own for each replica."""
+        made: Speculator = make(self.speculator, self.params, self.target)
+        if "acceptance" in made.needs:
+            made.rates = self.acceptance.rates
+        return made
+
+    def priced(self, cost: CostModel) -> Speculator:
+        """One that knows what steps cost."""
+        made = self.make()
+        made.price = lambda batch: cost.price(batch).ns
+        return made
+
+    def check(self, scheduler: type[Scheduler]) -> None:
+        """UserError where a scheduler cannot run drafts."""
+        if "speculation" not in scheduler.supports:
+            raise UserError(f"scheduler {scheduler.name} cannot verify drafts (choose one that can, such as vllm)")
+
+    def tune(self, params: Any) -> Any:
+        """Parameters of a scheduler or an allocator, with room for drafts where the user gave none."""
+        speculator = self.make()
+        fixed = speculator.steady() and getattr(self.params, "adapt", "fixed") == "fixed"
+        wanted = {
+            "num_speculative_tokens": speculator.verified(speculator.max_drafts) if fixed else 0,
+            "num_lookahead_tokens": speculator.verified(speculator.lookahead),
+            "draft_slots_per_request": speculator.slots_per_request,
+            "hash_lookahead_tokens": speculator.hash_lookahead,
+        }
+        known = {field.name for field in dataclasses.fields(params)}
+        open_ = {name: value for name, value in wanted.items() if name in known and not getattr(params, name)}
+        return dataclasses.replace(params, **open_)
+
+    @property
+    def most_verified(self) -> int:
+        """Draft tokens one verification of a request takes at most."""
+        speculator = self.make()
+        return speculator.verified(speculator.max_drafts)
+
+    def resolved(self) -> dict[str, Settings]:
+        """Both settings spelt out."""
+        return {
+            "speculation": {"name": self.method, **dataclasses.asdict(self.params)},
+            "acceptance": {"name": self.acceptance_name, **dataclasses.asdict(self.acceptance.params)},
+        }
+
+    def notes(self, trace: TraceFacts) -> Iterator[str]:
+        """What a reader must know, and settings that change nothing."""
+        if self.assumed:
+            rates = "/".join(f"{rate:.2f}" for rate in self.acceptance.rates(self.make().max_drafts))
+            yield (
+                f"speculation {self.method}: acceptance is assumed ({rates} by position, measured elsewhere); "
+                "give yours with --acceptance"
+            )
+        if trace.longest_output == 1:
+            yield f"speculation {self.method} changes nothing but costs: every request has one output token"
+        if self.acceptance.rates(1)[0] == 0.0:
+            yield f"speculation {self.method}: no draft is ever accepted"
+
+
+def figures(stats: Iterable[SpecStats]) -> dict[str, Any] | None:
+    """What came of speculation on all replicas, under vLLM's names; None if nothing was drafted. `num_drafts` counts
+    verifications of at least one draft token; drafts of requests that were preempted or ended first are
+    `unverified_tokens`. The acceptance length counts the target's own token: 1 + accepted / drafts."""
+    parts = list(stats)
+    proposed, drafts, tokens, accepted = (
+        sum(getattr(part, name) for part in parts) for name in ("proposed", "drafts", "draft_tokens", "accepted")
+    )
+    if not proposed:
+        return None
+    per_pos = [sum(counts) for counts in zip_longest(*(part.per_pos for part in parts), fillvalue=0)]
+    return {
+        "num_drafts": drafts,
+        "draft_tokens": tokens,
+        "accepted_tokens": accepted,
+        "unverified_tokens": proposed - tokens,
+        "acceptance_rate": per(accepted, tokens),
+        "acceptance_length": 1.0 + accepted / drafts if drafts else None,
+        "per_position_acceptance_rates": [count / drafts for count in per_pos],
+    }
+
+
+def _resolve(registry: Any, kind: str, settings: Settings) -> tuple[Any, Any]:
+    values = {key: value for key, value in settings.items() if key != "name"}
+    cls, _ = registry.resolve(settings["name"])
+    return cls, build_params(f"{kind} {settings['name']}", cls.Params, values)

@@ -1,0 +1,80 @@
+"""The trace a scenario names: whole and in memory, or as a stream of chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from servesim.contracts import KVAllocator
+from servesim.errors import UserError
+from servesim.run.scenario import Scenario
+from servesim.workload.trace import Trace
+from servesim.workload.trace_stream import TraceStream
+
+OBJECT = "object:"
+"""What stands before the name of a trace that was handed over as an object."""
+DRAWN = ("preset:", "synth:")
+
+
+def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
+    """The trace a scenario names, or the one given, shaped and cut."""
+    from servesim.traces import open_trace
+
+    if trace is not None:
+        return _cut(trace, scenario)
+    _refuse_object(scenario)
+    options: dict[str, Any] = {}
+    if not scenario.trace.startswith(DRAWN):
+        options |= {"sort": True} if scenario.sort else {}
+        options |= {"spread_ticks": scenario.spread_ticks} if scenario.spread_ticks != "none" else {}
+        options |= {"timing": scenario.timing} if scenario.timing != "auto" else {}
+    wanted = scenario.requests + scenario.skip if scenario.requests is not None else None
+    if scenario.shape and not scenario.trace.startswith(DRAWN):
+        wanted = None  # of a file the shaped trace is cut, of what is drawn the drawn one
+    return _cut(open_trace(scenario.trace, requests=wanted, seed=scenario.seed, **options), scenario)
+
+
+def _cut(trace: Trace, scenario: Scenario) -> Trace:
+    from servesim.traces.shape import shape
+
+    trace = shape(trace, scenario.shape, scenario.seed)
+    if scenario.skip >= len(trace):
+        raise UserError(f"skip is {scenario.skip}, but trace {trace.name} has only {len(trace)} requests")
+    end = len(trace) if scenario.requests is None else min(scenario.skip + scenario.requests, len(trace))
+    if end - scenario.skip < len(trace):
+        trace = trace.take(np.arange(scenario.skip, end))
+    return trace.with_rate(scenario.rate) if scenario.rate is not None else trace
+
+
+def open_stream(scenario: Scenario, trace: Trace | None, kv: type[KVAllocator]) -> TraceStream:
+    """The same trace as chunks; UserError for what needs all of it at once."""
+    from servesim.traces import open_stream as opened
+
+    clients = scenario.clients
+    whole = {
+        "shape": bool(scenario.shape),
+        "sort": scenario.sort,
+        "spread_ticks": scenario.spread_ticks != "none",
+        "clients.max_sessions": clients.max_sessions is not None,
+        "clients.retries": clients.retries > 0,
+        f"kv {scenario.kv['name']}": "future" in kv.needs,
+    }
+    for name, asked in whole.items():
+        if asked:
+            raise UserError(f"{name} needs the whole trace in memory: not in a streamed run (--stream)")
+    wanted = scenario.requests + scenario.skip if scenario.requests is not None else None
+    if trace is None:
+        _refuse_object(scenario)
+        stream: TraceStream = opened(scenario.trace, wanted, scenario.seed)
+    else:
+        stream = TraceStream.of(trace)
+    stream = stream.cut(scenario.skip, scenario.requests)
+    if next(stream.read(), None) is None:
+        raise UserError(f"skip is {scenario.skip}, but trace {stream.name} has no more requests")
+    return stream.with_rate(scenario.rate) if scenario.rate is not None else stream
+
+
+def _refuse_object(scenario: Scenario) -> None:
+    if scenario.trace.startswith(OBJECT):
+        raise UserError(f"trace {scenario.trace} was an object in Python: hand it to simulate(..., trace=...) again")

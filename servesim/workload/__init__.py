@@ -1,0 +1,1 @@
+"""Who sends requests: traces as columns, and how they arrive."""

@@ -1,0 +1,130 @@
+"""Prompts known by their runs: which prefixes are the same, without a token."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable
+from itertools import pairwise
+
+import numpy as np
+
+from servesim.workload.trace import Content
+
+
+class Prefixes:
+    """Numbers for distinct sequences of whole content runs, the same number for the same sequence."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int, int], int] = {}
+
+    def extend(self, prefix: int, run_length: int, content: int) -> int:
+        """The sequence `prefix`, whose last run has `run_length` tokens, followed by a run of `content`."""
+        return self._numbers.setdefault((prefix, run_length, content), len(self._numbers) + 1)
+
+
+def joined(content: Content) -> Content:
+    """The same prompts in fewer runs: a run and the one after it are one, of the first one's id, where all prompts that
+    go on behind the first do so with the second, and none has more of the first. The output of a row stays a run of
+    its own, wherever it appears."""
+    offsets, ids, lengths = content.offsets, content.ids, content.lengths
+    if not len(ids):
+        return content
+    heads = offsets[:-1][np.diff(offsets) > 0]
+    before = np.concatenate(([0], lengths[:-1]))  # tokens of the run before, of the same prompt
+    before[heads] = 0
+    names, name = np.unique(ids, return_inverse=True)
+    _, length = np.unique(before, return_inverse=True)
+    steps = (length * len(names) + name).tolist()
+    width = max(steps) + 1
+    numbers: dict[int, int] = {}  # a prefix and the run after it -> the prefix they make
+    prefixes: list[int] = []
+    rows = offsets.tolist()
+    for first, last in pairwise(rows):
+        prefix = 0
+        for step in steps[first:last]:
+            prefix = numbers.setdefault(prefix * width + step, len(numbers) + 1)
+            prefixes.append(prefix)
+    parents = np.array([0, *prefixes[:-1]], dtype=np.int64)
+    parents[heads] = 0
+    parent_of = np.zeros(len(numbers) + 1, dtype=np.int64)
+    parent_of[prefixes] = parents
+    children = np.bincount(parent_of[1:], minlength=len(numbers) + 1)
+    text = (ids >= 0) & (np.concatenate(([0], ids[:-1])) >= 0)
+    longest = np.zeros(len(numbers) + 1, dtype=np.int64)
+    np.maximum.at(longest, prefixes, lengths)
+    starts = (parents == 0) | (children[parents] > 1) | (before < longest[parents]) | ~text
+    kept = np.flatnonzero(starts)
+    ends = np.concatenate(([0], np.cumsum(starts)))
+    return Content(ends[offsets], ids[kept], np.add.reduceat(lengths, kept))
+
+
+class RunContent:
+    """A prompt as (content id, length) runs, followed by the request's own output.
+
+    A prefix is known by the sequence of runs up to the one it ends in, and how far into that it reaches; so one
+    table entry per run serves all block sizes. The output of row r is the content -(r + 1) wherever it
+    appears, also inside a later prompt.
+    """
+
+    __slots__ = ("_ends", "_index", "_prefixes", "_row", "_runs", "_sequence")
+
+    def __init__(self, row: int, runs: list[tuple[int, int]], prefixes: Prefixes) -> None:
+        self._row = row
+        self._runs = runs
+        self._prefixes = prefixes
+        self._ends: list[int] = []  # token at which run i ends
+        self._sequence: list[int] = []  # number of the sequence of runs 0..i
+        self._index = 0  # the run the last question ended in: questions mostly come in order
+
+    def prefix_key(self, stop: int) -> Hashable:
+        """See PromptContent."""
+        i = self._index
+        ends = self._ends
+        if i and stop <= ends[i - 1]:
+            i = 0
+        while i >= len(ends) or ends[i] < stop:
+            if i >= len(ends):
+                self._open(i)
+            else:
+                i += 1
+        self._index = i
+        start = ends[i - 1] if i else 0
+        return (self._sequence[i] << 32) | (stop - start)
+
+    def prefix_keys(self, stops: range) -> list[int]:
+        """`prefix_key` of each, ascending."""
+        keys: list[int] = []
+        stop, step = stops.start, stops.step
+        while stop < stops.stop:
+            self.prefix_key(stop)  # finds the run it ends in
+            i = self._index
+            base = (self._sequence[i] << 32) - (self._ends[i - 1] if i else 0)
+            within = range(base + stop, base + min(stops.stop, self._ends[i] + 1), step)
+            keys += within
+            stop += len(within) * step
+        return keys
+
+    def block_runs(self, start: int, stop: int, size: int, lookahead: int = 0) -> list[tuple[int, int]]:
+        """Blocks start to stop of `size` tokens each, by the sequence of runs in which a block ends (or a few tokens
+        behind it, the `lookahead`): that, and the block where it changes. What two requests have in a block and all
+        before it is equal exactly when the sequences are."""
+        runs: list[tuple[int, int]] = []
+        ends = self._ends
+        i = bisect_left(ends, (start + 1) * size + lookahead)
+        while start < stop:
+            end = (start + 1) * size + lookahead
+            while i >= len(ends) or ends[i] < end:
+                if i >= len(ends):
+                    self._open(i)
+                else:
+                    i += 1
+            start = min((ends[i] - lookahead) // size, stop)
+            runs.append((self._sequence[i], start))
+        return runs
+
+    def _open(self, i: int) -> None:
+        """Number the sequence that ends with run i (the one after the prompt is the output, without end)."""
+        content, length = self._runs[i] if i < len(self._runs) else (-self._row - 1, 1 << 31)
+        before, before_length = (self._sequence[i - 1], self._runs[i - 1][1]) if i else (0, 0)
+        self._sequence.append(self._prefixes.extend(before, before_length, content))
+        self._ends.append((self._ends[i - 1] if i else 0) + length)

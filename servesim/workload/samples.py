@@ -1,0 +1,88 @@
+"""Parallel sampling: requests that ask for n > 1 answers to their prompt.
+
+Engines serve them in three forms (`Scheduler.samples`). "children": n requests at once that share the prompt by the
+prefix cache (vLLM V1: v1/engine/parallel_sampling.py). "prefix-first": a request that only computes the prompt, and n
+when it is done (SGLang: managers/tokenizer_manager.py). "fork": one request, of which the others are forked off when
+its prompt is computed, sharing its memory (vLLM V0: SequenceGroup; PagedAttention, SOSP 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from servesim.contracts.request import ParentRequest, Request, SampleForm
+from servesim.workload.trace import Samples
+
+
+class FanOut:
+    """Makes samples of the requests of a trace, and keeps those that are still to be sent.
+
+    Of `rows` rows, each tried `attempts` times, the requests have the first rows * attempts numbers; further samples
+    are numbered behind those, what only computes a prompt behind all.
+    """
+
+    def __init__(self, samples: Samples, form: SampleForm, rows: int, attempts: int) -> None:
+        self._samples = samples
+        self._form = form
+        self._rows = rows
+        self._further = rows * attempts
+        self._prompts = self._further + attempts * len(samples.output_len)
+        self._due: list[tuple[int, int, Request, int]] = []
+
+    def next_ns(self) -> int | None:
+        """When the next sample is sent."""
+        return self._due[0][0] if self._due else None
+
+    def pop(self) -> tuple[Request, int]:
+        """It, and its output length."""
+        _, _, request, output_len = heappop(self._due)
+        return request, output_len
+
+    def open(
+        self, number: int, output_len: int, make: Callable[[int | None], Request], now: int
+    ) -> tuple[Request, int]:
+        """What is sent at once for request `number`, and its output length. `make` gives the request, or a sample whose
+        answer is text i: that of row i, and of further samples by their place behind the rows."""
+        attempt, row = divmod(number, self._rows)
+        lengths = self._samples.lengths(row)
+        if not lengths:
+            return make(None), output_len
+        start = int(self._samples.offsets[row])
+        parent = ParentRequest(number, outputs=[output_len, *lengths])
+        for sample in range(1, len(lengths) + 2):
+            text = row if sample == 1 else self._rows + start + sample - 2
+            member = self._member(parent, sample, make(text))
+            if sample > 1:
+                member.row = self._further + attempt * len(self._samples.output_len) + start + sample - 2
+                member._stops = False  # by its stop token if it ends before the cap
+            parent.members.append(member)
+        if self._form == "prefix-first":
+            prompt = self._member(parent, -1, make(row))
+            prompt.row, prompt.max_tokens, prompt.predicted_output_len = self._prompts + number, 1, 1
+            return prompt, 1
+        if self._form == "fork":
+            parent.unforked = len(lengths)
+        else:
+            self._send(parent, 1, now)
+        return parent.members[0], output_len
+
+    def leave(self, request: Request, now: int) -> bool:
+        """A client hears at `now` that a sample has left; whether the whole request has."""
+        parent = request.parent
+        assert parent is not None
+        gone = parent.leave(request)
+        if request.sample < 0 and not gone:
+            for member in parent.members:
+                member.arrival_ns = now
+            self._send(parent, 0, now)
+        return gone
+
+    def _member(self, parent: ParentRequest, sample: int, request: Request) -> Request:
+        request.parent, request.sample = parent, sample
+        request.name = f"{sample - 1}_{request.name}" if sample > 0 else f"prompt_{request.name}"
+        return request
+
+    def _send(self, parent: ParentRequest, first: int, now: int) -> None:
+        for request, output_len in list(zip(parent.members, parent.outputs, strict=True))[first:]:
+            heappush(self._due, (now, request.row, request, output_len))

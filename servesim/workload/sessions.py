@@ -1,0 +1,96 @@
+"""Which requests of a trace wait for which: conversations, agents and their sub-agents, as they unfold."""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify
+
+from servesim.workload.trace import COMPLETION, DISPATCH, Trace
+
+Entry = tuple[int, int]
+"""When a row is sent, and the row."""
+
+
+class Sessions:
+    """What is known of the rows that wait for others; with a limit, of plays that wait for their turn.
+
+    A play begins at its first recorded arrival or when a slot becomes free, and its recorded times move with it.
+    """
+
+    def __init__(self, trace: Trace, max_sessions: int | None) -> None:
+        n = len(trace)
+        self._ready = trace.arrival_ns.tolist()  # when each row may be sent, as far as is known
+        self._blocked = [0] * n  # triggers it still waits for
+        self._followers: tuple[dict[int, list[Entry]], ...] = ({}, {})  # by trigger: row -> (waiter, delay)
+        if trace.after is not None:
+            for row in range(n):
+                for source, trigger, delay, _ in trace.after.edges(row):
+                    self._followers[trigger].setdefault(source, []).append((row, delay))
+                    self._blocked[row] += 1
+        self._slots = deque([0] * min(max_sessions, n)) if max_sessions is not None else None
+        if self._slots is not None:
+            self._play = trace.plays().tolist()
+            self._rows: list[list[int]] = [[] for _ in range(max(self._play) + 1)]
+            for row, play in enumerate(self._play):
+                self._rows[play].append(row)
+            self._unfinished = [len(rows) for rows in self._rows]
+            self._begun = 0
+
+    def start(self) -> list[Entry]:
+        """The rows that wait for nothing, as a heap."""
+        if self._slots is not None:
+            entries = [entry for _ in range(len(self._slots)) for entry in self._begin()]
+        else:
+            entries = [(at, row) for row, at in enumerate(self._ready) if not self._blocked[row]]
+        heapify(entries)
+        return entries
+
+    def release(self, row: int, trigger: int, now: int) -> list[Entry]:
+        """A trigger of `row` has happened at `now`: the rows that wait for nothing any more."""
+        entries = []
+        for waiter, delay in self._followers[trigger].get(row, ()):
+            self._ready[waiter] = max(self._ready[waiter], now + delay)
+            self._blocked[waiter] -= 1
+            if self._blocked[waiter] == 0:
+                entries.append((self._ready[waiter], waiter))
+        return entries
+
+    def give_up(self, row: int) -> int:
+        """`row` has failed: how many rows will never be sent because they wait for it, directly or not."""
+        lost = 0
+        waits = [waiter for waiter, _ in self._followers[COMPLETION].get(row, ())]
+        while waits:
+            waiter = waits.pop()
+            if self._blocked[waiter] < 0:
+                continue
+            self._blocked[waiter] = -1  # no trigger brings it to 0 any more
+            lost += 1
+            if self._slots is not None:
+                self._unfinished[self._play[waiter]] -= 1
+            for trigger in (DISPATCH, COMPLETION):
+                waits += [next_waiter for next_waiter, _ in self._followers[trigger].get(waiter, ())]
+        return lost
+
+    def end(self, row: int, now: int) -> list[Entry]:
+        """`row` is over for good: the first rows of the play that begins because this one's has ended."""
+        if self._slots is None:
+            return []
+        play = self._play[row]
+        self._unfinished[play] -= 1
+        if self._unfinished[play]:
+            return []
+        self._slots.append(now)
+        return self._begin()
+
+    def _begin(self) -> list[Entry]:
+        """Give the next play a slot."""
+        assert self._slots is not None
+        if self._begun == len(self._rows):
+            return []
+        rows = self._rows[self._begun]
+        self._begun += 1
+        first = [row for row in rows if not self._blocked[row]]
+        moved = max(self._slots.popleft() - min(self._ready[row] for row in first), 0)
+        for row in rows:
+            self._ready[row] += moved
+        return [(self._ready[row], row) for row in first]

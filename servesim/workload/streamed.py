@@ -1,0 +1,78 @@
+"""A trace that comes in chunks, replayed: rows are in memory from a little before they are sent until they are gone."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+
+from servesim.contracts.request import Request
+from servesim.workload.trace import Ints, Trace
+from servesim.workload.workload import Clients, TraceWorkload
+
+NEVER = 1 << 62
+
+
+class StreamedWorkload(TraceWorkload):
+    """As TraceWorkload, without sessions, retries and oracles."""
+
+    def __init__(
+        self, chunks: Iterator[Trace], count: int, predict: Callable[[Trace, int], Ints], clients: Clients
+    ) -> None:
+        """`count`: rows of all chunks; `predict` is told a chunk and the number of its first row."""
+        self._chunks = chunks
+        self._predict = predict
+        self._starts: list[int] = []  # first row of each chunk that is in memory
+        self._traces: list[Trace] = []
+        self._unread: list[int] = []  # their rows that have not been forgotten
+        self._sent: dict[int, int] = {}  # when each row was sent that has not left
+        self._now = 0
+        first = next(chunks)
+        super().__init__(first, predict(first, 0), clients, count=count)
+        self._remember(first, 0)
+
+    def pop(self) -> tuple[Request, int]:
+        popped = super().pop()
+        self._now = self._sent[popped[0].row] = popped[0].arrival_ns
+        if self._next == self._end < self._count:
+            first, chunk = self._end, next(self._chunks)
+            self._window(chunk, self._predict(chunk, first), first)
+            self._remember(chunk, first)
+        return popped
+
+    def on_finish(self, request: Request, now: int) -> None:
+        super().on_finish(request, now)
+        del self._sent[request.row]
+
+    def future(self) -> list[Request] | None:
+        return None
+
+    def settled_ns(self) -> int:
+        """All that were sent before have left."""
+        if self._sent:
+            return next(iter(self._sent.values()))  # rows are sent in order of time
+        return self._now if self._left else NEVER
+
+    def texts(self, rows: Sequence[int]) -> dict[str, list[str]]:
+        """Names and labels of rows not yet forgotten, where the trace has such."""
+        found: dict[str, list[str]] = {}
+        for row in rows:
+            chunk = bisect_right(self._starts, row) - 1
+            trace, at = self._traces[chunk], row - self._starts[chunk]
+            if trace.request_id is not None:
+                found.setdefault("name", []).append(trace.request_id[at])
+            for label, values in trace.labels.items():
+                found.setdefault(label, []).append(values[at])
+        return found
+
+    def forget(self, rows: Sequence[int]) -> None:
+        """Nobody will ask for these rows again."""
+        for row in rows:
+            self._unread[bisect_right(self._starts, row) - 1] -= 1
+        gone = [i for i, left in enumerate(self._unread) if left == 0]
+        for i in reversed(gone):
+            del self._starts[i], self._traces[i], self._unread[i]
+
+    def _remember(self, chunk: Trace, first: int) -> None:
+        self._starts.append(first)
+        self._traces.append(chunk)
+        self._unread.append(len(chunk))

@@ -1,0 +1,152 @@
+"""Traces larger than memory: chunks that can be read again and again, and what is said of a trace as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from servesim.errors import UserError
+from servesim.workload.trace import Trace
+
+CHUNK = 1 << 16
+"""Requests in memory at once, about."""
+
+
+@dataclass(frozen=True)
+class TraceStream:
+    """A trace as successive chunks. Each is a Trace whose rows follow those of the chunk before; contents and labels
+    mean the same in all of them, and nothing in them waits for another row."""
+
+    name: str
+    read: Callable[[], Iterator[Trace]]
+    """The chunks from the first on, each time it is called."""
+
+    @classmethod
+    def of(cls, trace: Trace, chunk: int | None = None) -> TraceStream:
+        """A trace in memory, cut up."""
+        if trace.after is not None:
+            raise waits(trace.name)
+
+        def read() -> Iterator[Trace]:
+            size = chunk or CHUNK
+            for first in range(0, len(trace), size):
+                yield trace.take(np.arange(first, min(first + size, len(trace))))
+
+        return cls(trace.name, read)
+
+    def cut(self, skip: int, requests: int | None) -> TraceStream:
+        """Without the first `skip` requests, and at most `requests` of the others."""
+
+        def read() -> Iterator[Trace]:
+            first, end = skip, None if requests is None else skip + requests
+            for chunk in self.read():
+                stop = len(chunk) if end is None else min(end, len(chunk))
+                if first < stop:
+                    yield chunk if stop - first == len(chunk) else chunk.take(np.arange(first, stop))
+                first = max(first - len(chunk), 0)
+                if end is not None:
+                    end -= len(chunk)
+                    if end <= 0:
+                        return
+
+        return replace(self, read=read) if skip or requests is not None else self
+
+    def with_rate(self, rate: float) -> TraceStream:
+        """As Trace.with_rate; reads all of it once, for its span."""
+        count = first = last = 0
+        for chunk in self.read():
+            first = first if count else int(chunk.arrival_ns[0])
+            count, last = count + len(chunk), int(chunk.arrival_ns[-1])
+        span = (count, first, last)
+        return replace(self, read=lambda: (chunk.with_rate(rate, span) for chunk in self.read()))
+
+
+def waits(name: str) -> UserError:
+    """Of a trace that has no chunks."""
+    return UserError(
+        f"trace {name}: requests wait for others (conversations or agents), which a streamed run does not follow; run "
+        "it without --stream"
+    )
+
+
+@dataclass(frozen=True)
+class TraceFacts:
+    """What a run has to know of its trace as a whole."""
+
+    name: str
+    requests: int
+    notes: tuple[str, ...]
+    first_ns: int
+    last_ns: int
+    """First and last arrival."""
+    longest_prompt: int
+    longest_output: int
+    blocks: int
+    """KV blocks that all requests at once would fill at their caps."""
+    one_priority: bool
+    at_caps: bool
+    """Every request is as long as its cap."""
+    has_content: bool
+    samples: bool
+    """Whether requests ask for several (n > 1)."""
+    labels: tuple[str, ...]
+    """Kinds of labels its rows have."""
+    classes: frozenset[str]
+    sha256: str
+
+    def __len__(self) -> int:
+        return self.requests
+
+    @classmethod
+    def of(cls, trace: Trace | TraceStream, block_size: int) -> TraceFacts:
+        """Reads a stream once. UserError where it is empty, runs backwards, or changes its kind on the way."""
+        from servesim.traces import TraceDigest
+
+        chunks: Iterable[Trace] = (trace,) if isinstance(trace, Trace) else trace.read()
+        digest, notes, at_caps = TraceDigest(), dict[str, None](), True
+        samples = False
+        classes, priorities, kinds = set[str](), set[int](), set[tuple[bool, tuple[str, ...]]]()
+        count = blocks = prompt = output = first = last = 0
+        for chunk in chunks:
+            if count and chunk.arrival_ns[0] < last:
+                raise UserError(f"trace {trace.name}: row {count}: arrives before the row above it")
+            first, last = (first if count else int(chunk.arrival_ns[0])), int(chunk.arrival_ns[-1])
+            count += len(chunk)
+            if chunk.samples is not None and isinstance(trace, TraceStream):
+                raise UserError(
+                    f"trace {trace.name}: requests ask for several samples (n > 1), which a streamed run does not "
+                    "follow; run it without --stream"
+                )
+            samples = samples or chunk.samples is not None
+            digest.add(chunk)
+            notes.update(dict.fromkeys(chunk.notes))
+            kinds.add((chunk.content is not None, tuple(sorted(chunk.labels))))
+            classes.update(chunk.labels.get("class", ()))
+            priorities.update((int(chunk.priority.min()), int(chunk.priority.max())))
+            at_caps = at_caps and np.array_equal(chunk.max_tokens, chunk.output_len)
+            prompt, output = max(prompt, int(chunk.prompt_len.max())), max(output, int(chunk.output_len.max()))
+            blocks += int((-(-(chunk.prompt_len + chunk.max_tokens) // block_size)).sum())
+        if not count:
+            raise UserError(f"trace {trace.name}: no requests")
+        if len(kinds) > 1:
+            raise UserError(f"trace {trace.name}: some chunks have content or labels that others have not")
+        has_content, labels = kinds.pop()
+        return cls(
+            name=trace.name,
+            requests=count,
+            notes=tuple(notes),
+            first_ns=first,
+            last_ns=last,
+            longest_prompt=prompt,
+            longest_output=output,
+            blocks=blocks,
+            one_priority=len(priorities) == 1,
+            at_caps=at_caps,
+            has_content=has_content,
+            samples=samples,
+            labels=labels,
+            classes=frozenset(classes),
+            sha256=digest.hexdigest(),
+        )

@@ -1,0 +1,322 @@
+"""Where requests come from: arrivals of a trace, in time or in answer to what has finished."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from typing import Protocol
+
+from servesim.contracts.request import Deadline, Request, SampleForm, State
+from servesim.workload.content import Prefixes, RunContent, joined
+from servesim.workload.predictor import predict
+from servesim.workload.samples import FanOut
+from servesim.workload.sessions import Sessions
+from servesim.workload.trace import COMPLETION, DISPATCH, Ints, Trace
+
+CANCELLED = "cancelled by the client"
+TIMEOUT = "no answer within the client's timeout"
+TTFT_TIMEOUT = "no first token within the client's timeout"
+
+
+class Workload(Protocol):
+    """A source of requests. Closed loops and conversations make new ones in `on_finish`."""
+
+    @property
+    def open_loop(self) -> bool:
+        """Requests come when they come, whatever is answered: they may be asked for ahead of time."""
+
+    def next_ns(self) -> int | None:
+        """When the next request arrives; None: none is due (one may still follow from a finish)."""
+
+    def pop(self) -> tuple[Request, int] | None:
+        """The next request and its true output length; None: what is due is not a request yet. Called only when
+        `next_ns()` is not None."""
+
+    def on_finish(self, request: Request, now: int) -> None:
+        """A client hears at `now` that a request has left (finished, rejected or aborted)."""
+
+    def remaining(self) -> int:
+        """Requests that have not arrived yet and may still."""
+
+    def future(self) -> list[Request] | None:
+        """All requests in the order in which they will arrive, for oracles; None: it depends on answers."""
+
+
+@dataclass(frozen=True)
+class Clients:
+    """How those who send behave. Default: at the trace's times, with endless patience."""
+
+    max_concurrency: int | None = None
+    """Requests outstanding at most; the others queue outside, first due first (closed loop)."""
+    batch: bool = False
+    """Send `max_concurrency` requests at once, and the next ones when all of them have left."""
+    max_sessions: int | None = None
+    """Conversations (with all they spawn) in progress at most; the next begins when one has ended."""
+    timeout_ns: int | None = None
+    """Longest wait for the last token."""
+    ttft_timeout_ns: int | None = None
+    """Longest wait for the first token. One on its way when patience ends still counts."""
+    retries: int = 0
+    """How often a request that was rejected or timed out is sent again."""
+    retry_ns: int = 1_000_000_000
+    """How long after it heard so a client sends again."""
+
+
+class TraceWorkload:
+    """Replays a trace. A request is sent at its recorded time, or later: when what it waits for (`Trace.after`) has
+    happened and a client is free. What follows a request that has failed for good is never sent (`unsent`).
+
+    The a-th retry of row r of n is row r + a n: unique, and the same whatever the order of events. `form`: how the
+    engine serves a request of several samples (Scheduler.samples); a permit or a deadline is one request's.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        predicted: Ints | None = None,
+        clients: Clients | None = None,
+        form: SampleForm = "children",
+        count: int | None = None,
+    ) -> None:
+        """`predicted`: output tokens as policies are told them, by row and then by further sample; None: their caps.
+        `count`: rows of the whole, where `trace` is only the beginning (engine.streamed_workload)."""
+        self.unsent = 0
+        """Requests that follow a failed one."""
+        self._clients = clients = clients or Clients()
+        self._count = len(trace) if count is None else count
+        self._left = self._count  # rows neither sent nor given up
+        self._again = 0  # retries not yet sent
+        self._prefixes: Prefixes | None = None
+        self._window(trace, predicted, 0)
+        self._form = form
+        self._fan_out: FanOut | None = None
+        if trace.samples is not None:
+            self._fan_out = FanOut(trace.samples, form, self._count, 1 + clients.retries)
+        self._due: list[tuple[int, int]] = []  # rows known to be sent out of the trace's order, by time
+        self._next = 0  # first row that is sent at its recorded time, whatever else happens
+        self._sessions: Sessions | None = None
+        if trace.after is not None or clients.max_sessions is not None:
+            self._sessions = Sessions(trace, clients.max_sessions)
+            self._due, self._next = self._sessions.start(), self._count
+        most = clients.max_concurrency
+        self._free = deque([0] * min(most, self._count)) if most is not None else None  # when clients became free
+        self._outstanding = self._back = 0  # requests sent and not left; permits of a batch, back before its end
+
+    @property
+    def open_loop(self) -> bool:
+        waits = self._sessions is not None or self._free is not None or self._fan_out is not None
+        return not waits and not self._clients.retries
+
+    def _window(self, trace: Trace, predicted: Ints | None, first: int) -> None:
+        """Take in the rows of `trace`, which are those of the whole from `first` on."""
+        self._first, self._end = first, first + len(trace)
+        self._ids = trace.request_id
+        columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.max_tokens, trace.priority, trace.stop)
+        self._arrival, self._prompt, self._output, self._cap, self._priority, self._stop = (c.tolist() for c in columns)
+        self._predicted = (predict("max_tokens", trace) if predicted is None else predicted).tolist()
+        self._cancel = trace.cancel_ns.tolist() if trace.cancel_ns is not None else None
+        patience = (trace.cancel_ns, self._clients.timeout_ns, self._clients.ttft_timeout_ns)
+        self._impatient = any(limit is not None for limit in patience)
+        self._labels = [trace.labels.get(name) for name in ("session", "tenant", "class")]
+        self._content = trace.content
+        if trace.content is not None and len(trace) == self._count:  # more to come might part where these do not
+            self._content = joined(trace.content)
+        if (trace.content is not None or trace.samples is not None) and self._prefixes is None:
+            self._prefixes = Prefixes()
+
+    def next_ns(self) -> int | None:
+        due = self._next_request_ns()
+        if self._fan_out is None:
+            return due
+        sample = self._fan_out.next_ns()
+        return due if sample is None or (due is not None and due < sample) else sample
+
+    def _next_request_ns(self) -> int | None:
+        due = self._due[0][0] if self._due else None
+        if self._next < self._end and (due is None or self._arrival[self._next - self._first] <= due):
+            due = self._arrival[self._next - self._first]
+        if due is None or self._free is None:
+            return due
+        return max(due, self._free[0]) if self._free else None
+
+    def pop(self) -> tuple[Request, int]:
+        now = self.next_ns()
+        assert now is not None
+        if self._fan_out is not None and self._fan_out.next_ns() == now:
+            return self._fan_out.pop()
+        at = self._next - self._first
+        if self._next < self._end and (not self._due or (self._arrival[at], self._next) < self._due[0]):
+            number = self._next
+            self._next += 1
+        else:
+            number = heappop(self._due)[1]
+        self._outstanding += 1
+        if self._free is not None:
+            self._free.popleft()
+        attempt, row = divmod(number, self._count)
+        if attempt:
+            self._again -= 1
+        else:
+            self._left -= 1
+            if self._sessions is not None:
+                self._release(row, DISPATCH, now)
+        if self._fan_out is not None:
+            return self._fan_out.open(number, self._output[row], partial(self._request, number, row, now), now)
+        return self._request(number, row, now), self._output[row - self._first]
+
+    def on_finish(self, request: Request, now: int) -> None:
+        """A client is free; what waited for this may follow."""
+        number, failed, reason = request.row, request.state is not State.FINISHED, request.reason
+        if (parent := request.parent) is not None:
+            assert self._fan_out is not None
+            if not self._fan_out.leave(request, now):
+                return
+            number, failed, reason = parent.number, bool(parent.reason), parent.reason
+        attempt, row = divmod(number, self._count)
+        if failed and attempt < self._clients.retries and reason != CANCELLED:
+            heappush(self._due, (now + self._clients.retry_ns, number + self._count))
+            self._again += 1
+        elif self._sessions is not None:
+            if failed:
+                lost = self._sessions.give_up(row)
+                self.unsent += lost
+                self._left -= lost
+            else:
+                self._release(row, COMPLETION, now)
+            for entry in self._sessions.end(row, now):
+                heappush(self._due, entry)
+        self._outstanding -= 1
+        self._back += 1
+        if self._free is not None and (self._outstanding == 0 or not self._clients.batch):
+            self._free.extend([now] * self._back)
+            self._back = 0
+
+    def remaining(self) -> int:
+        return self._left + self._again
+
+    def future(self) -> list[Request] | None:
+        if self._sessions is not None or self._clients.retries or (self._fan_out and self._form == "prefix-first"):
+            return None
+        if self._fan_out is None:
+            return [self._request(row, row, 0) for row in range(self._count)]
+        requests = []
+        for row in range(self._count):
+            requests.append(self._fan_out.open(row, 1, partial(self._request, row, row, 0), 0)[0])
+            while self._fan_out.next_ns() is not None:
+                requests.append(self._fan_out.pop()[0])
+        return requests
+
+    def _release(self, row: int, trigger: int, now: int) -> None:
+        assert self._sessions is not None
+        for entry in self._sessions.release(row, trigger, now):
+            heappush(self._due, entry)
+
+    def _request(self, number: int, row: int, now: int, text: int | None = None) -> Request:
+        """Request `number`; with a `text`, one sample of it, whose answer that is."""
+        attempt, at = number // self._count, row - self._first
+        name = self._ids[at] if self._ids is not None else str(row)
+        content = None
+        if self._prefixes is not None and (self._content is not None or text is not None):
+            runs = self._content.runs(at) if self._content is not None else [(row, self._prompt[at])]
+            content = RunContent(row if text is None else text, runs, self._prefixes)
+        session, tenant, slo_class = (labels[at] if labels is not None else "" for labels in self._labels)
+        return Request(
+            number,
+            f"{name}#{attempt}" if attempt else name,
+            self._prompt[at],
+            self._cap[at],
+            now,
+            self._priority[at],
+            "",
+            content,
+            session,
+            tenant,
+            slo_class,
+            self._predicted[at if text is None else text],
+            self._deadlines(at, now) if self._impatient else (),
+            self._stop[at],
+        )
+
+    def _deadlines(self, at: int, now: int) -> tuple[Deadline, ...]:
+        clients, deadlines = self._clients, []
+        if self._cancel is not None and self._cancel[at] >= 0:
+            deadlines.append(Deadline(now + self._cancel[at], False, CANCELLED))
+        if clients.timeout_ns is not None:
+            deadlines.append(Deadline(now + clients.timeout_ns, False, TIMEOUT))
+        if clients.ttft_timeout_ns is not None:
+            deadlines.append(Deadline(now + clients.ttft_timeout_ns, True, TTFT_TIMEOUT))
+        return tuple(deadlines)
+
+
+class FrontEnd:
+    """A workload seen through a server's front end: requests reach the queue `in_ns` after they were sent (HTTP), and
+    clients hear of the end `out_ns` after the engine is done. Prompts are tokenized one after the other, as by
+    vLLM's one tokenizer thread, in `token_ns` a token."""
+
+    def __init__(self, inner: Workload, in_ns: int, out_ns: int, token_ns: float = 0.0) -> None:
+        self._inner = inner
+        self._in_ns = in_ns
+        self._out_ns = out_ns
+        self._token_ns = token_ns
+        self._free_ns = 0  # when the tokenizer is done with all that came so far
+        self._tokenized: deque[tuple[int, Request, int]] = deque()  # by the time they reach the queue
+        self._ahead = inner.open_loop  # then nobody need wake when one is sent, only when it reaches the queue
+
+    @property
+    def open_loop(self) -> bool:
+        return self._inner.open_loop
+
+    def next_ns(self) -> int | None:
+        if self._tokenized and self._ahead:
+            return self._tokenized[0][0]
+        due = self._inner.next_ns()
+        if not self._token_ns:
+            return due + self._in_ns if due is not None else None
+        if not self._tokenized:
+            if not self._ahead or due is None:
+                return due
+            self._read(due)
+            return self._tokenized[0][0]
+        ready = self._tokenized[0][0]
+        return ready if due is None or ready < due else due
+
+    def pop(self) -> tuple[Request, int] | None:
+        if self._tokenized and self._ahead:
+            _, request, output_len = self._tokenized.popleft()
+            return request, output_len
+        due = self._inner.next_ns()
+        if self._tokenized and (due is None or self._tokenized[0][0] <= due):
+            _, request, output_len = self._tokenized.popleft()
+            return request, output_len
+        assert due is not None
+        return self._read(due)
+
+    def _read(self, due: int) -> tuple[Request, int] | None:
+        """Take in what is sent at `due`; None: it has to be tokenized before it is a request."""
+        popped = self._inner.pop()
+        if popped is None:
+            return None
+        request, output_len = popped
+        parent = request.parent
+        if parent is None or not parent.tokenized:
+            self._free_ns = max(self._free_ns, due) + round(self._token_ns * request.prompt_len)
+        if parent is not None:
+            parent.tokenized = True
+        ready = (self._free_ns if self._token_ns else due) + self._in_ns
+        if request.deadlines:
+            request.deadlines = tuple(d._replace(ns=d.ns + ready - due) for d in request.deadlines)
+        if not self._token_ns:
+            return request, output_len
+        self._tokenized.append((ready, request, output_len))
+        return None
+
+    def on_finish(self, request: Request, now: int) -> None:
+        self._inner.on_finish(request, now + self._out_ns)
+
+    def future(self) -> list[Request] | None:
+        return self._inner.future()
+
+    def remaining(self) -> int:
+        return self._inner.remaining() + len(self._tokenized)
