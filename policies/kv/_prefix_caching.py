@@ -27,10 +27,6 @@ class PrefixCaching(Paged):
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self._published: dict[Request, int] = {}  # blocks of its table offered for sharing so far
-        # Requests in lockstep whose content others may ask for, and their offsets, by the number of steps committed
-        # (modulo the block size) when all tokens of a block are known.
-        self._filling: dict[int, dict[Request, int]] = {}
-        self._committed = 0  # when the last step was planned
 
     def can_fork(self) -> bool:
         """Not where what a block is known by would depend on the sample that goes on from it."""
@@ -46,64 +42,6 @@ class PrefixCaching(Paged):
             return False
         self.publish(request, min(request.num_computed_tokens + num_tokens, request.num_tokens))
         return True
-
-    def grow_run(self, requests: Sequence[Request], k: int) -> list[tuple[int, int]]:
-        grown = super().grow_run(requests, k)
-        for request in requests:
-            known = request.num_tokens + k
-            self._offer(request, min(request.num_computed_tokens + k, known), known)
-        return grown
-
-    def join(self, request: Request, offset: int, num_tokens: int) -> bool:
-        if not super().join(request, offset, num_tokens):
-            return False
-        if request.content is not None:
-            phase = (-offset - 1) % self.block_size
-            if phase not in self._filling:
-                self._filling[phase] = {}
-            self._filling[phase][request] = offset
-        return True
-
-    def leave(self, request: Request, offset: int) -> None:
-        super().leave(request, offset)
-        if request.content is not None:
-            phase = (-offset - 1) % self.block_size
-            del self._filling[phase][request]
-            if not self._filling[phase]:
-                del self._filling[phase]
-        self._offer_known(request, offset)
-
-    def extend(self, step: int, committed: int) -> bool:
-        if not super().extend(step, committed):
-            return False
-        self._committed = committed
-        if (full := self._filling.get(committed % self.block_size)) is not None:
-            for request, offset in full.items():
-                self._offer_known(request, offset)
-        return True
-
-    def extend_run(self, step: int, committed: int, k: int) -> list[tuple[int, int]]:
-        grown = super().extend_run(step, committed, k)
-        self._committed = last = committed + k - 1
-        for phase, full in self._filling.items():
-            if (last - phase) % self.block_size < k:
-                for request, offset in full.items():
-                    self._offer_known(request, offset)
-        return grown
-
-    def _offer_known(self, request: Request, offset: int) -> None:
-        """What a request in lockstep knew when the last step was planned is final."""
-        self._complete(request)
-        known = self._committed + offset + 1
-        self._offer(request, known, known)
-
-    def grow_rounds(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
-    ) -> list[tuple[int, int]]:
-        grown = super().grow_rounds(requests, tokens, ahead, k)
-        for request, known in zip(requests, tokens, strict=True):
-            self._offer(request, known[k - 1], known[k - 1])
-        return grown
 
     def publish(self, request: Request, upto: int) -> None:
         """Enter the full blocks before `upto` into the cache."""

@@ -6,8 +6,6 @@ OSDI'22.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -109,27 +107,6 @@ class Contiguous(KVAllocator):
         internal = self._allocated - self.held_tokens
         free = self.capacity_tokens - self._allocated - self._external
         return Usage(self.held_tokens, internal, self._external, free)
-
-    def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
-        return min(limit, min(self.chunks[r][1] - r.num_computed_tokens for r in requests))
-
-    def grow_run(self, requests: Sequence[Request], k: int) -> list[tuple[int, int]]:
-        """It is all there already."""
-        return []
-
-    def rounds_that_fit(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
-    ) -> int:
-        for request, known in zip(requests, tokens, strict=True):
-            size = self.chunks[request][1]
-            if size < self.max_model_len:
-                limit = min(limit, bisect_right(known, size - ahead))
-        return limit
-
-    def grow_rounds(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
-    ) -> list[tuple[int, int]]:
-        return []
 
     def check_integrity(self) -> None:
         super().check_integrity()

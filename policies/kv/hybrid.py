@@ -156,14 +156,6 @@ class Hybrid(BlockwisePrefix):
         found = hit.blocks[0] if hit.blocks else ()
         return self.block_size * sum(1 for table in found for block in table if block in self._idle)
 
-    def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
-        return 0
-
-    def rounds_that_fit(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
-    ) -> int:
-        return 0
-
     def check_integrity(self) -> None:
         flat = {request: [b for table in tables for b in table] for request, tables in self._tables.items()}
         held = [b for blocks in flat.values() for b in blocks if b != NULL]

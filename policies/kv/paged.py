@@ -6,10 +6,8 @@ Block ids and free order follow vLLM 0.33 (vllm/v1/core/block_pool.py) with pref
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Any
 
 from mypy_extensions import mypyc_attr
@@ -18,7 +16,6 @@ from servesim.contracts.kv import Hit, KVMemory, Usage, kv_allocators
 from servesim.contracts.request import Request
 
 from ._block_tables import BlockTables, ids
-from ._growth import most_rounds, rounds_until_short
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -134,73 +131,6 @@ class Paged(BlockTables):
 
     def sharing(self) -> tuple[int, int]:
         return self._table_blocks, sum(self._extra.values())
-
-    def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
-        if self._partial:  # about to be copied
-            return 0
-        slack = [len(self._tables[r]) * self.block_size - r.num_computed_tokens for r in requests]
-        return rounds_until_short(slack, self.block_size, self.num_free_blocks(), limit)
-
-    def grow_run(self, requests: Sequence[Request], k: int) -> list[tuple[int, int]]:
-        bs = self.block_size
-        due: dict[int, list[array[int]]] = {}
-        for request in requests:
-            table = self._tables[request]
-            first = len(table) * bs - request.num_computed_tokens + 1
-            for step in range(first, k + 1, bs):
-                due.setdefault(step, []).append(table)
-        grown = []
-        for step in sorted(due):
-            for table in due[step]:
-                table += self._take(1)
-            grown.append((step, len(due[step]) * bs))
-        return grown
-
-    def keeps_lockstep(self) -> bool:
-        return type(self) is Paged
-
-    def join(self, request: Request, offset: int, num_tokens: int) -> bool:
-        return not self._partial and super().join(request, offset, num_tokens)
-
-    def rounds_that_fit(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
-    ) -> int:
-        if self._partial:
-            return 0
-        bs, free, last, short = self.block_size, self.num_free_blocks(), limit - 1, 0
-        for request, known in zip(requests, tokens, strict=True):
-            more = (known[last] + ahead + bs - 1) // bs - len(self._tables[request])
-            if more > 0:
-                short += more
-        if short <= free:
-            return limit
-        held = [len(self._tables[request]) for request in requests]
-
-        def needed(k: int) -> int:
-            ends = [min(known[k - 1] + ahead, self.max_model_len) for known in tokens]
-            return sum([max(self._blocks(end) - have, 0) for end, have in zip(ends, held, strict=True)])
-
-        return most_rounds(needed, free, limit)
-
-    def grow_rounds(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
-    ) -> list[tuple[int, int]]:
-        bs, last = self.block_size, self._blocks(self.max_model_len)
-        due: list[tuple[int, array[int], int]] = []
-        for request, known in zip(requests, tokens, strict=True):
-            table = self._tables[request]
-            blocks, most = len(table), min((known[k - 1] + ahead + bs - 1) // bs, last)
-            while blocks < most:
-                i = bisect_right(known, blocks * bs - ahead)
-                more = min((known[i] + ahead + bs - 1) // bs, last) - blocks
-                due.append((i + 1, table, more))
-                blocks += more
-        due.sort(key=itemgetter(0))
-        grown: dict[int, int] = {}
-        for i, table, more in due:
-            table += self._take(more)
-            grown[i] = grown.get(i, 0) + more * bs
-        return list(grown.items())
 
     def check_integrity(self) -> None:
         super().check_integrity()

@@ -45,9 +45,6 @@ class PrefixHash(PrefixCaching):
     def free_order(self) -> list[int]:
         return self._fresh.order() + [block for extent in self._queue for block in reversed(extent.blocks)]
 
-    def keeps_lockstep(self) -> bool:
-        return type(self) is PrefixHash and not self.params.hash_lookahead_tokens
-
     def lookup(self, request: Request) -> Hit:
         """Longest run of cached blocks from the start, short of the last token: it is always recomputed."""
         found: list[tuple[Extent, int, int]] = []

@@ -5,13 +5,12 @@ What a request has computed stays in the tree, shared by all whose prompts begin
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_allocators
 from servesim.contracts.request import PromptContent, Request, State
 
-from ._growth import blocks_by_round, most_rounds, rounds_until_short
 from ._radix import STRATEGIES, Node, RadixTree, tail_optimized
 
 
@@ -149,53 +148,6 @@ class PrefixRadix(KVAllocator):
 
     def evict(self, num_tokens: int) -> None:
         self._pool += sum(node.end - node.start for node in self.tree.evict(num_tokens))
-
-    def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
-        if self._prefilling and any(request in self._prefilling for request in requests):
-            return 0  # a commit will enter their prompts
-        slack = [self.slots(r) - r.num_computed_tokens for r in requests]
-        return rounds_until_short(slack, self.block_size, self._free() // self.block_size, limit)
-
-    def grow_run(self, requests: Sequence[Request], k: int) -> list[tuple[int, int]]:
-        page = self.block_size
-        slack = []
-        for request in requests:
-            held = self._held[request]
-            unused = held.node.end + held.own - request.num_computed_tokens
-            slack.append(unused)
-            held.own += -(-max(k - unused, 0) // page) * page
-        grown = [(step, pages * page) for step, pages in blocks_by_round(slack, page, k)]
-        total = sum(tokens for _, tokens in grown)
-        if total > self._pool:
-            self.evict(total - self._pool)
-        self._pool -= total
-        self._own += total
-        return grown
-
-    def rounds_that_fit(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
-    ) -> int:
-        if self._prefilling and any(request in self._prefilling for request in requests):
-            return 0
-        held = [self.slots(request) for request in requests]
-
-        def needed(k: int) -> int:
-            ends = [min(known[k - 1] + ahead, self.max_model_len) for known in tokens]
-            return sum([max(self._pages(end) - have, 0) for end, have in zip(ends, held, strict=True)])
-
-        return most_rounds(needed, self._free(), limit)
-
-    def grow_rounds(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
-    ) -> list[tuple[int, int]]:
-        grown = []
-        for i in range(k):
-            before = self._own
-            for request, known in zip(requests, tokens, strict=True):
-                self._take(request, min(known[i] + ahead, self.max_model_len))
-            if self._own > before:
-                grown.append((i + 1, self._own - before))
-        return grown
 
     def check_integrity(self) -> None:
         super().check_integrity()

@@ -6,19 +6,19 @@ from __future__ import annotations
 class Budget:
     """Tokens left in a step: to schedule, and as inputs to the model, drafters' extra slots included."""
 
-    __slots__ = ("_extra", "_inputs", "_tokens", "left")
+    __slots__ = ("_inputs", "_tokens", "extra", "left")
 
     def __init__(self, tokens: int, inputs: int, extra: int) -> None:
-        self._tokens, self._inputs, self._extra = tokens, inputs - extra, extra
+        self._tokens, self._inputs, self.extra = tokens, inputs - extra, extra
         self.left = min(self._tokens, self._inputs)
 
-    def take(self, n: int) -> None:
+    def take(self, n: int, requests: int = 1) -> None:
         self._tokens -= n
-        self._inputs -= n + self._extra
+        self._inputs -= n + self.extra * requests
         self.left = min(self._tokens, self._inputs)
 
     def give_back(self, n: int) -> None:
         if n:
             self._tokens += n
-            self._inputs += n + self._extra
+            self._inputs += n + self.extra
             self.left = min(self._tokens, self._inputs)

@@ -25,18 +25,6 @@ def one_block_free(kv: KVAllocator, sequences: int = 1) -> bool:
     return kv.reserves or kv.usage().free >= sequences * kv.block_size
 
 
-def steps_with_blocks_free(kv: KVAllocator, num_requests: int, together: int = 1) -> int:
-    """For how many steps of `num_requests` decodes, at most so many of one request, that test certainly holds."""
-    if kv.reserves:
-        return FOREVER
-    return max(kv.usage().free // kv.block_size - together, 0) // num_requests * kv.block_size
-
-
-def may_find_more(scheduler: Scheduler) -> bool:
-    """Whether what is being generated may become a prefix of the next waiter, which would then need less."""
-    return scheduler.kv.shares and bool(scheduler.waiting) and scheduler.waiting[0].content is not None
-
-
 def refuse_if_hopeless(scheduler: Scheduler, ctx: PlanContext, request: Request) -> bool:
     """Reject the head of the queue if it was refused although nobody else holds memory: it would wait for ever."""
     if scheduler.running or ctx.plan.tokens or scheduler.kv.held_tokens:

@@ -46,7 +46,7 @@ class Ordered(Vllm):
         """Preempt running requests that rank behind the first waiter until it has a slot and memory."""
         while self._ranked:
             waiter = self._head()
-            hit = self.kv.lookup(waiter)
+            hit = ctx.lookup(waiter)
             new = waiter.num_tokens - hit.num_tokens
             if len(self.running) < self._max_running and self.kv.can_admit(waiter, hit, new, waiter.num_tokens, 0):
                 return
@@ -89,8 +89,3 @@ class Ordered(Vllm):
 
     def _requeue(self, request: Request) -> None:
         self.on_arrival(request)
-
-    def steady(self, plan: Plan) -> int:
-        if self.preemptive and self._ranked and max(map(self.rank, self.running)) > self.rank(self._head()):
-            return 0
-        return super().steady(plan)

@@ -18,15 +18,7 @@ from servesim.contracts.params import SchedulerParams
 from servesim.contracts.request import SampleForm
 from servesim.contracts.scheduler import schedulers
 
-from ._common import (
-    FOREVER,
-    may_find_more,
-    one_block_free,
-    pending,
-    refuse_if_hopeless,
-    steps_with_blocks_free,
-    watermark,
-)
+from ._common import one_block_free, pending, refuse_if_hopeless, watermark
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,7 @@ class Continuous(Scheduler):
             self._prefill(ctx)
         if not ctx.plan.tokens:
             self._decode(ctx)
-            if not ctx.plan.preempted:
+            if self.swapped and not ctx.plan.preempted:
                 self._swap_in(ctx)
         return ctx.plan
 
@@ -86,7 +78,7 @@ class Continuous(Scheduler):
             if self._never(request):
                 ctx.reject(self.waiting.popleft(), "the prompt does not fit memory above the watermark, or a step")
                 continue
-            hit = self.kv.lookup(request)
+            hit = ctx.lookup(request)
             new = request.num_tokens - hit.num_tokens
             if new > budget or self._sequences() + request.num_sequences > self.limits.max_num_seqs:
                 return
@@ -116,9 +108,15 @@ class Continuous(Scheduler):
         return [list(group) for _, group in groupby(requests, key=lambda r: r.parent or r)]
 
     def _decode(self, ctx: PlanContext) -> None:
-        queue = deque(self._groups(self.running))
-        plenty = self._reserves or self.kv.usage().free >= len(self.running) * self.kv.block_size
-        self.running = []
+        enough = 0 if self._reserves else len(self.running) * self.kv.block_size
+        left: Sequence[Request] = self.running
+        if not self._several:
+            left = ctx.decode(left, len(left), free=0 if self.kv.reserves else enough)
+        if not left:
+            return
+        plenty = self.kv.usage().free >= enough
+        queue = deque(self._groups(left))
+        self.running = self.running[: len(self.running) - len(left)]
         while queue:
             group = queue.popleft()
             due = [request for request in group if pending(request)]
@@ -143,7 +141,7 @@ class Continuous(Scheduler):
             self.waiting.appendleft(victim)
 
     def _swap_in(self, ctx: PlanContext) -> None:
-        budget = self.limits.max_num_batched_tokens - len(ctx.plan.tokens)
+        budget = self.limits.max_num_batched_tokens - ctx.num_tokens
         for first, *samples in self._groups(self.swapped):
             together = 1 + len(samples)
             if budget < together or self._sequences() + together > self.limits.max_num_seqs:
@@ -159,14 +157,6 @@ class Continuous(Scheduler):
         after = queue.index(request) + 1 if request in queue else 0
         for sample in reversed(samples):
             queue.insert(after, sample)
-
-    def steady(self, plan: Plan) -> int:
-        if may_find_more(self) and len(self.running) < self.limits.max_num_seqs:
-            return 0
-        if self._reserves:
-            return FOREVER
-        together = max(map(len, self._groups(self.running)), default=1) if self._several else 1
-        return steps_with_blocks_free(self.kv, len(plan.tokens), together)
 
     def on_arrival(self, request: Request) -> None:
         self._several = self._several or request.num_sequences > 1

@@ -65,23 +65,47 @@ class FastServe(Scheduler):
         super().__init__(params, limits, kv)
         self.jobs: dict[Request, _Job] = {}
         self.iteration = 0
+        self._next_step = 0  # id of the step after the last one planned here
         self.keep_free = int(params.free_fraction * kv.capacity_tokens)
 
     def plan(self, ctx: PlanContext) -> Plan:
+        self._catch_up(ctx.step_id - self._next_step)
         self.iteration += 1
         self._promote_starved()
         ranked = sorted(self.jobs, key=self._rank)
-        budget = self.limits.max_num_batched_tokens
-        for i, request in enumerate(ranked):
+        left = self._decode(ctx, ranked)
+        served = ranked[: len(ranked) - len(left)]
+        budget = self.limits.max_num_batched_tokens - len(served)
+        for i, request in enumerate(left):
             if len(ctx.plan.tokens) == self.limits.max_num_seqs or budget <= 0:
                 break
             if request.state is State.RUNNING and not pending(request):
                 continue  # in flight
-            budget -= self._run(ctx, request, ranked[i + 1 :], budget)
-        for request in ctx.plan.tokens:
-            self._account(request, ctx.plan.tokens[request])
-        self._swap_ahead(ctx, ranked)
+            budget -= self._run(ctx, request, left[i + 1 :], budget)
+        tokens = ctx.plan.tokens if left else dict.fromkeys(served, 1)
+        for request in tokens:
+            self._account(request, tokens[request])
+        if left:
+            self._swap_ahead(ctx, ranked)
+        self._next_step = ctx.step_id + (ctx.num_tokens > 0)
         return ctx.plan
+
+    def _decode(self, ctx: PlanContext, ranked: list[Request]) -> Sequence[Request]:
+        """Serve in bulk while all run in every iteration: queues only say which would be first. The rest."""
+        limits = self.limits
+        most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        if self.waiting or not ranked or len(ranked) > most:
+            return ranked
+        until_demotion = min(self._quantum(job.queue) - job.used for job in self.jobs.values())
+        return ctx.decode(ranked, most, steps=until_demotion - 1)
+
+    def _catch_up(self, steps: int) -> None:
+        """Account for iterations of all that run, planned without asking."""
+        self.iteration += steps
+        for request in self.running if steps else ():
+            job = self.jobs[request]
+            job.used += steps
+            job.ran = self.iteration
 
     def _rank(self, request: Request) -> tuple[int, int, int]:
         job = self.jobs[request]
@@ -103,7 +127,7 @@ class FastServe(Scheduler):
             if not ctx.swap_in(request, min(pending(request), budget)):
                 return False
         else:
-            hit = self.kv.lookup(request)
+            hit = ctx.lookup(request)
             if not ctx.admit(request, min(request.num_tokens - hit.num_tokens, budget), hit):
                 if refuse_if_hopeless(self, ctx, request):
                     del self.jobs[request]
@@ -174,21 +198,3 @@ class FastServe(Scheduler):
 
     def waiters(self) -> Iterator[Request]:
         return iter(sorted(self.waiting, key=self._rank))
-
-    # Fast-forward: while everyone runs in every iteration, queues only say who would be first.
-
-    def steady(self, plan: Plan) -> int:
-        alone = not self.waiting and len(plan.tokens) == len(self.running)
-        if not alone or list(plan.tokens) != sorted(plan.tokens, key=self._rank):
-            return 0
-        return min(self._until_demotion(self.jobs[r]) for r in plan.tokens)
-
-    def _until_demotion(self, job: _Job) -> int:
-        return max(self._quantum(job.queue) - job.used - 1, 0)
-
-    def advance(self, k: int) -> None:
-        self.iteration += k
-        for request in self.running:
-            job = self.jobs[request]
-            job.used += k
-            job.ran = self.iteration

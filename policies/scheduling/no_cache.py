@@ -6,7 +6,6 @@ computations instead of p + n.
 
 from __future__ import annotations
 
-from servesim.contracts import Plan
 from servesim.contracts.scheduler import schedulers
 
 from .selective import Selective
@@ -20,6 +19,3 @@ class NoCache(Selective):
     paper = "the textbook loop; Hugging Face transformers' generate(use_cache=False)"
     attention = "fused"
     layout = "recompute"
-
-    def steady(self, plan: Plan) -> int:
-        return 0  # every step is a prefill

@@ -14,12 +14,9 @@ from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext,
 from servesim.contracts.scheduler import schedulers
 
 from ._common import (
-    FOREVER,
-    may_find_more,
     one_block_free,
     pending,
     refuse_if_hopeless,
-    steps_with_blocks_free,
     watermark,
 )
 
@@ -70,28 +67,47 @@ class Sarathi(Scheduler):
         self.reserve = watermark(kv, params.watermark)
         self._reserves = params.reserve_output and not kv.reserves
         self.prefill_end: dict[Request, int] = {}  # of requests whose prompt is not done
+        self._entered = False  # whether requests may stand in the running list otherwise than by arrival
 
     @classmethod
     def complete(cls, params: SarathiParams, defaults: Defaults) -> SarathiParams:
         return replace(params, max_num_seqs=params.max_num_seqs or defaults.max_num_seqs)
 
     def plan(self, ctx: PlanContext) -> Plan:
-        self._plan_decodes(ctx)
-        used = len(ctx.plan.tokens)
-        for request in self.running:
-            if request in self.prefill_end and request not in ctx.plan.tokens:
-                used += self._next_chunk(ctx, request, used)
+        prefills = self._plan_decodes(ctx)
+        used = ctx.num_tokens
+        for request in prefills:
+            used += self._next_chunk(ctx, request, used)
         self._plan_waiting(ctx, used)
         return ctx.plan
 
-    def _plan_decodes(self, ctx: PlanContext) -> None:
-        queue = deque(sorted(self.running, key=lambda r: (r.arrival_ns, r.row)))
-        decodes: list[Request] = []
+    def _plan_decodes(self, ctx: PlanContext) -> list[Request]:
+        """Give each decode its token, in order of arrival; the prompts under way."""
+        for request, end in list(self.prefill_end.items()):
+            if request.num_computed_tokens >= end:
+                del self.prefill_end[request]
+        if self._entered:
+            self.running.sort(key=lambda r: (r.arrival_ns, r.row))
+            self._entered = bool(self.prefill_end)
+        under_way = self.prefill_end
+        decodes = [r for r in self.running if r not in under_way] if under_way else self.running
+        enough = 0 if self._reserves else len(self.running) * self.kv.block_size
+        left = ctx.decode(decodes, len(decodes), free=0 if self.kv.reserves else enough)
+        if left:
+            self._plan_each(ctx, decodes[: len(decodes) - len(left)], enough)
+        elif under_way:
+            self.running = decodes + [r for r in self.running if r in under_way]
+        return [r for r in self.running if r in under_way] if under_way else []
+
+    def _plan_each(self, ctx: PlanContext, decodes: list[Request], enough: int) -> None:
+        """Give each decode behind the first ones, which have theirs, its token; the last comers give way."""
+        served = set(decodes)
+        queue = deque(r for r in self.running if r not in served) if served else deque(self.running)
+        plenty = self.kv.usage().free >= enough
         prefills: list[Request] = []
-        plenty = self._reserves or self.kv.usage().free >= len(queue) * self.kv.block_size
         while queue:
             request = queue.popleft()
-            if self._prefilling(request):
+            if request in self.prefill_end:
                 prefills.append(request)
                 continue
             if pending(request):
@@ -108,13 +124,6 @@ class Sarathi(Scheduler):
                 decodes.append(request)  # in flight
         self.running = decodes + prefills
 
-    def _prefilling(self, request: Request) -> bool:
-        end = self.prefill_end.get(request)
-        if end is not None and request.num_computed_tokens >= end:
-            del self.prefill_end[request]
-            return False
-        return end is not None
-
     def _next_chunk(self, ctx: PlanContext, request: Request, used: int) -> int:
         left = self.prefill_end[request] - request.num_computed_tokens
         new = min(left, self._budget(request.num_computed_tokens) - used)
@@ -123,7 +132,7 @@ class Sarathi(Scheduler):
     def _plan_waiting(self, ctx: PlanContext, used: int) -> None:
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[0]
-            hit = self.kv.lookup(request)
+            hit = ctx.lookup(request)
             left = request.num_tokens - hit.num_tokens
             new = min(left, self._budget(hit.num_tokens) - used)
             if new <= 0:
@@ -135,6 +144,7 @@ class Sarathi(Scheduler):
                 return
             self.running.append(self.waiting.popleft())
             self.prefill_end[request] = request.num_tokens
+            self._entered = True
             used += new
 
     def _budget(self, processed: int) -> int:
@@ -152,9 +162,3 @@ class Sarathi(Scheduler):
         super().on_finish(requests)
         for request in requests:
             self.prefill_end.pop(request, None)
-
-    def steady(self, plan: Plan) -> int:
-        full = len(self.running) >= self.limits.max_num_seqs or len(plan.tokens) >= self._budget(0)
-        if len(plan.tokens) < len(self.running) or (may_find_more(self) and not full):
-            return 0
-        return FOREVER if self._reserves else steps_with_blocks_free(self.kv, len(plan.tokens))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.scheduler import schedulers
 
-from ._common import FOREVER, may_find_more, pending, refuse_if_hopeless
+from ._common import FOREVER, pending, refuse_if_hopeless
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Selective(Scheduler):
     def plan(self, ctx: PlanContext) -> Plan:
         ctx.plan.attention = "fused" if self.params.fused_attention else self.attention
         ctx.plan.layout = self.layout
-        for request in self.running:
+        for request in ctx.decode(self.running, len(self.running)):
             if pending(request):
                 ctx.extend(request, 1)
-        budget = (self.params.max_num_tokens or FOREVER) - len(ctx.plan.tokens)
+        budget = (self.params.max_num_tokens or FOREVER) - ctx.num_tokens
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[0]
             slots = request.prompt_len + request.max_tokens
-            hit = self.kv.lookup(request)
+            hit = ctx.lookup(request)
             new = request.num_tokens - hit.num_tokens
             if new > budget and ctx.plan.admitted:
                 break
@@ -80,7 +80,3 @@ class Selective(Scheduler):
     def on_finish(self, requests: Sequence[Request]) -> None:
         self.n_rsrv -= sum(r.prompt_len + r.max_tokens for r in requests if r.state is State.RUNNING)
         super().on_finish(requests)
-
-    def steady(self, plan: Plan) -> int:
-        full = len(self.running) >= self.limits.max_num_seqs
-        return 0 if may_find_more(self) and not full else FOREVER

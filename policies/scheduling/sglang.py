@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
+from servesim.contracts.plan import NO_END
 from servesim.contracts.scheduler import schedulers
 from servesim.errors import UserError
 
@@ -55,6 +56,7 @@ class Sglang(Scheduler):
         self._prefilled_before: dict[Request, int] = {}  # when a waiter arrived
         self._shuffles = 0
         self._decodes_due = 0
+        self._next_step = 0  # id of the step after the last one planned here
 
     @classmethod
     def complete(cls, params: SglangParams, defaults: Defaults) -> SglangParams:
@@ -74,6 +76,7 @@ class Sglang(Scheduler):
         return max(self._ratio - self._decays * (self._init_ratio - least) / DECAY_STEPS, least)
 
     def plan(self, ctx: PlanContext) -> Plan:
+        self._decays += ctx.step_id - self._next_step  # steps of the same decodes, planned without asking
         if not self.running and not self.waiting:
             self._ratio, self._decays = self._init_ratio, 0  # idle
         self._merge_last()
@@ -81,8 +84,9 @@ class Sglang(Scheduler):
             self._decodes_due -= 1
         else:
             self._prefill(ctx)
-        if not ctx.plan.tokens and self._decode(ctx) and not ctx.plan.tokens:
+        if not ctx.num_tokens and self._decode(ctx) and not ctx.num_tokens:
             self._prefill(ctx)  # SGLang's loop comes round again at once
+        self._next_step = ctx.step_id + (ctx.num_tokens > 0)
         return ctx.plan
 
     def _merge_last(self) -> None:
@@ -119,7 +123,7 @@ class Sglang(Scheduler):
         self._decodes_due = p.prefill_decode_interval
         self.last = list(ctx.plan.tokens)
         if decodes and self._make_room(ctx, retract=False):
-            self._extend(ctx)
+            self._extend(ctx, self.batch)
             self.last += self.batch
             self.batch = []
 
@@ -155,7 +159,7 @@ class Sglang(Scheduler):
             most = self.params.prefill_max_requests
             if most is not None and len(adder.added) >= most:
                 return
-            hit = self.kv.lookup(request)
+            hit = ctx.lookup(request)
             whole = self.chunked is not None and self.policy == "shortest-prefill-first"
             grant = adder.add(request, hit, self.kv.idle_tokens(hit), whole=whole)
             if isinstance(grant, Grant) and not ctx.admit(request, grant.tokens, hit):
@@ -222,18 +226,27 @@ class Sglang(Scheduler):
         """Whether anyone has left the batch."""
         before = len(self.batch)
         self.batch = self._live()
-        if self.batch and self._make_room(ctx, retract=True):
-            self._decays += 1
+        left: Sequence[Request] = self.batch
+        if left:
+            held = self.full and len(left) == before and not self.params.enable_priority_scheduling
+            alone = self.chunked is None and (held or not self.waiting) and not self._decodes_due
+            free = len(left) * self.kv.block_size
+            left = ctx.decode(left, len(left), free=free, steps=NO_END if alone else 1, overrun=True)
+            if len(left) < len(self.batch):  # there is a page for each
+                self._decays += 1
+            else:
+                self._decays += self._make_room(ctx, retract=True)
+                left = self.batch
         if len(self.batch) < before:
             self.full = False
-        self._extend(ctx)
+        self._extend(ctx, left)
         return len(self.batch) < before
 
     def _live(self) -> list[Request]:
         return [r for r in self.batch if r.state is State.RUNNING]
 
-    def _extend(self, ctx: PlanContext) -> None:
-        for request in self.batch:
+    def _extend(self, ctx: PlanContext, requests: Sequence[Request]) -> None:
+        for request in requests:
             if self._wants(request):
                 ctx.extend(request, 1)
 
@@ -298,7 +311,7 @@ class Sglang(Scheduler):
         self._prefilled_before.pop(request)
         ctx.reject(request, "out of KV memory although it decodes alone")
 
-    # Queues and fast-forward.
+    # Queues.
 
     def on_arrival(self, request: Request) -> None:
         self.waiting.append(request)
@@ -311,14 +324,3 @@ class Sglang(Scheduler):
             self._prefilled_before.pop(request, None)
             if request is self.chunked:
                 self.chunked = None
-
-    def steady(self, plan: Plan) -> int:
-        held = self.full and not self.params.enable_priority_scheduling
-        nobody = self.chunked is None and (not self.waiting or held)
-        whole = len(plan.tokens) == len(self.batch) == len(self.running)
-        if not (nobody and whole) or self._decodes_due:
-            return 0
-        return min(r.prompt_len + r.max_tokens - r.num_computed_tokens for r in plan.tokens)
-
-    def advance(self, k: int) -> None:
-        self._decays += k

@@ -13,7 +13,7 @@ from typing import ClassVar
 from servesim.contracts import MISS, Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.scheduler import schedulers
 
-from ._common import FOREVER, pending
+from ._common import pending
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,26 @@ class Static(Scheduler):
     def __init__(self, params: StaticParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
         self.padding: list[Request] = []  # finished rows of the batch that runs
-        self.row_len = 0  # tokens of each row
+        self.row_len = 0  # tokens of each row once the step that computes the prompts is done
+        self.first_step = 0  # id of that step
 
     @classmethod
     def complete(cls, params: StaticParams, defaults: Defaults) -> StaticParams:
         return StaticParams(params.max_batch_size or defaults.max_num_seqs)
 
     def plan(self, ctx: PlanContext) -> Plan:
+        ctx.plan.layout = "padded"
         if not self.running:
             self._compose(ctx)
-        elif pending(self.running[0]):  # else its token is still in flight
-            for request in self.running:
-                ctx.extend(request, 1)
-            self.row_len += 1
-        ctx.plan.layout = "padded"
-        ctx.plan.padded_rows, ctx.plan.padded_len = len(self.padding), self.row_len
+        else:
+            for request in ctx.decode(self.running, len(self.running)):
+                if pending(request):  # else its token is still in flight
+                    ctx.extend(request, 1)
+        ctx.plan.padded_rows, ctx.plan.padded_len, ctx.plan.padded_at = len(self.padding), self.row_len, self.first_step
         return ctx.plan
 
     def _compose(self, ctx: PlanContext) -> None:
+        self.first_step = ctx.step_id
         free, size = self.kv.usage().free, self.kv.block_size
         rows = longest_prompt = longest_output = 0
         for request in self.waiting:
@@ -91,9 +93,3 @@ class Static(Scheduler):
         gone += self.padding
         self.padding = []
         return gone
-
-    def steady(self, plan: Plan) -> int:
-        return FOREVER  # nobody joins
-
-    def advance(self, k: int) -> None:
-        self.row_len += k

@@ -61,7 +61,7 @@ class Transformers(Scheduler):
 
     def plan(self, ctx: PlanContext) -> Plan:
         failed = self._schedule(ctx)
-        while failed and not ctx.plan.tokens:
+        while failed and not ctx.num_tokens:
             if not self._evict(ctx):
                 self._give_up(ctx)
                 return ctx.plan
@@ -71,17 +71,23 @@ class Transformers(Scheduler):
         return ctx.plan
 
     def _schedule(self, ctx: PlanContext) -> bool:
-        """Fill one batch; whether anyone lacked blocks."""
+        """Fill one batch. Return whether any request lacked blocks."""
         self._starved, failed = [], False
         budget, most = self.limits.max_num_batched_tokens, self.limits.max_num_seqs
         reads = self.kv.capacity_tokens  # tokens of KV one batch can index
-        for request in self._candidates():
+        candidates = self._decode(ctx)
+        if served := ctx.num_tokens:
+            budget -= served
+            reads -= self.kv.held_tokens - sum(r.num_computed_tokens for r in candidates if r not in self._fresh)
+        for request in candidates:
+            if budget == 0 or reads <= 0 or served >= most:
+                break
             free = self._free_blocks()
             waits = request in self._fresh
             decodes = not waits and request not in self._prefilling
-            if free < self._margin and ctx.plan.tokens and not decodes:
+            if free < self._margin and served and not decodes:
                 break
-            hit = self.kv.lookup(request) if waits else MISS
+            hit = ctx.lookup(request) if waits else MISS
             past = hit.num_tokens if waits else request.num_computed_tokens
             remaining = request.num_tokens - past
             if reads < past or remaining < 1:  # its last token is still being computed (pipeline stages)
@@ -102,9 +108,18 @@ class Transformers(Scheduler):
                 self._prefilling.discard(request)
             budget -= new
             reads -= past
-            if budget == 0 or reads <= 0 or len(ctx.plan.tokens) >= most:
-                break
+            served += 1
         return failed
+
+    def _decode(self, ctx: PlanContext) -> Sequence[Request]:
+        """Serve decodes in bulk where they come first and blocks are taken one at a time; the other candidates."""
+        candidates = self._candidates()
+        if self.params.scheduler_type != "fifo" or self.kv.shares or self.kv.block_size <= _SPARE:
+            return candidates
+        decoding = candidates[: len(self.running) - len(self._prefilling)]
+        limits = self.limits
+        left = ctx.decode(decoding, min(limits.max_num_batched_tokens, limits.max_num_seqs))
+        return [*left, *candidates[len(decoding) :]]
 
     def _candidates(self) -> list[Request]:
         decoding = [r for r in self.running if r not in self._prefilling]
@@ -160,10 +175,3 @@ class Transformers(Scheduler):
         super().on_finish(requests)
         self._prefilling.difference_update(requests)
         self._closed = False
-
-    def steady(self, plan: Plan) -> int:
-        if len(plan.tokens) < len(self.running) or self.kv.block_size <= _SPARE:
-            return 0  # some sit out, or blocks are taken two at a time
-        if self.kv.shares and any(r.content is not None for r in self.waiting):
-            return 0  # what is being generated may be a prefix of theirs
-        return 1 << 30  # those who wait lack memory, of which there will be less, or a slot

@@ -8,21 +8,18 @@ verification of drafts are all this rule.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import KVAllocator
-from servesim.contracts.plan import Plan, PlanContext
+from servesim.contracts.plan import NO_END, Plan, PlanContext
 from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Limits, Scheduler, schedulers
 
 from ._budget import Budget
 from ._vllm_params import VllmParams
-
-if TYPE_CHECKING:
-    from servesim.engine.lockstep import Lockstep
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -40,108 +37,59 @@ class Vllm(Scheduler):
         self._heap: list[tuple[int, int, str, int, Request]] = []  # the waiting queue under "priority"
         self._max_scheduled = params.max_num_scheduled_tokens or limits.max_num_batched_tokens
         self._max_running = params.max_num_active_seqs or limits.max_num_seqs
-        self._max_alike = min(self._max_scheduled, limits.max_num_batched_tokens)  # requests of one token in a step
         self._steps_since_prefill = 0
         self._drained = True  # whether the last plan open to prefill emptied the waiting queue
-        self._kv_shares = kv.shares
-        self._apart: list[Request] = []  # running requests that are not in lockstep and may do something
+        self._reserve = int(params.watermark * kv.num_blocks) * kv.block_size
 
     def plan(self, ctx: PlanContext) -> Plan:
-        lockstep = ctx.lockstep
-        if lockstep is not None and lockstep.members and self.plans_lockstep_only(lockstep):
-            lockstep.retire()
-            if lockstep.extend(ctx.plan):
-                return ctx.plan
         budget = Budget(self._max_scheduled, self.limits.max_num_batched_tokens, self.params.draft_slots_per_request)
         threshold = self._chunk_threshold()
         hold = self._holds_prefill()
-        self._plan_running(ctx, budget, threshold, hold, self._extend_lockstep(ctx, budget))
+        self._plan_running(ctx, budget, threshold, hold)
         if not ctx.plan.preempted and not hold:
             self._plan_waiting(ctx, budget, threshold)
         if self.params.prefill_schedule_interval > 1 and ctx.plan.tokens:
             self._note_prefill(ctx.plan, hold)
-        if lockstep is not None and self._apart and not ctx.plan.preempted:
-            self._apart = lockstep.follow(self._apart, ctx.plan)
         return ctx.plan
 
-    def _extend_lockstep(self, ctx: PlanContext, budget: Budget) -> list[Request]:
-        """One token for all that decode in lockstep, who come first; the running requests that are left."""
-        lockstep = ctx.lockstep
-        if lockstep is None:
-            return self.running
-        lockstep.retire()
-        if len(lockstep.members) > budget.left or not lockstep.extend(ctx.plan):
-            lockstep.dissolve(ctx.plan)
-            self._apart.clear()
-            return self.running
-        budget.take(len(lockstep.members))
-        return self._apart if lockstep.members else self.running
-
-    def _plan_running(
-        self, ctx: PlanContext, budget: Budget, threshold: int, hold: bool, queue: list[Request]
-    ) -> None:
-        asynchronous = self.limits.async_scheduling
-        lookahead, max_len = self.lookahead, self.limits.max_model_len
-        tokens, plan_drafts, grow = ctx.plan.tokens, ctx.plan.drafts, ctx.kv.grow
-        lockstep = ctx.lockstep
-        in_order = lockstep is not None  # whether all before this one are in lockstep
-        apart: list[Request] = []
-        index = 0
-        while index < len(queue) and budget.left > 0:
-            request = queue[index]
-            index += 1
-            apart.append(request)
-            computed, known = request.num_computed_tokens, request.num_tokens
-            if asynchronous:
-                placeholders = request.num_output_placeholders
-                if placeholders > 0 and computed + 2 - placeholders >= request.prompt_len + request.max_tokens:
-                    in_order = False
-                    continue  # what is in flight reaches the length cap already
-                known += placeholders
-            if hold and computed < known - 1:
-                continue
-            new = known + request.num_draft_tokens - computed
-            decodes = new == 1
-            if new > 1:
-                if 0 < threshold < new:
-                    new = threshold
-                new = min(new, budget.left)
-            if computed + new >= max_len:
-                new = max_len - computed - 1
+    def _plan_running(self, ctx: PlanContext, budget: Budget, threshold: int, hold: bool) -> None:
+        steps = 1 if self.params.prefill_schedule_interval > 1 else NO_END  # it counts plans
+        queue = ctx.decode(self.running, budget.left - budget.extra * len(self.running), steps=steps)
+        budget.take(ctx.num_tokens, len(self.running) - len(queue))
+        for request in list(queue):
+            if budget.left <= 0:
+                return
+            if request.state is not State.RUNNING:
+                continue  # it gave way to one before it
+            new, drafts = self._wanted(ctx, request, threshold, hold, budget.left)
             if new <= 0:
-                in_order = False
                 continue
-            while not grow(request, new, lookahead):
-                if lockstep is not None:
-                    lockstep.dissolve(ctx.plan)
-                    tokens, in_order = ctx.plan.tokens, False
-                    if queue is not self.running:
-                        queue, index = self.running, self.running.index(request) + 1
+            while not ctx.extend(request, new, lookahead=self.lookahead, drafts=drafts):
                 victim, refund = self._preempt(ctx)
                 budget.give_back(refund)
-                if refund:  # it stood before this request in the running list
-                    index -= 1
                 if victim is request:
                     break
             else:
                 budget.take(new)
-                if in_order and decodes and lockstep is not None and lockstep.join(request, ctx.plan):
-                    apart.pop()
-                    continue
-                in_order = False
-                tokens[request] = new
-                drafts = request.num_draft_tokens
-                if drafts:
-                    room = new + computed - known
-                    if room > 0:
-                        plan_drafts[request] = drafts if drafts < room else room
-                    request.num_draft_tokens = 0
+                request.num_draft_tokens = 0
                 continue
             if not self._by_priority:
-                break
-            index -= 1  # the list closed up over the request that gave way to itself
-        if lockstep is not None:
-            self._apart = apart + queue[index:]
+                return
+
+    def _wanted(
+        self, ctx: PlanContext, request: Request, threshold: int, hold: bool, left: int
+    ) -> tuple[int, int]:
+        """Return the tokens that bring a request up to what is known of it, as far as may be, and how many of them are
+        drafts."""
+        due = ctx.due(request)
+        if due <= 0 or (hold and due > 1):
+            return 0, 0
+        computed = request.num_computed_tokens
+        new = due + request.num_draft_tokens
+        if 0 < threshold < new:
+            new = threshold
+        new = min(new, left, self.limits.max_model_len - computed - 1)
+        return new, max(min(request.num_draft_tokens, new - due), 0)
 
     def _preempt(self, ctx: PlanContext) -> tuple[Request, int]:
         """Preempt the last comer, or the least urgent; the tokens it had in this very plan come back."""
@@ -160,7 +108,7 @@ class Vllm(Scheduler):
         uniform = params.num_speculative_tokens > 0 and self._only_decodes(ctx.plan)
         while self.num_waiting() and budget.left > 0 and len(self.running) < self._max_running:
             request = self._head()
-            hit = self.kv.lookup(request)
+            hit = ctx.lookup(request)
             known, base = request.num_tokens, hit.num_tokens
             new, drafts = known - base, 0
             if new == 1 and (base > 0 if uniform is None else uniform):
@@ -181,7 +129,7 @@ class Vllm(Scheduler):
                 new,
                 hit,
                 full_tokens=known if params.scheduler_reserve_full_isl else 0,
-                reserve=self._watermark() if self.running else 0,
+                reserve=self._reserve if self.running else 0,
                 lookahead=self.lookahead,
                 drafts=drafts,
             )
@@ -189,8 +137,6 @@ class Vllm(Scheduler):
                 return
             self._pop_head()
             self.running.append(request)
-            if ctx.lockstep is not None:
-                self._apart.append(request)
             budget.take(new)
 
     def _only_decodes(self, plan: Plan) -> bool | None:
@@ -208,9 +154,6 @@ class Vllm(Scheduler):
             return max(threshold, self.limits.max_num_batched_tokens // max(others, 1))
         return threshold
 
-    def _watermark(self) -> int:
-        return int(self.params.watermark * self.kv.num_blocks) * self.kv.block_size
-
     # Prefill interval.
 
     def _holds_prefill(self) -> bool:
@@ -225,70 +168,6 @@ class Vllm(Scheduler):
         if not held:
             self._drained = not self.num_waiting()
 
-    # Fast-forward.
-
-    def keeps_lockstep(self) -> bool:
-        return type(self) is Vllm and self.serves_in_order()
-
-    def serves_in_order(self) -> bool:
-        """Whether the parameters leave running requests in the order in which they were admitted, none held back."""
-        params = self.params
-        drafts = params.num_speculative_tokens or params.draft_slots_per_request or self.lookahead
-        held_back = params.long_prefill_token_threshold or params.prefill_schedule_interval > 1
-        return not (drafts or held_back or self._by_priority)
-
-    def plans_lockstep_only(self, lockstep: Lockstep) -> bool:
-        return not self._apart and not self.num_waiting() and len(lockstep.members) <= self._max_alike
-
-    def steady_as_some_retire(self, plan: Plan) -> bool:
-        if not self._apart and not self.num_waiting():
-            return True
-        # Others wait: for memory or a slot, unless the budget alone held them back.
-        return plan.together < self._max_alike and self.params.enable_chunked_prefill
-
-    def steady(self, plan: Plan) -> int:
-        if not self._holds(plan):
-            return 0
-        if plan.together:
-            return 0 if plan.tokens else 1 << 30
-        most = max(plan.tokens.values())
-        if not self.limits.async_scheduling and most == 1:
-            return 1 << 30
-        # In flight already, the token before the cap ends a request's plans one step before its outputs.
-        max_len = self.limits.max_model_len
-        return (
-            min(
-                min(r.prompt_len + r.max_tokens - r.num_tokens - 2, max_len - r.num_computed_tokens - 1)
-                for r in plan.tokens
-            )
-            // most
-        )
-
-    def steady_drafts(self, plan: Plan, placeholders: int) -> tuple[int, Sequence[int]]:
-        if type(self).steady is not Vllm.steady:
-            return super().steady_drafts(plan, placeholders)
-        if not self._holds(plan):
-            return 0, ()
-        longest = self.limits.max_model_len - placeholders
-        if not self.limits.async_scheduling:
-            return 1 << 30, [longest] * len(plan.tokens)
-        caps = [r.prompt_len + r.max_tokens - 2 for r in plan.tokens]
-        return 1 << 30, caps if max(caps) <= longest else [min(cap, longest) for cap in caps]
-
-    def _holds(self, plan: Plan) -> bool:
-        """Whether the next plan may be the same, lengths apart."""
-        if self.params.prefill_schedule_interval > 1 or (self.lookahead and not plan.drafts):
-            return False
-        slots_left = len(self.running) < self._max_running
-        if not (self._kv_shares and slots_left and self.num_waiting()):
-            return True
-        head, params = self._head(), self.params
-        if head.content is not None:
-            return False  # what is being generated may be a prefix of it: it then needs less
-        # Preempted, it finds what it left. As that is evicted, a first chunk of the same length ends earlier.
-        whole = params.scheduler_reserve_full_isl and not params.num_speculative_tokens
-        return head.state is State.WAITING or whole
-
     # Queues.
 
     def on_arrival(self, request: Request) -> None:
@@ -296,12 +175,6 @@ class Vllm(Scheduler):
             self._push(request)
         else:
             self.waiting.append(request)
-
-    def on_finish(self, requests: Sequence[Request]) -> Sequence[Request] | None:
-        for request in requests:
-            if request in self._apart:
-                self._apart.remove(request)
-        return super().on_finish(requests)
 
     def drop_waiter(self, request: Request) -> None:
         if self._by_priority:

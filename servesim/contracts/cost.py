@@ -156,11 +156,6 @@ class CostModel(ABC):
         """`gpu_run` of one step."""
         return int(self.gpu_run(batch, 1)[0])
 
-    def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """`gpu_ns` of pure decode steps that differ from `batch` in their contexts alone, by the sums of those, which
-        never fall. None, the default: it takes more than the sums to tell."""
-        return None
-
     num_stages: int = 1
     """Pipeline stages a step passes one after the other."""
 
@@ -181,21 +176,11 @@ class CostModel(ABC):
         gpu, host = int(self.gpu_run(batch, 1)[0]), self.host(batch)
         return Price(self.step_ns(gpu, host), gpu, host, self.shares(batch))
 
-    def decode_run(
-        self, batch: Batch, most: int, until_ns: int
-    ) -> tuple[list[int], list[int], int, tuple[float, float, float, float]]:
-        """Successive steps of a batch of decodes of one token each and nothing else, as many as would begin in
-        `until_ns` (by the first one's length), at least one and at most `most`: GPU ns of each, ns of each, host time
-        of a step, and the first one's shares."""
-        price = self.price(batch)
-        gpu = self.gpu_run(batch, min(most, until_ns // max(price.ns, 1) + 1))
-        return gpu.tolist(), self.run_ns(gpu, price.host).tolist(), sum(price.host), price.shares
-
     def step_ns(self, gpu_ns: int, host: Host) -> int:
         """How GPU and host time make up a step."""
         gpu_ns = max(gpu_ns, host.launching)
-        says: Any = self  # its class may, in its body
-        if says.asynchronous:
+        own: Any = self  # read through Any: mypyc would bind the class attribute
+        if own.asynchronous:
             return max(gpu_ns, host.overlapped) + host.exposed
         return gpu_ns + host.overlapped + host.exposed
 
@@ -205,8 +190,8 @@ class CostModel(ABC):
 
     def run_ns(self, gpu_ns: NDArray[np.int64], host: Host) -> NDArray[np.int64]:
         """`step_ns` for each of several steps."""
-        says: Any = self
-        if says.asynchronous:
+        own: Any = self
+        if own.asynchronous:
             return np.maximum(gpu_ns, max(host.launching, host.overlapped)) + host.exposed
         if host.launching:
             gpu_ns = np.maximum(gpu_ns, host.launching)

@@ -67,7 +67,7 @@ class KVMemory:
 class KVAllocator(ABC):
     """Who holds which KV memory of one replica.
 
-    Lengths are in tokens. Questions (`lookup`, `can_admit`, `fits`, `steps_until_short`, `usage`) change
+    Lengths are in tokens. Questions (`lookup`, `can_admit`, `fits`, `usage`) change
     nothing; verbs act. A request's `num_computed_tokens` says how far its KV is filled when a verb is called.
     Swapping to host memory works with every allocator: a swapped request holds no memory here, but as many blocks
     there.
@@ -98,7 +98,7 @@ class KVAllocator(ABC):
     """Tokens that can be held at most."""
 
     held_tokens: int = 0
-    """Sum of `num_computed_tokens` over the requests that hold memory; kept by the engine."""
+    """Sum of `num_computed_tokens` over the requests that hold memory; written by the engine's ledger alone."""
     copied_tokens: int = 0
     """Tokens copied within the GPU's memory (compaction, copy-on-write) since the engine last looked; it charges
     them to the step being planned."""
@@ -193,64 +193,6 @@ class KVAllocator(ABC):
     def _host_blocks(self, request: Request, samples: Sequence[Request] = ()) -> int:
         return -(-request.num_computed_tokens // self.memory.block_size)
 
-    def steps_until_short(self, requests: Sequence[Request], limit: int) -> int:
-        """For how many more steps, at most `limit`, each of `requests` can grow by one token per step
-        without any of them failing. Default 0: never fast-forwarded, always right."""
-        return 0
-
-    def grow_run(self, requests: Sequence[Request], k: int) -> list[tuple[int, int]]:
-        """`grow(request, 1)` for each request in order, k times over, with `num_computed_tokens`
-        and `num_tokens` advancing by one each time; the requests' own counters are left to the caller.
-        Returns (round from 1, tokens allocated in it) for the rounds that allocated anything, in order: each
-        takes as much from `usage().free`, and `external` stays. Called only with
-        k <= steps_until_short(...)."""
-        raise NotImplementedError(f"{self.name}: steps_until_short promises what grow_run does not keep")
-
-    # Requests in lockstep (engine/lockstep.py): each grows by one token in every step; `offset` is what it has computed
-    # before a step is planned, minus the step's id.
-
-    def keeps_lockstep(self) -> bool:
-        """Whether the verbs for requests in lockstep are there. Default: no."""
-        return False
-
-    def join(self, request: Request, offset: int, num_tokens: int) -> bool:
-        """A request that will have memory for `num_tokens` tokens, no more, when the next `extend` comes is in lockstep
-        from here on; False if it cannot be."""
-        raise NotImplementedError
-
-    def leave(self, request: Request, offset: int) -> None:
-        """A request is in lockstep no more; its counters are up to date."""
-        raise NotImplementedError
-
-    def extend(self, step: int, committed: int) -> bool:
-        """Memory for one token more of each request in lockstep, for the step of that id, when so many are committed.
-        False: out of memory, nothing taken."""
-        raise NotImplementedError
-
-    def steps_until_full(self, step: int, limit: int) -> int:
-        """For how many steps from that id on, at most `limit`, `extend` succeeds."""
-        raise NotImplementedError
-
-    def extend_run(self, step: int, committed: int, k: int) -> list[tuple[int, int]]:
-        """`extend` for k steps from that id on, one being committed before each. Returns as `grow_run`. Called only
-        with k <= steps_until_full(...)."""
-        raise NotImplementedError
-
-    def rounds_that_fit(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
-    ) -> int:
-        """For how many rounds, at most `limit`, each of `requests` can have memory for as many tokens as its own
-        sequence in `tokens` says of them (rising) and `ahead` more, beyond `max_model_len` none. For runs that deliver
-        several tokens a step. Default 0: never fast-forwarded."""
-        return 0
-
-    def grow_rounds(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
-    ) -> list[tuple[int, int]]:
-        """For k rounds one by one, give each request in order that memory. `tokens` are known when a round begins; the
-        requests' own counters are left to the caller. Returns as `grow_run`. Called only with as many rounds as fit."""
-        raise NotImplementedError(f"{self.name}: rounds_that_fit promises what grow_rounds does not keep")
-
     def can_fork(self) -> bool:
         """Whether samples can share memory, with the parameters given. Default: where `supports` says "fork"."""
         return "fork" in self.supports
@@ -275,7 +217,7 @@ class KVAllocator(ABC):
 
     def publish(self, request: Request, upto: int) -> None:
         """Tokens before `upto` are final and may be shared. The engine says so of every request that got tokens in
-        a step, once it is done (in fast mode not for steps that were skipped). Default: nothing is shared."""
+        a step, once it is done. Default: nothing is shared."""
         return None
 
     def evict(self, num_tokens: int) -> None:

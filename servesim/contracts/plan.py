@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mypy_extensions import mypyc_attr
+
+from servesim.contracts.ledger import Ledger
 from servesim.contracts.request import Request, State
 from servesim.errors import PolicyError
 
 if TYPE_CHECKING:
     from servesim.contracts.kv import Hit, KVAllocator
-    from servesim.engine.lockstep import Lockstep
+
+
+NO_END = 1 << 60
+"""Steps; more than any run has."""
 
 
 def _not_ints(*numbers: Any) -> TypeError:
@@ -21,15 +27,13 @@ def _not_ints(*numbers: Any) -> TypeError:
     return TypeError(f"int object expected; got {module}{kind.__qualname__}")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True)
 class Plan:
     """One step: which requests compute how many tokens, and what happened to the queues meanwhile."""
 
     step_id: int
-    tokens: dict[Request, int] = field(default_factory=dict)
-    """New tokens per request, drafts included; insertion order is batch order."""
-    together: int = 0
-    """Requests in lockstep, one token each, before those of `tokens` in the batch."""
+    _tokens: dict[Request, int] = field(default_factory=dict)
     drafts: dict[Request, int] = field(default_factory=dict)
     """How many of those tokens are drafts to verify."""
     admitted: list[Request] = field(default_factory=list)
@@ -44,40 +48,103 @@ class Plan:
     anew from its first token."""
     padded_rows: int = 0
     padded_len: int = 0
-    """Tokens of each row once the step is done."""
+    """Tokens of each row once step `padded_at` is done; each step after that adds one."""
+    padded_at: int = -1
+    """Step id; negative: this step."""
     bytes_moved: int = 0
     """Over PCIe: KV swapped out or in."""
 
     @property
+    def tokens(self) -> dict[Request, int]:
+        """New tokens per request, drafts included; insertion order is batch order."""
+        return self._tokens
+
+    @property
+    def row_len(self) -> int:
+        """Tokens of each row of a padded batch once this step is done."""
+        return self.padded_len + (self.step_id - self.padded_at if self.padded_at >= 0 else 0)
+
+    @property
     def changes_queues(self) -> bool:
-        """Whether anyone entered or left the running set while this plan was made."""
+        """Whether a request entered or left the running set while this plan was made."""
         return bool(self.admitted or self.resumed or self.preempted or self.rejected)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PlanContext:
     """The transaction handed to `Scheduler.plan`: verbs that act at once, on allocator and plan together.
 
     Use them in the very order in which the real engine does; the engine verifies the outcome.
     """
 
-    __slots__ = ("_oracle", "kv", "lockstep", "now", "plan", "policy")
-
     def __init__(
         self,
         policy: str,
         now: int,
-        step_id: int,
+        plan: Plan,
         kv: KVAllocator,
+        ledger: Ledger,
+        asynchronous: bool = False,
         oracle: bool = False,
-        lockstep: Lockstep | None = None,
     ) -> None:
         self.policy = policy
-        self.now = now
+        self._now = now
         self.kv = kv
-        self.plan = Plan(step_id)
+        self.plan = plan
+        self._ledger = ledger
+        self._asynchronous = asynchronous
         self._oracle = oracle
-        self.lockstep = lockstep
-        """Requests counted together, for schedulers that keep lockstep; None: every request stands for itself."""
+
+    @property
+    def now(self) -> int:
+        """Simulated time in ns."""
+        return self._now
+
+    @property
+    def step_id(self) -> int:
+        """Number of the step that is being planned, from 0. Count steps by it: a plan that cannot differ from the one
+        before may be made without asking the scheduler."""
+        return self.plan.step_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the plan so far, those of `decode` included."""
+        return sum(self.plan._tokens.values())
+
+    def decode(
+        self,
+        running: Sequence[Request],
+        most: int,
+        *,
+        free: int = 0,
+        steps: int = NO_END,
+        overrun: bool = False,
+    ) -> Sequence[Request]:
+        """Serve the front of `running` in bulk: every request there that needs just its next token gets it, with the
+        drafts attached to it, `most` tokens in all at most. Return the rest, for the caller to extend one by one.
+
+        Optional, and never changes the plan: whatever is served here would get the same from the caller's loop, and in
+        reference mode all are returned. So what the caller asks of its loop beyond `due` is told here, too. `free`:
+        nothing is served unless that many tokens of memory are free before. `steps`: the scheduler wants to be asked
+        again after so many steps, even if nothing arrives, ends or runs short until then. `overrun`: a request whose
+        last token by its length cap is still in flight gets one more (SGLang), which is thrown away.
+        """
+        return running
+
+    def due(self, request: Request) -> int:
+        """Return the tokens of a running request that are known, or will be once the steps in flight are done, and
+        not computed: 1 in decode, 0 where the tokens in flight reach its length cap. Drafts are not counted."""
+        computed, known = request.num_computed_tokens, request.num_tokens
+        if self._asynchronous:
+            coming = request.num_output_placeholders
+            if coming > 0 and computed + 2 - coming >= request.prompt_len + request.max_tokens:
+                return 0
+            known += coming
+        return known - computed
+
+    def lookup(self, request: Request) -> Hit:
+        """Return the longest cached prefix of a waiting request that is about to be admitted."""
+        return self.kv.lookup(request)
 
     def admit(
         self,
@@ -96,14 +163,14 @@ class PlanContext:
         caller moves the request from its waiting queue to its running ones."""
         if type(num_tokens + full_tokens + reserve + lookahead + drafts) is not int:
             raise _not_ints(num_tokens, full_tokens, reserve, lookahead, drafts)
-        hit = hit if hit is not None else self.kv.lookup(request)
+        hit = hit if hit is not None else self.lookup(request)
         if not self.kv.can_admit(request, hit, num_tokens + lookahead, full_tokens, reserve):
             return False
         self.kv.admit(request, hit, num_tokens, lookahead)
         again = request.state is State.PREEMPTED
         request.state = State.RUNNING
-        request.num_computed_tokens = hit.num_tokens
-        self.kv.held_tokens += hit.num_tokens
+        request._num_computed_tokens = hit.num_tokens
+        self._ledger.hold(hit.num_tokens)
         if again:
             request.recomputed_tokens += max(request.lost_tokens - hit.num_tokens, 0)
             request.lost_tokens = 0
@@ -126,14 +193,14 @@ class PlanContext:
 
     def schedule(self, request: Request, num_tokens: int, drafts: int = 0) -> None:
         """Enter a request whose memory is already there."""
-        self.plan.tokens[request] = num_tokens
+        self.plan._tokens[request] = num_tokens
         if drafts:
             self.plan.drafts[request] = drafts
 
     def unschedule(self, request: Request) -> int:
         """Take a request out of this plan again; the tokens it had (0 if none)."""
         self.plan.drafts.pop(request, None)
-        return self.plan.tokens.pop(request, 0)
+        return self.plan._tokens.pop(request, 0)
 
     def preempt(self, request: Request) -> None:
         """Free everything a running request holds; it computes again from its first uncached token when
@@ -141,8 +208,8 @@ class PlanContext:
         self._stop(request)
         request.state = State.PREEMPTED
         self.kv.free(request)
-        request.lost_tokens = request.num_computed_tokens
-        request.num_computed_tokens = 0
+        request.lost_tokens = request._num_computed_tokens
+        request._num_computed_tokens = 0
 
     def swap_out(self, request: Request, samples: Sequence[Request] = ()) -> bool:
         """Preempt a running request, and running samples forked off with it, by moving their KV to host memory; False
@@ -178,7 +245,7 @@ class PlanContext:
         self._move(self.kv.swap_in(request, num_tokens, lookahead, samples))
         for each in (request, *samples):
             each.state = State.RUNNING
-            self.kv.held_tokens += each.num_computed_tokens
+            self._ledger.hold(each._num_computed_tokens)
             self.plan.resumed.append(each)
             self.schedule(each, num_tokens, drafts)
         return True
@@ -186,7 +253,7 @@ class PlanContext:
     def _stop(self, request: Request) -> None:
         if request.state is not State.RUNNING:
             raise PolicyError(f"{self.policy} at {self.now} ns: preempts {request}, which is not running")
-        self.kv.held_tokens -= request.num_computed_tokens
+        self._ledger.release(request._num_computed_tokens)
         request.num_draft_tokens = 0
         request.num_preemptions += 1
         self.plan.preempted.append(request)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from servesim.contracts.acceptance_walk import Walk
+from mypy_extensions import mypyc_attr
 
 LAST = 1 << 62
 SampleForm = Literal["children", "prefix-first", "fork"]
@@ -44,12 +43,21 @@ class Deadline(NamedTuple):
     reason: str
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class CounterKeeper:
+    """Counts for requests whose counters all move alike, and writes them when one is read."""
+
+    def settle(self, request: Request) -> None:
+        """Bring the counters of a request that this keeper counts for up to date."""
+        raise NotImplementedError
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Identity, lengths and progress of one request. Compared by identity, ordered by `row`.
 
     The true output length is the engine's secret (`_end_tokens`); a policy that declares
-    `needs = {"output_len"}` asks its context for it.
+    `needs = {"output_len"}` asks its context for it. Progress is written by the engine, through underscored fields.
     """
 
     row: int
@@ -78,15 +86,13 @@ class Request:
 
     state: State = State.WAITING
     _end_tokens: int = 0  # the engine's: num_tokens at which it ends
-    _order: int = LAST  # the engine's: its place among those in lockstep
-    _walk: Walk | None = None  # the engine's: the steps it will take
-    num_tokens: int = field(init=False)
-    """Prompt tokens plus output tokens delivered so far: what the scheduler knows of."""
-    num_computed_tokens: int = 0
-    """Tokens whose KV exists (in host memory, if swapped) or is being computed by a step in flight (advanced when
-    scheduled)."""
-    num_output_placeholders: int = 0
-    """Output tokens, drafts included, that steps in flight may still deliver."""
+    _order: int = LAST  # the engine's: its place in the batch among those its keeper counts for
+    _walk: object = None  # the engine's: the steps it will take
+    _keeper: CounterKeeper | None = None  # counts for it, until it stands for itself again
+    _num_tokens: int = field(init=False)
+    _num_computed_tokens: int = field(default=0, init=False)
+    _num_output_placeholders: int = field(default=0, init=False)
+    _last_token_ns: int = field(default=-1, init=False)
     num_draft_tokens: int = 0
     """Drafts attached for verification in the next step."""
     num_preemptions: int = 0
@@ -94,7 +100,6 @@ class Request:
     # Record of its life, filled in by the engine; -1: has not happened.
     scheduled_ns: int = -1
     first_token_ns: int = -1
-    last_token_ns: int = -1
     finished_ns: int = -1
     hit_tokens: int = 0
     """Prefix tokens found in the cache when first admitted."""
@@ -106,7 +111,52 @@ class Request:
     """Finish reason (length, stop), or why it was rejected or aborted."""
 
     def __post_init__(self) -> None:
-        self.num_tokens = self.prompt_len
+        self._num_tokens = self.prompt_len
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens plus output tokens delivered so far: what the scheduler knows of."""
+        if self._keeper is not None:
+            self._keeper.settle(self)
+        return self._num_tokens
+
+    @num_tokens.setter
+    def num_tokens(self, tokens: int) -> None:
+        self._num_tokens = tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV exists (in host memory, if swapped) or is being computed by a step in flight (advanced when
+        scheduled)."""
+        if self._keeper is not None:
+            self._keeper.settle(self)
+        return self._num_computed_tokens
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, tokens: int) -> None:
+        self._num_computed_tokens = tokens
+
+    @property
+    def num_output_placeholders(self) -> int:
+        """Output tokens, drafts included, that steps in flight may still deliver."""
+        if self._keeper is not None:
+            self._keeper.settle(self)
+        return self._num_output_placeholders
+
+    @num_output_placeholders.setter
+    def num_output_placeholders(self, tokens: int) -> None:
+        self._num_output_placeholders = tokens
+
+    @property
+    def last_token_ns(self) -> int:
+        """When its latest token came; -1: none has."""
+        if self._keeper is not None:
+            self._keeper.settle(self)
+        return self._last_token_ns
+
+    @last_token_ns.setter
+    def last_token_ns(self, ns: int) -> None:
+        self._last_token_ns = ns
 
     @property
     def num_output_tokens(self) -> int:

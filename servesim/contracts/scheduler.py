@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from mypy_extensions import mypyc_attr
 
@@ -16,9 +16,6 @@ from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.registry import Registry
 from servesim.contracts.request import Request, SampleForm, State
 from servesim.errors import UserError
-
-if TYPE_CHECKING:
-    from servesim.engine.lockstep import Lockstep
 
 PREDICTED = "predicted_output_len"
 
@@ -132,43 +129,6 @@ class Scheduler(ABC):
     def commit(self, step_id: int, sampled: Sequence[Request]) -> None:
         """A step is done and these requests, running ever since it was planned, have got their tokens;
         those that end with them are still running. Default: nothing."""
-        return None
-
-    def steady(self, plan: Plan) -> int:
-        """After `plan`, a pure decode step of one token a request, or of one and as many drafts each: how many more
-        plans, at least, will be the same (same requests, same order, same tokens), if nothing arrives, finishes or runs
-        out of memory meanwhile.
-        Must not depend on time. Default 0: ask again each step, always right."""
-        return 0
-
-    def steady_drafts(self, plan: Plan, placeholders: int) -> tuple[int, Sequence[int]]:
-        """The same where the plan has drafts, for an engine that knows how many tokens each step will bring: how many
-        more plans will be the same as long as each request of the plan, in their order, has at most so many
-        `num_tokens` when it is planned. It then has `placeholders` output placeholders.
-        Default: as `steady` says, and no bounds."""
-        return self.steady(plan), ()
-
-    def keeps_lockstep(self) -> bool:
-        """Whether `plan` lets requests join `ctx.lockstep` once they decode, which makes steps cost the same whatever
-        the batch. It then extends or dissolves the lockstep in every plan, layout and attention are always the same,
-        `commit` must be the default, and who is in lockstep has old counters. Default: no. Not inherited without
-        thought: see `policies/scheduling/vllm.py`."""
-        return False
-
-    def plans_lockstep_only(self, lockstep: Lockstep) -> bool:
-        """Whether the next plan, and all after it until something arrives or ends, does no more than `lockstep.retire`
-        and `lockstep.extend`, as long as memory lasts. Asked of schedulers that keep lockstep, also after requests
-        ended. Default: no."""
-        return False
-
-    def steady_as_some_retire(self, plan: Plan) -> bool:
-        """Whether what `steady` or `plans_lockstep_only` says of the plans after `plan` holds also, but for them, where
-        requests retire from lockstep: nobody gets the tokens they leave. Default: no."""
-        return False
-
-    def advance(self, k: int) -> None:
-        """k plans like the last one, and k calls of `commit`, were skipped; a policy whose state moves with them
-        catches up."""
         return None
 
     def waiters(self) -> Iterator[Request]:

@@ -39,10 +39,8 @@ class _Terms(NamedTuple):
 _TERMS = {
     "Scheduler": _Terms(
         {
-            "int": "steady num_waiting",
-            "bool": "keeps_lockstep plans_lockstep_only steady_as_some_retire",
-            "None": "on_arrival on_fork drop_waiter commit advance check_integrity",
-            "tuple[int, Sequence[int]]": "steady_drafts",
+            "int": "num_waiting",
+            "None": "on_arrival on_fork drop_waiter commit check_integrity",
         },
         required="plan",
         made={object: "params limits kv waiting", list: "running"},
@@ -50,13 +48,12 @@ _TERMS = {
     ),
     "KVAllocator": _Terms(
         {
-            "int": "slots idle_tokens swap_out swap_in drop_swapped steps_until_short steps_until_full rounds_that_fit",
-            "bool": "fits can_admit grow can_swap_out can_swap_in keeps_lockstep join extend can_fork",
-            "None": "admit free leave fork rollback foresee publish evict check_integrity",
+            "int": "slots idle_tokens swap_out swap_in drop_swapped",
+            "bool": "fits can_admit grow can_swap_out can_swap_in can_fork",
+            "None": "admit free fork rollback foresee publish evict check_integrity",
             "Usage": "usage",
             "Hit": "lookup",
             "tuple[int, int]": "sharing",
-            "list[tuple[int, int]]": "grow_run extend_run grow_rounds",
         },
         required="can_admit admit grow free slots usage",
         made={object: "params memory", int: "num_blocks block_size capacity_tokens max_model_len"},
@@ -215,8 +212,6 @@ def _settlers() -> dict[str, tuple[type[Any], Callable[[Any], Any], str]]:
         "Usage": (nothing, usage, "a Usage of ints"),
         "Hit": (nothing, lambda hit: hit._replace(num_tokens=_whole(hit.num_tokens)), "a Hit"),
         "tuple[int, int]": (nothing, _pair, "two ints"),
-        "tuple[int, Sequence[int]]": (nothing, lambda pair: (_whole(pair[0]), pair[1]), "an int and a sequence"),
-        "list[tuple[int, int]]": (nothing, lambda pairs: [_pair(pair) for pair in pairs], "pairs of ints"),
         "list[int]": (nothing, lambda numbers: [_whole(n) for n in numbers], "a list of ints"),
         "list[float]": (nothing, lambda numbers: [float(n) for n in numbers], "a list of floats"),
     }

@@ -15,9 +15,10 @@ from servesim.cost.draft import Drafting
 from servesim.cost.host import HostTerms
 from servesim.cost.stage import Priced, Stage
 from servesim.cost.tables import KernelTables
+from servesim.engine.fast.cost import Run, RunCost, plain_run
 
 
-class TableCostModel(CostModel):
+class TableCostModel(CostModel, RunCost):
     """Prices from kernel tables; build it with `build_cost_model`.
 
     Operators are curves already multiplied by how often a step runs them: over the tokens of the step (padding
@@ -99,7 +100,7 @@ class TableCostModel(CostModel):
         return drafting + sum(stage.cost(batch, tokens)[0] for stage in self._stages)
 
     def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """See the contract."""
+        """See `RunCost.gpu_over`."""
         over = self._over_contexts(batch)
         return over.at(contexts) if over is not None else None
 
@@ -177,25 +178,23 @@ class TableCostModel(CostModel):
     def _priced(self, gpu: int, host: Host, a: float, b: float, c: float, d: float) -> Price:
         return Price(self.step_ns(gpu, host), gpu, host, _shares(a, b, c, d))
 
-    def decode_run(
-        self, batch: Batch, most: int, until_ns: int
-    ) -> tuple[list[int], list[int], int, tuple[float, float, float, float]]:
-        """See the contract."""
+    def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
+        """See `RunCost.decode_run`."""
         if len(self._stages) > 1 or self._drafting is not None:
-            return super().decode_run(batch, most, until_ns)
+            return plain_run(self, batch, most, until_ns)
         key = (batch.decode_count, batch.attention)
         terms = self._decodes.get(key)
         if terms is None:
             terms = self._decodes[key] = self._decode_terms(batch)
         base, parts, curve, host_ns, least, more = terms
         stage, contexts = self._stages[0], batch.decode_context_sum
-        beyond, its = stage.skew(batch) if stage.skewed else (0.0, 0)
+        beyond, origin = stage.skew(batch) if stage.skewed else (0.0, 0)
         base += beyond
         start, y, slope, source = curve.piece(contexts)
         rise = (contexts - start) * slope
         first = rounded(base, y, rise)
         parts = parts.copy()
-        parts[its] += beyond
+        parts[origin] += beyond
         parts[source] += y + rise
         ns = (first if first > least else least) + more
         if most > 1:

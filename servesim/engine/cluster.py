@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import NamedTuple
 
 from simpy.events import Event
 
@@ -15,6 +16,9 @@ from servesim.contracts.router import Router
 from servesim.contracts.user_policies import blaming
 from servesim.engine.clock import ABORT, ARRIVE, Clock
 from servesim.engine.core import EngineCore
+from servesim.engine.fast.core import FastCore
+from servesim.engine.fast.memory import fast_memory
+from servesim.engine.fast.replica import FastReplica
 from servesim.engine.recorder import Recorder
 from servesim.engine.replica import Replica
 from servesim.errors import PolicyError, UserError
@@ -23,12 +27,24 @@ from servesim.workload.workload import Workload
 PROGRESS_EVERY = 64  # requests
 
 
+class Mode(NamedTuple):
+    """The classes a mode is made of."""
+
+    core: type[EngineCore]
+    replica: type[Replica]
+    memory: Callable[[type[KVAllocator]], type[KVAllocator]]
+    """Returns the class that serves as an allocator's."""
+
+
+MODES = {"reference": Mode(EngineCore, Replica, lambda cls: cls), "fast": Mode(FastCore, FastReplica, fast_memory)}
+
+
 class Cluster:
     """Serves a workload until its last request has left.
 
-    `mode` is "fast" or "reference": the latter plans, prices and commits every step by itself, and fast
-    mode equals it to the nanosecond. `only`: of all requests those routed to these replicas are served, and the others
-    are another process's (servesim.run.processes).
+    `mode` is "fast" or "reference" (see MODES; the cores and their memory are made of its classes): the latter plans,
+    prices and commits every step by itself, and fast mode equals it to the nanosecond. `only`: of all requests those
+    routed to these replicas are served, and the others are another process's (servesim.run.processes).
     """
 
     def __init__(
@@ -44,6 +60,7 @@ class Cluster:
         only: frozenset[int] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        parts = MODES[mode]
         self.clock = Clock()
         self.recorder = recorder or Recorder()
         self._only = only
@@ -51,7 +68,7 @@ class Cluster:
         self.workload = workload
         self.router = router
         self.replicas = [
-            Replica(self.clock, i, core, cost, self.recorder, depth, mode == "fast") for i, core in enumerate(cores)
+            parts.replica(self.clock, i, core, cost, self.recorder, depth) for i, core in enumerate(cores)
         ]
         for replica in self.replicas:
             replica.on_leave = self._leave

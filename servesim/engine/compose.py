@@ -6,40 +6,32 @@ from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.plan import Plan
 from servesim.contracts.request import Request, State
-from servesim.engine.lockstep import Lockstep
 from servesim.errors import PolicyError
 
 
-def compose(
-    plan: Plan, kv: KVAllocator, lockstep: Lockstep | None, policy: str, now: int
-) -> tuple[Batch, list[Request]]:
-    """The batch, and those of `plan.tokens` that get a token, in batch order. PolicyError where the plan is illegal."""
+def compose(plan: Plan, kv: KVAllocator, where: str) -> tuple[Batch, list[Request]]:
+    """Return the batch, and the requests that sample in it, in batch order. PolicyError where the plan is illegal;
+    `where`: whose plan it is, and when it was made."""
     slots, drafts, running = kv.slots, plan.drafts, State.RUNNING
     prefill: list[tuple[int, int]] = []
     sampled: list[Request] = []
     total = count = context = square = longest = queries = reach = 0
-    if plan.together:
-        assert lockstep is not None
-        lockstep.advance(1)
-        total = count = queries = plan.together
-        context = reach = lockstep.context_sum
-        square, longest = lockstep.context_sumsq, lockstep.longest() + 1
-    for request, new in plan.tokens.items():
-        past = request.num_computed_tokens
+    for request, new in plan._tokens.items():
+        past = request._num_computed_tokens
         after = past + new
-        known = request.num_tokens + request.num_output_placeholders
+        known = request._num_tokens + request._num_output_placeholders
         extra = drafts.get(request, 0) if drafts else 0
         legal = request.state is running and extra < new and after <= known + extra and slots(request) >= after
         if not legal:
-            _refuse(plan, kv, request, known + extra, f"{policy} at {now} ns, step {plan.step_id}")
-        request.num_computed_tokens = after
+            _refuse(plan, kv, request, known + extra, f"{where}, step {plan.step_id}")
+        request._num_computed_tokens = after
         total += new
         if after < known:
             prefill.append((new, past))
             continue
         sampled.append(request)
         reach += after
-        request.num_output_placeholders += 1 + extra
+        request._num_output_placeholders += 1 + extra
         if new == 1 + extra:
             count += 1
             context += after
@@ -50,7 +42,7 @@ def compose(
         else:
             prefill.append((new, past))
     if type(total) is not int:
-        raise PolicyError(f"{policy} at {now} ns, step {plan.step_id}: schedules tokens by a number that is not an int")
+        raise PolicyError(f"{where}, step {plan.step_id}: schedules tokens by a number that is not an int")
     batch = Batch(
         total,
         prefill,
@@ -59,7 +51,7 @@ def compose(
         square,
         longest,
         -(-queries // count) if count else 1,
-        len(sampled) + plan.together,
+        len(sampled),
         0,
         plan.bytes_moved,
         plan.attention,
@@ -72,7 +64,7 @@ def compose(
 
 
 def _refuse(plan: Plan, kv: KVAllocator, request: Request, known: int, where: str) -> None:
-    new = plan.tokens[request]
+    new = plan._tokens[request]
     where = f"{where}: schedules {new} tokens of {request}"
     if request.state is not State.RUNNING:
         raise PolicyError(f"{where}, which is not running")

@@ -6,17 +6,18 @@ from servesim.contracts.cost import Batch
 from servesim.contracts.plan import Plan
 
 
-def lay_out(batch: Batch, plan: Plan) -> None:
-    """Turn the mixed batch of a plan into the one its layout makes of it.
+def lay_out(batch: Batch, plan: Plan, unnamed: int = 0, later: int = 0) -> None:
+    """Turn the mixed batch of a plan into the one its layout makes of it. `unnamed`: decoding requests in the batch
+    that the plan does not name. `later`: steps by which the batch is another, later one of the same requests.
 
     Attention is computed over padding too. A step that is a prefill of one padded row is one of all.
     """
     if plan.layout == "recompute":
-        batch.prefill = [(request.num_computed_tokens, 0) for request in plan.tokens]
+        batch.prefill = [(request._num_computed_tokens, 0) for request in plan._tokens]
         _no_decode(batch)
         computed = sum(new for new, _ in batch.prefill)
     elif plan.layout == "padded":
-        rows, length = len(plan.tokens) + plan.padded_rows, plan.padded_len
+        rows, length = len(plan._tokens) + unnamed + plan.padded_rows, plan.row_len + later
         if batch.prefill:
             batch.prefill = [(length, 0)] * rows
             _no_decode(batch)
@@ -36,9 +37,9 @@ def expand(batch: Batch, plan: Plan) -> None:
     """Draft i of a sequence becomes a sequence of its own, of the context before it; called with the requests'
     `num_computed_tokens` advanced."""
     for request, drafts in plan.drafts.items():
-        if plan.tokens[request] != 1 + drafts:
+        if plan._tokens[request] != 1 + drafts:
             continue
-        after = request.num_computed_tokens
+        after = request._num_computed_tokens
         batch.decode_count += drafts
         for context in range(after - drafts, after):
             batch.decode_context_sum += context

@@ -208,7 +208,7 @@ class Recorder:
         used_ns += usage.used * ns
         internal_ns += usage.internal * ns
         if row is not None:
-            if self.join and row.goes_on(first):
+            if self.join and row.continues_with(first):
                 row.extend(k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns)
                 return
             self.steps.add(row.cells(replica))

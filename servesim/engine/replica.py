@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mypy_extensions import mypyc_attr
 from simpy.events import Event
 
 from servesim.contracts.cost import CostModel
 from servesim.contracts.request import Deadline, Request, State
 from servesim.engine.clock import COMPLETE, PLAN, Clock
 from servesim.engine.core import EngineCore
-from servesim.engine.draft_leap import DraftLeap, can_run
-from servesim.engine.leap import Leap, Run
-from servesim.engine.lockstep_leap import LockstepLeap
 from servesim.engine.recorder import Recorder
 from servesim.engine.step import Step
 from servesim.errors import PolicyError
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Replica:
     """Runs an EngineCore in simulated time.
 
@@ -36,7 +35,6 @@ class Replica:
         cost: CostModel,
         recorder: Recorder,
         depth: int,
-        fast: bool,
     ) -> None:
         self.clock = clock
         self.index = index
@@ -44,20 +42,16 @@ class Replica:
         self.cost = cost
         self.recorder = recorder
         self.depth = depth
-        self.fast = fast
-        self.leap: Run | None = None
         self.horizon: Callable[[], int | None] = lambda: None
-        """In how many nanoseconds something may have arrived here, as far as is known: spares pricing beyond that."""
-        if fast and (depth == 1 or core.scheduler.limits.async_scheduling):
-            core.keep_lockstep(depth)
+        """Called for the nanoseconds until something may have arrived here; None: unknown."""
         core.on_leave = self._leave
         core.on_gap = recorder.gap
         core.on_late = recorder.late
         self.on_leave: Callable[[Request], None] = lambda request: None
         self._awaited: Event | None = None  # the completion event that counts; earlier ones are void
         self._plan_due = False
-        says: Any = cost  # of its class or of itself
-        self._free_ns = [0] * says.num_stages  # when each stage is done with everything in flight
+        own: Any = cost  # read through Any: mypyc would bind the class attribute
+        self._free_ns = [0] * own.num_stages  # when each stage is done with everything in flight
 
     @property
     def num_waiting(self) -> int:
@@ -70,64 +64,41 @@ class Replica:
         return len(self.core.scheduler.running)
 
     def arrive(self, request: Request, output_len: int) -> None:
-        """A request arrives at this instant."""
+        """Take a request that arrives at this instant."""
         self.core.add(request, output_len, self.clock.ns)
-        if self.leap is not None:
-            if self.leap.cut(self._next_plan_from()):
-                self._await(self.leap.end_ns)
-        elif not self.core.in_flight:
+        if not self.core.in_flight:
             self._want_plan()
 
     def give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
-        """A client's patience ends at this instant. A run of steps is cut here: what it has done is done, and the
-        request leaves before the next plan."""
+        """Cancel a request whose client's patience ends at this instant, unless it got what the client waited for."""
         parent = request.parent
         if request.state >= State.FINISHED and (parent is None or request.sample != 1):
             return
-        core, now = self.core, self.clock.ns
-        if self.leap is not None:
-            self.leap.cut(self._next_plan_from())
-            self._land()
-            if core.in_flight[0].end_ns == now:
-                self._commit()
-                self._want_plan()
-            else:
-                self._await(core.in_flight[0].end_ns)
         first_token_ns = request.first_token_ns if parent is None else parent.first_token_ns
         if deadline.first_token and first_token_ns >= 0:
             return
         for member in [request] if parent is None or request.sample != 1 else parent.sent:  # also those forked off
-            core.abort(member, now, deadline.reason)
-        if not core.in_flight:
+            self.core.abort(member, self.clock.ns, deadline.reason)
+        if not self.core.in_flight:
             self._want_plan()
-
-    def _next_plan_from(self) -> int:
-        """The earliest time at which a plan may heed what happens now."""
-        now = self.clock.ns
-        return now + 1 if self.clock.rejected >= (now, self.index) else now
 
     def _want_plan(self) -> None:
         if not self._plan_due:
             self._plan_due = True
             self.clock.at(self.clock.ns, PLAN + self.index, self._plan_now)
 
-    def _await(self, end_ns: int) -> None:
-        self._awaited = self.clock.at(end_ns, COMPLETE + self.index, self._complete)
-
     def _plan_now(self, event: Event) -> None:
         self._plan_due = False
         self._plan()
 
     def _plan(self) -> None:
-        core, in_flight = self.core, self.core.in_flight
-        now = self.clock.ns
-        leaps = self.fast and len(self._free_ns) == 1
-        lockstep = core.lockstep
-        if leaps and lockstep is not None and lockstep.members and len(in_flight) == self.depth - 1:
-            self.leap = LockstepLeap.prepare(core, self.cost, now, self.horizon(), 1)
-            if self.leap is not None:
-                self._await(self.leap.end_ns)
-                return
+        if self._fill():
+            self._await(self.core.in_flight[0].end_ns)
+
+    def _fill(self) -> bool:
+        """Plan until as many steps are in flight as may be, or the scheduler has nothing to do. Return whether any
+        is in flight."""
+        core, in_flight, now = self.core, self.core.in_flight, self.clock.ns
         while len(in_flight) < self.depth:
             step = core.plan(now)
             if core.last_plan is not None and core.last_plan.rejected:
@@ -135,24 +106,8 @@ class Replica:
             if step is not None:
                 self._run(step, now)
             elif in_flight or not core.moved():
-                break  # else nobody would ask again, although the queues have changed
-        if not in_flight:
-            return
-        if leaps and len(in_flight) == self.depth:
-            self.leap = self._prepare()
-        self._await(self.leap.end_ns if self.leap is not None else in_flight[0].end_ns)
-
-    def _prepare(self) -> Run | None:
-        """The longest run of steps from here whose plans are known, all that can be in flight being so."""
-        core = self.core
-        if core.lockstep is not None and core.lockstep.members:
-            return LockstepLeap.prepare(core, self.cost, self.clock.ns, self.horizon(), 0)
-        last = core.in_flight[-1]
-        if not last.steady:
-            return None
-        if not last.drafts:
-            return Leap.prepare(core, self.cost, self.horizon())
-        return DraftLeap.prepare(core, self.cost, self.horizon()) if can_run(core) else None
+                break  # else nothing would ask again, although the queues have changed
+        return bool(in_flight)
 
     def _run(self, step: Step, now: int) -> None:
         """Send a step to the GPU, which turns to it when it is done with those before."""
@@ -170,27 +125,20 @@ class Replica:
         step.end_ns = end
         step.gpu_ns, step.host_ns, step.shares = price.gpu_ns, sum(price.host), price.shares
 
+    def _await(self, end_ns: int) -> None:
+        self._awaited = self.clock.at(end_ns, COMPLETE + self.index, self._complete)
+
     def _complete(self, event: Event) -> None:
         if event is not self._awaited:
-            return  # an arrival or a client that gave up cut the run this event was to end
-        leap = self.leap
-        if leap is not None:
-            self._awaited = self.leap = None
-            self._free_ns[0] = leap.end(self.core, self.recorder, self.index)
-        else:
-            self._commit()
+            return
+        self._commit()
         if self.clock.peek() > self.clock.ns:
             self._plan()  # nothing else happens at this instant
         else:
             self._want_plan()
 
-    def _land(self) -> None:
-        assert self.leap is not None
-        self._free_ns[0] = self.leap.land(self.core, self.recorder, self.index)
-        self.leap = None
-
     def _commit(self) -> None:
-        """The oldest step in flight is done."""
+        """Commit the oldest step in flight, which is done."""
         self._awaited = None
         step = self.core.in_flight[0]
         self.core.commit(self.clock.ns)

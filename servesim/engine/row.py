@@ -1,4 +1,4 @@
-"""A row of the step table while it may still go on."""
+"""A row of the step table while it may still grow."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ class Row:
     used_ns: int
     internal_ns: int
 
-    def goes_on(self, step: Step) -> bool:
-        """Whether a step is one more of these: decode alone, the same requests, one token later."""
+    def continues_with(self, step: Step) -> bool:
+        """Return whether a step is one more of these: decode alone, the same requests, one token later."""
         batch, n = step.batch, step.batch.decode_count
         return (
             batch.linear_tokens == n == batch.sampled
             and not (step.preempted or batch.padded_tokens or batch.drafts or batch.bytes_moved or batch.bytes_copied)
-            and self.takes(step.id, n, batch.decode_context_sum, step.start_ns, step.host_ns, step.usage.external)
+            and self.can_append_decodes(
+                step.id, n, batch.decode_context_sum, step.start_ns, step.host_ns, step.usage.external
+            )
         )
 
-    def takes(self, step_id: int, n: int, context: int, start_ns: int, host_ns: int, external: int) -> bool:
-        """The same of a step of n decodes and nothing else."""
+    def can_append_decodes(
+        self, step_id: int, n: int, context: int, start_ns: int, host_ns: int, external: int
+    ) -> bool:
+        """Return whether this row can absorb a step of n decodes and nothing else."""
         last, before = self.first, self.first.batch
         return (
             n == before.decode_count
@@ -51,7 +55,7 @@ class Row:
     def extend(
         self, k: int, end_ns: int, ns: int, gpu_ns: int, kv_peak: int, used_ns: int, internal_ns: int
     ) -> None:
-        """k steps more."""
+        """Add k steps."""
         self.k += k
         self.end_ns = end_ns
         self.ns += ns
@@ -62,7 +66,7 @@ class Row:
         self.internal_ns += internal_ns
 
     def cells(self, replica: int) -> tuple[int, ...]:
-        """In the order of `recorder.STEP_COLUMNS`."""
+        """Return the row in the order of `recorder.STEP_COLUMNS`."""
         first = self.first
         batch, usage = first.batch, first.usage
         a, b, c, d = first.shares

@@ -10,12 +10,11 @@ from servesim.contracts.cost import Batch
 from servesim.contracts.kv import Usage
 from servesim.contracts.request import Request
 
-_NOTHING: dict[Request, int] = {}  # never written to
-
-
+NO_DRAFTS: dict[Request, int] = {}  # never written to
 _NOBODY: frozenset[Request] = frozenset()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True, init=False)
 class Step:
     """A planned step until it is committed."""
@@ -23,9 +22,7 @@ class Step:
     id: int
     batch: Batch
     sampled: list[Request]
-    """Requests that get a token when it is done, in batch order; those in lockstep, who come before, are counted."""
-    steady: bool
-    """Pure decode, with nobody entering or leaving: the next may be the same."""
+    """Requests that get a token when it is done, in batch order."""
     usage: Usage
     drafts: dict[Request, int]
     preempted: int
@@ -37,8 +34,6 @@ class Step:
     """Requests whose drafts are only there to keep the batch uniform (newly admitted): none can be accepted."""
     stale: set[Request] | None
     """Requests preempted since: their tokens are still delivered, their counters stand."""
-    together: int
-    """Requests in lockstep that get a token."""
     planned_ns: int
     start_ns: int
     end_ns: int
@@ -51,11 +46,9 @@ class Step:
         id: int,
         batch: Batch,
         sampled: list[Request],
-        steady: bool,
         usage: Usage,
-        drafts: dict[Request, int] = _NOTHING,
+        drafts: dict[Request, int] = NO_DRAFTS,
         preempted: int = 0,
-        together: int = 0,
         planned_ns: int = 0,
         start_ns: int = 0,
         end_ns: int = 0,
@@ -66,7 +59,6 @@ class Step:
         self.id = id
         self.batch = batch
         self.sampled = sampled
-        self.steady = steady
         self.usage = usage
         self.drafts = drafts
         self.preempted = preempted
@@ -74,7 +66,6 @@ class Step:
         self.verified = None
         self.dummies = _NOBODY
         self.stale = None
-        self.together = together
         self.planned_ns = planned_ns
         self.start_ns = start_ns
         self.end_ns = end_ns

@@ -10,7 +10,7 @@ from servesim.contracts import KVMemory, Limits, build_params, kv_allocators, ro
 from servesim.contracts.request import State
 from servesim.cost import build_cost_model
 from servesim.cost.host import HostTerms
-from servesim.engine.cluster import Cluster
+from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.recorder import REQUEST_COLUMNS, Recorder
 from servesim.errors import UserError
@@ -20,6 +20,8 @@ from servesim.run.scenario import policy_settings
 from servesim.run.speculation import Speculation
 from servesim.workload.trace import Content, Trace
 from servesim.workload.workload import Clients, FrontEnd, TraceWorkload, Workload
+
+FAST = MODES["fast"]
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,12 @@ def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCo
     limits = Limits(seqs, tokens, max_len, server.asynchronous)
     name = "prefix-hash" if server.prefix_caching and run.prompt_id is not None else "paged"
     allocator, _ = kv_allocators.resolve(name)
-    kv = allocator(build_params(name, allocator.Params, {}), KVMemory(blocks, server.block_size, max_len))
+    kv = FAST.memory(allocator)(build_params(name, allocator.Params, {}), KVMemory(blocks, server.block_size, max_len))
     scheduler, given = schedulers.resolve(server.scheduler)
     params = build_params(server.scheduler, scheduler.Params, given)
     if speculation is not None:
         params = speculation.tune(params)
-    return EngineCore(scheduler(params, limits, kv), kv), limits
+    return FAST.core(scheduler(params, limits, kv), kv), limits
 
 
 def _workload(run: RecordedRun) -> Workload:

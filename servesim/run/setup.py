@@ -23,7 +23,7 @@ from servesim.contracts import (
 from servesim.contracts.user_policies import blaming
 from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.host import HostTerms, host_terms
-from servesim.engine.cluster import Cluster
+from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.recorder import Recorder
 from servesim.errors import UserError
@@ -320,9 +320,10 @@ def _core(
     speculation: Speculation | None,
     cost: TableCostModel,
 ) -> EngineCore:
-    kv = make(policies.kv, policies.kv_params, memory)
+    parts = MODES[scenario.mode]
+    kv = make(parts.memory(policies.kv), policies.kv_params, memory)
     scheduler = make(policies.scheduler, policies.scheduler_params, limits, kv)
-    core = EngineCore(scheduler, kv, scenario.check)
+    core = parts.core(scheduler, kv, scenario.check)
     if speculation is not None:
         core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance
     core.max_queued = scenario.engine.max_queued_requests

@@ -26,8 +26,9 @@ from servesim.contracts import (
     schedulers,
     speculators,
 )
-from servesim.engine.cluster import Cluster
+from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.fast.core import FastCore
 from servesim.engine.recorder import Recorder
 from servesim.engine.step import Step
 from servesim.hardware import ModelSpec
@@ -116,6 +117,18 @@ class Watched(EngineCore):
         return step
 
 
+class WatchedFast(FastCore):
+    """Says when it has planned."""
+
+    on_plan: Callable[[int], None] | None = None
+
+    def plan(self, now: int) -> Step | None:
+        step = super().plan(now)
+        if self.on_plan is not None:
+            self.on_plan(now)
+        return step
+
+
 @dataclass
 class World:
     """One simulation, described."""
@@ -143,7 +156,7 @@ class World:
     max_queued: int | None = None
     out_ns: int = 0
 
-    def core(self, check: bool = False) -> EngineCore:
+    def core(self, check: bool = False, mode: str = "reference") -> EngineCore:
         """One replica's state machine."""
         cls, _ = schedulers.resolve(self.scheduler)
         kv_class, kv_params = kv_allocators.resolve(self.kv)
@@ -158,13 +171,14 @@ class World:
             in_flight_tokens=self.max_num_batched_tokens * (1 + self.asynchronous) if cls.keeps_budget else 0,
             overrun_tokens=max(self.depth * (1 + drafts) - 2, 0),
         )
-        kv = make(kv_class, build_params(self.kv, kv_class.Params, dict(kv_params)), memory)
+        kv = make(MODES[mode].memory(kv_class), build_params(self.kv, kv_class.Params, dict(kv_params)), memory)
         params = build_params(self.scheduler, cls.Params, self.scheduler_params)
         limits = Limits(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.asynchronous)
         drafting = self.speculation and "speculation" in cls.supports
         if drafting:
             params, speculator, acceptance = self._speculation(params)
-        core = Watched(make(cls, params, limits, kv), kv, check)
+        watched = WatchedFast if mode == "fast" else Watched
+        core = watched(make(cls, params, limits, kv), kv, check)
         if drafting:
             core.speculator, core.acceptance = speculator, acceptance
         core.max_queued = self.max_queued
@@ -185,7 +199,7 @@ class World:
 
     def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
         """Ready to run."""
-        cores = [self.core(check) for _ in range(self.replicas)]
+        cores = [self.core(check, mode) for _ in range(self.replicas)]
         cls, _ = routers.resolve(self.router)
         router = make(cls, build_params(self.router, cls.Params, {}), self.replicas)
         workload = TraceWorkload(self.trace, clients=self.clients, form=cores[0].scheduler.samples)
@@ -229,7 +243,7 @@ def watch(cluster: Cluster) -> dict[tuple[int, int, int], Snapshot]:
     """Snapshots of everything a replica holds after each plan, by (replica, time, next step id)."""
     seen: dict[tuple[int, int, int], Snapshot] = {}
 
-    def hook(index: int, core: Watched) -> None:
+    def hook(index: int, core: Watched | WatchedFast) -> None:
         def planned(now: int) -> None:
             seen[index, now, core.next_step_id] = (
                 memory_state(core.kv),
@@ -243,6 +257,6 @@ def watch(cluster: Cluster) -> dict[tuple[int, int, int], Snapshot]:
         core.on_plan = planned
 
     for i, replica in enumerate(cluster.replicas):
-        assert isinstance(replica.core, Watched)
+        assert isinstance(replica.core, Watched | WatchedFast)
         hook(i, replica.core)
     return seen

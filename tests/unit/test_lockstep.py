@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from servesim.contracts import Batch
-from servesim.engine.lockstep import Lockstep
+from servesim.engine.fast.lockstep import Lockstep
 from servesim.errors import PolicyError
 from servesim.metrics.requests import RequestColumns
 from tests.property.test_fast_equals_reference import compared

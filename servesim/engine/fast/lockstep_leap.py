@@ -12,11 +12,13 @@ from itertools import accumulate
 from servesim.contracts.cost import Batch, CostModel
 from servesim.contracts.kv import Usage
 from servesim.contracts.request import Request
-from servesim.engine.core import EngineCore
-from servesim.engine.leap import MOST, Run
-from servesim.engine.lockstep import Lockstep
+from servesim.engine.fast.core import MOST, FastCore
+from servesim.engine.fast.cost import decode_run
+from servesim.engine.fast.leap import Run
+from servesim.engine.fast.lockstep import Lockstep
+from servesim.engine.fast.memory import LockstepMemory
+from servesim.engine.fast.step import FastStep
 from servesim.engine.recorder import Recorder
-from servesim.engine.step import Step
 
 NOWHERE = Usage(0, 0, 0, 0)
 LONGEST = 1 << 61  # integrals of memory over time must fit 64 bits
@@ -35,72 +37,73 @@ class LockstepLeap(Run):
         self._ns: list[int] = []
         self._host = 0
         self._shares = (0.0, 0.0, 0.0, 1.0)  # of the first
-        self._last: Step | None = None  # the one without those whose last token is in flight
+        self._last: FastStep | None = None  # the one without those whose last token is in flight
 
     @classmethod
     def prepare(
-        cls, core: EngineCore, cost: CostModel, now: int, horizon_ns: int | None, past: int
+        cls, core: FastCore, cost: CostModel, now: int, horizon_ns: int | None, past: int
     ) -> LockstepLeap | None:
         """The longest run from here; None if the next planning point must be real. That is now if one is `past`, else
         when the next step is done. `horizon_ns` from now the run will be cut anyhow."""
-        lockstep, first, plan = core.lockstep, core.next_step_id, core.last_plan
+        lockstep, memory = core.lockstep, core.kv
         assert lockstep is not None
-        assert plan is not None
-        most = _most_plans(core, lockstep, past)
-        if not most:
+        assert isinstance(memory, LockstepMemory)
+        most = core.plans_known(past)
+        if most < 1:
             return None
         ends = [now] if past else []
         for step in core.in_flight:
             for request in step.sampled:
                 if request not in lockstep.members:
-                    most = min(most, len(ends))  # somebody may end with it
+                    most = min(most, len(ends))  # a request may end with it
             ends.append(step.end_ns)
         m, retires = lockstep.steps_until_change(len(ends))
-        alone = retires and len(ends) == 2 and core.scheduler.steady_as_some_retire(plan)
+        # What those leave that retire goes to nobody: nothing waits.
+        alone = retires and len(ends) == 2 and not core.scheduler.num_waiting()
         last = m + 1 if alone else m
         if last < most:
             most = last
         if most > 0:
-            most = core.kv.steps_until_full(first, most)
+            most = memory.steps_until_full(lockstep.turn, most, lockstep.free)
         if most < 1:
             return None
-        leap = cls(ends, past, lockstep.next_batch(plan.attention), core.kv.usage())
+        leap = cls(ends, past, core.next_batch(), core.kv.usage())
         if m:
             leap._price(cost, m if m < most else most, horizon_ns)
             if leap._ns[0] < 1:
                 return None  # a real plan says so
         if most > m == len(leap._gpu) and (horizon_ns is None or ends[m] < now + horizon_ns):
-            leap._price_last(cost, lockstep, first)
+            leap._price_last(cost, lockstep, core.next_step_id)
         leap.skip = len(ends) - len(core.in_flight) - past
         if horizon_ns is not None:
             leap.cut(now + horizon_ns)
         return leap if leap.skip else None
 
     def _price(self, cost: CostModel, most: int, horizon_ns: int | None) -> None:
-        """Of the steps with all in lockstep, at most so many."""
+        """Price the steps with all in lockstep, `most` at most."""
         usage = self._usage
         longest = LONGEST // (usage.used + usage.internal + self._batch.sampled * MOST)
         until_ns = longest if horizon_ns is None or horizon_ns > longest else horizon_ns
-        self._gpu, self._ns, self._host, self._shares = cost.decode_run(self._batch, most, until_ns)
+        self._gpu, self._ns, self._host, self._shares = decode_run(cost, self._batch, most, until_ns)
         self._ends += accumulate(self._ns, initial=self._ends.pop())
 
     def _price_last(self, cost: CostModel, lockstep: Lockstep, first: int) -> None:
-        """Of the one without those who retire. Its memory is not known yet."""
+        """Price the one without those that retire. Its memory is not known yet."""
         m, ends = len(self._gpu), self._ends
-        batch = lockstep.batch_without_retired(m, first + m - 1, self._batch)
+        batch = lockstep.batch_without_retired(m, lockstep.turn + m - 1, self._batch)
         if batch is None:
             return
-        gpu, ns, host, shares = cost.decode_run(batch, 1, 0)
+        gpu, ns, host, shares = decode_run(cost, batch, 1, 0)
         if ns[0] < 1:
             return  # a real plan says so
         ends.append(ends[-1] + ns[0])
-        self._last = Step(
+        self._last = FastStep(
             first + m,
             batch,
             [],
-            True,
             NOWHERE,
             together=batch.sampled,
+            turn=lockstep.turn + m,
             planned_ns=ends[m],
             start_ns=ends[-2],
             end_ns=ends[-1],
@@ -109,63 +112,63 @@ class LockstepLeap(Run):
             shares=shares,
         )
 
-    def land(self, core: EngineCore, recorder: Recorder, replica: int) -> int:
+    def land(self, core: FastCore, recorder: Recorder, replica: int) -> int:
         """See `Run`."""
         if self.skip:
             self._go(core, recorder, replica, self.skip)
         return core.in_flight[-1].end_ns
 
-    def end(self, core: EngineCore, recorder: Recorder, replica: int) -> int:
+    def end(self, core: FastCore, recorder: Recorder, replica: int) -> int:
         """See `Run`."""
         skip, in_flight = self.skip, core.in_flight
         if skip < len(in_flight) + self._past:  # what ends now was in flight before the run
             return super().end(core, recorder, replica)
         retired = self._go(core, recorder, replica, skip, through=True)
-        core.commit_lockstep(self._ends[skip], retired)
+        core.commit_run(self._ends[skip], retired)
         return in_flight[-1].end_ns if in_flight else self._ends[skip]
 
     def _go(
-        self, core: EngineCore, recorder: Recorder, replica: int, skip: int, through: bool = False
+        self, core: FastCore, recorder: Recorder, replica: int, skip: int, through: bool = False
     ) -> list[Request]:
-        """Plans 1..skip and the commits before each of them. With `through` the step that ends when the replica wakes,
-        one of the run, is not left in flight, but its commit is: who retired and gets the last token from it."""
-        in_flight, lockstep, first, kv = core.in_flight, core.lockstep, core.next_step_id, core.kv
+        """Do plans 1..skip and the commits before each of them. With `through` the step that ends when the replica
+        wakes, one of the run, is not left in flight, though its commit is left. Return the requests that have retired
+        and get their last token from it."""
+        in_flight, lockstep, first, memory = core.in_flight, core.lockstep, core.next_step_id, core.kv
         assert lockstep is not None
+        assert isinstance(memory, LockstepMemory)
+        turn = lockstep.turn
         depth = len(in_flight) + self._past
         m, n = len(self._gpu), len(lockstep.members)
         if skip < m:
             m = skip
-        core.fruitless = 0
+        core.tokens_since_output = 0
         grown: list[tuple[int, int]] = []
         if m:
-            grown = kv.extend_run(first, first - depth + 1, m)
-            kv.held_tokens += n * m
+            grown = memory.extend_run(turn, turn - depth + 1, m)
+            core.ledger.hold(n * m)
             lockstep.advance(m)
         self._commit(core, recorder, replica, skip + through, n)
         done = max(skip + through - depth, 0)  # steps of the run that are over
         if done:
-            self._record(recorder, replica, first, n, depth, done, grown)
+            self._record(recorder, replica, first, turn, n, depth, done, grown)
         for j in range(done + 1, m + 1):
-            in_flight.append(self._step(first, n, j, depth, grown))
-        core.next_step_id = lockstep.step_id = first + m
-        lockstep.committed = first + skip - depth
+            in_flight.append(self._step(first, turn, n, j, depth, grown))
+        core.next_step_id = first + m
+        lockstep.turn = turn + m
+        lockstep.committed = turn + skip - depth
         retired = self._plan_last(core, lockstep) if skip > m else []
-        core.scheduler.advance(skip)
         if core.checks and not through:
             core.check_integrity()
         return retired
 
-    def _commit(self, core: EngineCore, recorder: Recorder, replica: int, stop: int, n: int) -> None:
-        """Deliver what the steps in flight sampled, of requests not yet in lockstep too, and one token to each of n in
+    def _commit(self, core: FastCore, recorder: Recorder, replica: int, stop: int, n: int) -> None:
+        """Deliver what the steps in flight sampled, to requests not yet in lockstep, too, and one token to each of n in
         lockstep with every further one, until E_stop."""
         ends, at, in_flight = self._ends, self._past, core.in_flight
         before, depth = core.committed_ns, self._past + len(in_flight)
         while at < stop and in_flight:
             step, now = in_flight.popleft(), ends[at]
-            if step.sampled:
-                core.hand_out(step, before, now)
-            elif step.together:
-                recorder.gap(now - before, step.together)
+            core.deliver(step, before, now)
             recorder.step(step, replica)
             before = now
             at += 1
@@ -173,18 +176,20 @@ class LockstepLeap(Run):
             recorder.gaps(self._ns[: stop - depth], n)
         core.note_commit(ends[stop - 1])
 
-    def _plan_last(self, core: EngineCore, lockstep: Lockstep) -> list[Request]:
-        """Plan the step without those who retire; who they are."""
-        step, kv = self._last, core.kv
+    def _plan_last(self, core: FastCore, lockstep: Lockstep) -> list[Request]:
+        """Plan the step without those that retire. Return them."""
+        step, memory = self._last, core.kv
         assert step is not None
+        assert isinstance(memory, LockstepMemory)
         retired = lockstep.retire()
-        kept = kv.extend(step.id, lockstep.committed)
+        kept = memory.extend(lockstep.turn, lockstep.committed)
         assert kept
         lockstep.advance(1)
-        kv.held_tokens += step.batch.sampled
-        step.usage = kv.usage()
+        core.ledger.hold(step.batch.sampled)
+        step.usage = core.kv.usage()
         core.in_flight.append(step)
-        core.next_step_id = lockstep.step_id = step.id + 1
+        core.next_step_id = step.id + 1
+        lockstep.turn += 1
         return retired
 
     def _record(
@@ -192,13 +197,14 @@ class LockstepLeap(Run):
         recorder: Recorder,
         replica: int,
         first: int,
+        turn: int,
         n: int,
         depth: int,
         done: int,
         grown: list[tuple[int, int]],
     ) -> None:
-        """One row for the first `done` steps of the run. The j-th starts at E_(j+depth-1); memory grows by one token a
-        request from each to the next, and by whole blocks."""
+        """Record the first `done` steps of the run in one row. The j-th starts at E_(j+depth-1); memory grows by one
+        token a request from each to the next, and by whole blocks."""
         ends, gpu, usage = self._ends, self._gpu, self._usage
         start, end = ends[depth - 1], ends[depth - 1 + done]
         used_ns, internal_ns = n * ((done - 1) * end - sum(ends[depth : depth - 1 + done])), 0
@@ -213,10 +219,11 @@ class LockstepLeap(Run):
                 at_first += tokens
         internal_ns -= used_ns
         row, gpu_ns = recorder.open_row(replica), sum(gpu[:done]) if done < len(gpu) else sum(gpu)
-        if row is None or not row.takes(
-            first, n, self._batch.decode_context_sum, start, self._host, usage.external
+        batch = self._batch
+        if row is None or batch.padded_tokens or not row.can_append_decodes(
+            first, n, batch.decode_context_sum, start, self._host, usage.external
         ):
-            step = self._step(first, n, 1, depth, grown)
+            step = self._step(first, turn, n, 1, depth, grown)
             recorder.run(step, replica, done, end, gpu_ns, peak, used_ns, internal_ns)
             return
         used, ns = usage.used + n, end - start
@@ -224,21 +231,21 @@ class LockstepLeap(Run):
         internal_ns += (at_first - used) * ns
         row.extend(done, end, ns, gpu_ns, peak, used_ns, internal_ns)
 
-    def _step(self, first: int, n: int, j: int, depth: int, grown: list[tuple[int, int]]) -> Step:
-        """The j-th step planned in the run, at E_j; it ends at E_(j+depth)."""
+    def _step(self, first: int, turn: int, n: int, j: int, depth: int, grown: list[tuple[int, int]]) -> FastStep:
+        """Return the j-th step planned in the run, at E_j; it ends at E_(j+depth)."""
         ends, usage, allocated = self._ends, self._usage, 0
         for i, tokens in grown:
             if i > j:
                 break
             allocated += tokens
         used = Usage(usage.used + n * j, usage.internal + allocated - n * j, usage.external, usage.free - allocated)
-        return Step(
+        return FastStep(
             first + j - 1,
             self._batch.advance(j - 1) if j > 1 else self._batch,
             [],
-            True,
             used,
             together=n,
+            turn=turn + j - 1,
             planned_ns=ends[j - 1],
             start_ns=ends[j + depth - 2],
             end_ns=ends[j + depth - 1],
@@ -247,13 +254,3 @@ class LockstepLeap(Run):
             shares=self._shares,
         )
 
-
-def _most_plans(core: EngineCore, lockstep: Lockstep, past: int) -> int:
-    """For how many more plans at most the scheduler plans nothing but the lockstep."""
-    scheduler, plan = core.scheduler, core.last_plan
-    assert plan is not None
-    if scheduler.plans_lockstep_only(lockstep):
-        return MOST
-    if past or not core.in_flight[-1].steady or plan.tokens:
-        return 0
-    return min(scheduler.steady(plan), MOST)

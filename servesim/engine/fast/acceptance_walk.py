@@ -25,12 +25,12 @@ class Walk:
     def of(request: Request, tokens: int, depth: int) -> Walk:
         """The walk of a request in steps of drafts `depth` deep, from `tokens` on."""
         walk = request._walk
-        if walk is None or walk.tokens != tokens or walk.depth != depth:
+        if not isinstance(walk, Walk) or walk.tokens != tokens or walk.depth != depth:
             walk = request._walk = Walk(depth, tokens)
         return walk
 
     def delivers(self, tokens: int, depth: int, gained: int) -> bool:
-        """Whether its next step is from `tokens` on, in steps of that depth, and brings so many."""
+        """Whether its next step is from `tokens` on, in steps of that depth, and brings `gained` tokens."""
         known = self.tokens == tokens and self.depth == depth and self.index < len(self.gains)
         return known and self.gains[self.index] == gained
 

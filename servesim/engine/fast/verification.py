@@ -1,11 +1,12 @@
-"""What the drafts that a step verifies bring: the tokens of each request, and counts."""
+"""What the drafts that a step verifies bring, found in bulk: the tokens of each request, and counts."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from servesim.contracts.acceptance_walk import DEEPEST, Walk
 from servesim.contracts.request import Request, State
+from servesim.engine.delivery import accepts, fork
+from servesim.engine.fast.acceptance_walk import DEEPEST, Walk
 from servesim.engine.step import Late, Step
 
 if TYPE_CHECKING:
@@ -13,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def gain(core: EngineCore, step: Step, request: Request) -> int:
-    """Tokens a request gets from a step: the drafts accepted, and one more."""
+    """Return the tokens a request gets from a step: the drafts accepted, and one more."""
     drafts = step.drafts.get(request, 0)
     if not drafts or request in step.dummies:
         return 1
     assert core.speculator is not None
     depth = core.speculator.depth(drafts)
     if not _walks(core, depth):
-        return _accepted(core, request, depth) + 1
+        return accepts(core, request, drafts)[1] + 1
     walk = _next(core, request, depth)
     return walk.gains[walk.index]
 
@@ -31,32 +32,26 @@ def _walks(core: EngineCore, depth: int) -> bool:
     return depth <= DEEPEST and core.speculator.steady()
 
 
-def _accepted(core: EngineCore, request: Request, depth: int) -> int:
-    assert core.speculator is not None
-    assert core.acceptance is not None
-    return core.acceptance.accepted(request, request.num_output_tokens, depth, core.speculator.width)
-
-
 def _next(core: EngineCore, request: Request, depth: int) -> Walk:
-    """A request's walk, its next step seen."""
+    """Return a request's walk, its next step seen."""
     assert core.speculator is not None
     assert core.acceptance is not None
-    walk = Walk.of(request, request.num_tokens, depth)
+    walk = Walk.of(request, request._num_tokens, depth)
     if walk.index == len(walk.gains):
         walk.see(request, walk.index, 0, core.acceptance, core.speculator.width)
     return walk
 
 
-def hand_out(core: EngineCore, step: Step, before: int, now: int) -> tuple[list[Request], list[Request]]:
-    """As `EngineCore.hand_out`, of a step with drafts."""
+def deliver_verified(core: EngineCore, step: Step, before: int, now: int) -> tuple[list[Request], list[Request]]:
+    """Do as `delivery.deliver` for a step with drafts."""
     speculator, kv, drafts_of, dummies, stale = core.speculator, core.kv, step.drafts, step.dummies, step.stale
     assert speculator is not None
     kept: list[Request] = []
     finished: list[Request] = []
     late: list[Late] = []
-    forked: list[Request] = []
+    to_fork: list[Request] = []
     verified: list[tuple[int, int]] = []
-    counted, counts = 0, bytearray()  # verifications of so many drafts: tokens they brought
+    counted, counts = 0, bytearray()  # verifications of `counted` drafts: tokens they brought
     on_time = depth = of_depth = 0
     walks, ended = False, State.FINISHED
     for request in step.sampled:
@@ -64,7 +59,7 @@ def hand_out(core: EngineCore, step: Step, before: int, now: int) -> tuple[list[
             continue
         if stale is None or request not in stale:
             kept.append(request)
-        drafts, known, delivered = drafts_of.get(request, 0), request.num_tokens, 1
+        drafts, known, delivered = drafts_of.get(request, 0), request._num_tokens, 1
         if drafts:
             if drafts != of_depth:
                 of_depth, depth = drafts, speculator.depth(drafts)
@@ -72,13 +67,18 @@ def hand_out(core: EngineCore, step: Step, before: int, now: int) -> tuple[list[
             if not dummies or request not in dummies:
                 if walks:
                     walk = request._walk
-                    if walk is None or walk.tokens != known or walk.depth != depth or walk.index == len(walk.gains):
+                    if (
+                        not isinstance(walk, Walk)
+                        or walk.tokens != known
+                        or walk.depth != depth
+                        or walk.index == len(walk.gains)
+                    ):
                         walk = _next(core, request, depth)
                     delivered = walk.gains[walk.index]
                     walk.index += 1
                     walk.tokens = known + delivered
                 else:
-                    delivered += _accepted(core, request, depth)
+                    delivered += accepts(core, request, drafts)[1]
                 verified.append((depth, delivered - 1))
             if drafts == counted and delivered <= DEEPEST:
                 counts.append(delivered)
@@ -93,25 +93,25 @@ def hand_out(core: EngineCore, step: Step, before: int, now: int) -> tuple[list[
             step.accepted += delivered - 1
             void = drafts + 1 - delivered
             if void and (stale is None or request not in stale):
-                request.num_computed_tokens -= void
-                kv.held_tokens -= void
+                request._num_computed_tokens -= void
+                core.ledger.release(void)
                 kv.rollback(request, void)
-        request.num_output_placeholders -= 1 + drafts
-        request.num_tokens = known + delivered
+        request._num_output_placeholders -= 1 + drafts
+        request._num_tokens = known + delivered
         if request.first_token_ns < 0:
             request.first_token_ns = now
             if request.parent is not None and request.parent.unforked:
-                forked.append(request)
+                to_fork.append(request)
             if delivered > 1:
                 late.append((request.row, now, delivered))
-        elif delivered == 1 and request.last_token_ns == before:
+        elif delivered == 1 and request._last_token_ns == before:
             on_time += 1
         else:
-            late.append((request.row, request.last_token_ns, delivered))
-        request.last_token_ns = now
+            late.append((request.row, request._last_token_ns, delivered))
+        request._last_token_ns = now
         if known + delivered >= request._end_tokens:
             finished.append(request)
-        core.fruitless = 0
+        core.tokens_since_output = 0
     if verified:
         step.verified = verified
     if counts:
@@ -120,6 +120,6 @@ def hand_out(core: EngineCore, step: Step, before: int, now: int) -> tuple[list[
         core.on_gap(now - before, on_time)
     if late:
         core.on_late(now, late)
-    for request in forked:
-        finished += core.fork(request, now)
+    for request in to_fork:
+        finished += fork(core, request, now)
     return finished, kept

@@ -15,16 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts.acceptance import AcceptanceModel
-from servesim.contracts.acceptance_walk import DEEPEST, Walk
 from servesim.contracts.cost import Batch, CostModel
 from servesim.contracts.kv import Usage
-from servesim.contracts.request import State
-from servesim.engine.core import EngineCore
-from servesim.engine.leap import Run
+from servesim.contracts.request import Request, State
+from servesim.engine.fast.acceptance_walk import DEEPEST, Walk
+from servesim.engine.fast.core import FastCore
+from servesim.engine.fast.cost import gpu_over
+from servesim.engine.fast.leap import Run
+from servesim.engine.fast.memory import DraftMemory
+from servesim.engine.fast.verification import gain
 from servesim.engine.recorder import STEP_COLUMNS, Recorder, Rows
 from servesim.engine.row import Row
 from servesim.engine.step import Step
-from servesim.engine.verification import gain
 
 MOST = 256  # steps looked ahead at once
 ACCEPTED = STEP_COLUMNS.index("accepted")
@@ -56,10 +58,12 @@ class Ahead(NamedTuple):
     """Delivered by each commit but the real ones, of shape (requests, m - real) or more."""
 
 
-def can_run(core: EngineCore) -> bool:
+def can_run(core: FastCore) -> bool:
     """Whether the steps in flight may be followed by others like the last one."""
     in_flight, speculator, acceptance = core.in_flight, core.speculator, core.acceptance
     first, last = in_flight[0], in_flight[-1]
+    if not (core.stands and core.pure) or core.last_plan is None or core.last_plan.step_id != last.id:
+        return False
     if speculator is None or not last.drafts or speculator.expands or not speculator.steady():
         return False
     if acceptance is None or type(acceptance).available is not AcceptanceModel.available:
@@ -85,7 +89,7 @@ def can_run(core: EngineCore) -> bool:
 
 
 def _verifies(step: Step, drafts: int) -> bool:
-    """Whether a step does nothing but verify so many drafts of each of its requests."""
+    """Whether a step does nothing but verify `drafts` drafts of each of its requests."""
     batch, n = step.batch, len(step.sampled)
     whole = batch.drafts == drafts * n and batch.linear_tokens == batch.drafts + n
     return whole and not batch.prefill and not step.dummies
@@ -104,29 +108,28 @@ class DraftLeap(Run):
         self._ahead = beyond  # tokens of a request computed beyond those known once a plan is made
 
     @classmethod
-    def prepare(cls, core: EngineCore, cost: CostModel, horizon_ns: int | None) -> DraftLeap | None:
+    def prepare(cls, core: FastCore, cost: CostModel, horizon_ns: int | None) -> DraftLeap | None:
         """The longest run from here; None if the next planning point must be real."""
         in_flight = core.in_flight
         last = in_flight[-1]
-        requests, batch = last.sampled, last.batch
-        n, most = len(requests), MOST
+        requests, batch, memory = last.sampled, last.batch, core.kv
+        if not isinstance(memory, DraftMemory):
+            return None
+        n, m = len(requests), min(MOST, core.until - core.next_step_id)
         if horizon_ns is not None:
-            most = min(most, horizon_ns // (last.end_ns - last.start_ns) + 2)
-        assert core.last_plan is not None
+            m = min(m, horizon_ns // (last.end_ns - last.start_ns) + 2)
         placeholders = len(in_flight) * (1 + batch.drafts // n)
-        m, bounds = core.scheduler.steady_drafts(core.last_plan, placeholders)
-        m = min(m, most)
-        ahead = _look_ahead(core, m, bounds) if m >= 1 else None
+        ahead = _look_ahead(core, m, _bounds(core, requests, placeholders)) if m >= 1 else None
         if ahead is None:
             return None
         beyond = placeholders - 1
         known = ahead.known
-        m = core.kv.rounds_that_fit(requests, known, beyond + core.lookahead, ahead.m)
+        m = memory.rounds_that_fit(requests, known, beyond + core.lookahead, ahead.m)
         if m < 1:
             return None
         contexts = np.add.reduce(ahead.tokens[:, :m], 0)
         contexts += n * beyond
-        gpu = cost.gpu_over(batch, contexts)
+        gpu = gpu_over(cost, batch, contexts)
         if gpu is None:
             batches = [_batch(batch, [row[j] + beyond for row in known]) for j in range(m)]
             gpu = np.array([cost.gpu_ns(each) for each in batches])
@@ -138,17 +141,18 @@ class DraftLeap(Run):
         np.add.accumulate(ends[depth - 1 :], out=ends[depth - 1 :])
         return cls(ends, gpu, sum(host), ahead, contexts, beyond)
 
-    def land(self, core: EngineCore, recorder: Recorder, replica: int) -> int:
-        """See `Leap.land`."""
+    def land(self, core: FastCore, recorder: Recorder, replica: int) -> int:
+        """See `Run`."""
         m, in_flight = self.skip, core.in_flight
         if m == 0:
             return in_flight[-1].end_ns
         last, before, real, end = in_flight[-1], core.committed_ns, self._stepped, self._ends[m - 1]
-        requests = last.sampled
-        grown = core.kv.grow_rounds(requests, self._known, self._ahead + core.lookahead, m)
-        held = core.kv.held_tokens + int(self._contexts[m - 1]) - last.batch.decode_context_sum
+        requests, memory = last.sampled, core.kv
+        assert isinstance(memory, DraftMemory)
+        grown = memory.grow_rounds(requests, self._known, self._ahead + core.lookahead, m)
+        held = memory.held_tokens + int(self._contexts[m - 1]) - last.batch.decode_context_sum
         if real:
-            core.hand_out(in_flight[0], before, self._ends[0])
+            core.deliver(in_flight[0], before, self._ends[0])
             before = self._ends[0]
         gains = self._gains[:, : m - real]
         if m > real:
@@ -157,17 +161,16 @@ class DraftLeap(Run):
         core.spec_stats.proposed += m * last.batch.drafts
         for request, walk, start, known_after in zip(requests, self._walks, self._starts, self._known, strict=True):
             known = known_after[m - 1]
-            request.num_tokens = known
-            request.num_computed_tokens = known + self._ahead
-            request.num_output_placeholders = self._ahead + 1
-            request.last_token_ns = end
+            request._num_tokens = known
+            request._num_computed_tokens = known + self._ahead
+            request._num_output_placeholders = self._ahead + 1
+            request._last_token_ns = end
             request._walk = walk
             walk.index, walk.tokens = start + m - real, known
-        core.kv.held_tokens = held
+        core.ledger.hold(held - core.kv.held_tokens)
         core.next_step_id += m
-        core.fruitless = 0
+        core.tokens_since_output = 0
         core.note_commit(end)
-        core.scheduler.advance(m)
         allocated = np.zeros(m, dtype=np.int64)
         for i, taken in grown:
             allocated[i - 1] = taken
@@ -176,7 +179,7 @@ class DraftLeap(Run):
             core.check_integrity()
         return in_flight[-1].end_ns
 
-    def _pass_on(self, core: EngineCore, recorder: Recorder, replica: int, allocated: Rows, accepted: Rows) -> None:
+    def _pass_on(self, core: FastCore, recorder: Recorder, replica: int, allocated: Rows, accepted: Rows) -> None:
         """Record the steps committed, and put those planned in flight. `allocated`: tokens since the last real plan, by
         plan; `accepted`: drafts, by commit but the real one."""
         in_flight, m, real = core.in_flight, self.skip, self._stepped
@@ -221,7 +224,6 @@ class DraftLeap(Run):
             last.id + 1 + j,
             batch,
             last.sampled,
-            True,
             Usage(usage.used + held, usage.internal + allocated - held, usage.external, usage.free - allocated),
             drafts=last.drafts,
             planned_ns=ends[j],
@@ -233,15 +235,24 @@ class DraftLeap(Run):
         )
 
 
-def _real(core: EngineCore) -> int:
+def _bounds(core: FastCore, requests: Sequence[Request], placeholders: int) -> Sequence[int]:
+    """Return the most `num_tokens` of each request up to which `decode` serves it, `placeholders` tokens in flight."""
+    limits = core.scheduler.limits
+    longest = limits.max_model_len - placeholders
+    if not limits.async_scheduling:
+        return [longest] * len(requests)
+    return [min(request.prompt_len + request.max_tokens - 2, longest) for request in requests]
+
+
+def _real(core: FastCore) -> int:
     """1 if what the first step in flight delivers must be found out request by request, else 0."""
     first, last, before = core.in_flight[0], core.in_flight[-1], core.committed_ns
     if first.sampled != last.sampled or not _verifies(first, last.batch.drafts // len(last.sampled)):
         return 1
-    return int(any(request.last_token_ns != before for request in last.sampled))
+    return int(any(request._last_token_ns != before for request in last.sampled))
 
 
-def _look_ahead(core: EngineCore, m: int, bounds: Sequence[int]) -> Ahead | None:
+def _look_ahead(core: FastCore, m: int, bounds: Sequence[int]) -> Ahead | None:
     """At most m commits, in which nobody ends or exceeds its bound; None: the next one is such."""
     first, last, speculator, acceptance = core.in_flight[0], core.in_flight[-1], core.speculator, core.acceptance
     assert speculator is not None
@@ -252,11 +263,11 @@ def _look_ahead(core: EngineCore, m: int, bounds: Sequence[int]) -> Ahead | None
     starts: list[int] = []
     tokens: list[int] = []
     for request in last.sampled:
-        known, start = request.num_tokens, 0
+        known, start = request._num_tokens, 0
         if real:
             gained = gain(core, first, request)
             walk = request._walk
-            if walk is None or not walk.delivers(known, depth, gained):
+            if not isinstance(walk, Walk) or not walk.delivers(known, depth, gained):
                 walk = Walk.of(request, known + gained, depth)
                 start = walk.index
             else:

@@ -1,0 +1,266 @@
+"""Block tables of requests in lockstep, which are made when somebody asks.
+
+In a turn every request whose last block is full is dealt one, in batch order. So requests whose blocks are full at the
+same turn are dealt theirs together, and whose is which is entered later. A request that holds more blocks than it fills
+sleeps until it has filled them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from operator import attrgetter, itemgetter
+
+import numpy as np
+from mypy_extensions import mypyc_attr, trait
+
+from servesim.contracts.request import Request
+from servesim.engine.fast.memory import DraftMemory, LockstepMemory
+
+from ._block_tables import MANY, WIDTH, ids
+from ._growth import most_rounds
+
+
+class Rank:
+    """Requests in lockstep that need their next block at the same step, in the order in which they joined."""
+
+    __slots__ = ("_parts", "rounds", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Requests."""
+        self.rounds: list[bytes] = []
+        """Of a block for each, in that order, dealt since one joined or left."""
+        self._parts: dict[Request, list[bytes]] = {}  # what each was dealt before that
+
+    def join(self, request: Request) -> None:
+        """Add a request."""
+        self._sort()
+        self._parts[request] = []
+        self.size += 1
+
+    def wake(self, request: Request) -> None:
+        """Add a request that stands in the batch where its order says."""
+        self.join(request)
+        self._parts = {each: self._parts[each] for each in sorted(self._parts, key=attrgetter("_order"))}
+
+    def leave(self, request: Request) -> bytes:
+        """Remove a request. Return what it was dealt and nobody has collected."""
+        blocks = self.collect(request)
+        del self._parts[request]
+        self.size -= 1
+        return blocks
+
+    def collect(self, request: Request) -> bytes:
+        """Return what a request was dealt since that was last asked for."""
+        self._sort()
+        parts = self._parts[request]
+        blocks = b"".join(parts)
+        parts.clear()
+        return blocks
+
+    def _sort(self) -> None:
+        """Sort rounds by request."""
+        if not self.rounds:
+            return
+        size, rounds, everyone = self.size, len(self.rounds), self._parts.values()
+        blocks = b"".join(self.rounds)
+        self.rounds.clear()
+        if size == 1:
+            for parts in everyone:
+                parts.append(blocks)
+        elif rounds * size < MANY:
+            dealt = ids(blocks)
+            for i, parts in enumerate(everyone):
+                parts.append(dealt[i::size].tobytes())
+        else:
+            blocks = np.frombuffer(blocks, np.intc).reshape(rounds, size).T.copy().tobytes()
+            each = rounds * WIDTH
+            for i, parts in enumerate(everyone):
+                parts.append(blocks[i * each : (i + 1) * each])
+
+
+@trait
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LockstepTables(LockstepMemory, DraftMemory):
+    """What a class of block tables inherits beside its plain one to be fast. It calls `open_ranks` when it is made."""
+
+    block_size: int
+    max_model_len: int
+    _tables: dict[Request, array[int]]
+    """Of requests in lockstep without what is with their rank."""
+    _partial: dict[int, int]
+    _ranks: dict[int, Rank]
+    """By the turns (modulo the block size) at which they need a block."""
+    _rank_of: dict[Request, Rank]
+    _asleep: dict[Request, int]
+    """Requests by the turn at which they wake."""
+
+    def open_ranks(self) -> None:
+        """Begin without members."""
+        self.looked = False
+        self._ranks, self._rank_of, self._asleep = {}, {}, {}
+
+    def num_free_blocks(self) -> int:
+        """See `BlockTables`."""
+        raise NotImplementedError
+
+    def _take(self, n: int) -> array[int]:
+        raise NotImplementedError
+
+    def _joined(self, request: Request, offset: int) -> None:
+        """A request is a member."""
+
+    def _left(self, request: Request, offset: int) -> None:
+        """A request is no member any more."""
+
+    def _turned(self, committed: int, k: int) -> None:
+        """Memory for k turns was dealt, the last of them with `committed` committed."""
+
+    def _delivered(self, requests: Sequence[Request], known: list[int]) -> None:
+        """In a run of steps with drafts requests have come to know that many tokens."""
+
+    def join(self, request: Request, offset: int, num_tokens: int) -> bool:
+        """See `LockstepMemory`."""
+        if self._partial:
+            return False
+        slots = len(self._tables[request]) * self.block_size
+        if slots < num_tokens:
+            return False
+        if slots >= num_tokens + self.block_size:
+            self._asleep[request] = slots - offset
+        else:
+            self._rank(-offset, request).join(request)
+        self._joined(request, offset)
+        return True
+
+    def _rank(self, turn: int, request: Request) -> Rank:
+        """Return the rank of a request that needs a block at a turn."""
+        phase = turn % self.block_size
+        rank = self._ranks.get(phase)
+        if rank is None:
+            rank = self._ranks[phase] = Rank()
+        self._rank_of[request] = rank
+        return rank
+
+    def leave(self, request: Request, offset: int) -> None:
+        """See `LockstepMemory`."""
+        if self._asleep.pop(request, None) is None:
+            rank = self._rank_of.pop(request)
+            self._tables[request].frombytes(rank.leave(request))
+            if not rank.size:
+                del self._ranks[-offset % self.block_size]
+        self._left(request, offset)
+
+    def extend(self, turn: int, committed: int) -> bool:
+        """See `LockstepMemory`."""
+        if self._asleep:
+            for request, wakes in list(self._asleep.items()):
+                if wakes <= turn:
+                    del self._asleep[request]
+                    self._rank(wakes, request).wake(request)
+        rank = self._ranks.get(turn % self.block_size)
+        if rank is not None:
+            if rank.size > self.num_free_blocks():
+                return False
+            rank.rounds.append(self._take(rank.size).tobytes())
+        self._turned(committed, 1)
+        return True
+
+    def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
+        """See `LockstepMemory`."""
+        if self._asleep:
+            limit = min(limit, min(self._asleep.values()) - turn)
+        bs, n = self.block_size, len(self._rank_of)
+        free = self.num_free_blocks() - -(-reserve // bs)
+        if free < 0 or limit <= 0:
+            return 0
+        if n * -(-limit // bs) <= free:
+            return limit
+        cycles, free = divmod(free, n)
+        for steps in range(bs):
+            rank = self._ranks.get((turn + steps) % bs)
+            if rank is not None:
+                free -= rank.size
+                if free < 0:
+                    return min(cycles * bs + steps, limit)
+        return limit
+
+    def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
+        """See `LockstepMemory`."""
+        bs, ranks = self.block_size, self._ranks
+        due: list[Rank] = []
+        grown: list[tuple[int, int]] = []
+        for i in sorted([(phase - turn) % bs for phase in ranks]):
+            if i >= k:
+                break
+            rank = ranks[(turn + i) % bs]
+            due.append(rank)
+            grown.append((i + 1, rank.size * bs))
+        if k > bs:  # the same again, a block later
+            grown = [(i + later, tokens) for later in range(0, k, bs) for i, tokens in grown if i + later <= k]
+        blocks = self._take(sum([tokens for _, tokens in grown]) // bs).tobytes()
+        first, cycle, total = 0, len(self._rank_of) * WIDTH, len(blocks)
+        for rank in due:
+            size = rank.size * WIDTH
+            for start in range(first, total, cycle):
+                rank.rounds.append(blocks[start : start + size])
+            first += size
+        self._turned(committed + k - 1, k)
+        return grown
+
+    def complete(self, request: Request) -> None:
+        """Make the table of a request complete."""
+        rank = self._rank_of.get(request)
+        if rank is not None:
+            self._tables[request].frombytes(rank.collect(request))
+
+    def complete_all(self) -> None:
+        """Make all tables complete."""
+        for request in self._rank_of:
+            self.complete(request)
+
+    def rounds_that_fit(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
+    ) -> int:
+        """See `DraftMemory`."""
+        if self._partial:
+            return 0
+        bs, free, last, short = self.block_size, self.num_free_blocks(), limit - 1, 0
+        for request, known in zip(requests, tokens, strict=True):
+            more = (known[last] + ahead + bs - 1) // bs - len(self._tables[request])
+            if more > 0:
+                short += more
+        if short <= free:
+            return limit
+        held = [len(self._tables[request]) for request in requests]
+
+        def needed(k: int) -> int:
+            ends = [min(known[k - 1] + ahead, self.max_model_len) for known in tokens]
+            return sum([max((end + bs - 1) // bs - have, 0) for end, have in zip(ends, held, strict=True)])
+
+        return most_rounds(needed, free, limit)
+
+    def grow_rounds(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
+    ) -> list[tuple[int, int]]:
+        """See `DraftMemory`."""
+        bs = self.block_size
+        last = (self.max_model_len + bs - 1) // bs
+        due: list[tuple[int, array[int], int]] = []
+        for request, known in zip(requests, tokens, strict=True):
+            table = self._tables[request]
+            blocks, most = len(table), min((known[k - 1] + ahead + bs - 1) // bs, last)
+            while blocks < most:
+                i = bisect_right(known, blocks * bs - ahead)
+                more = min((known[i] + ahead + bs - 1) // bs, last) - blocks
+                due.append((i + 1, table, more))
+                blocks += more
+        due.sort(key=itemgetter(0))
+        grown: dict[int, int] = {}
+        for i, table, more in due:
+            table += self._take(more)
+            grown[i] = grown.get(i, 0) + more * bs
+        self._delivered(requests, [known[k - 1] for known in tokens])
+        return list(grown.items())

@@ -1,0 +1,222 @@
+"""The transaction of a plan in which requests that decode together are served in bulk.
+
+It also watches what the scheduler looks at. A plan follows from the queues, and from what the scheduler asks: the
+clock, counters of requests, memory. Where it asked for nothing that changes from step to step, and served nothing but
+decodes, the next plan is the same, and need not be made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from servesim.contracts.kv import Hit, KVAllocator
+from servesim.contracts.ledger import Ledger
+from servesim.contracts.plan import NO_END, Plan, PlanContext
+from servesim.contracts.request import Request, State
+from servesim.engine.fast.lockstep import Lockstep
+from servesim.engine.fast.memory import LockstepMemory
+
+
+@dataclass(slots=True)
+class FastPlan(Plan):
+    """A plan whose members of the lockstep are named only when somebody asks."""
+
+    lockstep: Lockstep | None = None
+
+    @property
+    def tokens(self) -> dict[Request, int]:
+        """See `Plan.tokens`."""
+        lockstep = self.lockstep
+        if lockstep is not None and lockstep.due:
+            lockstep.dissolve(self)
+        return self._tokens
+
+
+class FastContext(PlanContext):
+    """Verbs that also know of requests in lockstep."""
+
+    def __init__(
+        self,
+        policy: str,
+        now: int,
+        plan: Plan,
+        kv: KVAllocator,
+        ledger: Ledger,
+        asynchronous: bool,
+        oracle: bool,
+        lockstep: Lockstep | None,
+        drafts: bool,
+        lookahead: int,
+        max_model_len: int,
+    ) -> None:
+        super().__init__(policy, now, plan, kv, ledger, asynchronous, oracle)
+        self._lockstep = lockstep
+        self._memory: LockstepMemory | None = kv if isinstance(kv, LockstepMemory) else None
+        self._drafts = drafts  # whether drafts are made
+        self._lookahead = lookahead
+        self._max_model_len = max_model_len
+        self._asked: Request | None = None  # whose prefix was looked for, not admitted yet
+        self.looked = False
+        """Whether the scheduler asked for something that changes from step to step."""
+        self.served = False
+        """Whether it has called `decode`."""
+        self.num_left = 0
+        """Requests that `decode` has left to the scheduler."""
+        self.until = NO_END
+        """Step id of the plan for which it wants to be asked again."""
+        if self._memory is not None:
+            self._memory.looked = False
+        if lockstep is not None:
+            lockstep.looked = False
+
+    @property
+    def now(self) -> int:
+        """See `PlanContext.now`."""
+        self.looked = True
+        return self._now
+
+    @property
+    def num_tokens(self) -> int:
+        """See `PlanContext.num_tokens`."""
+        tokens = sum(self.plan._tokens.values()) if self.plan._tokens else 0
+        return tokens + (self._lockstep.due if self._lockstep is not None else 0)
+
+    def has_looked(self) -> bool:
+        """Whether the scheduler asked for something that changes from step to step."""
+        memory, lockstep = self._memory, self._lockstep
+        return (
+            self.looked
+            or self._asked is not None
+            or memory is None
+            or memory.looked
+            or (lockstep is not None and lockstep.looked)
+        )
+
+    def decode(
+        self,
+        running: Sequence[Request],
+        most: int,
+        *,
+        free: int = 0,
+        steps: int = NO_END,
+        overrun: bool = False,
+    ) -> Sequence[Request]:
+        """See `PlanContext.decode`."""
+        plan, lockstep, memory = self.plan, self._lockstep, self._memory
+        if self.served or plan._tokens or plan.layout == "recompute":
+            return running
+        self.until = plan.step_id + steps
+        if lockstep is not None and memory is not None:
+            self.served = True
+            looked = memory.looked
+            left: Sequence[Request] = lockstep.serve(running, plan, most, free, not overrun)
+            memory.looked = looked
+        elif self._drafts and not free and not overrun:
+            self.served = True
+            left = self._verify(running, most)
+        else:
+            return running
+        self.num_left = len(left)
+        return left
+
+    def _verify(self, running: Sequence[Request], most: int) -> Sequence[Request]:
+        """Serve requests with the drafts attached to them, as long as all of these can be verified."""
+        tokens, verified, grow = self.plan._tokens, self.plan.drafts, self.kv.grow
+        for i, request in enumerate(running):
+            computed, known, drafts = request._num_computed_tokens, request._num_tokens, request.num_draft_tokens
+            if self._asynchronous:
+                coming = request._num_output_placeholders
+                if coming > 0 and computed + 2 - coming >= request.prompt_len + request.max_tokens:
+                    return running[i:]
+                known += coming
+            new = 1 + drafts
+            if known - computed != 1 or new > most or computed + new >= self._max_model_len:
+                return running[i:]
+            if not grow(request, new, self._lookahead):
+                return running[i:]
+            tokens[request] = new
+            if drafts:
+                verified[request] = drafts
+                request.num_draft_tokens = 0
+            most -= new
+        return ()
+
+    def lookup(self, request: Request) -> Hit:
+        """See `PlanContext.lookup`."""
+        memory = self._memory
+        if memory is None:
+            return self.kv.lookup(request)
+        looked = memory.looked
+        hit = self.kv.lookup(request)
+        memory.looked = looked
+        if self.kv.shares and (request.content is not None or request.state is not State.WAITING):
+            if self._asked is not None and self._asked is not request:
+                self.looked = True
+            self._asked = request
+        return hit
+
+    def admit(
+        self,
+        request: Request,
+        num_tokens: int,
+        hit: Hit | None = None,
+        *,
+        full_tokens: int = 0,
+        reserve: int = 0,
+        lookahead: int = 0,
+        drafts: int = 0,
+    ) -> bool:
+        """See `PlanContext.admit`."""
+        memory = self._memory
+        looked = memory is not None and memory.looked
+        admitted = super().admit(
+            request,
+            num_tokens,
+            hit,
+            full_tokens=full_tokens,
+            reserve=reserve,
+            lookahead=lookahead,
+            drafts=drafts,
+        )
+        if memory is not None:
+            memory.looked = looked
+        if self._asked is request and (admitted or self._stays_refused(request, full_tokens)):
+            self._asked = None
+        return admitted
+
+    def _stays_refused(self, request: Request, full_tokens: int) -> bool:
+        """Whether a request that memory had no room for is refused as long as all there is only grows. What is being
+        generated may become a prefix of it; what it left in the cache may be evicted, and its first chunk end earlier.
+        """
+        return request.content is None and full_tokens >= request._num_tokens
+
+    def extend(self, request: Request, num_tokens: int, *, lookahead: int = 0, drafts: int = 0) -> bool:
+        """See `PlanContext.extend`."""
+        self._single_out(request)
+        memory = self._memory
+        looked = memory is not None and memory.looked
+        extended = super().extend(request, num_tokens, lookahead=lookahead, drafts=drafts)
+        if memory is not None:
+            memory.looked = looked
+        return extended
+
+    def schedule(self, request: Request, num_tokens: int, drafts: int = 0) -> None:
+        """See `PlanContext.schedule`."""
+        self._single_out(request)
+        super().schedule(request, num_tokens, drafts)
+
+    def unschedule(self, request: Request) -> int:
+        """See `PlanContext.unschedule`."""
+        self._single_out(request)
+        return super().unschedule(request)
+
+    def _stop(self, request: Request) -> None:
+        if self._lockstep is not None:
+            self._lockstep.dissolve(self.plan)
+        super()._stop(request)
+
+    def _single_out(self, request: Request) -> None:
+        """A request is dealt with on its own."""
+        if request._keeper is not None and self._lockstep is not None:
+            self._lockstep.dissolve(self.plan)

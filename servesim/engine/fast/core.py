@@ -1,0 +1,233 @@
+"""The state machine of a replica, with requests that decode together counted together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mypy_extensions import mypyc_attr
+
+from servesim.contracts.cost import Batch
+from servesim.contracts.kv import KVAllocator
+from servesim.contracts.plan import Plan, PlanContext
+from servesim.contracts.request import Request, State
+from servesim.contracts.scheduler import Scheduler
+from servesim.engine.compose import compose
+from servesim.engine.core import EngineCore
+from servesim.engine.delivery import deliver
+from servesim.engine.fast.context import FastContext, FastPlan
+from servesim.engine.fast.lockstep import Lockstep
+from servesim.engine.fast.memory import LockstepMemory
+from servesim.engine.fast.step import PAUSE, FastStep
+from servesim.engine.fast.verification import deliver_verified
+from servesim.engine.layout import lay_out
+from servesim.engine.step import Step
+
+MOST = 1024
+"""Steps priced at once."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class FastCore(EngineCore):
+    """Plans and commits as EngineCore does, to the nanosecond, and knows which plans need not be made."""
+
+    def __init__(self, scheduler: Scheduler, kv: KVAllocator, check: bool = False) -> None:
+        super().__init__(scheduler, kv, check)
+        self.lockstep: Lockstep | None = None
+        self._context: FastContext | None = None
+        self.stands = False
+        """Whether the last plan served all running requests, and looked at nothing that changes from step to step."""
+        self.pure = False
+        """Whether it did nothing else."""
+        self.until = 0
+        """Step id of the plan for which the scheduler wants to be asked again."""
+
+    def keep_lockstep(self, depth: int) -> None:
+        """From now on count requests that decode together, if memory knows how. At most `depth` steps are in flight."""
+        kv, scheduler = self.kv, self.scheduler
+        told: Any = type(scheduler).commit  # a scheduler that wants to hear of each token is told
+        if self.speculator is not None or self.lookahead or told is not Scheduler.commit:
+            return
+        if isinstance(kv, LockstepMemory):
+            self.lockstep = Lockstep(kv, kv, self.in_flight, scheduler.limits.async_scheduling, depth)
+
+    def open(self, now: int) -> PlanContext:
+        limits, lockstep = self.scheduler.limits, self.lockstep
+        if lockstep is not None:
+            lockstep.due = 0
+        self._context = FastContext(
+            self.scheduler.name,
+            now,
+            FastPlan(self.next_step_id, lockstep=lockstep),
+            self.kv,
+            self.ledger,
+            limits.async_scheduling,
+            self._oracle,
+            lockstep,
+            self.speculator is not None,
+            self.lookahead,
+            limits.max_model_len,
+        )
+        return self._context
+
+    def enter(self, plan: Plan, now: int) -> Step | None:
+        lockstep, ctx = self.lockstep, self._context
+        assert ctx is not None
+        looked = ctx.has_looked()
+        if lockstep is None:
+            step = super().enter(plan, now)
+            all_served = ctx.served and not ctx.num_left and len(plan._tokens) == len(self.scheduler.running)
+            self._note(ctx, step is not None and all_served and not looked, True)
+            return step
+        if plan.layout == "recompute":
+            lockstep.dissolve(plan)
+        lockstep.end_plan(plan)
+        n = lockstep.due
+        pauses = n == 0 and len(lockstep.members) > 0
+        self._note(ctx, ctx.served and not pauses and not looked, not plan._tokens)
+        if not n and not plan._tokens:
+            self.stands = False
+            return None
+        sampled: list[Request] = []
+        if plan._tokens:
+            batch, sampled = compose(plan, self.kv, f"{self.scheduler.name} at {now} ns")
+            if n:
+                lockstep.advance(1)
+                lockstep.add_to(batch)
+        else:
+            batch = lockstep.next_batch(plan.attention)
+            lockstep.advance(1)
+        self.charge(plan, batch, sampled, now, n)
+        self.pure = self.pure and not batch.bytes_copied
+        turn = PAUSE if pauses else lockstep.turn
+        step = FastStep(
+            plan.step_id,
+            batch,
+            sampled,
+            self.kv.usage(),
+            preempted=len(plan.preempted),
+            planned_ns=now,
+            together=n,
+            turn=turn,
+        )
+        if pauses:
+            lockstep.paused += 1
+        else:
+            lockstep.turn += 1
+            lockstep.admit_following()
+        return step
+
+    def _note(self, ctx: FastContext, stands: bool, alone: bool) -> None:
+        """Note what a plan says of the next one. `alone`: it holds nothing but what was served in bulk."""
+        self.stands = stands
+        self.pure = alone and not ctx.plan.changes_queues
+        self.until = ctx.until
+
+    def plans_known(self, past: int) -> int:
+        """Return for how many more steps at most the plan is known to serve all in lockstep, and nothing else. One
+        planning point may be `past`: steps were committed since the last plan."""
+        lockstep, plan, scheduler = self.lockstep, self.last_plan, self.scheduler
+        assert lockstep is not None
+        assert plan is not None
+        if not self.stands or lockstep.apart or lockstep.paused or len(lockstep.queue) != len(scheduler.running):
+            return 0
+        after_it = not past and self.pure
+        if not after_it and (scheduler.num_waiting() or plan.layout != "mixed"):
+            return 0
+        if len(lockstep.members) > lockstep.most:
+            return 0
+        return min(MOST, self.until - self.next_step_id)
+
+    def next_batch(self) -> Batch:
+        """Return the batch of the next step, if all in lockstep make it up."""
+        lockstep, plan = self.lockstep, self.last_plan
+        assert lockstep is not None
+        assert plan is not None
+        batch = lockstep.next_batch(plan.attention)
+        if plan.layout != "mixed":
+            lay_out(batch, plan, len(lockstep.members), 1)
+        return batch
+
+    def commit(self, now: int, tokens: Mapping[Request, int] | None = None) -> None:
+        step = self.in_flight.popleft()
+        finished, kept = self.deliver(step, self.committed_ns, now, tokens)
+        lockstep = self.lockstep
+        if lockstep is not None:
+            assert isinstance(step, FastStep)
+            for request in finished:
+                if request in lockstep.members:  # it joined, but its turns are for nothing
+                    lockstep.leave(request)
+            if step.together and (ended := lockstep.ended(step.turn)):
+                finished += ended
+                finished.sort(key=lambda r: r._order)
+        self.close(step, finished, kept, now)
+
+    def deliver(
+        self, step: Step, before: int, now: int, tokens: Mapping[Request, int] | None = None
+    ) -> tuple[list[Request], list[Request]]:
+        """Deliver what a step sampled, to those in lockstep, too; the step before it was committed at `before`. Return
+        as `delivery.deliver`, but for members."""
+        self.committed_ns = now
+        lockstep = self.lockstep
+        if lockstep is None:
+            if step.drafts and tokens is None and self.speculator is not None:
+                return deliver_verified(self, step, before, now)
+            return deliver(self, step, before, now, tokens)
+        assert isinstance(step, FastStep)
+        if step.turn == PAUSE:
+            lockstep.paused -= 1
+        else:
+            if step.together:
+                self.tokens_since_output = 0
+                if lockstep.committed_ns == before:
+                    self.on_gap(now - before, step.together)
+                else:
+                    late = lockstep.late(step.turn, before)
+                    if late:
+                        self.on_late(now, late)
+                    if len(late) < step.together:
+                        self.on_gap(now - before, step.together - len(late))
+            lockstep.committed += 1
+            lockstep.committed_ns = now
+        lockstep.last_ns = now
+        return deliver(self, step, before, now, tokens) if step.sampled else ([], [])
+
+    def commit_run(self, now: int, retired: list[Request]) -> None:
+        """Commit a step of requests in lockstep alone, delivered already and no more in flight. `retired`: those that
+        have left the lockstep, but not before they were to get their last token from it."""
+        lockstep = self.lockstep
+        assert lockstep is not None
+        lockstep.committed += 1
+        for request in retired:
+            request._num_output_placeholders -= 1
+            request._num_tokens += 1
+            request._last_token_ns = now
+            if self._shares:
+                self.kv.publish(request, request._num_computed_tokens - request._num_output_placeholders)
+        finished = retired + lockstep.ended(lockstep.committed - 1)
+        if len(finished) > 1:
+            finished.sort(key=lambda r: r._order)
+        self._finish(finished, State.FINISHED, now)
+        if self.checks:
+            self.check_integrity()
+
+    def note_commit(self, now: int) -> None:
+        """Note that the last turn committed so far was done at this instant."""
+        self.committed_ns = now
+        if self.lockstep is not None:
+            self.lockstep.committed_ns = self.lockstep.last_ns = now
+
+    def abort(self, request: Request, now: int, reason: str = "abort") -> None:
+        if self.lockstep is not None and request in self.lockstep.members:
+            self.lockstep.leave(request)
+        super().abort(request, now, reason)
+
+    def _finish(self, requests: list[Request], state: State, now: int) -> None:
+        if self.lockstep is not None:
+            self.lockstep.forget(requests)
+        super()._finish(requests, state, now)
+
+    def check_integrity(self) -> None:
+        if self.lockstep is not None:
+            self.lockstep.check_integrity()
+        super().check_integrity()

@@ -1,0 +1,424 @@
+"""Requests that get one token in every turn, counted together.
+
+A turn is a step of all of them; steps are turns but for those in which they pause. While a request decodes, its
+counters follow from the number of turns: with `offset` = tokens computed before turn t is planned - t, which stays the
+same,
+
+    num_computed_tokens = t + offset                  once t turns are planned,
+    num_tokens          = c + offset + 1              once c turns are committed,
+    num_output_placeholders = t - c.
+
+So a step costs nothing per request, and which request ends or needs a block next is known by turn. A request whose
+prompt is computed by the last step planned is a member already, from the next turn on: with it t and c count from its
+prompt's step. The counters of a member are written when it leaves, and when they are read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from operator import attrgetter
+
+from servesim.contracts.cost import Batch
+from servesim.contracts.kv import KVAllocator
+from servesim.contracts.plan import NO_END, Plan
+from servesim.contracts.request import LAST, CounterKeeper, Request
+from servesim.engine.fast.memory import LockstepMemory
+from servesim.engine.fast.step import FastStep
+from servesim.engine.step import Late, Step
+
+Entry = tuple[int, int, Request]
+"""(turn or other key, order, member): compared up to the order, which is unique."""
+_ORDER = attrgetter("_order")
+
+
+class Lockstep(CounterKeeper):
+    """The members, in batch order, and those behind them in the list that the scheduler has served."""
+
+    def __init__(
+        self, kv: KVAllocator, memory: LockstepMemory, in_flight: deque[Step], asynchronous: bool, depth: int = 1
+    ) -> None:
+        self._kv = kv
+        self._memory = memory
+        self._in_flight = in_flight
+        self._asynchronous = asynchronous
+        self._overrun = max(depth - 2, 0)  # tokens that may be planned beyond the length cap
+        self.members: dict[Request, tuple[int, int, int]] = {}
+        """In batch order: offset, the first turn together, and the first one not committed when it joined that it has
+        got (or will get) a token from."""
+        self._following: list[Request] = []  # join once the step being planned is in flight
+        self.turn = 0
+        """Number of the next turn to be planned."""
+        self.committed = 0
+        """Turns committed so far."""
+        self.committed_ns = -1
+        """When the last turn was committed."""
+        self.last_ns = -1
+        """When the last step was committed."""
+        self.paused = 0
+        """Steps in flight that are no turns."""
+        self.context_sum = 0
+        """Tokens computed of all members once the last turn is planned."""
+        self.context_sumsq = 0
+        self._ends: list[Entry] = []  # by the turn that delivers the last token
+        self._caps: list[Entry] = []  # by the turns committed when what is in flight reaches the length cap
+        self._longest: list[Entry] = []  # by -offset
+        self._joined = 0
+        # What the scheduler said, and showed, when it last planned.
+        self.queue: list[Request] = []
+        """The list it serves, as seen last: members, those among them that have left but not ended, others."""
+        self.apart: list[Request] = []
+        """The others: they may do something, in batch order."""
+        self._served: list[Request] = []  # the very list, which may grow at its end until the plan is done
+        self.due = 0
+        """Members in the plan that is being made."""
+        self.most = 0
+        """Members that a step can take."""
+        self.free = 0
+        """Tokens of memory that must be free before a step."""
+        self.until = NO_END
+        """Step id of the plan for which the scheduler wants to be asked again."""
+        self.retires = False
+        """Whether a member whose last token is in flight takes no part in further turns."""
+        self.looked = False
+        """Whether a member's counters were read."""
+
+    # In a plan.
+
+    def serve(self, running: Sequence[Request], plan: Plan, most: int, free: int, retires: bool) -> list[Request]:
+        """See `PlanContext.decode`: members get their token, and the next ones in the list that need just that join
+        them. Return the others."""
+        self.retires = retires and self._asynchronous
+        if self.retires:
+            self.retire()
+        served = running if isinstance(running, list) else list(running)
+        if served != self.queue and not self._adopt(served):
+            self.dissolve(plan)
+            self.queue, self.apart = served.copy(), served.copy()
+        self._served = served
+        self.most, self.free = most, free
+        n, memory = len(self.members), self._memory
+        enough = not free or self._kv.usage().free >= free
+        if not enough or (n and (n > most or not memory.extend(self.turn, self.committed))):
+            self.dissolve(plan)
+            return served
+        self.due = n
+        joined = 0
+        for request in self.apart:
+            if n + joined >= most or not self._decodes(request):
+                break
+            if not self._kv.grow(request, 1) or not self._join(request):
+                break
+            joined += 1
+        if joined:
+            self.apart = self.apart[joined:]
+        return self.apart
+
+    def _adopt(self, served: list[Request]) -> bool:
+        """Whether a list is the one seen last, but for requests that have joined at its end."""
+        known = len(self.queue)
+        if len(served) <= known or served[:known] != self.queue:
+            return False
+        self._append(served[known:])
+        return True
+
+    def _append(self, requests: list[Request]) -> None:
+        self.queue += requests
+        self.apart = self.apart + requests
+
+    def _decodes(self, request: Request) -> bool:
+        """Whether a request needs just its next token."""
+        known, computed = request._num_tokens, request._num_computed_tokens
+        if self._asynchronous:
+            coming = request._num_output_placeholders
+            if self.retires and coming > 0 and computed + 2 - coming >= request.prompt_len + request.max_tokens:
+                return False
+            known += coming
+        return known - computed == 1 and not request.num_draft_tokens
+
+    def end_plan(self, plan: Plan) -> None:
+        """A plan is made: see which requests behind the members have entered the list since, and which join next."""
+        if plan.preempted:
+            return
+        known = len(self.queue)
+        if self._served and len(self._served) > known:
+            self._append(self._served[known:])
+        self._served = []
+        if self.apart and (self.due or not self.members):
+            self.apart = self._follow(self.apart, plan)
+
+    def retire(self) -> list[Request]:
+        """Let members go whose last token, by the length cap, is in flight: they take no part in further turns (vLLM's
+        asynchronous scheduler). Return them."""
+        caps = self._caps
+        retired: list[Request] = []
+        while caps and caps[0][0] <= self.committed:
+            request = caps[0][2]
+            if request in self.members:
+                if self.committed == self.turn:
+                    break  # the last token has still to be computed
+                self.leave(request, stays=True)
+                retired.append(request)
+            heappop(caps)
+        return retired
+
+    def _join(self, request: Request) -> bool:
+        """Let a request whose memory is there, behind all members in the batch, be one from this turn on; False if it
+        has not got a token in every step of late, or its length cap is not what will stop it."""
+        steps = len(self._in_flight)
+        if not self._capped(request) or (self.paused and request._num_output_placeholders):
+            return False
+        if request._num_output_placeholders != steps - self.paused:
+            return False
+        if not steps and request._last_token_ns != self.last_ns:
+            return False
+        computed = request._num_computed_tokens
+        if not self._memory.join(request, computed - self.turn, computed + 1):
+            return False
+        self._enter(request, computed, self.turn, self.committed)
+        self.due += 1
+        return True
+
+    def _follow(self, requests: list[Request], plan: Plan) -> list[Request]:
+        """Let requests whose prompt this step completes join from the next turn on, one after the other, as long as
+        they stand right behind the members. Return the others."""
+        tokens, first = plan._tokens, self.turn + 1
+        for i, request in enumerate(requests):
+            computed = request._num_computed_tokens + tokens.get(request, 0)
+            if computed != request._num_tokens or request._num_output_placeholders or not self._capped(request):
+                return requests[i:]
+            if not self._memory.join(request, computed - first, computed):
+                return requests[i:]
+            self._following.append(request)
+        return []
+
+    def _capped(self, request: Request) -> bool:
+        """Whether its length cap stops a request, not the end of the context before it."""
+        return request.prompt_len + request.max_tokens + self._overrun <= self._kv.max_model_len
+
+    def admit_following(self) -> None:
+        """A step is in flight."""
+        for request in self._following:
+            self._enter(request, request._num_computed_tokens, self.turn, self.turn - 1)
+        self._following.clear()
+
+    def _enter(self, request: Request, context: int, first: int, begun: int) -> None:
+        offset = context - first
+        self.members[request] = (offset, first, begun)
+        request._keeper = self
+        order = request._order = self._joined
+        self._joined += 1
+        self.context_sum += context
+        self.context_sumsq += context * context
+        heappush(self._ends, (request._end_tokens - offset - 2, order, request))
+        heappush(self._longest, (-offset, order, request))
+        if self._asynchronous:
+            cap = request.prompt_len + request.max_tokens - 2 - offset
+            if cap <= begun:
+                cap -= self._overrun  # at once, however many steps in flight it has no part in
+            heappush(self._caps, (cap, order, request))
+        for heap in (self._longest, self._caps, self._ends):
+            if len(heap) > 2 * len(self.members) + 64:  # most have left and are nowhere near the top
+                heap[:] = [entry for entry in heap if entry[2] in self.members]
+                heapify(heap)
+
+    def dissolve(self, plan: Plan) -> None:
+        """Let all members stand for themselves again, with counters of their own."""
+        self.queue, self.apart, self._served = [], [], []
+        if not self.members:
+            return
+        if self.due:
+            plan._tokens = dict.fromkeys(self.members, 1) | plan._tokens
+            self.due = 0
+        for step in self._in_flight:
+            assert isinstance(step, FastStep)
+            if step.together:
+                step.sampled += [r for r, (_, first, _) in self.members.items() if first <= step.turn]
+                step.sampled.sort(key=_ORDER)
+                step.together = 0
+        for request, (offset, first, begun) in self.members.items():
+            self._write(request, offset, first, begun)
+            request._keeper = None
+            self._memory.leave(request, offset)
+            request._order = LAST
+        self.members.clear()
+        self._ends.clear()
+        self._caps.clear()
+        self._longest.clear()
+        self.context_sum = self.context_sumsq = 0
+
+    def forget(self, requests: Sequence[Request]) -> None:
+        """Requests end: they are in the scheduler's list no more."""
+        for request in requests:
+            if request._order == LAST:
+                if request in self.apart:
+                    self.apart = [other for other in self.apart if other is not request]
+                    self.queue = [other for other in self.queue if other is not request]
+                continue
+            i = bisect_left(self.queue, request._order, key=_ORDER)
+            if i < len(self.queue) and self.queue[i] is request:
+                del self.queue[i]
+
+    # For the engine.
+
+    def advance(self, steps: int) -> None:
+        """N turns are planned."""
+        n, context = len(self.members), self.context_sum
+        self.context_sum = context + n * steps
+        self.context_sumsq += 2 * steps * context + n * steps * steps
+
+    def add_to(self, batch: Batch) -> None:
+        """Add all members to the batch of the turn that was just planned."""
+        n, context = len(self.members), self.context_sum
+        batch.linear_tokens += n
+        batch.decode_count += n
+        batch.decode_context_sum += context
+        batch.decode_context_sumsq += self.context_sumsq
+        batch.decode_context_max = max(batch.decode_context_max, self.longest() + 1)
+        batch.sampled += n
+        batch.sampled_context += context
+
+    def longest(self) -> int:
+        """Return the most tokens computed of a member once the last turn is planned; there is one."""
+        longest = self._longest
+        while longest[0][2] not in self.members:
+            heappop(longest)
+        return self.turn - longest[0][0]
+
+    def late(self, turn: int, before: int) -> list[Late]:
+        """Return the members of a turn that is being committed which got nothing from the step before it, committed at
+        `before`; none unless the members paused."""
+        found: list[Late] = []
+        for request, (_, first, _) in self.members.items():
+            if first <= turn:
+                since = self.committed_ns if first < turn else request._last_token_ns
+                if since != before:
+                    found.append((request.row, since, 1))
+        return found
+
+    def ended(self, turn: int) -> list[Request]:
+        """Return the members whose last token comes with this turn, which is being committed; they are members no
+        more."""
+        ends, found = self._ends, []
+        while ends and ends[0][0] <= turn:
+            request = heappop(ends)[2]
+            if request in self.members:
+                self.leave(request)
+                found.append(request)
+        return found
+
+    def steps_until_change(self, depth: int) -> tuple[int, bool]:
+        """Return for how many more planning points, with `depth` steps in flight after them, no member ends before and
+        none retires at one; and whether one retires at the next. There is a member."""
+        ends, caps, members = self._ends, self._caps, self.members
+        while ends[0][2] not in members:
+            heappop(ends)
+        while caps and caps[0][2] not in members:
+            heappop(caps)
+        last = ends[0][0]
+        retires = self.retires and bool(caps) and caps[0][0] <= last
+        if retires:
+            last = caps[0][0] - 1
+        return last - self.turn + depth, retires
+
+    def next_batch(self, attention: str) -> Batch:
+        """Return what all members make in the next turn."""
+        n, context = len(self.members), self.context_sum
+        after = context + n
+        return Batch(
+            n,
+            [],
+            n,
+            after,
+            self.context_sumsq + context + after,
+            self.longest() + 1,
+            1,
+            n,
+            0,
+            0,
+            attention,
+            sampled_context=after,
+        )
+
+    def _retiring(self, committed: int) -> list[Request]:
+        """Return the members that retire when `committed` turns are committed."""
+        caps, members = self._caps, self.members
+        found, at = [], [0]
+        while at:  # down the heap as far as caps are that low
+            i = at.pop()
+            if i < len(caps) and caps[i][0] <= committed:
+                if caps[i][2] in members:
+                    found.append(caps[i][2])
+                at += (2 * i + 1, 2 * i + 2)
+        return found
+
+    def batch_without_retired(self, steps: int, committed: int, batch: Batch) -> Batch | None:
+        """Return `batch`, of the next turn, as it is `steps` turns later, without the members that retire when
+        `committed` turns are committed; None if these are all."""
+        members, longest = self.members, self._longest
+        retired = self._retiring(committed)
+        n = batch.decode_count - len(retired)
+        if not n:
+            return None
+        batch = batch.advance(steps)
+        after = self.turn + steps + 1
+        contexts = [after + members[request][0] for request in retired]
+        context = batch.decode_context_sum - sum(contexts)
+        gone: list[Entry] = []
+        while longest[0][2] not in members or longest[0][2] in retired:
+            gone.append(heappop(longest))
+        most = after - longest[0][0]
+        for entry in gone:
+            if entry[2] in members:
+                heappush(longest, entry)
+        squares = batch.decode_context_sumsq - sum([c * c for c in contexts])
+        return Batch(n, [], n, context, squares, most, 1, n, 0, 0, batch.attention, sampled_context=context)
+
+    def leave(self, request: Request, stays: bool = False) -> None:
+        """Let a member go that ends or is cancelled; or one that takes part in no further turn and gets its tokens in
+        flight on its own (`stays`)."""
+        offset, first, begun = self.members.pop(request)
+        context = self.turn + offset
+        self.context_sum -= context
+        self.context_sumsq -= context * context
+        self._write(request, offset, first, begun)
+        request._keeper = None
+        self._memory.leave(request, offset)
+        for step in self._in_flight:
+            assert isinstance(step, FastStep)
+            if step.turn >= first:
+                step.together -= 1
+                if stays:
+                    step.sampled.append(request)
+                    step.sampled.sort(key=_ORDER)
+
+    def settle(self, request: Request) -> None:
+        """Write a member's counters, which somebody reads."""
+        self.looked = True
+        offset, first, begun = self.members[request]
+        self._write(request, offset, first, begun)
+
+    def refresh(self) -> None:
+        """Write the counters of all members."""
+        for request, (offset, first, begun) in self.members.items():
+            self._write(request, offset, first, begun)
+
+    def _write(self, request: Request, offset: int, first: int, begun: int) -> None:
+        committed = self.committed if self.committed > begun else begun
+        request._num_computed_tokens = self.turn + offset
+        request._num_tokens = committed + offset + 1
+        request._num_output_placeholders = self.turn - committed
+        if self.committed > first:
+            request._last_token_ns = self.committed_ns
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where an invariant is broken."""
+        contexts = [self.turn + offset for offset, _, _ in self.members.values()]
+        assert self.context_sum == sum(contexts), "contexts in lockstep miscounted"
+        assert self.context_sumsq == sum([c * c for c in contexts]), "squares of contexts in lockstep miscounted"
+        assert not contexts or self.longest() == max(contexts), "the longest context in lockstep is another one"
+        turns = [step for step in self._in_flight if isinstance(step, FastStep) and step.turn >= 0]
+        assert self.committed == self.turn - len(turns), "turns committed miscounted"
+        assert self.paused == len(self._in_flight) - len(turns), "pauses in flight miscounted"

@@ -1,0 +1,88 @@
+"""What fast mode asks of memory: an allocator that answers is a class of its own, beside the plain one.
+
+Requests in lockstep grow by one token in every turn; `offset` is what a request has computed before a turn is planned,
+minus the number of the turn. An allocator without these verbs is stepped plainly, and right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mypy_extensions import mypyc_attr, trait
+
+from servesim.contracts.kv import KVAllocator
+from servesim.contracts.request import Request
+
+
+@trait
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LockstepMemory:
+    """Memory of requests that grow together."""
+
+    looked: bool
+    """Whether a question was asked whose answer changes as requests decode; set by the allocator, cleared by the
+    engine."""
+
+    def join(self, request: Request, offset: int, num_tokens: int) -> bool:
+        """Take a request into lockstep that will have memory for `num_tokens` tokens or more when the next `extend`
+        comes; False if it cannot be."""
+        raise NotImplementedError
+
+    def leave(self, request: Request, offset: int) -> None:
+        """Let a request out of lockstep; its counters are up to date."""
+        raise NotImplementedError
+
+    def extend(self, turn: int, committed: int) -> bool:
+        """Allocate one more token for every member for turn `turn`, given `committed` committed turns. False: out of
+        memory, nothing taken."""
+        raise NotImplementedError
+
+    def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
+        """Return for how many turns from `turn` on, at most `limit`, `extend` succeeds and leaves `reserve` tokens
+        free."""
+        raise NotImplementedError
+
+    def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
+        """Do as `extend` does for k turns from `turn` on, one being committed before each. Return (turn from 1, tokens
+        allocated in it) for those in which any were, in order: each takes as much from `usage().free`, and `external`
+        stays. Only with k <= steps_until_full(...)."""
+        raise NotImplementedError
+
+
+@trait
+@mypyc_attr(allow_interpreted_subclasses=True)
+class DraftMemory:
+    """Memory of requests that get several tokens a step."""
+
+    def rounds_that_fit(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
+    ) -> int:
+        """Return for how many rounds, at most `limit`, each of `requests` can have memory for the tokens that its own
+        sequence in `tokens` names (rising) and `ahead` more, beyond `max_model_len` none."""
+        raise NotImplementedError
+
+    def grow_rounds(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
+    ) -> list[tuple[int, int]]:
+        """For k rounds one by one, give each request in order that memory. `tokens` are known when a round begins; the
+        requests' own counters are left to the caller. Return as `extend_run`. Only with as many rounds as fit."""
+        raise NotImplementedError
+
+
+_fast: dict[type[KVAllocator], type[KVAllocator]] = {}
+
+
+def stands_for(plain: type[KVAllocator]) -> Any:
+    """Class decorator: in fast mode the class takes the place of `plain`, though not of subclasses of that."""
+
+    def enter(cls: type[KVAllocator]) -> type[KVAllocator]:
+        _fast[plain] = cls
+        return cls
+
+    return enter
+
+
+def fast_memory(cls: type[KVAllocator]) -> type[KVAllocator]:
+    """Return the class that takes the place of an allocator's in fast mode: itself where there is none."""
+    return _fast.get(cls, cls)
