@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from servesim.cost.host import HostTerms
-from servesim.experiments.recorded import Floats, RecordedRun
-from servesim.experiments.replay import replay
+from servesim.experiments.recording import Floats, RecordedRun
+from servesim.experiments.recording_replay import replay
 
 UNQUEUED = 5.0
 """Percentile of TTFT that stands for requests that found the server idle."""

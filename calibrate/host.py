@@ -21,8 +21,7 @@ from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.host import HostTerms
 from servesim.cost.streamed import LONG_PROMPT
 from servesim.errors import UserError
-from servesim.experiments.readers import read_run
-from servesim.experiments.recorded import (
+from servesim.experiments.recording import (
     RecordedRun,
     csv_columns,
     gpu_of,
@@ -31,6 +30,7 @@ from servesim.experiments.recorded import (
     read_text,
     settings_beside,
 )
+from servesim.experiments.recording_formats import read_run
 from servesim.hardware import Gpu, ModelSpec
 
 STEP_COLUMNS = {"dt_us", "contiguous", "n_tokens_out", "n_prefill_done", "prefill_tokens_done", "sum_ctx"}

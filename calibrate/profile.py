@@ -14,7 +14,7 @@ from servesim.calibrate.kernels import KernelSet
 from servesim.calibrate.points import HELD_OUT, Limits, Point, Shard, points
 from servesim.calibrate.timing import Device
 from servesim.errors import UserError
-from servesim.experiments.recorded import known_gpu
+from servesim.experiments.recording import known_gpu
 
 CHECK_S = 30.0
 """Between looks at the clock."""

@@ -11,9 +11,9 @@ from typing import Any
 from markupsafe import Markup
 
 from servesim.errors import UserError
-from servesim.experiments.measures import LABELS
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
+from servesim.experiments.run_metrics import LABELS
 from servesim.reports.page import Alert, Block, Page, Section
 from servesim.reports.run import Run
 from servesim.reports.svg import SERIES, Drawing

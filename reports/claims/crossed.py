@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.experiments.axes import Variant
-from servesim.experiments.measures import METRICS
+from servesim.experiments.run_metrics import METRICS
 from servesim.experiments.runner import open_runner
 from servesim.experiments.sweep import PARETO, SWEEP, Table
 

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from servesim.cli.console import open_console
 from servesim.cli.summary import limits_text, number, percent
-from servesim.experiments.measures import metric_label
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
+from servesim.experiments.run_metrics import metric_label
 from servesim.experiments.runner import Progress
 
 COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}

@@ -42,10 +42,10 @@ from servesim.errors import UserError
 from servesim.experiments.axes import load_grid, product
 from servesim.experiments.capacity_study import Study
 from servesim.experiments.documents import write_document
-from servesim.experiments.measures import check_window
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.replicates import replicates_of
+from servesim.experiments.run_metrics import check_window
 from servesim.experiments.runner import OnProgress, open_runner
 from servesim.experiments.statistics import LEVEL
 from servesim.experiments.variants import shared_settings

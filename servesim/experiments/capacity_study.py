@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from servesim.experiments.axes import Variant
-from servesim.experiments.measures import METRICS, Metric, measure
+from servesim.experiments.limit_search import RateSearch, ReplicaSearch
 from servesim.experiments.replicates import Replicates
+from servesim.experiments.run_metrics import METRICS, Metric, measure
 from servesim.experiments.runner import Runner
-from servesim.experiments.searches import RateSearch, ReplicaSearch
 from servesim.experiments.statistics import interval
 from servesim.experiments.sweep import PARETO, pareto_front
 from servesim.hardware import Gpu

@@ -44,21 +44,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.errors import UserError
-from servesim.experiments.axes import Variant, load_grid
-from servesim.experiments.documents import write_document
-from servesim.experiments.drill import divergence_text, drill_down
-from servesim.experiments.measured import (
+from servesim.experiments.against_recording import (
     is_recording,
     measured_document,
     measured_metrics,
     measured_variants,
     read_recording,
 )
-from servesim.experiments.measures import METRICS, Metric, check_window, measure, metrics_of
+from servesim.experiments.axes import Variant, load_grid
+from servesim.experiments.documents import write_document
+from servesim.experiments.drill import divergence_text, drill_down
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
-from servesim.experiments.recorded import RecordedRun
+from servesim.experiments.recording import RecordedRun
 from servesim.experiments.replicates import Replicates, replicates_of
+from servesim.experiments.run_metrics import METRICS, Metric, check_window, measure, metrics_of
 from servesim.experiments.runner import OnProgress, Runner, open_runner
 from servesim.experiments.statistics import check_method
 from servesim.experiments.store import Cell

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.experiments.measures import MS, SECOND, Run
+from servesim.experiments.run_metrics import MS, SECOND, Run
 from servesim.run.result_files import STEPS, reading
 
 Array = NDArray[np.float64]

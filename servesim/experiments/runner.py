@@ -11,8 +11,8 @@ from typing import Any
 
 from servesim.errors import UserError
 from servesim.experiments.executors import Executor, executor
-from servesim.experiments.measures import Run
 from servesim.experiments.objects import Objects
+from servesim.experiments.run_metrics import Run
 from servesim.experiments.store import Cell, Store
 
 

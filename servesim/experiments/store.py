@@ -4,7 +4,7 @@
 
 Beside it stand the experiment's document, its table and its page, and DIR/traces (servesim.experiments.objects).
 
-An address covers the validated scenario, the content of every file it refers to (servesim.experiments.inputs), the
+An address covers the validated scenario, the content of every file it refers to (servesim.experiments.input_files), the
 simulator's code and tables, and the versions of Python and libraries that stand in a result.
 So what is there is never computed again, and what has changed in any way is.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.experiments.inputs import digest_of, input_digests
+from servesim.experiments.input_files import digest_of, input_digests
 from servesim.experiments.objects import TRACES, kept_trace
 from servesim.run.result import Result
 from servesim.run.result_files import REPORT, REQUESTS, STREAMED, SUMMARY, reading

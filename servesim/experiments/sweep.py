@@ -37,10 +37,10 @@ import numpy as np
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, axis_values, load_grid, product
 from servesim.experiments.documents import write_document
-from servesim.experiments.measures import METRICS, Metric, check_window, measure, metrics_of
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.replicates import Replicates, check_count, replicates_of
+from servesim.experiments.run_metrics import METRICS, Metric, check_window, measure, metrics_of
 from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
 from servesim.experiments.store import Cell
 from servesim.experiments.variants import shared_settings
@@ -95,7 +95,7 @@ def sweep(
         if trials is None:
             table.run(variants)
         else:
-            from servesim.experiments.search import search
+            from servesim.experiments.optuna_search import search
 
             search(table, variants, goals, trials)
         how = {"warmup": warmup, "cooldown": cooldown, "best_by": [m.name for m in goals], "trials": trials}

@@ -13,9 +13,9 @@ from servesim.cost.build import IDEAL, ROOFLINE_ONLY
 from servesim.cost.host import HostTerms, host_terms
 from servesim.cost.tables import KernelTables
 from servesim.errors import UserError
-from servesim.experiments.readers import read_folder
-from servesim.experiments.recorded import METRICS, Floats, RecordedRun
-from servesim.experiments.replay import Replay, replay
+from servesim.experiments.recording import METRICS, Floats, RecordedRun
+from servesim.experiments.recording_formats import read_folder
+from servesim.experiments.recording_replay import Replay, replay
 
 STATISTICS = ("mean", "p50", "p99")
 Figures = dict[str, Any]

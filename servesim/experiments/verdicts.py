@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.experiments.measures import Metric, Run, measure, metric_label, steady_rows
+from servesim.experiments.run_metrics import Metric, Run, measure, metric_label, steady_rows
 from servesim.experiments.statistics import (
     Interval,
     block_interval,

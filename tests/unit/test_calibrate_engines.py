@@ -27,7 +27,7 @@ from servesim.calibrate.points import Shard
 from servesim.calibrate.profile import Options, profile
 from servesim.cost import build_cost_model
 from servesim.errors import UserError
-from servesim.experiments.readers import read_folder
+from servesim.experiments.recording_formats import read_folder
 from servesim.experiments.validate import validate
 from servesim.hardware import Gpu, ModelSpec
 from tests.support.devices import FormulaDevice, FormulaKernels

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import servesim
 from servesim import UserError
 from servesim.experiments.capacity import capacity
-from servesim.experiments.searches import RateSearch, ReplicaSearch
+from servesim.experiments.limit_search import RateSearch, ReplicaSearch
 
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:rate=1,prompt=600,output=20",

@@ -11,7 +11,7 @@ import pytest
 import servesim
 from servesim import UserError
 from servesim.experiments.compare import compare
-from servesim.experiments.measures import METRICS, Run, measure
+from servesim.experiments.run_metrics import METRICS, Run, measure
 from servesim.reports.export import export
 
 WORKLOAD: dict[str, Any] = {

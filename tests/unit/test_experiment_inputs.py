@@ -16,7 +16,7 @@ import yaml
 import servesim
 from servesim.calibrate import tables as shipped
 from servesim.contracts import schedulers
-from servesim.experiments.inputs import input_digests
+from servesim.experiments.input_files import input_digests
 from servesim.experiments.store import address_of
 from servesim.hardware import model as bundled
 from servesim.run.scenario import Scenario

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import servesim
 from servesim.cli.app import app
-from servesim.experiments.readers import read_folder
+from servesim.experiments.recording_formats import read_folder
 from servesim.reports.export import FORMATS, export
 
 SETTINGS: dict[str, Any] = {

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from servesim.experiments.readers import read_folder
+from servesim.experiments.recording_formats import read_folder
 
 PROMPTS, ANSWERS = [100, 300, 200, 400], [10, 30, 20, 40]
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from servesim.errors import UserError
-from servesim.experiments.readers import read_folder
-from servesim.experiments.recorded import RecordedRun, Server
-from servesim.experiments.replay import replay
+from servesim.experiments.recording import RecordedRun, Server
+from servesim.experiments.recording_formats import read_folder
+from servesim.experiments.recording_replay import replay
 from servesim.experiments.validate import compare, validate
 
 CHUNKS = "send_time_us,first_chunk_time_us,last_chunk_time_us,server_input_tokens,output_tokens,extra\n"

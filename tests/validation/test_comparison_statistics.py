@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from servesim import simulate
 from servesim.cost.host import host_terms
-from servesim.experiments.measures import METRICS, Run, measure
+from servesim.experiments.run_metrics import METRICS, Run, measure
 from servesim.experiments.statistics import interval, replicates_needed, sign_flip_p, verdict
 
 pytestmark = pytest.mark.slow

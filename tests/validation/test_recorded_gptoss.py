@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from servesim.experiments.readers import read_folder
-from servesim.experiments.recorded import RecordedRun
+from servesim.experiments.recording import RecordedRun
+from servesim.experiments.recording_formats import read_folder
 from servesim.experiments.validate import compare
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from servesim.cost.host import host_terms
-from servesim.experiments.readers import read_folder
-from servesim.experiments.replay import replay
+from servesim.experiments.recording_formats import read_folder
+from servesim.experiments.recording_replay import replay
 from servesim.experiments.validate import validate
 
 ROOT = "groundtruth/gptoss120b_h200"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from servesim.experiments.readers import read_run
+from servesim.experiments.recording_formats import read_run
 from servesim.experiments.validate import compare
 
 CELLS = (

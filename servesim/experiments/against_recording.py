@@ -14,10 +14,10 @@ import numpy as np
 from servesim.contracts.request import State
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, product
-from servesim.experiments.measures import METRICS, MS, Metric, Run, measure
 from servesim.experiments.objects import Objects
-from servesim.experiments.readers import read_folder
-from servesim.experiments.recorded import RecordedRun
+from servesim.experiments.recording import RecordedRun
+from servesim.experiments.recording_formats import read_folder
+from servesim.experiments.run_metrics import METRICS, MS, Metric, Run, measure
 from servesim.experiments.runner import Runner
 from servesim.experiments.variants import is_oracle, shared_settings
 from servesim.experiments.verdicts import Settings, judge

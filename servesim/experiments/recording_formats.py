@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.experiments.bench import BENCH, read_bench, with_lengths
-from servesim.experiments.recorded import (
+from servesim.experiments.recording import (
     RecordedRun,
     Server,
     csv_columns,
@@ -25,6 +24,7 @@ from servesim.experiments.recorded import (
     run_name,
     settings_beside,
 )
+from servesim.experiments.recording_vllm_bench import BENCH, read_bench, with_lengths
 
 CHUNK_TIMES = {"send_time_us", "first_chunk_time_us", "last_chunk_time_us", "output_tokens"}
 ENGINE_TIMES = {"input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from servesim.experiments.recorded import (
+from servesim.experiments.recording import (
     Ints,
     RecordedRun,
     Server,

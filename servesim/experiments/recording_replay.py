@@ -14,7 +14,7 @@ from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.recorder import REQUEST_COLUMNS, Recorder
 from servesim.errors import UserError
-from servesim.experiments.recorded import Floats, Ints, RecordedRun
+from servesim.experiments.recording import Floats, Ints, RecordedRun
 from servesim.hardware import Gpu, ModelSpec, memory_budget, vllm_defaults
 from servesim.run.scenario import policy_settings
 from servesim.run.speculation import Speculation
