@@ -20,12 +20,13 @@ from setuptools.command.build_ext import build_ext
 from setuptools.dist import Distribution
 
 COMPILED = {
-    "contracts": "acceptance_walk cost kv plan request scheduler",
+    "contracts": "cost kv ledger plan request scheduler",
     "cost": "context_pricing curve model stage",
-    "engine": "cluster compose core draft_leap layout leap lockstep lockstep_leap recorder replica"
-    " row step verification",
+    "engine": "cluster compose core delivery layout recorder replica row step",
+    "engine/fast": "acceptance_walk context core cost draft_leap leap lockstep lockstep_leap memory replica step"
+    " verification",
     "workload": "content samples sessions streamed workload",
-    "policies/kv": "_block_tables _extents _growth _prefix_caching paged prefix_hash",
+    "policies/kv": "_block_tables _extents _growth _lockstep_tables _prefix_caching fast paged prefix_hash",
     "policies/scheduling": "_budget vllm",
 }
 """Modules by package below `servesim`, as installed. In these no bound of a slice may have an effect: of an array mypyc

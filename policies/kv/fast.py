@@ -20,7 +20,6 @@ from .paged import Paged
 from .prefix_hash import PrefixHash
 
 
-@stands_for(Paged)
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FastPaged(Paged, LockstepTables):
     """`paged` in fast mode."""
@@ -101,7 +100,6 @@ class PublishingTables(LockstepTables):
             self._offer(request, tokens, tokens)
 
 
-@stands_for(PrefixHash)
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FastPrefixHash(PrefixHash, PublishingTables):
     """`prefix-hash` in fast mode."""
@@ -141,3 +139,7 @@ class FastPrefixHash(PrefixHash, PublishingTables):
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
         self.looked = True
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
+
+
+stands_for(Paged, FastPaged)
+stands_for(PrefixHash, FastPrefixHash)

@@ -17,7 +17,6 @@ from .prefix_oracle import PrefixOracle
 from .prefix_radix import PrefixRadix, PrefixRadixParams
 
 
-@stands_for(Contiguous)
 class FastContiguous(Contiguous, LockstepMemory, DraftMemory):
     """`contiguous` in fast mode: all memory is there already."""
 
@@ -71,7 +70,6 @@ class FastContiguous(Contiguous, LockstepMemory, DraftMemory):
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
 
 
-@stands_for(PrefixRadix)
 class FastPrefixRadix(PrefixRadix, LockstepMemory, DraftMemory):
     """`prefix-radix` in fast mode."""
 
@@ -164,7 +162,6 @@ class FastPrefixRadix(PrefixRadix, LockstepMemory, DraftMemory):
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
 
 
-@stands_for(PrefixOracle)
 class FastPrefixOracle(PrefixOracle, PublishingTables):
     """`prefix-oracle` in fast mode."""
 
@@ -203,3 +200,8 @@ class FastPrefixOracle(PrefixOracle, PublishingTables):
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
         self.looked = True
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
+
+
+stands_for(Contiguous, FastContiguous)
+stands_for(PrefixRadix, FastPrefixRadix)
+stands_for(PrefixOracle, FastPrefixOracle)

@@ -137,9 +137,9 @@ class EngineCore:
         for request in plan.rejected:
             self._reject(request, now, request.reason)
         for request in plan.preempted:
-            for step in self.in_flight:
-                if request.state is not State.RUNNING and request in step.sampled:
-                    step.stale = (step.stale or set()) | {request}
+            for planned in self.in_flight:
+                if request.state is not State.RUNNING and request in planned.sampled:
+                    planned.stale = (planned.stale or set()) | {request}
         step = self.enter(plan, now)
         if step is not None:
             self._empty = 0
@@ -162,12 +162,14 @@ class EngineCore:
 
     def _ask(self, ctx: PlanContext, now: int) -> Plan:
         policy: Any = self.scheduler
+        plan = ctx.plan
         returned = policy.plan(ctx)  # whatever that is
-        if returned is not ctx.plan:
+        own: bool = returned is plan
+        if not own:
             raise PolicyError(f"{self.scheduler.name} at {now} ns: plan returns {returned!r}, not ctx.plan")
         if not isinstance(policy.running, list):
             raise PolicyError(f"{self.scheduler.name} at {now} ns: running is {policy.running!r}, not a list")
-        return ctx.plan
+        return plan
 
     def enter(self, plan: Plan, now: int) -> Step | None:
         """Verify a plan, advance its requests, and describe the batch it makes; None if it is empty."""

@@ -15,7 +15,6 @@ class ByBlock(BlockwisePrefix):
     """Nothing but a table from hash to blocks, and a queue of blocks."""
 
 
-@stands_for(ByBlock)
 class FastByBlock(ByBlock, PublishingTables):
     """The same in fast mode."""
 
@@ -35,3 +34,6 @@ class FastByBlock(ByBlock, PublishingTables):
     def slots(self, request: Request) -> int:
         self.complete(request)
         return super().slots(request)
+
+
+stands_for(ByBlock, FastByBlock)

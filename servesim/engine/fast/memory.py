@@ -7,7 +7,6 @@ minus the number of the turn. An allocator without these verbs is stepped plainl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mypy_extensions import mypyc_attr, trait
 
@@ -73,14 +72,9 @@ class DraftMemory:
 _fast: dict[type[KVAllocator], type[KVAllocator]] = {}
 
 
-def stands_for(plain: type[KVAllocator]) -> Any:
-    """Class decorator: in fast mode the class takes the place of `plain`, though not of subclasses of that."""
-
-    def enter(cls: type[KVAllocator]) -> type[KVAllocator]:
-        _fast[plain] = cls
-        return cls
-
-    return enter
+def stands_for(plain: type[KVAllocator], fast: type[KVAllocator]) -> None:
+    """Let a class take the place of an allocator's in fast mode, though not of its subclasses'."""
+    _fast[plain] = fast
 
 
 def fast_memory(cls: type[KVAllocator]) -> type[KVAllocator]:
