@@ -106,6 +106,8 @@ class FastContext(PlanContext):
         plan, lockstep, memory = self.plan, self._lockstep, self._memory
         if self.served or plan._tokens or plan.layout == "recompute":
             return running
+        if overrun and lockstep is not None and lockstep.overrun:
+            return running  # how far beyond its cap a request is computed is for the scheduler to say
         self.until = plan.step_id + steps
         if lockstep is not None and memory is not None:
             self.served = True

@@ -44,7 +44,8 @@ class Lockstep(CounterKeeper):
         self._memory = memory
         self._in_flight = in_flight
         self._asynchronous = asynchronous
-        self._overrun = max(depth - 2, 0)  # tokens that may be planned beyond the length cap
+        self.overrun = max(depth - 2, 0)
+        """Tokens that may be planned beyond the length cap."""
         self.members: dict[Request, tuple[int, int, int]] = {}
         """In batch order: offset, the first turn together, and the first one not committed when it joined that it has
         got (or will get) a token from."""
@@ -196,7 +197,7 @@ class Lockstep(CounterKeeper):
 
     def _capped(self, request: Request) -> bool:
         """Whether its length cap stops a request, not the end of the context before it."""
-        return request.prompt_len + request.max_tokens + self._overrun <= self._kv.max_model_len
+        return request.prompt_len + request.max_tokens + self.overrun <= self._kv.max_model_len
 
     def admit_following(self) -> None:
         """A step is in flight."""
@@ -217,7 +218,7 @@ class Lockstep(CounterKeeper):
         if self._asynchronous:
             cap = request.prompt_len + request.max_tokens - 2 - offset
             if cap <= begun:
-                cap -= self._overrun  # at once, however many steps in flight it has no part in
+                cap -= self.overrun  # at once, however many steps in flight it has no part in
             heappush(self._caps, (cap, order, request))
         for heap in (self._longest, self._caps, self._ends):
             if len(heap) > 2 * len(self.members) + 64:  # most have left and are nowhere near the top
