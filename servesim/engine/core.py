@@ -178,10 +178,7 @@ class EngineCore:
         batch, sampled = compose(plan, self.kv, f"{self.scheduler.name} at {now} ns")
         self.charge(plan, batch, sampled, now)
         step = Step(plan.step_id, batch, sampled, self.kv.usage(), preempted=len(plan.preempted), planned_ns=now)
-        if plan.drafts:
-            step.drafts = plan.drafts
-            if plan.admitted or plan.resumed:
-                step.dummies = frozenset(plan.admitted + plan.resumed)
+        note_drafts(step, plan)
         return step
 
     def charge(self, plan: Plan, batch: Batch, sampled: list[Request], now: int, unnamed: int = 0) -> None:
@@ -291,3 +288,11 @@ class EngineCore:
             assert self.kv.slots(request) == 0, f"{request} waits and holds memory"
             swapped = request.state is State.SWAPPED
             assert swapped or request.num_computed_tokens == 0, f"{request} waits and has computed tokens"
+
+
+def note_drafts(step: Step, plan: Plan) -> None:
+    """Note on a step which of its plan's tokens are drafts."""
+    if plan.drafts:
+        step.drafts = plan.drafts
+        if plan.admitted or plan.resumed:
+            step.dummies = frozenset(plan.admitted + plan.resumed)

@@ -68,7 +68,7 @@ def _verify(
     """Account for what a request sampled: the drafts accepted, and one token more. Return the tokens it gets."""
     drafts = step.drafts.get(request, 0)
     sampled = 1 if tokens is None else tokens.get(request, 1)
-    if tokens is None and drafts and request not in step.dummies:
+    if tokens is None and drafts and core.speculator is not None and request not in step.dummies:
         depth, accepted = accepts(core, request, drafts)
         sampled += accepted
         if step.verified is None:

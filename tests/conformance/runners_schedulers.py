@@ -11,6 +11,7 @@ from servesim.contracts import (
     KVAllocator,
     KVMemory,
     Limits,
+    Plan,
     PlanContext,
     Request,
     Scheduler,
@@ -19,6 +20,7 @@ from servesim.contracts import (
     kv_allocators,
     schedulers,
 )
+from servesim.contracts.ledger import Ledger
 from servesim.engine.core import EngineCore
 from servesim.policies.scheduling._prefill_adder import CLIP_MAX_NEW_TOKENS, Added, PrefillAdder
 from servesim.policies.scheduling._sglang_order import IN_BATCH_CHECK, IN_BATCH_DEPRIORITIZE, MATCH_LIMIT
@@ -72,7 +74,7 @@ class OrcaIteration:
         scheduler = make("selective", params, config["max_bs"], memory)
         for row, spec in enumerate(self.case["requests"][:count]):
             scheduler.on_arrival(request(row, spec, spec["prompt"], spec["max_new"]))
-        scheduler.plan(PlanContext("selective", 0, 0, scheduler.kv))
+        scheduler.plan(PlanContext("selective", 0, Plan(0), scheduler.kv, Ledger(scheduler.kv)))
         return scheduler
 
     def run(self, case: Case) -> None:
@@ -137,7 +139,7 @@ class V0PrefillPriority:
         waiting = [request(1000 + i, s, s["prompt"], s.get("max_tokens", 16)) for i, s in enumerate(state["waiting"])]
         for one in waiting:
             scheduler.on_arrival(one)
-        plan = scheduler.plan(PlanContext("continuous", 0, 0, scheduler.kv))
+        plan = scheduler.plan(PlanContext("continuous", 0, Plan(0), scheduler.kv, Ledger(scheduler.kv)))
         prefills = [r.name for r in plan.tokens if r in waiting]
         decodes = len(plan.tokens) - len(prefills)
         kind = "prefill_only" if prefills and not decodes else "mixed" if prefills else "decode" if decodes else "none"
@@ -173,7 +175,8 @@ class V0PrefillPriority:
             length = spec if isinstance(spec, int) else spec.get("tokens", spec.get("prompt"))
             gone = Request(2000 + i, f"swapped {i}", length, 64, 0)
             hold(scheduler, gone)
-            assert PlanContext("continuous", 0, 0, scheduler.kv).swap_out(scheduler.running.pop())
+            ctx = PlanContext("continuous", 0, Plan(0), scheduler.kv, Ledger(scheduler.kv))
+            assert ctx.swap_out(scheduler.running.pop())
             scheduler.swapped.append(gone)
 
 

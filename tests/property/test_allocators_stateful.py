@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from servesim.contracts import MISS, Hit, KVMemory, Request, State, build_params, kv_allocators
+from servesim.contracts.request import LAST
 from servesim.engine import compiled
+from servesim.engine.fast.memory import LockstepMemory, fast_memory
 from servesim.workload.content import Prefixes, RunContent
 from tests.support.worlds import memory_state
 
@@ -37,7 +39,7 @@ class Allocators(RuleBasedStateMachine):
         super().__init__()
         cls, values = kv_allocators.resolve(self.spec)
         memory = KVMemory(self.blocks, BLOCK, MAX_LEN, host_blocks=8, windows=self.windows, in_flight_tokens=6)
-        self.kv: Any = cls(build_params(self.spec, cls.Params, dict(values)), memory)
+        self.kv: Any = fast_memory(cls)(build_params(self.spec, cls.Params, dict(values)), memory)
         self.kv.output_len = output_len
         self.prefixes = Prefixes()
         self.rows = 0
@@ -186,26 +188,35 @@ class Allocators(RuleBasedStateMachine):
 
     @rule(mask=PICK, k=st.integers(1, 9))
     def run(self, mask: int, k: int) -> None:
-        batch = [r for i, r in enumerate(self.running) if mask >> i & 1 and r.num_computed_tokens < r.num_tokens]
-        batch = [r for r in batch if r.num_computed_tokens + k <= r._end_tokens]
-        k = self.kv.steps_until_short(batch, k) if batch else 0
-        if not k or compiled():  # what is compiled cannot be copied
+        """Requests that decode grow k times at once as one by one."""
+        if not isinstance(self.kv, LockstepMemory) or compiled():  # what is compiled cannot be copied
             return
+        batch = [r for i, r in enumerate(self.running) if mask >> i & 1 and r.num_computed_tokens == r.num_tokens - 1]
+        batch = [r for r in batch if r.num_computed_tokens + k <= r._end_tokens]
         single, requests = copy.deepcopy((self.kv, batch))
+        members = [r for r in batch if self.kv.join(r, r.num_computed_tokens, r.num_computed_tokens)]
+        for order, request in enumerate(members):
+            request._order = order
+        k = self.kv.steps_until_full(0, k, 0) if members else 0
+        grown = self.kv.extend_run(0, 0, k) if k else []
+        for request in members:
+            offset = request.num_computed_tokens
+            request.num_tokens += k
+            self._advance(request, k)
+            self.kv.leave(request, offset)
+            request._order = LAST
         taken = []
+        alike = [requests[batch.index(request)] for request in members]
         for step in range(1, k + 1):
             free = single.usage().free
-            for request in requests:
+            for request in alike:
                 assert single.grow(request, 1), "less than was promised"
                 request.num_computed_tokens += 1
                 request.num_tokens += 1
                 single.held_tokens += 1
             if single.usage().free != free:
                 taken.append((step, free - single.usage().free))
-        assert self.kv.grow_run(batch, k) == taken
-        for request in batch:
-            request.num_tokens += k
-            self._advance(request, k)
+        assert grown == taken
         assert memory_state(self.kv) == memory_state(single)
 
     @rule(pick=PICK)

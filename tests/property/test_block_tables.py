@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servesim.contracts import MISS, KVMemory, NoParams, Request, build_params, kv_allocators
-from servesim.policies.kv import _block_tables
-from servesim.policies.kv.paged import Paged
+from servesim.policies.kv import _lockstep_tables
+from servesim.policies.kv.fast import FastPaged
 
 SIZE = 4
 ACTIONS = st.one_of(
@@ -66,7 +66,7 @@ class Both:
     """An allocator, and what it is compared with."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.kv = Paged(NoParams(), KVMemory(num_blocks, SIZE, 10_000))
+        self.kv = FastPaged(NoParams(), KVMemory(num_blocks, SIZE, 10_000))
         self.model = InTurn(num_blocks)
         self.step_id = 0
         self.offsets: dict[Request, int] = {}
@@ -91,7 +91,7 @@ class Both:
         if not self.model.computed:
             return
         fit = next((k for k in range(steps) if self.model.short(k + 1)), steps)
-        assert self.kv.steps_until_full(self.step_id, steps) == fit
+        assert self.kv.steps_until_full(self.step_id, steps, 0) == fit
         if fit:
             grown = [(k + 1, blocks * SIZE) for k in range(fit) if (blocks := self.model.step())]
             assert self.kv.extend_run(self.step_id, self.step_id, fit) == grown
@@ -124,7 +124,7 @@ def test_blocks_dealt_together_are_those_dealt_in_turn(
     many: int, actions: list[tuple[str, int]], num_blocks: int, look: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_block_tables, "MANY", many)  # numpy from so many blocks on
+        patch.setattr(_lockstep_tables, "MANY", many)  # numpy from so many blocks on
         both: Any = Both(num_blocks)
         for name, argument in actions:
             getattr(both, name)(argument)

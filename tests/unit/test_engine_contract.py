@@ -198,7 +198,7 @@ def test_a_request_that_ends_while_preempted_has_recomputed_nothing() -> None:
     core.add(request, 1, 0)
     while request.num_computed_tokens < 20:
         core.plan(0)
-    ctx = PlanContext("test", 0, 9, core.kv)
+    ctx = PlanContext("test", 0, Plan(9), core.kv, core.ledger)
     ctx.preempt(core.scheduler.running.pop())
     core.scheduler.waiting.append(request)
     for step in core.in_flight:

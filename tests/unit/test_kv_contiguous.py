@@ -10,6 +10,8 @@ from servesim.contracts import MISS, Batch, KVMemory, Request, State, build_para
 from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.errors import UserError
 from servesim.policies.kv._address_space import Buddies, Stretches
+from servesim.policies.kv.contiguous import ContiguousParams
+from servesim.policies.kv.fast_others import FastContiguous
 from tests.support.worlds import ToyCost, World, toy_trace
 
 
@@ -72,7 +74,6 @@ def test_growth_inside_a_reservation_never_fails_and_beyond_it_always_does() -> 
     assert kv.usage().free == 0
     assert kv.grow(one, 20)
     assert not kv.grow(one, 21)
-    assert kv.steps_until_short([one, rest], 1000) == 20
 
 
 def test_external_waste_is_what_the_mean_chunk_does_not_fit_in() -> None:
@@ -164,3 +165,15 @@ def test_only_reservations_by_true_length_are_oracles() -> None:
     assert not contiguous(100, 50).needs
     assert contiguous(100, 50, reservation="pow2").needs == {"output_len"}
     assert contiguous(100, 50, reservation="oracle").needs == {"output_len"}
+
+
+def test_members_of_a_lockstep_reach_the_end_of_their_reservations_and_no_further() -> None:
+    kv = FastContiguous(ContiguousParams("oracle", "first"), KVMemory(512, 1, 512))
+    kv.output_len = lambda request: request.max_tokens
+    one, rest = request(0, 10, 20), request(1, 400, 82)
+    assert admit(kv, one, rest) == [True, True]
+    assert kv.join(one, 10 - 7, 11)  # before turn 7
+    assert kv.join(rest, 400 - 7, 401)
+    assert kv.steps_until_full(7, 1000, 0) == 20
+    assert kv.extend(26, 26)
+    assert not kv.extend(27, 27)

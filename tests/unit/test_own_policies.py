@@ -47,9 +47,7 @@ ALIKE = {
         "",
         method("on_arrival(self, request)", "self.waiting = sorted([*self.waiting, request], key=lambda r: r.row)"),
     ),
-    "steady returns numpy's": ("scheduler", "", method("steady(self, plan)", "return np.int64(0)")),
     "num_waiting returns numpy's": ("scheduler", "", method("num_waiting(self)", "return np.int32(len(self.waiting))")),
-    "keeps_lockstep returns numpy's": ("scheduler", "", method("keeps_lockstep(self)", "return np.False_")),
     "on_arrival returns something": (
         "scheduler",
         "",
@@ -67,7 +65,6 @@ ALIKE = {
     "lookup returns numpy's": ("kv", "", method("lookup(self, request)", "return Hit(np.int64(0))")),
     "admit returns something": ("kv", "self.grow(request", "return self.grow(request"),
     "fits returns numpy's": ("kv", "", method("fits(self, request)", "return np.True_")),
-    "steps_until_short returns numpy's": ("kv", "", method("steps_until_short(self, *_)", "return np.int64(0)")),
     "route returns numpy's": ("router", "return 0", "return np.argmin([v.num_running for v in views])"),
     "a router without super().__init__": ("router", "", method("__init__(self, *args)", "pass")),
     "limit returns numpy's": ("speculation", "", method("limit(self, batch)", "return np.int64(self.max_drafts)")),
@@ -306,4 +303,4 @@ def test_every_verb_of_a_contract_whose_return_could_be_mistaken_is_held() -> No
             abstract = any("abstractmethod" in ast.unparse(each) for each in verb.decorator_list)
             assert abstract == (verb.name in terms.required.split()), verb.name
             seen += 1
-    assert seen > 60
+    assert seen > 45

@@ -59,9 +59,9 @@ def test_who_generated_least_is_retracted_and_waits_at_the_end() -> None:
 def test_the_ratio_decays_over_600_decodes_and_is_reset_by_retraction_and_by_idling() -> None:
     scheduler: Any = sglang(toy_trace([0], [1], [1])).core().scheduler
     assert scheduler.new_token_ratio == pytest.approx(0.7)
-    scheduler.advance(300)
+    scheduler._decays += 300
     assert scheduler.new_token_ratio == pytest.approx((0.7 + 0.098) / 2)
-    scheduler.advance(1000)
+    scheduler._decays += 1000
     assert scheduler.new_token_ratio == pytest.approx(0.098)
     kept = [Request(0, "a", 10, 100, 0), Request(1, "b", 10, 299, 0)]
     kept[0].num_tokens += 30

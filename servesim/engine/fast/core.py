@@ -13,7 +13,7 @@ from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Scheduler
 from servesim.engine.compose import compose
-from servesim.engine.core import EngineCore
+from servesim.engine.core import EngineCore, note_drafts
 from servesim.engine.delivery import deliver
 from servesim.engine.fast.context import FastContext, FastPlan
 from servesim.engine.fast.lockstep import Lockstep
@@ -110,6 +110,7 @@ class FastCore(EngineCore):
             together=n,
             turn=turn,
         )
+        note_drafts(step, plan)
         if pauses:
             lockstep.paused += 1
         else:
