@@ -267,6 +267,7 @@ def test_unknown_tables_and_domains_are_refused(two_domains: str, tmp_path: Path
         measured(f"table={tmp_path / 'no.yaml'}")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_table_is_what_its_counts_say(name: str) -> None:
     found = yaml.safe_load((SHIPPED / f"{name}.yaml").read_text())

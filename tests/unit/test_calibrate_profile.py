@@ -212,6 +212,7 @@ def test_too_little_gpu_memory_is_said_before_anything_is_measured(tmp_path: Pat
     assert not (tmp_path / "p").exists()
 
 
+@pytest.mark.medium
 def test_times_made_while_the_clock_drifted_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "CHECK_S", 0.0)
     device = FormulaDevice()

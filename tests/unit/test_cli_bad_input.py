@@ -120,6 +120,7 @@ CASES: dict[str, list[tuple[list[str], str]]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [pytest.param(*case, id=f"{claim}: {case[1]}") for claim, cases in CASES.items() for case in cases],

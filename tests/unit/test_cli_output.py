@@ -29,6 +29,7 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, 
     return [(path, command), *(found for name in inner for found in commands(inner[name], (*path, name)))]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("path", "command"), commands(typer.main.get_command(cli.app)), ids=str)
 def test_help_says_all_it_has_to_say(
     path: tuple[str, ...], command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -75,6 +76,7 @@ def printed(folder: Path, *arguments: str, columns: str | None = None) -> str:
 OPTIONS = [word for key, value in SMALL.items() for word in (f"--{key}", str(value))]
 
 
+@pytest.mark.medium
 def test_in_a_pipe_nothing_is_wrapped_or_left_out(tmp_path: Path) -> None:
     notes = simulate(SMALL).summary["notes"]
     assert max(map(len, notes)) > 80
@@ -87,11 +89,13 @@ def test_in_a_pipe_nothing_is_wrapped_or_left_out(tmp_path: Path) -> None:
         assert len([line for line in swept.splitlines() if line.startswith(row)]) == 2
 
 
+@pytest.mark.medium
 def test_columns_set_the_width_of_a_pipe(tmp_path: Path) -> None:
     lines = printed(tmp_path, "run", *OPTIONS, columns="70").splitlines()
     assert 60 < max(map(len, lines)) <= 70
 
 
+@pytest.mark.medium
 def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
     name = "t[bold]:star:[x].csv"
     (tmp_path / name).write_text("arrival_ns,prompt_len,output_len\n0,30,3\n9,30,3\n")
@@ -130,6 +134,7 @@ def test_an_export_replaces_its_like_and_nothing_else(to: str, result: Path, tmp
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
+@pytest.mark.medium
 def test_pages_and_figures_replace_their_like_and_nothing_else(
     result: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ def test_every_policy_is_listed_with_its_idea() -> None:
             assert line.endswith((".", ".)")), f"{name} breaks off: {line}"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [name for registry in REGISTRIES for name in registry.names()])
 def test_each_policy_shows_idea_parameters_and_needs(name: str) -> None:
     text = shown(name)

@@ -47,6 +47,7 @@ def refused(result: tuple[int, str, str], *said: str, code: int = 2) -> None:
         assert text in result[2]
 
 
+@pytest.mark.medium
 def test_a_run_prints_its_summary(servesim: Cli, tmp_path: Path) -> None:
     code, out, err = servesim(*RUN, "--slo", "ttft:500,tpot:50", "--out", tmp_path / "r")
     assert (code, err) == (0, "")
@@ -65,6 +66,7 @@ def test_a_run_prints_its_summary(servesim: Cli, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.medium
 def test_json_is_the_summary_file(servesim: Cli, tmp_path: Path) -> None:
     code, out, _ = servesim(*RUN, "--json", "--out", tmp_path / "r")
     assert code == 0
@@ -137,6 +139,7 @@ def test_damaged_traces_are_refused_on_one_line(servesim: Cli, tmp_path: Path, t
     refused(servesim("trace", "inspect", trace), str(trace), said)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -206,6 +209,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert heavy & set(loaded) == set()
 
 
+@pytest.mark.medium
 def test_a_run_does_not_load_what_it_does_not_need(tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "r"), "--no-report"]
     script = f"import sys; sys.argv = {['servesim', *RUN, *out]}; from servesim.cli import app as cli; cli._guarded()"
@@ -215,6 +219,7 @@ def test_a_run_does_not_load_what_it_does_not_need(tmp_path: Path) -> None:
     assert "numpy" in loaded
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_is_one_line_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     with process(
@@ -253,6 +258,7 @@ def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted: nothing was written\n")
 
 
+@pytest.mark.medium
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     with process(*RUN, "--json") as running:
         assert running.stdout is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from servesim.contracts.request import State
 from servesim.engine.recorder import REQUEST_COLUMNS
@@ -15,6 +15,7 @@ from servesim.errors import UserError
 from servesim.run.simulate import simulate
 from servesim.workload.trace import COMPLETION, DISPATCH, Trace
 from servesim.workload.workload import Clients, FrontEnd, TraceWorkload
+from tests.support.examples import examples
 from tests.support.strategies import social_worlds
 from tests.support.worlds import ToyCost, World, toy_trace
 
@@ -46,7 +47,7 @@ def test_a_batch_is_sent_whole_and_the_next_when_all_of_it_has_left() -> None:
     assert columns(world)["arrival_ns"] == [0, 0, 300, 300, 500]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60)
 @given(social_worlds())
 def test_a_limit_on_concurrency_is_never_exceeded(world: World) -> None:
     got = columns(world)
@@ -90,7 +91,7 @@ def test_a_slower_server_is_asked_later() -> None:
     assert columns(slow)["arrival_ns"] == [0, 2000]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60)
 @given(social_worlds())
 def test_no_request_is_sent_before_what_it_waits_for_whatever_happens(world: World) -> None:
     got = columns(world)

@@ -65,6 +65,7 @@ def test_a_missing_column_and_a_damaged_file_are_named(tmp_path: Path) -> None:
         KernelTables.load(folder=tmp_path).rows("gemm", "bf16")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("gpu", SHIPPED)
 def test_shipped_tables_pass(gpu: str) -> None:
     for path in sorted(KernelTables.load(gpu).folder.glob("*.parquet")):

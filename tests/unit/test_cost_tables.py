@@ -180,6 +180,7 @@ def test_a_folder_without_tables_is_refused(tmp_path: Path) -> None:
         KernelTables.load(folder=tmp_path)
 
 
+@pytest.mark.medium
 def test_pricing_a_step_does_not_import_pandas() -> None:
     code = (
         "import sys; from servesim.cost import build_cost_model; from servesim.hardware import Gpu, ModelSpec;"

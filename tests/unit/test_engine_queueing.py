@@ -89,6 +89,7 @@ def test_an_arrival_that_follows_a_plan_at_that_instant_is_not_planned_with_it(m
     assert (arrived[2], scheduled[2]) == (5000, 6000)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("rho", "seed"), [(0.5, 1), (0.8, 2), (0.9, 3)])
 def test_one_server_with_constant_service_waits_as_m_d_1_says(rho: float, seed: int) -> None:
     n, service = 40_000, 1_000_000
@@ -111,6 +112,7 @@ def test_one_server_with_constant_service_waits_as_m_d_1_says(rho: float, seed: 
         assert wait[i] * service == pytest.approx(w, abs=0.5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("mean", "stop", "slots"), [(4, False, 12.8), (4, True, 12.8), (16, False, 15.06)])
 def test_asynchronous_scheduling_leaves_a_slot_empty_for_one_step_per_request(
     mean: int, stop: bool, slots: float

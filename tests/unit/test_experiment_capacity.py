@@ -60,6 +60,7 @@ def test_a_replica_search_finds_the_fewest(needed: int, most: int) -> None:
     assert search.fewest == (needed if needed <= most else None)
 
 
+@pytest.mark.medium
 def test_the_highest_rate_comes_with_an_interval_and_what_it_costs(tmp_path: Path) -> None:
     frame = servesim.capacity(**WORKLOAD, gpu="h200,l40s", replicates=2, tolerance=0.1, out=tmp_path)
     assert list(frame["verdict"]) == ["carries", "carries"]
@@ -93,6 +94,7 @@ def test_deployments_that_cannot_be_are_named_and_the_rest_answered() -> None:
     assert "l40s failed" in frame.attrs["document"]["notes"][0]
 
 
+@pytest.mark.medium
 def test_a_limit_nothing_meets_and_a_trace_that_fills_nothing_are_said() -> None:
     never = capacity(**WORKLOAD | {"slo": "ttft:1"}, gpu="h200", replicates=1)
     assert list(never["verdict"]) == ["never"]

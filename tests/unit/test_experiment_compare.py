@@ -169,6 +169,7 @@ def test_scenario_files_are_variants_named_by_their_files(tmp_path: Path) -> Non
         compare(*files)
 
 
+@pytest.mark.medium
 def test_a_measured_run_is_replayed_and_compared_request_by_request(tmp_path: Path) -> None:
     settings = {k: v for k, v in WORKLOAD.items() if k != "jobs"} | {"requests": 120}
     servesim.simulate(settings, out=tmp_path / "run")

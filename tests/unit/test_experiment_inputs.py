@@ -119,6 +119,7 @@ def test_the_address_changes_with_every_file_by_itself(acceptance: str, files: d
     assert address_of(asked) in seen
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("acceptance", ["recorded", "measured"])
 def test_every_file_that_a_run_opens_is_part_of_its_address(
     acceptance: str, files: dict[str, Path], tmp_path: Path

@@ -79,6 +79,7 @@ def test_the_same_content_has_the_same_address_and_is_not_computed_twice(trace: 
     assert not set(other["address"]) & set(first["address"])
 
 
+@pytest.mark.medium
 def test_worker_processes_and_several_traces(tmp_path: Path) -> None:
     longer = FRAME.assign(output_len=FRAME["output_len"] * 3)
     longer.attrs["name"] = "longer"
@@ -96,6 +97,7 @@ def test_windows_of_an_object_are_compared(trace: Trace) -> None:
     assert [change["skip"] for change in document["replicates"]["changes"]] == [0, 20, 40]
 
 
+@pytest.mark.medium
 def test_capacity_takes_an_object() -> None:
     frame = servesim.capacity(
         **SERVER, trace=load_preset("azure-conv-2023", 200), slo="ttft:300", replicates=2, tolerance=0.3
@@ -123,6 +125,7 @@ def test_classes_are_held_to_their_own_limits(tmp_path: Path) -> None:
     assert alone["slo_attainment"].tolist() == [0.5, 0.5]
 
 
+@pytest.mark.medium
 def test_a_page_calls_an_object_by_its_name(tmp_path: Path) -> None:
     chat = FRAME.copy()
     chat.attrs["name"] = "my chat"

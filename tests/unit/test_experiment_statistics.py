@@ -54,6 +54,7 @@ def test_holm_only_raises_p_values_and_keeps_their_order(p: list[float]) -> None
     assert (np.diff(np.array(adjusted)[order]) >= 0).all()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("method", "n"), [("t", 5), ("t", 20), ("studentised", 10), ("studentised", 20), ("bca", 30), ("bca", 60)]
 )

@@ -101,6 +101,7 @@ def test_a_name_that_leads_nowhere_stops_every_experiment_before_it_runs(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.medium
 def test_on_the_command_line_it_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     words = [word for key, value in WORKLOAD.items() for word in (f"--{key}", str(value))]
     command = [sys.executable, "-m", "servesim", "sweep", *words, "--kv", "paged,page", "--out", str(tmp_path / "out")]
@@ -131,6 +132,7 @@ def test_killed_and_run_again_only_what_is_missing_is_computed_and_the_bytes_are
     assert contents(out) == contents(tmp_path / "whole")
 
 
+@pytest.mark.medium
 def test_a_worker_that_dies_takes_only_its_cell(tmp_path: Path) -> None:
     deadly = tmp_path / "deadly.py"
     deadly.write_text(
@@ -145,12 +147,14 @@ def test_a_worker_that_dies_takes_only_its_cell(tmp_path: Path) -> None:
     assert frame["error"].iloc[1] == DIED
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("interrupted_start")
 def test_an_interrupt_is_not_for_the_workers() -> None:
     frame = sweep(**WORKLOAD | {"jobs": 2}, scheduler=["vllm", "sarathi"])
     assert list(frame["status"]) == ["ok", "ok"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "file", ["summary.json", "requests.parquet", "steps.parquet", "deliveries.parquet", "scenario.yaml", "timing.json"]
 )
@@ -166,6 +170,7 @@ def test_a_damaged_run_of_an_earlier_sweep_is_computed_again_and_named(file: str
     assert contents(tmp_path) == before
 
 
+@pytest.mark.medium
 def test_a_run_that_was_made_again_is_named_on_the_command_line(tmp_path: Path) -> None:
     asked = {key: value for key, value in WORKLOAD.items() if key != "jobs"} | {"rate": "10,20"}
     words = [word for key, value in asked.items() for word in (f"--{key}", str(value))]

@@ -200,6 +200,7 @@ def test_unsupported_configs_are_refused_by_name(key: str, value: object, what: 
 JUNK = st.none() | st.booleans() | st.integers(-3, 300) | st.floats(allow_nan=False) | st.text(max_size=3)
 
 
+@pytest.mark.medium
 @given(
     st.data(),
     st.sampled_from(bundled_models()),

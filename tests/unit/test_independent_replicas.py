@@ -27,6 +27,7 @@ class Starves(Scheduler):
 """
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("extra", [{}, EAGLE, {"kv": "paged", "engine": {"num_gpu_blocks": 400}}])
 def test_the_bytes_are_those_of_one_process(
     tmp_path: Path, extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -41,12 +42,14 @@ def test_the_bytes_are_those_of_one_process(
     assert apart.timing["loop_cpu_s"] is not None
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("interrupted_start")
 def test_an_interrupt_is_not_for_the_processes_that_serve_replicas() -> None:
     result = servesim.simulate(**BASE, trace="synth:rate=50,output=20", requests=12, jobs=2)
     assert result.summary["requests"]["completed"] == 12
 
 
+@pytest.mark.medium
 def test_requests_sent_at_one_instant_stay_in_order(tmp_path: Path) -> None:
     trace = synthesize("rate=50,output=uniform(1,30)", 120)
     trace = replace(trace, arrival_ns=trace.arrival_ns // 10**9 * 10**9)  # bursts, replicas in step with each other
@@ -56,6 +59,7 @@ def test_requests_sent_at_one_instant_stay_in_order(tmp_path: Path) -> None:
         assert (tmp_path / "apart" / file).read_bytes() == (tmp_path / "one" / file).read_bytes(), file
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("requests", [1, 2, 3, 7])
 def test_replicas_with_nothing_to_do_change_nothing(tmp_path: Path, requests: int) -> None:
     settings = {**BASE, "replicas": 5, "trace": "synth:rate=3,output=20", "requests": requests}
@@ -81,6 +85,7 @@ def test_replicas_that_depend_on_each_other_are_refused(settings: dict[str, Any]
         servesim.simulate(**{**BASE, "trace": "synth:rate=1", "requests": 20, **settings}, jobs=2)
 
 
+@pytest.mark.medium
 def test_what_goes_wrong_in_a_process_is_told_here(tmp_path: Path) -> None:
     (tmp_path / "starves.py").write_text(STARVES)
     settings = {**BASE, "trace": "synth:rate=1", "requests": 6, "scheduler": f"{tmp_path}/starves.py:Starves"}
@@ -93,6 +98,7 @@ def test_routers_say_whether_they_are_blind() -> None:
     assert [name for name in names if routers.resolve(name)[0].blind] == ["round-robin", "session-hash"]
 
 
+@pytest.mark.medium
 def test_a_hash_keeps_conversations_together_and_apart_from_each_other(tmp_path: Path) -> None:
     trace = synthesize("rate=60,output=uniform(1,40)", 200)
     trace = replace(trace, labels={"session": tuple(f"s{i % 23}" if i % 3 else "" for i in range(200))})

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.errors import UserError
 from servesim.workload.trace import After
 from servesim.workload.workload import Clients
+from tests.support.examples import examples
 from tests.support.strategies import worlds
 from tests.support.worlds import World, toy_trace
 
@@ -61,7 +62,7 @@ def test_a_future_that_depends_on_answers_is_refused_by_name() -> None:
     World(trace, "prefix-oracle", clients=Clients(max_concurrency=1)).cluster()  # the order is known, if not when
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60)
 @given(worlds(kv="prefix-oracle"))
 def test_fast_equals_plain_stepping(world: World) -> None:
     alone = replace(world, replicas=1)

@@ -275,6 +275,7 @@ def test_a_class_of_the_standard_library_that_a_policy_is_made_from_is_left_as_i
     assert UserList.extend is extend
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mistake", ["pass", r"raise ValueError('no\n\nluck')"])
 def test_on_the_command_line_it_is_one_line_and_nothing_is_written(mistake: str, tmp_path: Path) -> None:
     file, out = tmp_path / "mine.py", tmp_path / "out"

@@ -42,6 +42,7 @@ def techniques() -> list[tuple[str, list[str], str]]:
     return [(row[0], re.findall(r"`([a-z_.]+=[^`]+)`", row[1]), row[4].strip("` ")) for row in rows]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("technique", "settings", "test"), techniques())
 def test_every_technique_of_the_page_can_be_set_and_names_its_test(
     technique: str, settings: list[str], test: str

@@ -15,6 +15,8 @@ from servesim.reports.drawings import RUN
 from servesim.reports.svg import INK
 from servesim.run.result import Result
 
+pytestmark = pytest.mark.medium
+
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:rate=60,prompt=400,output=lognormal(p50=30,p95=90)",
     "requests": 60,

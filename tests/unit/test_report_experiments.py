@@ -46,6 +46,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return made
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("command", "figures"), [("compare", 4), ("sweep", 3), ("capacity", 1)])
 def test_every_command_leaves_a_page_of_its_own(command: str, figures: int, experiment: Callable[[str], Path]) -> None:
     out = experiment(command)
@@ -92,6 +93,7 @@ def test_a_capacity_page_says_what_is_carried_and_between_what(experiment: Calla
             assert amount(row[key], "") in html
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("command", QUESTIONS)
 def test_markdown_of_an_experiment_has_its_tables(
     command: str, experiment: Callable[[str], Path], tmp_path: Path

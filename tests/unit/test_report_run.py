@@ -45,16 +45,19 @@ def run(folder: Path) -> Run:
     return Run(servesim.Result.load(folder))
 
 
+@pytest.mark.medium
 def test_the_page_is_self_contained_and_told_in_words_too(html: str) -> None:
     assert_sound(html, figures=10)
 
 
+@pytest.mark.medium
 def test_same_result_same_bytes(folder: Path, html: str, tmp_path: Path) -> None:
     assert report(folder) == html
     servesim.simulate(folder / "scenario.yaml", out=tmp_path / "again")
     assert report(tmp_path / "again") == html
 
 
+@pytest.mark.medium
 def test_what_users_name_is_text_and_not_markup(tmp_path: Path) -> None:
     trace = tmp_path / "<b>x.csv"
     trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,3\n0.1,20,4\n")
@@ -64,6 +67,7 @@ def test_what_users_name_is_text_and_not_markup(tmp_path: Path) -> None:
     assert "&lt;b&gt;x.csv" in html
 
 
+@pytest.mark.medium
 def test_a_run_with_drafts_shows_what_became_of_them(tmp_path: Path) -> None:
     settings = {**SETTINGS, "model": "llama-3.1-8b", "requests": 40, "engine": {}, "speculation": "eagle3:k=3"}
     figures = servesim.simulate(**settings, out=tmp_path / "run").summary["speculation"]
@@ -116,6 +120,7 @@ def test_the_chart_of_requests_shows_the_longest_wait(run: Run) -> None:
     assert begin <= (run.requests["arrival_ns"][worst] - run.begin_ns) / 1e9 <= end
 
 
+@pytest.mark.medium
 def test_the_command_line_writes_the_page_beside_the_result(tmp_path: Path) -> None:
     arguments = ["--trace", "synth:rate=20,prompt=100,output=10", "--requests", "20", "--model", "llama-3.2-1b"]
     out = str(tmp_path / "result")

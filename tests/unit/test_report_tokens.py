@@ -31,6 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("case", CASES)
 def test_gaps_of_the_tokens_are_those_the_run_counted(case: str) -> None:
     result = servesim.simulate(**{**WORKLOAD, **CASES[case]})

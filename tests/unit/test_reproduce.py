@@ -142,6 +142,7 @@ def test_the_page_has_every_claim_twice_its_figures_in_words_and_no_link_elsewhe
     assert servesim.report(tmp_path) == html
 
 
+@pytest.mark.medium
 def test_the_files_are_the_same_each_time_and_figures_stand_alone(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / name, _documents(), {})
@@ -159,6 +160,7 @@ def test_the_files_are_the_same_each_time_and_figures_stand_alone(tmp_path: Path
     assert svg.index(">second<") > 0
 
 
+@pytest.mark.medium
 def test_bars_keep_their_order(tmp_path: Path) -> None:
     write(tmp_path, _documents(), {})
     html = (tmp_path / "report.html").read_text()

@@ -100,6 +100,7 @@ def test_choices_are_judged_by_what_they_bring() -> None:
     assert (row.verdict, row.simulated) == ("corrected", "no such gain: 1 x alone, 1 x in the best")
 
 
+@pytest.mark.medium
 def test_the_quiz_ranks_and_says_what_each_part_is_worth() -> None:
     (one,) = find("quiz-70b-on-2-h100")
     given = one.given()

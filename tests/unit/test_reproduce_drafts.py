@@ -33,6 +33,7 @@ def test_tokens_of_a_pass_by_hand(alpha: float, k: int, tokens: float) -> None:
     assert formula(alpha, k) == pytest.approx(tokens)
 
 
+@pytest.mark.medium
 def test_the_course_s_example_is_3_36_tokens_and_2_33_times_the_speed() -> None:
     got = decode(0.8, 4, ConstantPasses(0.11), 20_000)
     assert got.tokens == pytest.approx(3.3616, rel=0.02)
@@ -54,6 +55,7 @@ def test_a_wrong_draft_costs_its_passes() -> None:
     assert (got.tokens, got.ms) == (pytest.approx(1.0, rel=0.01), pytest.approx(1.44, rel=0.01))
 
 
+@pytest.mark.medium
 def test_a_sketch_without_bonus_stays_at_2_95() -> None:
     """Two distributions that share 0.7 + 0.1."""
     p, q = np.array([0.7, 0.3]), np.array([0.9, 0.1])
@@ -103,6 +105,7 @@ def test_work_of_a_token_is_what_is_verified_over_what_is_kept() -> None:
     assert rows == pytest.approx(5.0, rel=0.04), "the last steps of an answer are trimmed"
 
 
+@pytest.mark.medium
 def test_pairs_gain_for_one_client_and_less_for_many() -> None:
     outcome, rows = run("draft-pairs", ks=[2, 4])
     assert rows["7B for 70B, 70 % right, 1 client"].verdict == "corrected", "2.533 / 1.2 or 2.773 / 1.4 at most"

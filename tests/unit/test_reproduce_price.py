@@ -66,6 +66,7 @@ def test_the_most_users_meet_the_speed_and_one_step_more_do_not() -> None:
     assert attained(most) >= 0.99 > attained(most + max(1, most // 40))
 
 
+@pytest.mark.medium
 def test_a_thousand_users_need_far_fewer_than_a_thousand_gpus() -> None:
     _, rows = run("thousand-users", deployments={"fp8 on 2": {"tp": 2, "dtype": "fp8"}}, rounds=1)
     (row,) = rows.values()
@@ -85,6 +86,7 @@ def test_the_price_falls_with_the_load_and_output_costs_more() -> None:
     assert output.y[0] > 5 * output.y[1] > 5 * prompts.y[1]  # type: ignore[operator]
 
 
+@pytest.mark.medium
 def test_the_waterfall_is_every_step_over_those_before_it_and_multiplies_up() -> None:
     (one,) = find("naive-to-production")
     given = one.given()

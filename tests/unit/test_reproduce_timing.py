@@ -155,6 +155,7 @@ def test_a_step_without_graphs_takes_its_launches() -> None:
     )
 
 
+@pytest.mark.medium
 def test_engine_switches_are_all_told() -> None:
     parts = changed("engine-switches", "batching", clients=[1, 4, 8, 64])
     parts |= changed(

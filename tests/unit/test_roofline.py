@@ -44,6 +44,7 @@ def placed(roof: Roof, batch: Batch) -> dict[str, Any]:
     return steps.describe()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", bundled_models())
 @pytest.mark.parametrize(
     "batch", [decode_step(16, 1024), prefill_step(1024), MIXED], ids=["decode", "prefill", "mixed"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.draws import uniform
@@ -19,6 +19,7 @@ from servesim.reports.claims.sampling import (
     verify_siblings,
     without,
 )
+from tests.support.examples import examples
 
 TARGET, DRAFT = np.array([0.3, 0.7]), np.array([0.5, 0.5])
 
@@ -59,7 +60,8 @@ def test_the_output_of_a_tree_is_the_target_and_candidates_help(
     assert sibling_acceptance(p, q, 1) == pytest.approx(acceptance_probability(p, q), abs=1e-12)
 
 
-@settings(deadline=None, max_examples=10)
+@pytest.mark.medium
+@examples(10)
 @given(distributions(4), distributions(4), st.integers(0, 1000))
 def test_what_is_sampled_agrees_with_the_closed_form(p: np.ndarray, q: np.ndarray, seed: int) -> None:
     """20,000 verifications of two drafts and of two siblings; five standard errors."""

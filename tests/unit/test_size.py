@@ -182,6 +182,7 @@ def test_the_tables_say_what_the_json_says() -> None:
     assert "made for 4,096 positions" in done.output
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -18,6 +18,7 @@ from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec
 from servesim.policies.speculation._length import Goodput, parse_table, verification
 from servesim.traces.acceptance.independent import expected_tokens
+from tests.support.examples import examples
 from tests.support.worlds import World, toy_trace
 
 TARGET = ModelSpec.load("llama-3.1-8b")
@@ -48,7 +49,8 @@ class Leviathan(CostModel):
         return np.full(k, round(1_000_000 * (1 + self.share * batch.draft_k)), dtype=np.int64)
 
 
-@settings(deadline=None, max_examples=8)
+@pytest.mark.medium
+@examples(8)
 @given(st.floats(0.3, 0.95), st.integers(1, 7), st.floats(0.0, 0.5))
 def test_batch_1_speed_up_is_leviathan_s(alpha: float, k: int, share: float) -> None:
     trace = toy_trace([0], [1], [100_000])
@@ -73,7 +75,7 @@ DRAFTERS = (
 )  # fmt: skip
 
 
-@settings(deadline=None)
+@pytest.mark.medium
 @given(
     st.sampled_from(DRAFTERS),
     st.sampled_from([("llama-3.1-8b", "h200"), ("qwen3-8b", "l40s"), ("mistral-7b", "h100")]),
@@ -295,7 +297,7 @@ def test_recorded_acceptance_is_replayed(tmp_path: Any) -> None:
 
 
 @given(st.integers(1, 256), st.integers(200, 8000), st.floats(0.2, 0.95))
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_the_oracle_bounds_every_k(count: int, context: int, alpha: float) -> None:
     drafter = speculator("eagle3:k=5,adapt=oracle")
     model = acceptance(f"independent:alpha={alpha}")

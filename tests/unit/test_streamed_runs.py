@@ -82,6 +82,7 @@ def compare(streamed: Any, kept: Any, where: str = "") -> None:
         assert streamed == kept, where
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", CASES)
 def test_it_says_what_the_run_that_keeps_all_says(tmp_path: Path, name: str) -> None:
     settings = settings_of(name)
@@ -105,6 +106,7 @@ def test_the_same_bytes_come_again_and_from_the_scenario_it_wrote(tmp_path: Path
     assert servesim.Result.load(tmp_path / "two").requests["row"].tolist() == list(range(700))
 
 
+@pytest.mark.medium
 def test_no_more_requests_are_held_than_are_on_their_way() -> None:
     held = []
 

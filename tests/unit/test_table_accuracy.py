@@ -74,6 +74,7 @@ def test_straight_lines_are_found_again_and_bends_are_overestimated(tmp_path: Pa
             assert found.p95 == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("gpu", ["a100", "h200"])
 def test_rows_that_are_kept_are_looked_up_as_measured(gpu: str) -> None:
     tables = KernelTables.load(gpu)

@@ -87,6 +87,7 @@ def test_wide_spread_and_kernels_outside_a_graph_are_named(tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.medium
 def test_the_page_is_one_file_and_the_same_every_time(measured: Path) -> None:
     html = table_html(measured)
     assert html == table_html(measured)
@@ -96,6 +97,7 @@ def test_the_page_is_one_file_and_the_same_every_time(measured: Path) -> None:
     assert html.count("<svg") >= 6
 
 
+@pytest.mark.medium
 def test_the_page_of_shipped_tables_says_that_nothing_was_repeated() -> None:
     from servesim.cost import KernelTables
 

@@ -61,6 +61,7 @@ def test_a_later_turn_shares_exactly_the_blocks_it_was_meant_to() -> None:
     assert grown.runs[4][0] == (0, 10)
 
 
+@pytest.mark.medium
 def test_a_fit_of_a_bursty_trace_gives_back_its_statistics() -> None:
     spec = "arrivals=gamma(cv=2),rate=10,prompt=lognormal(p50=500,p95=2000),output=uniform(5,50)"
     trace = synthesize(spec, 4000, seed=9)
@@ -73,6 +74,7 @@ def test_a_fit_of_a_bursty_trace_gives_back_its_statistics() -> None:
         assert np.percentile(twin.output_len, level) == pytest.approx(np.percentile(trace.output_len, level), abs=2)
 
 
+@pytest.mark.medium
 def test_a_fit_of_a_conversation_gives_back_its_hit_rate(tmp_path: Path) -> None:
     original = open_trace("preset:mooncake-conversation", requests=3000, seed=8)
     save_trace(original, tmp_path / "original.jsonl", "mooncake")

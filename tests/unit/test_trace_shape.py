@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.errors import UserError
@@ -14,6 +14,7 @@ from servesim.run.simulate import simulate
 from servesim.traces import save_trace, shape, synthesize
 from servesim.traces.shape import STEPS
 from servesim.workload.trace import COMPLETION, Trace
+from tests.support.examples import examples
 from tests.support.worlds import toy_trace
 
 S = 1_000_000_000
@@ -131,7 +132,7 @@ def test_a_share_asks_for_samples_of_the_recorded_length_and_others_keep_theirs(
     assert shape(then, ["label:n=1"], 0).samples is None
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.sampled_from([
     "thin:keep=0.6", "window:start=5,end=45", "first:plays=4", "shuffle", "stretch:factor=3", "repeat:times=2",
     "arrive:rate=0.3", "ramp:start=1,end=2", "think:cap=7",
