@@ -87,7 +87,7 @@ compiled: $(COMPILED)/.ready
 
 test-compiled: $(READY) $(COMPILED)/.ready
 	$(COMPILED)/bin/servesim --version | grep -q '(compiled)'
-	$(COMPILED)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark tests/conformance tests/property $(COMPILED_UNIT)
+	$(COMPILED)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark tests/conformance tests/property tests/unit
 
 package: $(READY)
 	.ci/package
