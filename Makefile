@@ -62,7 +62,7 @@ coverage: $(READY)
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html:.coverage-html
 
 test-calibrate: $(CALIBRATE)/.ready
-	$(CALIBRATE)/bin/python -m pytest tests/torch
+	$(CALIBRATE)/bin/python -m pytest -m "not benchmark" tests/torch
 
 trace-processor: .trace-processor/.ready
 
