@@ -87,7 +87,8 @@ compiled: $(COMPILED)/.ready
 
 test-compiled: $(READY) $(COMPILED)/.ready
 	$(COMPILED)/bin/servesim --version | grep -q '(compiled)'
-	$(COMPILED)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark tests/conformance tests/property tests/unit
+	$(COMPILED)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark -m 'not (benchmark or cross)' \
+	    tests/conformance tests/property $(addprefix tests/unit/,contracts cost engine kv run scheduling speculation workload)
 
 package: $(READY)
 	.ci/package

@@ -18,7 +18,7 @@ from servesim.contracts.request import State
 from servesim.reports.export import export
 from servesim.reports.tokens import Tokens
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(

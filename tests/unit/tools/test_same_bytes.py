@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-DIFFERENCES = runpy.run_path(str(Path(__file__).resolve().parents[2] / ".ci" / "differences.py"))["differences"]
+DIFFERENCES = runpy.run_path(str(Path(__file__).resolve().parents[3] / ".ci" / "differences.py"))["differences"]
 SUMMARY = {"notes": ["a note"], "engine": {"steps": 3, "shares": [0.5, 0.25]}, "price": 1.5}
 
 

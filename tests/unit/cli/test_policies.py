@@ -46,7 +46,7 @@ def test_parameters_come_with_defaults_and_what_they_mean() -> None:
 
 
 def test_a_package_adds_policies_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = importlib.metadata.EntryPoint("theirs", "tests.unit.test_cli_policies:Theirs", "servesim.router")
+    entry = importlib.metadata.EntryPoint("theirs", "tests.unit.cli.test_policies:Theirs", "servesim.router")
     real = importlib.metadata.entry_points
     monkeypatch.setattr(
         importlib.metadata, "entry_points", lambda **kw: [entry] if kw == {"group": "servesim.router"} else real(**kw)

@@ -31,7 +31,7 @@ class Faulty(Scheduler):
 def run_with(mistake: str, tmp_path: Path) -> None:
     file = tmp_path / "faulty.py"
     file.write_text(
-        "from tests.unit.test_engine_contract import Faulty\n"
+        "from tests.unit.engine.test_contract import Faulty\n"
         "class Wrong(Faulty):\n"
         "    def mistake(self, ctx):\n"
         f"        request = self.running[-1]\n        {mistake}\n"
@@ -61,7 +61,7 @@ def test_memory_that_was_not_allocated_cannot_be_used(tmp_path: Path) -> None:
     trace = toy_trace([0], [40], [4])
     file = tmp_path / "short.py"
     file.write_text(
-        "from tests.unit.test_engine_contract import Faulty\n"
+        "from tests.unit.engine.test_contract import Faulty\n"
         "class Short(Faulty):\n"
         "    def mistake(self, ctx):\n"
         "        ctx.admit(self.running[-1], 4); ctx.schedule(self.running[-1], 40)\n"

@@ -12,7 +12,7 @@ from servesim.policies.scheduling._prefill_adder import Added, PrefillAdder
 from servesim.policies.scheduling._sglang_order import order
 from servesim.workload.content import Prefixes, RunContent
 from tests.support.worlds import ToyCost, World, toy_trace
-from tests.unit.test_schedulers_batching import requests_of, steps_of
+from tests.unit.scheduling.test_batching import requests_of, steps_of
 
 
 def composition(world: World) -> list[tuple[int, int]]:

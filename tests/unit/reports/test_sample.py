@@ -10,7 +10,7 @@ import pytest
 import servesim
 from tests.support.pages import assert_sound
 
-REPORTS = Path(__file__).resolve().parents[2] / "reports"
+REPORTS = Path(__file__).resolve().parents[3] / "reports"
 
 
 def structure(html: str) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from tests.property.test_cross import crowd
 from tests.support.documents import blocks
 from tests.support.worlds import World
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "writing-a-policy.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "writing-a-policy.md"
 WORLD = World(crowd(3), num_blocks=60, max_num_seqs=12, max_num_batched_tokens=128, max_model_len=192)
 
 

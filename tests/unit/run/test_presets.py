@@ -14,7 +14,7 @@ from servesim.run.presets import engine_presets
 from servesim.run.scenario import Scenario, override
 from servesim.run.simulate import simulate
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BASE = {"trace": "preset:azure-conv-2023", "model": "llama-3.1-8b", "gpu": "h200"}
 
 
