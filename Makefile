@@ -2,7 +2,8 @@
 # make lint    style, formatting, types, and which package may import which
 # make quick   the unit tests that take no second each, with few random examples: under a minute
 # make test    all tests but the slow ones: a few minutes
-# make slow    the slow ones: published results, whole traces, real browsers
+# make slow    the slow ones: every scheduler on random worlds, whole traces, real browsers; a minute or two
+# make claims  published results reproduced in full; minutes
 # make nightly  every scheduler on every allocator, and ten times as many random examples, others each time
 # make coverage  run the tests of `make test` and say which lines no test runs
 # make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
@@ -31,7 +32,7 @@ LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(C
 
 PYTEST = $(VENV)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark
 
-.PHONY: run lint quick test slow nightly coverage test-calibrate trace-processor docs sample bench bench-peers compiled \
+.PHONY: run lint quick test slow claims nightly coverage test-calibrate trace-processor docs sample bench bench-peers compiled \
     test-compiled build package
 
 run: $(READY)
@@ -46,13 +47,16 @@ lint: $(READY)
 	$(VENV)/bin/ruff format --check --output-format concise .
 
 quick: $(READY)
-	$(PYTEST) -m 'not (benchmark or cross or slow or medium)' --hypothesis-profile=dev tests/unit
+	$(PYTEST) -m 'not (benchmark or claims or cross or slow or medium)' --hypothesis-profile=dev tests/unit
 
 test: $(READY)
 	$(PYTEST)
 
 slow: $(READY)
 	$(PYTEST) -m slow
+
+claims: $(READY)
+	$(PYTEST) --dist worksteal -m claims
 
 nightly: $(READY)
 	$(PYTEST) -m 'not benchmark' --hypothesis-profile=nightly tests/property
@@ -87,7 +91,7 @@ compiled: $(COMPILED)/.ready
 
 test-compiled: $(READY) $(COMPILED)/.ready
 	$(COMPILED)/bin/servesim --version | grep -q '(compiled)'
-	$(COMPILED)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark -m 'not (benchmark or cross)' \
+	$(COMPILED)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark -m 'not (benchmark or claims or cross)' \
 	    tests/conformance tests/property $(addprefix tests/unit/,contracts cost engine kv run scheduling speculation workload)
 
 package: $(READY)

@@ -25,9 +25,9 @@ SHORTER: dict[str, dict[str, Any]] = {"draft-tokens": {"tokens": 20_000}, "draft
 
 
 def named() -> list[Any]:
-    """(experiment, verdict -> rows), the long ones marked slow."""
+    """(experiment, verdict -> rows), the long ones marked."""
     rows = [(name, claims) for group in CLAIMS.values() for name, claims in group.items()]
-    return [pytest.param(*row, id=row[0], marks=[] if row[0] in QUICK else [pytest.mark.slow]) for row in rows]
+    return [pytest.param(*row, id=row[0], marks=[] if row[0] in QUICK else [pytest.mark.claims]) for row in rows]
 
 
 def test_every_experiment_is_listed_in_its_group() -> None:
