@@ -100,9 +100,9 @@ def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
     name = "t[bold]:star:[x].csv"
     (tmp_path / name).write_text("arrival_ns,prompt_len,output_len\n0,30,3\n9,30,3\n")
     options = [name if word == SMALL["trace"] else word for word in OPTIONS if word not in ("--requests", "5")]
-    for command in (["run", *options, "--out", "r[red]"], ["trace", "inspect", name]):
-        assert name.removesuffix(".csv") in printed(tmp_path, *command).splitlines()[0]
-    assert "written to r[red]" in printed(tmp_path, "run", *options, "--out", "r[red]")
+    ran, inspected = printed(tmp_path, "run", *options, "--out", "r[red]"), printed(tmp_path, "trace", "inspect", name)
+    assert [name.removesuffix(".csv") in said.splitlines()[0] for said in (ran, inspected)] == [True, True]
+    assert "written to r[red]" in ran
     policy = "p[red].py"
     (tmp_path / policy).write_text("from servesim.policies.scheduling.vllm import Vllm as Mine\n")
     swept = printed(tmp_path, "sweep", *options, "--scheduler", f"{policy}:Mine,vllm", "--jobs", "1")
