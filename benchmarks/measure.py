@@ -19,6 +19,9 @@ from unittest.mock import patch
 from benchmarks.cases import BASE, CASES, SHARED, Case
 from benchmarks.instructions import Counter
 
+MEASURE = "import servesim, sys; sys.path.insert(0, sys.argv.pop(1)); from benchmarks.measure import main; main()"
+"""What another interpreter runs: its own servesim with the benchmarks of this checkout, whose path comes first."""
+
 
 class Item:
     """Something with attributes, as requests are."""
@@ -165,12 +168,18 @@ def peak_memory_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def in_own_process(name: str, requests: int | None = None, repeats: int | None = None) -> dict[str, Any]:
-    """The same figures from a fresh interpreter; `skipped` alone, with the reason, where there are none."""
-    command = [sys.executable, "-m", "benchmarks.measure", name]
+def in_own_process(
+    name: str, requests: int | None = None, repeats: int | None = None, python: str = sys.executable
+) -> dict[str, Any]:
+    """Return the same figures from a fresh interpreter, of the servesim installed for it; `skipped` alone, with the
+    reason, where there are none."""
+    command = [python, "-P", "-c", MEASURE, str(Path(__file__).parents[1]), name]
     for option, value in (("--requests", requests), ("--repeats", repeats)):
         command += [option, str(value)] if value is not None else []
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        return {"skipped": f"{python}: {error.strerror}"}
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return {"skipped": last}

@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 
 from servesim.contracts.request import State
 from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.metrics.requests import RequestColumns
+from tests.support.examples import register_profiles
 
 TESTS = Path(__file__).resolve().parent
 SHARED = TESTS.parents[1] / "shared"
-# The same examples every time, whatever else the machine is doing; `pytest --hypothesis-profile=default` looks further.
-settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("repeatable")
+register_profiles()
 SUITES = ("docs", "unit", "property", "torch", "conformance", "validation", "golden")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from mypy_extensions import mypyc_attr
 
@@ -87,7 +87,7 @@ class Request:
     state: State = State.WAITING
     _end_tokens: int = 0  # the engine's: num_tokens at which it ends
     _order: int = LAST  # the engine's: its place in the batch among those its keeper counts for
-    _walk: object = None  # the engine's: the steps it will take
+    _walk: Any = None  # the engine's: the steps it will take
     _keeper: CounterKeeper | None = None  # counts for it, until it stands for itself again
     _num_tokens: int = field(init=False)
     _num_computed_tokens: int = field(default=0, init=False)

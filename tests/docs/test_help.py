@@ -24,13 +24,13 @@ ELSEWHERE = {
     "servesim calibrate steps": "needs torch: tests/torch",
     "servesim calibrate engine": "needs torch: tests/torch",
     "servesim calibrate acceptance": "needs torch and a model: tests/torch",
-    "servesim calibrate host": "needs recordings: tests/unit/test_host_terms.py",
+    "servesim calibrate host": "needs recordings: tests/unit/cost/test_host_terms.py",
     "servesim calibrate import": "needs profiles: tests/unit",
-    "servesim calibrate report": "half a minute: tests/unit/test_table_quality.py",
-    "servesim calibrate accuracy": "half a minute: tests/unit/test_table_accuracy.py",
+    "servesim calibrate report": "half a minute: tests/unit/calibrate/test_table_quality.py",
+    "servesim calibrate accuracy": "half a minute: tests/unit/calibrate/test_table_accuracy.py",
     "servesim reproduce all": "minutes",
     "servesim reproduce pagedattention": "half a minute: tests/validation",
-    "servesim sweep grid.yaml": "needs the extra search: tests/unit/test_experiment_sweep.py",
+    "servesim sweep grid.yaml": "needs the extra search: tests/unit/experiments/test_sweep.py",
 }
 """Beginnings of examples that are not run here, and why."""
 CHEAPER = {

@@ -1,4 +1,4 @@
-"""CITATION.cff, NOTICE and CHANGELOG say what the package says."""
+"""CITATION.cff, NOTICE and CHANGELOG say what the package says; hosted workflows run what there is."""
 
 from __future__ import annotations
 
@@ -46,3 +46,37 @@ def test_the_changelog_names_the_version() -> None:
     heads = re.findall(r"^## \[(.*)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
     assert heads[0] == "Unreleased"
     assert PROJECT["version"] in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_hosted_workflows_and_hooks_run_targets_of_the_makefile_and_scripts_of_the_project() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    workflows = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / ".github/workflows").glob("*.yml"))]
+    steps = [step for flow in workflows for job in flow["jobs"].values() for step in job["steps"]]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    commands = [step["run"] for step in steps if "run" in step] + [hook["entry"] for hook in hooks]
+    commands += re.findall(r"^part (.*)", (ROOT / ".ci/run").read_text(), flags=re.M)
+    made = {target for command in commands for target in re.findall(r"^make ([a-z-]+)", command)}
+    assert {"lint", "quick", "test", "slow", "test-compiled", "package", "nightly"} <= made
+    assert made <= targets
+    scripts = {script for command in commands for script in re.findall(r"^\.ci/[a-z-]+", command)}
+    assert scripts == {".ci/same-bytes"}
+    assert all((ROOT / script).exists() for script in (*scripts, ".ci/package"))
+
+
+def test_tests_run_on_every_python_that_wheels_are_built_for() -> None:
+    whole = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    tested = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["strategy"]["matrix"][
+        "python"
+    ]
+    built = [f"3.{minor}" for minor in re.findall(r"cp3(\d+)-", whole["tool"]["cibuildwheel"]["build"])]
+    assert tested == built
+    assert PROJECT["requires-python"] == f">={tested[0]}"
+
+
+def test_issue_forms_are_well_formed() -> None:
+    forms = [path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"]
+    for path in forms:
+        form = yaml.safe_load(path.read_text())
+        assert {"name", "description", "body"} <= set(form)
+        assert {field["type"] for field in form["body"]} <= {"input", "textarea", "checkboxes", "dropdown", "markdown"}
+    assert len(forms) == 3

@@ -7,7 +7,6 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -16,6 +15,7 @@ from servesim.contracts.request import LAST
 from servesim.engine import compiled
 from servesim.engine.fast.memory import LockstepMemory, fast_memory
 from servesim.workload.content import Prefixes, RunContent
+from tests.support.examples import examples
 from tests.support.worlds import memory_state
 
 BLOCK, BLOCKS, MAX_LEN = 4, 17, 40
@@ -291,7 +291,7 @@ class Allocators(RuleBasedStateMachine):
 
 def check(**settings_of_machine: Any) -> None:
     case = type("Machine", (Allocators,), settings_of_machine).TestCase  # type: ignore[attr-defined]
-    case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    case.settings = examples(40, stateful_step_count=40)
     case("runTest").runTest()
 
 

@@ -7,12 +7,13 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts import MISS, KVMemory, NoParams, Request, build_params, kv_allocators
 from servesim.policies.kv import _lockstep_tables
 from servesim.policies.kv.fast import FastPaged
+from tests.support.examples import examples
 
 SIZE = 4
 ACTIONS = st.one_of(
@@ -119,7 +120,7 @@ class Both:
 
 @pytest.mark.parametrize("many", [1, 8, 512])
 @given(actions=st.lists(ACTIONS, max_size=40), num_blocks=st.integers(2, 80), look=st.booleans())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_blocks_dealt_together_are_those_dealt_in_turn(
     many: int, actions: list[tuple[str, int]], num_blocks: int, look: bool
 ) -> None:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts.cost import Batch
@@ -80,7 +80,6 @@ def test_price_is_the_first_step_of_a_run_of_one(
     assert sum(model.stages(batch)) == price.gpu_ns
 
 
-@settings(deadline=None)
 @given(models, decodes(), st.integers(1, 80))
 def test_a_run_is_the_steps_one_by_one(model: TableCostModel, drawn: tuple[Batch, list[int]], steps: int) -> None:
     batch, _ = drawn

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
@@ -17,6 +17,7 @@ from servesim.workload.content import RunContent
 from tests.property.test_allocators_stateful import BLOCK, BLOCKS, LOOKAHEAD, MAX_LEN, PICK, Allocators
 from tests.support import by_block
 from tests.support.by_block import ByBlock
+from tests.support.examples import examples
 from tests.support.strategies import groups_of_samples, lockstep_worlds, social_worlds, worlds
 from tests.support.worlds import World, memory_state, watch
 
@@ -125,7 +126,7 @@ class Pairs(Allocators):
 @pytest.mark.parametrize("blocks", [BLOCKS, 40])
 def test_runs_of_blocks_are_blocks(variant: str, blocks: int) -> None:
     case = type("Machine", (Pairs,), {"variant": variant, "blocks": blocks}).TestCase  # type: ignore[attr-defined]
-    case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    case.settings = examples(40, stateful_step_count=40)
     case("runTest").runTest()
 
 
@@ -141,7 +142,7 @@ def assert_same(world: World, variant: str) -> None:
     assert seen[0] == seen[1]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@examples(150)
 @given(
     st.one_of(worlds(kv="prefix-hash"), social_worlds(kv="prefix-hash"), lockstep_worlds(), groups_of_samples()),
     st.sampled_from(VARIANTS),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import HealthCheck, currently_in_test_context, event, given, settings
+from hypothesis import currently_in_test_context, event, given
 
 from servesim.contracts.request import State
 from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder
 from servesim.metrics.requests import RequestColumns
+from tests.support.examples import examples
 from tests.support.strategies import drafting_worlds, groups_of_samples, lockstep_worlds, social_worlds, worlds
 from tests.support.worlds import World, watch
 
@@ -44,32 +45,32 @@ def assert_steps_agree(fast: Recorder, plain: Recorder) -> None:
     assert at == len(plain_rows)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@examples(400)
 @given(worlds(samples=True))
 def test_fast_mode_equals_plain_stepping_in_every_record(world: World) -> None:
     assert_fast_equals_plain(world)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@examples(250)
 @given(social_worlds(samples=True))
 def test_the_same_where_clients_wait_for_answers_give_up_and_try_again(world: World) -> None:
     assert_fast_equals_plain(world)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@examples(400)
 @given(lockstep_worlds())
 def test_the_same_where_requests_that_decode_are_counted_together(world: World) -> None:
     assert all(replica.core.lockstep is not None for replica in world.cluster("fast").replicas)
     assert_fast_equals_plain(world)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@examples(300)
 @given(drafting_worlds())
 def test_the_same_where_drafts_are_verified(world: World) -> None:
     assert_fast_equals_plain(world)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@examples(150)
 @given(groups_of_samples())
 def test_the_same_where_samples_are_forked_and_swapped_together(world: World) -> None:
     fast, _ = compared(world)

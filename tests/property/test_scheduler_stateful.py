@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from servesim.contracts import Request, State
 from servesim.workload.workload import Prefixes, RunContent
+from tests.support.examples import examples
 from tests.support.worlds import World, toy_trace
 
 SEQS, BUDGET = 3, 24
@@ -123,5 +123,5 @@ class Loop(RuleBasedStateMachine):
 def test_vllm_conserves_tokens_and_requests(asynchronous: bool, kv: str, policy: str) -> None:
     machine = type("Machine", (Loop,), {"asynchronous": asynchronous, "kv": kv, "policy": policy})
     case = machine.TestCase  # type: ignore[attr-defined]
-    case.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+    case.settings = examples(40, stateful_step_count=50)
     case("runTest").runTest()

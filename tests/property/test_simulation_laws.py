@@ -7,17 +7,18 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts import Batch, CostModel, Host, State
 from servesim.engine import compiled
 from servesim.engine.cluster import Cluster
 from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS
+from tests.support.examples import examples
 from tests.support.strategies import worlds
 from tests.support.worlds import World
 
-SLOW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = examples(60)
 
 
 def requests(cluster: Cluster) -> dict[str, np.ndarray]:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.traces import load_trace, save_trace, trace_digest
 from servesim.traces.prefix import block_hits, block_ids, shared_prefix_tokens
 from servesim.workload.trace import After, Content, Samples, Trace
+from tests.support.examples import examples
 
 RUNS = st.lists(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=4), min_size=1, max_size=8
@@ -62,7 +63,7 @@ def traces(draw: st.DrawFn) -> Trace:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(traces(), st.sampled_from(["parquet", "jsonl", "csv"]))
 def test_native_formats_lose_nothing(trace: Trace, form: str) -> None:
     if form == "csv":
@@ -77,7 +78,7 @@ def test_native_formats_lose_nothing(trace: Trace, form: str) -> None:
         assert (back.name, back.notes) == (trace.name, trace.notes)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(traces())
 def test_agentic_mooncake_loses_nothing_it_says_it_holds(trace: Trace) -> None:
     n = len(trace)
@@ -115,7 +116,7 @@ def tokens_of(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(content, position) for content, length in runs for position in range(length)]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(RUNS, st.integers(1, 6))
 def test_shared_prefixes_agree_with_plain_tokens(rows: list[list[tuple[int, int]]], block: int) -> None:
     content = content_of(rows)
@@ -132,7 +133,7 @@ def test_shared_prefixes_agree_with_plain_tokens(rows: list[list[tuple[int, int]
     assert np.all(tokens <= shared)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(RUNS, st.integers(1, 6))
 def test_block_ids_are_equal_exactly_where_prefixes_are(rows: list[list[tuple[int, int]]], block: int) -> None:
     ids = block_ids(content_of(rows), block)

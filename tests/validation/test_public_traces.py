@@ -122,6 +122,7 @@ def test_originals_survive_a_round_trip(name: str, form: str, tmp_path: Path) ->
     assert trace_digest(load_trace(tmp_path / "again")) == trace_digest(trace)
 
 
+@pytest.mark.slow
 def test_agents_without_their_outputs_survive_agentic_mooncake(tmp_path: Path) -> None:
     trace = load_trace(TRACES / AGENTS, content="prompts")
     trace = trace.take(np.flatnonzero(trace.plays() < 4))

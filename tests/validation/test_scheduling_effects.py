@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 import servesim
 from servesim import draws
 from servesim.engine.core import EngineCore
 from servesim.engine.step import Step
 from servesim.workload.trace import Trace
+from tests.support.examples import examples
 from tests.support.strategies import worlds
 from tests.support.worlds import World
 
@@ -29,7 +30,7 @@ def every_plan(world: World, look: object) -> None:
     cluster.run()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@examples(100)
 @given(worlds("sarathi"))
 def test_with_sarathi_no_decode_waits_and_prefills_get_what_decodes_leave_of_a_chunk(world: World) -> None:
     def look(core: EngineCore) -> None:

@@ -1,0 +1,260 @@
+"""The frame that claims are run in: verdicts, scenarios, the command, the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import servesim
+from servesim.cli import reproduce as cli_reproduce
+from servesim.cli.app import app
+from servesim.errors import UserError
+from servesim.reports import claims
+from servesim.reports.claims import (
+    GROUPS,
+    Bars,
+    Curve,
+    Experiment,
+    Given,
+    Lines,
+    Outcome,
+    Row,
+    Spans,
+    experiments,
+    find,
+    worker,
+)
+from servesim.reports.claims.assumptions import check_folder, load
+from servesim.reports.claims.figures import from_dict, to_dict
+from servesim.reports.claims_page import write
+
+LINES = Lines("curve", "A curve", "It rises.", "x", "y", [Curve("a", [1, 2], [1, None]), Curve("b", [1, 2], [2, 3])])
+BARS = Bars("bars", "Bars", "Two bars.", "seconds", {"second": [1.0, None], "first": [20.0, 3.0]}, ("x", "y"))
+SPANS = Spans("spans", "Spans", "One span.", "step", {"slot": [(0, 10, "A")]}, ("A",))
+
+
+def test_a_verdict_is_one_of_the_six_and_a_difference_has_a_cause() -> None:
+    with pytest.raises(ValueError, match="'matches' is none of reproduced, corrected"):
+        Row("a", "1", "1", "matches")
+    for verdict in ("differs", "out of reach"):
+        with pytest.raises(ValueError, match="without a cause"):
+            Row("a", "1", "2", verdict)
+    with pytest.raises(ValueError, match="group 'x' is none of memory, time"):
+        Row("a", "1", "1", "reproduced", group="x")
+    with pytest.raises(ValueError, match="shown is what nobody claims"):
+        Row("a", "1", "1", "shown")
+
+
+def test_near_compares_with_a_figure_or_a_range() -> None:
+    outcome = Outcome()
+    outcome.near("exact", 42, 42.0, "ms")
+    outcome.near("5 % off", 100, 105, within=0.05)
+    outcome.near("6 % off", 100, 106, within=0.05, cause="because")
+    outcome.near("wrong by its own formula", 172, 687, "GB", within=0.02, otherwise="corrected")
+    outcome.near("in a range", (2, 5), 3.36, "x")
+    outcome.near("below a range", (2, 5), 1.9, "x", note="as it is", cause="too slow")
+    said = [(row.published, row.simulated, row.verdict, row.note) for row in outcome.rows]
+    assert said == [
+        ("42 ms", "42 ms", "reproduced", ""),
+        ("100", "105", "reproduced", "taken as the same up to 5 % off"),
+        ("100", "106", "differs", "because"),
+        ("172 GB", "687 GB", "corrected", ""),
+        ("2 to 5 x", "3.36 x", "reproduced", ""),
+        ("2 to 5 x", "1.9 x", "differs", "as it is; too slow"),
+    ]
+
+
+def test_amounts_have_three_digits_or_all_whole_ones() -> None:
+    assert [claims.amount(v) for v in (0.0039, 3.364, 71.94, 687.2, 16384.0)] == [
+        "0.0039", "3.36", "71.9", "687", "16,384",
+    ]  # fmt: skip
+
+
+def test_figures_survive_json() -> None:
+    for figure in (LINES, BARS, SPANS):
+        again = from_dict(json.loads(json.dumps(to_dict(figure))))
+        assert json.dumps(to_dict(again)) == json.dumps(to_dict(figure))
+
+
+def test_every_experiment_has_a_scenario_with_words_and_a_group() -> None:
+    assert experiments()
+    for one in experiments().values():
+        given, text = load(one.name)
+        assert given
+        assert text.startswith("# "), f"{one.name}.yaml begins with what it is"
+        assert one.group in GROUPS
+
+
+def test_an_edited_scenario_takes_the_place_of_the_shipped_one(tmp_path: Path) -> None:
+    (tmp_path / "pagedattention.yaml").write_text("requests: 10\n")
+    (one,) = find("pagedattention")
+    shipped, edited = one.given(), one.given(tmp_path)
+    assert edited == {**shipped, "requests": 10}
+    (tmp_path / "pagedattention.yaml").write_text("request: 10\n")
+    with pytest.raises(UserError, match=r"pagedattention.yaml: unknown key 'request' .did you mean .requests"):
+        one.given(tmp_path)
+    (tmp_path / "pagedattention.yaml").write_text("a: [\n")
+    with pytest.raises(UserError, match=r"pagedattention.yaml: line \d"):
+        one.given(tmp_path)
+
+
+def test_a_folder_of_scenarios_must_have_one_of_an_experiment(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no scenario"):
+        check_folder(tmp_path, ["a"])
+    (tmp_path / "pagedatention.yaml").touch()
+    with pytest.raises(UserError, match='did you mean "pagedattention"'):
+        check_folder(tmp_path, ["pagedattention"])
+
+
+def _good(_: Given) -> Outcome:
+    rows = [
+        Row("holds", "1", "1", "reproduced"),
+        Row("beside", "-", "5", "shown"),
+        Row("does not", "1", "2", "differs", "because", "time"),
+    ]
+    return Outcome(rows, ["a note with <b>"], [LINES, BARS, SPANS])
+
+
+def _documents() -> list[dict[str, Any]]:
+    names = ("speculation-crossover", "pagedattention")
+    return [Experiment(name, "memory", "A claim", "A source", _good).document() for name in names]
+
+
+def test_the_page_has_every_claim_twice_its_figures_in_words_and_no_link_elsewhere(tmp_path: Path) -> None:
+    write(tmp_path, _documents(), {"pagedattention": "", "broken": "out of <cheese>"})
+    html = (tmp_path / "report.html").read_text()
+    assert html.count(">does not<") == 4
+    assert html.count(">beside<") == 2, "nothing was claimed: not among the claims"
+    assert "<h1>4 claims, 2 experiments</h1>" in html
+    assert "It rises." in html
+    assert "a note with &lt;b&gt;" in html
+    assert "<b>broken failed:</b> out of &lt;cheese&gt;" in html
+    assert set(re.findall(r'<a href="([^"]*)"', html)) == {"#speculation-crossover", "#pagedattention"}
+    assert 'id="speculation-crossover"' in html
+    assert "scenarios/speculation-crossover.yaml" in html
+    assert not re.search(r'(src|href)="http', html)
+    assert servesim.report(tmp_path) == html
+
+
+@pytest.mark.medium
+def test_the_files_are_the_same_each_time_and_figures_stand_alone(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / name, _documents(), {})
+    files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
+    assert [str(f) for f in files if f.suffix == ".svg"] == [
+        f"{name}-{figure}.svg"
+        for name in ("pagedattention", "speculation-crossover")
+        for figure in ("bars", "curve", "spans")
+    ]
+    for file in files:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    svg = (tmp_path / "a" / "speculation-crossover-bars.svg").read_text()
+    assert svg.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    assert "var(" not in svg
+    assert svg.index(">second<") > 0
+
+
+@pytest.mark.medium
+def test_bars_keep_their_order(tmp_path: Path) -> None:
+    write(tmp_path, _documents(), {})
+    html = (tmp_path / "report.html").read_text()
+    assert html.index(">second<") < html.index(">first<")
+
+
+def test_one_that_fails_or_dies_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = find("speculation-crossover")[0]
+    chosen = [Experiment(name, "memory", "", "", _good) for name in ("no-such-experiment", real.name)]
+    answer = worker.ANSWER + json.dumps({"document": {"name": real.name}, "error": "", "cpu_s": 1.0})
+    script = f"import sys; sys.exit('died') if sys.argv[-1] == {chosen[0].name!r} else print({answer!r})"
+    monkeypatch.setattr(worker, "COMMAND", (sys.executable, "-c", script))
+    heard: list[str] = []
+    done = worker.run_all(chosen, None, 2, lambda one: heard.append(one.name))
+    assert [(one.name, one.document, one.error) for one in done] == [
+        ("no-such-experiment", None, "died"),
+        (real.name, {"name": real.name}, ""),
+    ]
+    assert sorted(heard) == ["no-such-experiment", real.name]
+
+
+def test_a_worker_answers_with_a_document_or_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "pagedattention.yaml").write_text("nonsense: 1\n")
+    worker.main("pagedattention", str(tmp_path))
+    answer = json.loads(capsys.readouterr().out.removeprefix(worker.ANSWER))
+    assert answer["document"] is None
+    assert "unknown key 'nonsense'" in answer["error"]
+
+
+def test_the_command_names_what_failed_and_writes_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    document = _documents()[0]
+    done = [worker.Done(document["name"], document), worker.Done("pagedattention", None, "too hot")]
+    monkeypatch.setattr(cli_reproduce, "_run", lambda *_: done)
+    result = CliRunner().invoke(app, ["reproduce", "all", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "error: pagedattention: too hot" in result.stderr
+    assert "does not: because" in result.stdout
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert (tmp_path / "out" / "scenarios" / f"{document['name']}.yaml").is_file()
+
+
+def test_a_folder_with_other_files_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    document = _documents()[0]
+    monkeypatch.setattr(cli_reproduce, "_run", lambda *_: [worker.Done(document["name"], document)])
+    arguments = ["reproduce", "all", "--out", str(tmp_path / "out")]
+    page = tmp_path / "out" / "report.html"
+    page.parent.mkdir()
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert CliRunner().invoke(app, arguments).exit_code == 0, "claims of before are replaced"
+    for path in (page.parent / "reproduced.json", page):
+        path.unlink()
+    page.write_text("mine")
+    said = str(CliRunner().invoke(app, arguments).exception)
+    assert "exists and holds no claims of servesim" in said
+    assert page.read_text() == "mine"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError])
+def test_one_that_is_cut_off_leaves_no_folder_that_was_not_there(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    claimed: list[list[str]] = []
+
+    def cut_off(*_: object) -> list[worker.Done]:
+        claimed.append(sorted(path.name.rpartition(".")[2] for path in tmp_path.rglob("*")))
+        raise error
+
+    monkeypatch.setattr(cli_reproduce, "_run", cut_off)
+    (tmp_path / "empty").mkdir()
+    for out in ("new/deep/claims", "empty"):
+        CliRunner().invoke(app, ["reproduce", "all", "--out", str(tmp_path / out)])
+    assert claimed == [["deep", "empty", "new", "partial"], ["empty", "partial"]]
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_workers_end_with_the_one_who_asked_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [Experiment(name, "memory", "", "", _good) for name in ("quick", "endless")]
+    answer = worker.ANSWER + json.dumps({"document": {}, "error": "", "cpu_s": 1.0})
+    script = f"import sys, time; print({answer!r}) if sys.argv[-1] == 'quick' else time.sleep(600)"
+    monkeypatch.setattr(worker, "COMMAND", (sys.executable, "-c", script))
+
+    def interrupted(done: worker.Done) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # and not after ten minutes
+        worker.run_all(chosen, None, 2, interrupted)
+
+
+def test_bad_options_are_one_line(tmp_path: Path) -> None:
+    for arguments, said in (
+        (["pagedatention"], "unknown experiment 'pagedatention' (did you mean \"pagedattention\"?)"),
+        (["all", "--jobs", "0"], "jobs is 0, must be at least 1"),
+        (["all", "--scenarios", str(tmp_path)], "no scenario (NAME.yaml) there"),
+    ):
+        result = CliRunner().invoke(app, ["reproduce", *arguments])
+        assert isinstance(result.exception, UserError)
+        assert said in str(result.exception)

@@ -1,0 +1,73 @@
+"""`servesim policies` says what each policy is; packages add theirs by entry point."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+from typer.testing import CliRunner
+
+from servesim.cli.app import app
+from servesim.contracts import REGISTRIES, Registry, Router, Scheduler
+
+runner = CliRunner()
+
+
+def shown(*args: str) -> str:
+    result = runner.invoke(app, ["policies", *args])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_every_policy_is_listed_with_its_idea() -> None:
+    text = shown()
+    for registry in REGISTRIES:
+        assert f"\n{registry.kind}\n" in f"\n{text}"
+        for name in registry.names():
+            (line,) = (line for line in text.splitlines() if line.startswith(f"  {name} "))
+            assert len(line.split(name, 1)[1].strip()) > 20, f"{name} does not say what it is"
+            assert line.endswith((".", ".)")), f"{name} breaks off: {line}"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", [name for registry in REGISTRIES for name in registry.names()])
+def test_each_policy_shows_idea_parameters_and_needs(name: str) -> None:
+    text = shown(name)
+    assert "parameters:" in text
+    assert len(text.splitlines()) >= 3
+
+
+def test_parameters_come_with_defaults_and_what_they_mean() -> None:
+    text = shown("sarathi")
+    assert "chunk_size = 512\n      Tokens of an iteration" in text
+    assert "paper: Agrawal" in text
+    assert "needs: predicted_output_len" in shown("srpt")
+    assert "needs: output_len" in shown("srpt-oracle")
+
+
+def test_a_package_adds_policies_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = importlib.metadata.EntryPoint("theirs", "tests.unit.cli.test_policies:Theirs", "servesim.router")
+    real = importlib.metadata.entry_points
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda **kw: [entry] if kw == {"group": "servesim.router"} else real(**kw)
+    )
+    fresh: Registry[Router] = Registry("router", Router, "servesim.policies.routing")
+    monkeypatch.setattr(fresh, "_package", "tests.support")  # built-ins register elsewhere
+    assert "theirs" in fresh.names()
+    assert fresh.resolve("theirs")[0] is Theirs
+
+
+class Theirs(Router):
+    """A router of another package."""
+
+    def route(self, request, views):  # type: ignore[no-untyped-def]
+        return 0
+
+
+def test_unknown_policies_are_refused_with_a_suggestion() -> None:
+    from servesim.errors import UserError
+
+    result = runner.invoke(app, ["policies", "saratti"])
+    assert isinstance(result.exception, UserError)
+    assert 'did you mean "sarathi"' in str(result.exception)
+    assert Scheduler.paper == ""

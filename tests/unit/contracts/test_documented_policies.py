@@ -1,0 +1,63 @@
+"""The policies shown in docs/writing-a-policy.md do exactly what the built-in ones named there do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import servesim
+from tests.property.test_cross import crowd
+from tests.support.documents import blocks
+from tests.support.worlds import World
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "writing-a-policy.md"
+WORLD = World(crowd(3), num_blocks=60, max_num_seqs=12, max_num_batched_tokens=128, max_model_len=192)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("policies")
+    found = {}
+    for block in blocks(PAGE.read_text()):
+        if block.argument.endswith(".py"):
+            found[block.argument] = folder / block.argument
+            found[block.argument].write_text(block.text)
+    assert set(found) == {"fcfs.py", "tokens.py", "least.py", "small.py"}
+    return found
+
+
+def records(world: World) -> tuple[list[list[int]], list[list[int]]]:
+    recorder = world.run("reference", check=True).recorder
+    return recorder.requests.array().tolist(), recorder.steps.array().tolist()
+
+
+@pytest.mark.parametrize("kv", ["paged", "prefix-hash"])
+def test_the_scheduler_is_selective_batching(files: dict[str, Path], kv: str) -> None:
+    theirs = replace(WORLD, kv=kv, scheduler=f"{files['fcfs.py']}:Fcfs")
+    ours = replace(WORLD, kv=kv, scheduler="selective", scheduler_params={"fused_attention": True})
+    assert records(theirs) == records(ours)
+
+
+@pytest.mark.parametrize("scheduler", ["vllm", "continuous", "sarathi"])
+def test_the_allocator_is_paged_memory_in_blocks_of_one(files: dict[str, Path], scheduler: str) -> None:
+    small = replace(WORLD, scheduler=scheduler, block_size=1, num_blocks=400, max_num_batched_tokens=200)
+    theirs = replace(small, kv=f"{files['tokens.py']}:Tokens")
+    assert records(theirs) == records(replace(small, kv="paged", num_blocks=401))  # one is the null block
+
+
+def test_the_router_is_least_outstanding(files: dict[str, Path]) -> None:
+    theirs = replace(WORLD, replicas=3, router=f"{files['least.py']}:Least")
+    assert records(theirs) == records(replace(WORLD, replicas=3, router="least-outstanding"))
+
+
+def test_the_speculator_is_a_draft_model(files: dict[str, Path]) -> None:
+    def run(speculation: str) -> servesim.Result:
+        trace = "synth:rate=4,prompt=200,output=60"
+        base = {"trace": trace, "requests": 40, "model": "llama-3.1-8b", "gpu": "h200"}
+        return servesim.simulate({**base, "speculation": speculation, "acceptance": "independent:alpha=0.7"})
+
+    theirs, ours = run(f"{files['small.py']}:Small"), run("draft-model:model=llama-3.2-1b,k=2")
+    assert theirs.requests.equals(ours.requests)
+    assert theirs.steps.equals(ours.steps)

@@ -1,0 +1,190 @@
+"""Kernel tables: shipped files, their provenance, and the importer they come from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from servesim.calibrate.importers.aiconfigurator import import_aiconfigurator
+from servesim.cost import KernelTables
+from servesim.errors import UserError
+
+SHIPPED = ("a100", "h100", "h200", "l40s", "rtx-pro-6000")
+
+
+@pytest.mark.parametrize("gpu", SHIPPED)
+def test_shipped_tables_say_where_they_come_from(gpu: str) -> None:
+    provenance = KernelTables.load(gpu).provenance
+    assert set(provenance) >= {"attention.parquet", "comm.parquet", "gemm.parquet", "moe.parquet"}
+    for entry in provenance.values():
+        assert (entry["project"], entry["licence"]) == ("aiconfigurator-core", "Apache-2.0")
+        assert entry["not_measured"]
+        assert entry["sources"]
+
+
+@pytest.mark.parametrize("gpu", SHIPPED)
+def test_shipped_tables_hold_what_a_dense_decoder_needs(gpu: str) -> None:
+    tables = KernelTables.load(gpu)
+    for op in ("gemm", "attention_prefill", "attention_decode", "all_reduce", "all_gather"):
+        rows = tables.rows(op, "bf16")
+        assert rows["time_us"].min() > 0
+    assert set(tables.rows("all_reduce", "bf16")["gpus"].tolist()) == {2, 4, 8}
+    assert {"fp8", "fp8_block"} <= set(tables.dtypes("gemm")) or gpu == "a100"
+
+
+def test_integer_gemms_name_the_framework_they_were_measured_with() -> None:
+    assert {"int4", "int8", "int8_wo"} <= set(KernelTables.load("a100").dtypes("gemm"))
+    sources = KernelTables.load("a100").provenance["gemm_integer.parquet"]["sources"]
+    assert {source["framework"] for source in sources} == {"trtllm"}
+    assert "int4" not in KernelTables.load("h100").dtypes("gemm")
+
+
+def test_shipped_tables_hold_what_mixtures_windows_and_latent_attention_need() -> None:
+    for gpu in ("h100", "h200"):
+        tables = KernelTables.load(gpu)
+        assert {"bf16", "fp8", "fp8_block", "mxfp4"} <= set(tables.dtypes("moe"))
+        assert set(tables.rows("window_decode", "bf16")["window"].tolist()) == {128, 1024, 8192}
+        assert tables.rows("mla_decode", "bf16")["heads"].max() == 128
+
+
+def test_shipped_tables_are_small_and_carry_their_licence() -> None:
+    folder = KernelTables.load("h100").folder.parent
+    assert sum(p.stat().st_size for p in folder.rglob("*.parquet")) < 5_000_000
+    assert "Apache License, Version 2.0" in (folder / "LICENSE.aiconfigurator").read_text()
+
+
+def _write(path: Path, **columns: list[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    length = len(columns["latency"])
+    pq.write_table(pa.table({**columns, "device": ["X1"] * length}), path)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package of the layout with one shape of each table, and traps: repeats, windows, other formats."""
+    data = tmp_path / "aisimulate_core" / "systems" / "data" / "x1"
+    gemm: dict[str, list[Any]] = {
+        "m": [1, 1, 1, 1],
+        "n": [64] * 4,
+        "k": [32] * 4,
+        "kernel_source": ["a", "a", "a", "b"],
+    }
+    _write(
+        data / "gemm" / "vllm" / "0.10.0" / "gemm_perf.parquet",
+        **gemm,
+        gemm_dtype=["bfloat16", "bfloat16", "bfloat16", "fp8_block"],
+        latency=[0.001, 0.002, 0.009, 0.004],
+    )
+    _write(
+        data / "gemm" / "vllm" / "0.9.0" / "gemm_perf.parquet",
+        **gemm,
+        gemm_dtype=["bfloat16"] * 4,
+        latency=[1.0] * 4,
+    )
+    _write(
+        data / "gemm" / "trtllm" / "1.0.0" / "gemm_perf.parquet",
+        m=[1, 1],
+        n=[64, 64],
+        k=[32, 32],
+        kernel_source=["c", "c"],
+        gemm_dtype=["int4_wo", "fp8_block"],
+        latency=[0.003, 0.005],
+    )
+    _write(
+        data / "moe" / "vllm" / "0.10.0" / "moe_perf.parquet",
+        kernel_source=["d"] * 3,
+        moe_dtype=["w4a16_mxfp4"] * 3,
+        num_tokens=[1] * 3,
+        hidden_size=[96] * 3,
+        inter_size=[128] * 3,
+        topk=[2] * 3,
+        num_experts=[8] * 3,
+        moe_tp_size=[2] * 3,
+        moe_ep_size=[1, 2, 1],
+        distribution=["power_law_1.2", "power_law_1.2", "balanced"],
+        latency=[0.006, 0.007, 0.008],
+    )
+    attention: dict[str, list[Any]] = {
+        "batch_size": [2, 2],
+        "num_heads": [4, 4],
+        "num_key_value_heads": [2, 2],
+        "head_dim": [64, 64],
+        "beam_width": [1, 1],
+        "kv_cache_dtype": ["bfloat16", "bfloat16"],
+        "window_size": [0, 128],
+        "kernel_source": ["f", "f"],
+        "latency": [0.01, 0.005],
+    }
+    folder = data / "attention" / "vllm" / "0.10.0"
+    _write(folder / "context_attention_perf.parquet", **attention, isl=[16, 16], step=[0, 0])
+    _write(folder / "generation_attention_perf.parquet", **attention, isl=[1, 1], step=[7, 7])
+    _write(
+        data / "comm" / "vllm" / "0.10.0" / "custom_allreduce_perf.parquet",
+        kernel_source=["custom_graph", "custom_eager"],
+        allreduce_dtype=["bfloat16"] * 2,
+        num_gpus=[2, 2],
+        message_size=[128, 128],
+        latency=[0.004, 0.02],
+    )
+    _write(
+        data / "comm" / "nccl" / "2.20" / "nccl_perf.parquet",
+        op_name=["all_gather", "alltoall"],
+        kernel_source=["NCCL"] * 2,
+        nccl_dtype=["half"] * 2,
+        num_gpus=[2, 2],
+        message_size=[256, 256],
+        latency=[0.005, 0.006],
+    )
+    return tmp_path
+
+
+def test_the_importer_takes_the_newest_version_and_the_median_of_repeats(package: Path, tmp_path: Path) -> None:
+    written = import_aiconfigurator(package, "x1", "vllm", tmp_path / "out")
+    assert written == {
+        "gemm.parquet": 1,
+        "gemm_block.parquet": 1,
+        "gemm_integer.parquet": 1,
+        "moe.parquet": 1,
+        "attention.parquet": 2,
+        "window.parquet": 2,
+        "comm.parquet": 2,
+    }
+    tables = KernelTables.load(folder=tmp_path / "out")
+    assert tables.rows("gemm", "bf16")["time_us"].tolist() == [2.0]
+    decode = tables.rows("attention_decode", "bf16")
+    assert (decode["past_tokens"].tolist(), decode["time_us"].tolist()) == ([7], [10.0])
+    assert tables.rows("all_reduce", "bf16")["time_us"].tolist() == [4.0]
+    assert tables.rows("gemm", "fp8") == {}
+    assert tables.rows("gemm", "int4")["time_us"].tolist() == [3.0]
+    assert tables.rows("gemm", "fp8_block")["time_us"].tolist() == [5.0]  # not vLLM's 4.0
+    assert tables.rows("window_prefill", "bf16")["window"].tolist() == [128]
+    experts = tables.rows("moe", "mxfp4")
+    assert (experts["n"].tolist(), experts["experts"].tolist(), experts["topk"].tolist()) == ([64], [8], [2])
+
+
+def test_an_unknown_system_or_package_is_named(package: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown system 'x2'"):
+        import_aiconfigurator(package, "x2", "vllm", tmp_path / "out")
+    with pytest.raises(UserError, match="neither the aiconfigurator-core package"):
+        import_aiconfigurator(tmp_path / "nothing", "x1", "vllm", tmp_path / "out")
+
+
+def test_a_folder_without_tables_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no kernel tables"):
+        KernelTables.load(folder=tmp_path)
+
+
+@pytest.mark.medium
+def test_pricing_a_step_does_not_import_pandas() -> None:
+    code = (
+        "import sys; from servesim.cost import build_cost_model; from servesim.hardware import Gpu, ModelSpec;"
+        "build_cost_model(ModelSpec.load('llama-3.1-8b'), Gpu.load('h100'));"
+        "sys.exit('pandas' in sys.modules or 'scipy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,121 @@
+"""`servesim capacity`: the highest rate within an SLO, and the cheapest deployment for a rate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import servesim
+from servesim import UserError
+from servesim.experiments.capacity import capacity
+from servesim.experiments.limit_search import RateSearch, ReplicaSearch
+
+WORKLOAD: dict[str, Any] = {
+    "trace": "synth:rate=1,prompt=600,output=20",
+    "requests": 60,
+    "model": "llama-3.2-1b",
+    "slo": "ttft:40",
+    "jobs": 1,
+}
+
+
+@given(st.floats(1e-3, 1e4), st.floats(0.01, 0.2))
+def test_a_rate_search_brackets_the_limit_within_its_tolerance(limit: float, tolerance: float) -> None:
+    search = RateSearch(tolerance)
+    tried = []
+    while (rate := search.next()) is not None:
+        tried.append(rate)
+        search.tell(rate, rate <= limit)
+    assert search.low <= limit < search.high
+    assert search.high / search.low <= 1 + tolerance + 2e-3  # four digits
+    assert len(tried) == len(set(tried)) <= 40
+
+
+def test_a_rate_search_gives_up_where_there_is_no_limit() -> None:
+    for carried in (True, False):
+        search = RateSearch(0.02)
+        while (rate := search.next()) is not None:
+            search.tell(rate, carried)
+        assert (search.low > 0, search.high < float("inf")) == (carried, not carried)
+
+
+def test_a_rate_that_fails_below_one_that_passed_is_the_limit() -> None:
+    search = RateSearch(0.02)
+    for rate, carried in ((1.0, True), (2.0, True), (4.0, False), (1.5, False)):
+        search.tell(rate, carried)
+    assert (search.low, search.high) == (1.0, 1.5)
+
+
+@given(st.integers(1, 80), st.integers(1, 64))
+def test_a_replica_search_finds_the_fewest(needed: int, most: int) -> None:
+    search = ReplicaSearch(most)
+    while (n := search.next()) is not None:
+        search.tell(n, n >= needed)
+    assert search.fewest == (needed if needed <= most else None)
+
+
+@pytest.mark.medium
+def test_the_highest_rate_comes_with_an_interval_and_what_it_costs(tmp_path: Path) -> None:
+    frame = servesim.capacity(**WORKLOAD, gpu="h200,l40s", replicates=2, tolerance=0.1, out=tmp_path)
+    assert list(frame["verdict"]) == ["carries", "carries"]
+    assert (frame["rate_low"] <= frame["rate"]).all()
+    assert (frame["rate"] < frame["rate_high"]).all()
+    assert frame["rate"].iloc[0] > 2 * frame["rate"].iloc[1]
+    assert (frame["attainment"] >= 0.99).all()
+    document = json.loads((tmp_path / "capacity.json").read_text())
+    points = pd.read_parquet(tmp_path / "capacity.parquet")
+    assert len(points) == len(document["points"]) == len(list((tmp_path / "cells").iterdir()))
+    tried = points[points["label"] == "h200"].groupby("rate")["attainment"].mean()
+    assert tried[frame["rate"].iloc[0]] >= 0.99
+    assert tried[tried.index > frame["rate"].iloc[0]].min() < 0.99
+
+
+def test_the_cheapest_deployment_is_the_smallest_that_carries_the_rate_at_the_lowest_price() -> None:
+    frame = capacity(**WORKLOAD, gpu="h200,l40s", rate=60, replicates=2)
+    by_gpu = frame.set_index("gpu")
+    assert by_gpu.loc["l40s", "replicas"] > by_gpu.loc["h200", "replicas"] >= 1
+    assert (frame["usd_per_hour"] == frame["gpus"] * frame["gpu"].map({"h200": 3.8, "l40s": 1.0})).all()
+    assert frame[frame["cheapest"]]["usd_per_hour"].tolist() == [frame["usd_per_hour"].min()]
+    fewer = by_gpu.loc["l40s", "replicas"] - 1
+    tried = [p for p in frame.attrs["document"]["points"] if p["label"] == "l40s" and p["replicas"] == fewer]
+    assert sum(p["attainment"] for p in tried) / 2 < 0.99
+
+
+def test_deployments_that_cannot_be_are_named_and_the_rest_answered() -> None:
+    asked = WORKLOAD | {"model": "llama-3.1-70b", "dtype": "fp8", "slo": "ttft:2000"}
+    frame = capacity(**asked, gpu="l40s,h200", replicates=1, tolerance=0.2)
+    assert list(frame["verdict"]) == ["failed", "carries"]
+    assert "l40s failed" in frame.attrs["document"]["notes"][0]
+
+
+@pytest.mark.medium
+def test_a_limit_nothing_meets_and_a_trace_that_fills_nothing_are_said() -> None:
+    never = capacity(**WORKLOAD | {"slo": "ttft:1"}, gpu="h200", replicates=1)
+    assert list(never["verdict"]) == ["never"]
+    endless = capacity(**WORKLOAD | {"requests": 9, "slo": "ttft:60000"}, gpu="h200", replicates=1)
+    assert list(endless["verdict"]) == ["no limit"]
+    assert any("more --requests" in note for note in endless.attrs["document"]["notes"])
+    nobody = capacity(**WORKLOAD | {"requests": 2}, gpu="h200", replicates=1)
+    assert "no request arrives in the steady window" in nobody["error"].iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"slo": {}}, "give an SLO"),
+        ({"rate": "1,2"}, "one rate is needed"),
+        ({"rate": 1, "replicas": "1,2"}, "leave --replicas out"),
+        ({"attainment": 1.5}, "attainment is 1.5"),
+        ({"tolerance": 0}, "tolerance is 0"),
+        ({"max_replicas": 0}, "max_replicas is 0"),
+    ],
+)
+def test_questions_without_an_answer_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        capacity(**(WORKLOAD | {"gpu": "h200"} | changes))

@@ -1,0 +1,104 @@
+"""Figures one by one, from Python: of runs, comparisons, sweeps and capacity questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+import servesim
+from servesim import UserError
+from servesim.reports.drawings import RUN
+from servesim.reports.svg import INK
+from servesim.run.result import Result
+
+pytestmark = pytest.mark.medium
+
+WORKLOAD: dict[str, Any] = {
+    "trace": "synth:rate=60,prompt=400,output=lognormal(p50=30,p95=90)",
+    "requests": 60,
+    "model": "llama-3.1-8b",
+    "gpu": "h200",
+}
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return servesim.simulate(**WORKLOAD, speculation="eagle3", slo="ttft:50,tpot:10")
+
+
+def sweep(**more: Any) -> pd.DataFrame:
+    return servesim.sweep(**WORKLOAD, scheduler="vllm,vllm:max_num_seqs=4", rate=[20, 40, 80], jobs=1, **more)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_every_figure_of_a_run_is_svg_and_a_matplotlib_figure(name: str, result: Result, tmp_path: Path) -> None:
+    assert servesim.figures(result) == list(RUN)
+    drawing = result.figure(name)
+    assert drawing.name == name
+    root = ElementTree.fromstring(drawing.to_svg())
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert drawing.title in drawing.to_svg()
+    stand_ins = dict(INK)
+    figure = drawing.to_matplotlib()
+    assert stand_ins == INK, "the page's own colours are untouched"
+    assert figure.axes
+    assert figure.get_facecolor()[:3] == (1.0, 1.0, 1.0)
+    drawing.save(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    drawing.save(tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").read_text() == drawing.to_svg()
+
+
+def test_a_figure_is_that_of_the_page(result: Result) -> None:
+    html = servesim.report(result)
+    for name in servesim.figures(result):
+        assert str(result.figure(name).svg) in html
+
+
+def test_a_sweep_has_its_own_figures_and_those_of_its_runs(tmp_path: Path) -> None:
+    frame = sweep(out=tmp_path / "grid")
+    names = servesim.figures(frame)
+    assert names[:4] == ["latency_load", "combinations", "latency_cdf", "pareto"]
+    assert set(RUN) <= set(names)
+    assert servesim.figures(tmp_path / "grid") == names
+    html = servesim.report(tmp_path / "grid")
+    for name in ("latency_load", "latency_cdf", "pareto", "timeline", "operators"):
+        drawing = servesim.figure(frame, name)
+        assert drawing == servesim.figure(tmp_path / "grid", name)
+        assert str(drawing.svg) in html
+    best = Result.load(tmp_path / "grid" / "cells" / frame["address"][0])
+    label = frame["label"][0]
+    assert servesim.figure(frame, "timeline", variant=label) == best.figure("timeline")
+    assert servesim.figure(frame, "latency_cdf", variant=label) == best.figure("latency_cdf")
+
+
+def test_comparisons_and_capacity_questions_have_theirs(tmp_path: Path) -> None:
+    compared = servesim.compare(
+        **WORKLOAD, scheduler=["vllm", "vllm:max_num_seqs=4"], replicates=2, jobs=1, out=tmp_path / "a"
+    )
+    assert servesim.figures(compared)[0] == "changes"
+    for name in ("changes", "latency_cdf", "gantt"):
+        servesim.figure(compared, name).to_matplotlib()
+    capable = servesim.capacity(**WORKLOAD, slo="tpot:20", replicates=2, tolerance=0.5, jobs=1, out=tmp_path / "b")
+    assert servesim.figures(capable)[:2] == ["attainment", "pareto"]
+    assert "requests/s" in servesim.figure(capable, "attainment").to_svg()
+
+
+def test_what_cannot_be_drawn_is_said_in_one_line(result: Result) -> None:
+    with pytest.raises(UserError, match=r"unknown figure 'cdf' .*latency_cdf"):
+        result.figure("cdf")
+    plain = servesim.simulate(**WORKLOAD)
+    with pytest.raises(UserError, match="figure drafts: there is nothing to draw"):
+        plain.figure("drafts")
+    frame = sweep()
+    assert servesim.figure(frame, "pareto").title == "Price, latency, throughput"
+    with pytest.raises(UserError, match="the runs were not kept: give the sweep an --out"):
+        servesim.figure(frame, "timeline")
+    with pytest.raises(UserError, match="no variant 'static': name one of vllm / rate=20; "):
+        servesim.figure(frame, "timeline", variant="static")
+    with pytest.raises(UserError, match="figures are of results"):
+        servesim.figures(pd.DataFrame())
