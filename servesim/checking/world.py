@@ -136,6 +136,27 @@ class World:
 
     core_classes: ClassVar[dict[str, type[EngineCore]]] = {mode: parts.core for mode, parts in MODES.items()}
 
+    def told(self, kind: str = "") -> str:
+        """Return what a reader needs to know of it, but for the policy of one kind."""
+        named = {
+            "scheduler": self.scheduler,
+            "kv": self.kv,
+            "router": self.router if self.replicas > 1 else "",
+            "speculation": self.speculation,
+            "acceptance": self.acceptance if self.speculation else "",
+        }
+        parts = [
+            f"{len(self.trace)} requests",
+            f"{self.replicas} replicas" if self.replicas > 1 else "",
+            *(f"{key} {name}" for key, name in named.items() if name and key != kind),
+            f"{self.num_blocks} blocks of {self.block_size}",
+            f"max_num_seqs {self.max_num_seqs}",
+            f"max_num_batched_tokens {self.max_num_batched_tokens}",
+            "planned ahead" if self.asynchronous else "a pipeline of two" if self.depth > 1 else "",
+            "several samples" if self.trace.samples is not None else "",
+        ]
+        return ", ".join(filter(None, parts))
+
     def core(self, check: bool = False, mode: str = "reference") -> EngineCore:
         """The state machine of one replica."""
         cls, params, limits = self._scheduler()
