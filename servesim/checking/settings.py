@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
 from servesim.checking.subject import Subject
-from servesim.contracts import Defaults, build_params
+from servesim.contracts import Defaults, Request, build_params, make
 from servesim.contracts.scheduler import PREDICTED
 from servesim.contracts.user_policies import blaming
 from servesim.errors import PolicyError, UserError, suggest
@@ -33,6 +33,8 @@ def settings_failures(subject: Subject) -> Iterator[str]:
     yield from _written(subject)
     if subject.kind == "scheduler":
         yield from _completed(subject)
+    if subject.kind == "acceptance":
+        yield from _pure(subject)
 
 
 def _written(subject: Subject) -> Iterator[str]:
@@ -69,3 +71,28 @@ def _completed(subject: Subject) -> Iterator[str]:
         value = getattr(params, name, 1)
         if type(value) is not int or value < 1:
             yield f"{subject.name}: complete leaves {name} = {value!r}, must be a whole number of at least 1"
+
+
+def _pure(subject: Subject) -> Iterator[str]:
+    """What an acceptance model says must depend on request and position alone, not on what was asked before."""
+    model = make(subject.cls, subject.params, 0)
+    asked = [(row, position) for row in range(4) for position in range(40)]
+    requests = [Request(row, f"request-{row}", 10, 50, 0) for row in range(4)]
+
+    def answers(pairs: list[tuple[int, int]]) -> dict[tuple[int, int], int]:
+        return {(row, position): model.accepted(requests[row], position, 3) for row, position in pairs}
+
+    try:
+        with blaming([subject.cls]):
+            once, again = answers(asked), answers(asked[1::2] + asked[::2])
+            rates = model.rates(3)
+    except PolicyError as error:
+        yield str(error)
+        return
+    for pair in asked:
+        if once[pair] != again[pair]:
+            told = f"row {pair[0]}, position {pair[1]}: {once[pair]} of 3 drafts, asked again {again[pair]}"
+            yield f"{subject.name}: accepted depends on more than request and position ({told})"
+            break
+    if len(rates) != 3 or not all(0 <= rate <= 1 for rate in rates) or sorted(rates, reverse=True) != rates:
+        yield f"{subject.name}: rates(3) is {rates}, must be 3 chances of which none is larger than the one before"

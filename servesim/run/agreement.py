@@ -18,7 +18,9 @@ COMPOSITION = (
 """What a row says of each of its steps; decode contexts grow by `decode_count` from one to the next."""
 FIRST = ("planned_ns", "start_ns", "kv_used", "kv_internal", "kv_external")
 """What a row says of its first step."""
-SUMMED = ("gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "accepted", "bytes_moved")
+SUMMED = (
+    "elapsed_ns", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "accepted", "bytes_moved",
+)  # fmt: skip
 """What a row says of its steps together."""
 
 
@@ -110,8 +112,8 @@ def _first_step(run: Rows, plain: Rows, elsewhere: str) -> tuple[int, int, str] 
         ours, theirs = each[i, _STEP[name]], plain[i, _STEP[name]]
         return int(plain[i, _STEP["start_ns"]]), i, f"{name} is {ours}, {elsewhere} {theirs}"
     if len(each) != len(plain):
-        last = each[n - 1] if len(each) < len(plain) else plain[n - 1]
-        return int(last[_STEP["end_ns"]]), n, f"{len(each)} steps in all, {elsewhere} {len(plain)}"
+        extra = each[n] if len(each) > n else plain[n]
+        return int(extra[_STEP["start_ns"]]), n, f"{len(each)} steps in all, {elsewhere} {len(plain)}"
     return _sums(run, plain, starts, elsewhere)
 
 
