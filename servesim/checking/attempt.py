@@ -17,6 +17,7 @@ import numpy as np
 from servesim.checking.world import World
 from servesim.contracts import KVAllocator, Request, Scheduler, State
 from servesim.engine.core import EngineCore
+from servesim.engine.fast.core import FastCore
 from servesim.engine.step import Step
 from servesim.errors import PolicyError, UserError
 from servesim.run.agreement import Outcome
@@ -75,10 +76,14 @@ class CheckedCore(EngineCore):
         return [request.name for request in self.lost() or self._seen if request.state < State.FINISHED]
 
 
+class CheckedFastCore(CheckedCore, FastCore):
+    """Notices the same in fast mode."""
+
+
 class CheckedWorld(World):
     """A world of such replicas."""
 
-    core_class = CheckedCore
+    core_classes = {"reference": CheckedCore, "fast": CheckedFastCore}  # noqa: RUF012
 
 
 def attempt(world: World, mode: str, *, check: bool = False, seed: int = 0) -> Attempt:

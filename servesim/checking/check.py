@@ -12,7 +12,7 @@ from servesim.checking.attempt import Attempt, attempt
 from servesim.checking.conditions import Conditions, Elsewhere
 from servesim.checking.draw import draw
 from servesim.checking.findings import Finding, lines
-from servesim.checking.settings import settings_failures
+from servesim.checking.settings import impurities, settings_failures
 from servesim.checking.subject import Subject
 from servesim.checking.world import World
 from servesim.contracts import State
@@ -69,6 +69,7 @@ class _Checks:
         self._served: dict[int, Attempt] = {}  # in reference mode, to the end
         self._unsuited: list[str] = []
         self._findings = [Finding("settings", told) for told in settings_failures(subject)]
+        self._findings += [Finding("determinism", told) for told in impurities(subject)]
         self._unlike: list[Finding] = []  # of worlds that do not repeat
         self._runs = 0
 
@@ -80,10 +81,9 @@ class _Checks:
         self._runs += len(others)
         for number, here in self._served.items():
             self._repeats(number, here, others[number], "in another process")
-        if self._unlike:  # then fast mode differs as well, and that says nothing
-            self._findings = [each for each in self._findings if each.check != "fast"] + list(self._causes())
-        else:
-            self._findings += self._claims()
+        self._findings += self._causes() if self._unlike else self._claims()
+        if any(each.check == "determinism" for each in self._findings):  # then fast mode differs as well
+            self._findings = [each for each in self._findings if each.check != "fast"]
         if self._numbers and len(self._unsuited) == len(self._numbers):
             self._findings.append(Finding("settings", f"no world suits {self._subject.name}: {self._unsuited[0]}"))
         findings = self._of_claims(self._findings)

@@ -33,8 +33,6 @@ def settings_failures(subject: Subject) -> Iterator[str]:
     yield from _written(subject)
     if subject.kind == "scheduler":
         yield from _completed(subject)
-    if subject.kind == "acceptance":
-        yield from _pure(subject)
 
 
 def _written(subject: Subject) -> Iterator[str]:
@@ -73,8 +71,10 @@ def _completed(subject: Subject) -> Iterator[str]:
             yield f"{subject.name}: complete leaves {name} = {value!r}, must be a whole number of at least 1"
 
 
-def _pure(subject: Subject) -> Iterator[str]:
-    """What an acceptance model says must depend on request and position alone, not on what was asked before."""
+def impurities(subject: Subject) -> Iterator[str]:
+    """Yield a line for each answer of an acceptance model that depends on more than request and position."""
+    if subject.kind != "acceptance":
+        return
     model = make(subject.cls, subject.params, 0)
     asked = [(row, position) for row in range(4) for position in range(40)]
     requests = [Request(row, f"request-{row}", 10, 50, 0) for row in range(4)]

@@ -216,7 +216,10 @@ OTHERS = {
         ROUTER + method("route(self, request, views)", "return hash(request.name) % self.num_replicas"),
         "determinism: Mine depends on hash() or the order of a set: ",
     ),
-    "an acceptance model counts": (IMPURE, "settings: Mine: accepted depends on more than request and position (row 0"),
+    "an acceptance model counts": (
+        IMPURE,
+        "determinism: Mine: accepted depends on more than request and position (row 0",
+    ),
     "a parameter cannot be written down": (UNSETTLED, "settings: Mine: parameter odd = "),
 }
 
