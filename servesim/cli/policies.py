@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError
 
 POLICIES_EXAMPLES = """
 \b
@@ -17,15 +18,33 @@ Examples:
   servesim policies
   servesim policies sglang
   servesim policies my_policy.py:MyScheduler
+  servesim policies check my_policy.py:MyScheduler
+  servesim policies check sarathi:chunk_size=256 --world 12
 """
 
 
 def policies(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A policy, or file.py:Class; none: all.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A policy, or file.py:Class; check: check one; none: all.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="POLICY", help="With check: name, name:key=value,... or file.py:Class.")
+    ] = None,
+    worlds: Annotated[int, typer.Option(min=1, help="With check: how many random worlds.")] = 80,
+    world: Annotated[int | None, typer.Option(min=0, help="With check: this world alone, by its number.")] = None,
 ) -> None:
-    """List the policies, or show one.
+    """List the policies, or show or check one.
 
-    Its idea, parameters with defaults, what it needs, and the paper."""
+    Shown are its idea, parameters with defaults, what it needs, and the paper. `check` runs random small worlds: fast
+    mode against reference mode, invariants, determinism, contract and settings; one line a failure, exit code 1."""
+    if name == "check":
+        if target is None:
+            raise UserError("policies check: name the policy, such as my_policy.py:MyScheduler")
+        _check(target, range(worlds) if world is None else range(world, world + 1))
+        return
+    if target is not None:
+        raise UserError(f"policies {name} {target}: name one policy, or `check` and one policy")
+    from servesim.checking.subject import registry_of
     from servesim.contracts import REGISTRIES
 
     if name is None:
@@ -35,23 +54,24 @@ def policies(
                 first, _, _ = _idea(registry.resolve(known)[0]).partition("\n")
                 typer.echo(f"  {known:22}{first}")
         return
-    if ".py:" not in name:
-        everything = {known: registry for registry in REGISTRIES for known in registry.names()}
-        if name not in everything:
-            raise UserError(f"unknown policy {name!r}{suggest(name, everything)}")
-        _show(everything[name].kind, name, everything[name].resolve(name)[0])
-        return
-    if not (file := Path(f"{name.partition('.py:')[0]}.py")).is_file():
-        raise UserError(f"policy file {file} does not exist")
-    for registry in REGISTRIES:
-        try:
-            cls = registry.resolve(name)[0]
-        except UserError:
-            if registry is REGISTRIES[-1]:
-                raise
-            continue
-        _show(registry.kind, name, cls)
-        return
+    registry = registry_of(name)
+    _show(registry.kind, name, registry.resolve(name)[0])
+
+
+def _check(target: str, numbers: range) -> None:
+    """Check a policy in the worlds of these numbers. Exit code 1 where something failed."""
+    from servesim.checking.check import check
+    from servesim.checking.subject import Subject
+
+    began = time.perf_counter()
+    report = check(Subject.of(target), numbers)
+    for line in [*report.failures, *(f"note: {note}" for note in report.notes)]:
+        typer.echo(line)
+    failed = len(report.failures)
+    came_of_it = "no failure" if not failed else "1 failure" if failed == 1 else f"{failed} failures"
+    typer.echo(f"{report.runs} runs in {time.perf_counter() - began:.0f} s: {came_of_it}")
+    if failed:
+        raise typer.Exit(1)
 
 
 def _show(kind: str, name: str, cls: type[Any]) -> None:

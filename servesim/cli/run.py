@@ -85,7 +85,12 @@ def run(
     stream: Annotated[
         bool, typer.Option("--stream", help="For huge traces: bounded memory, no report, percentiles within 0.1 %.")
     ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Check all invariants after every step (slow).")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Check all invariants after every step, and the first 300 requests against reference mode."
+        ),
+    ] = False,
     ignore_memory: Annotated[
         bool, typer.Option("--ignore-memory", help="What if the GPU had all the memory one likes.")
     ] = False,

@@ -25,6 +25,10 @@ T = TypeVar("T")
 _FILE_MODULE = "servesim_policy_"
 
 
+class WrongKind(UserError):
+    """The class a policy is named by is one of another kind, or no policy."""
+
+
 class Registry(Generic[T]):
     """Policies of one kind by name. A policy registers itself with `@registry.register("name")`.
 
@@ -95,7 +99,7 @@ class Registry(Generic[T]):
             classes = [k for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module_name]
             raise UserError(f"{path} has no class {class_name!r}{suggest(class_name, classes)}")
         if not issubclass(cls, self._base):
-            raise UserError(f"{path}: {class_name} is no {self._base.__name__} (servesim.contracts)")
+            raise WrongKind(f"{path}: {class_name} is no {self._base.__name__} (servesim.contracts)")
         cls.name = class_name  # type: ignore[attr-defined]
         adopt(cls)
         return cls

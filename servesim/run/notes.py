@@ -56,9 +56,7 @@ def before_run(
     yield from _memory_settings(scenario, fitting_blocks)
 
 
-def after_run(
-    scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, summary: dict[str, Any]
-) -> Iterator[str]:
+def after_run(scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, summary: dict[str, Any]) -> Iterator[str]:
     """What only the run shows."""
     batch = summary["engine"]["batch_size"]
     most_seqs = scenario.scheduler.get("max_num_seqs")

@@ -155,7 +155,7 @@ class Scenario(_Section):
     """For traces larger than memory: requests come and go in chunks, records are kept only in the result directory,
     and percentiles of latencies are within 0.1 %."""
     check: bool = False
-    """Check the invariants of scheduler and memory after every step."""
+    """Check invariants of scheduler and memory after every step, and the first 300 requests against reference mode."""
     host: str = "auto"
     """What the engine adds to its kernels: a shipped set of host terms or a YAML file; auto: the latest of vLLM
     that is shipped; none: kernel times alone."""

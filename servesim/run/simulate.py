@@ -13,6 +13,7 @@ from servesim.engine import compiled
 from servesim.metrics.classes import by_class, by_tenant
 from servesim.metrics.requests import goodput
 from servesim.metrics.summary import summarize
+from servesim.run.beginning import check_beginning
 from servesim.run.notes import after_run, on_costs
 from servesim.run.processes import check_independent, run_apart
 from servesim.run.records import Records, StreamedRecords
@@ -60,6 +61,8 @@ def simulate(
     try:
         asked, given = _scenario(scenario, trace, settings), trace if isinstance(trace, Trace) else None
         setup = set_up(asked, given)
+        if setup.scenario.check and setup.scenario.mode == "fast":
+            check_beginning(setup)
         records = (StreamedRecords if setup.stream is not None else Records)(setup, writer)
         on_progress = on_ready(setup) if on_ready else None
         loop = _Clock()

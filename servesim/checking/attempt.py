@@ -1,0 +1,139 @@
+"""One run of a world: what came of it, or in one line what went wrong."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+
+from servesim.checking.world import World
+from servesim.contracts import KVAllocator, Request, Scheduler, State
+from servesim.engine.core import EngineCore
+from servesim.engine.fast.core import FastCore
+from servesim.engine.step import Step
+from servesim.errors import PolicyError, UserError
+from servesim.run.agreement import Outcome
+
+LOST = "are in no queue any more"
+"""What the engine says of requests that a policy has lost."""
+PATIENCE_S = 60
+"""Longest time a run may take, where a world takes a fraction of a second."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A run of a world."""
+
+    outcome: Outcome | None
+    """None: the run did not come to its end."""
+    error: str = ""
+    unsuited: bool = False
+    """The policies say themselves that they cannot serve this world together."""
+    again: str = ""
+    """A request that was planned again before the token of an earlier synchronous step was known."""
+
+
+class CheckedCore(EngineCore):
+    """Notices what the engine itself does not ask: which requests are lost, and which are planned again in a pipeline
+    before their last token is known."""
+
+    def __init__(self, scheduler: Scheduler, kv: KVAllocator, check: bool = False) -> None:
+        super().__init__(scheduler, kv, check)
+        self.again = ""
+        self._seen: list[Request] = []
+
+    def add(self, request: Request, output_len: int, now: int) -> None:
+        self._seen.append(request)
+        super().add(request, output_len, now)
+
+    def plan(self, now: int) -> Step | None:
+        step = super().plan(now)
+        if step is not None and len(self.in_flight) > 1 and not self.scheduler.limits.async_scheduling:
+            earlier = {request for each in list(self.in_flight)[:-1] for request in each.sampled}
+            self.again = self.again or next((request.name for request in step.sampled if request in earlier), "")
+        return step
+
+    def abort(self, request: Request, now: int, reason: str = "abort") -> None:
+        if request in self.lost():
+            raise PolicyError(f"{self.scheduler.name} at {now} ns: 1 requests {LOST}")
+        super().abort(request, now, reason)
+
+    def lost(self) -> list[Request]:
+        """Requests that have neither left nor are in a queue."""
+        queued = {*self.scheduler.running, *self.scheduler.waiters()}
+        return [request for request in self._seen if request.state < State.FINISHED and request not in queued]
+
+    def stuck(self) -> list[str]:
+        """The names of requests that have not left, those that are lost first."""
+        return [request.name for request in self.lost() or self._seen if request.state < State.FINISHED]
+
+
+class CheckedFastCore(CheckedCore, FastCore):
+    """Notices the same in fast mode."""
+
+
+class CheckedWorld(World):
+    """A world of such replicas."""
+
+    core_classes = {"reference": CheckedCore, "fast": CheckedFastCore}  # noqa: RUF012
+
+
+def attempt(world: World, mode: str, *, check: bool = False, seed: int = 0) -> Attempt:
+    """Run a world. `check`: with all invariants checked after every step. `seed`: of the global generators of `random`
+    and `numpy.random`, which must not matter and are put back."""
+    cores: list[CheckedCore] = []
+    try:
+        with _seeded(seed), _patience():
+            cluster = CheckedWorld(**vars(world)).cluster(mode, check)
+            cores += [core for replica in cluster.replicas if isinstance(core := replica.core, CheckedCore)]
+            cluster.run()
+    except UserError as error:
+        return Attempt(None, str(error), unsuited=True)
+    except PolicyError as error:
+        ended = f"{error}".endswith((LOST, "wait"))  # of a run that came to an end without some of its requests
+        names = [name for core in cores for name in core.stuck()] if ended else []
+        return Attempt(None, f"{error}{f' ({names[0]})' if names else ''}")
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        return Attempt(None, f"{type(error).__name__}: {error} ({Path(at.filename).name} line {at.lineno})")
+    return Attempt(Outcome.of(cluster), again=next((core.again for core in cores if core.again), ""))
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    """End a run that does not come to an end, where the system has alarms."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _too_long)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _too_long(number: int, frame: FrameType | None) -> None:
+    at = f" (in {frame.f_code.co_name}, {Path(frame.f_code.co_filename).name} line {frame.f_lineno})" if frame else ""
+    raise PolicyError(f"a run of a few requests does not end within {PATIENCE_S} s{at}")

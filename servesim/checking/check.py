@@ -1,0 +1,213 @@
+"""Check a policy in random small worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from servesim.checking.attempt import Attempt, attempt
+from servesim.checking.conditions import Conditions, Elsewhere
+from servesim.checking.draw import draw
+from servesim.checking.findings import Finding, lines
+from servesim.checking.settings import impurities, settings_failures
+from servesim.checking.subject import Subject
+from servesim.checking.world import World
+from servesim.contracts import State
+from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Rows
+from servesim.run.agreement import difference
+
+WORLDS = 80
+BASE = Conditions()
+OTHER = Conditions(hash_seed=2, clock=1, random_seed=1, ballast=37)
+CAUSES = {
+    "an unseeded generator of its own, or the order of a set of objects": (
+        "in another process",
+        Conditions(ballast=37),
+    ),
+    "the global state of random or numpy.random": ("after another seed", Conditions(random_seed=1)),
+    "the wall clock": ("by another clock", Conditions(clock=1)),
+    "hash() or the order of a set": ("under another PYTHONHASHSEED", Conditions(hash_seed=2)),
+}
+"""What a run may depend on that must not matter. Where the first shows, the others may show as well."""
+KEPT = "what it keeps from one run to the next, in a global or an attribute of its class"
+CLAIMS: dict[str, tuple[Callable[[World], bool], str]] = {
+    "async": (lambda world: world.asynchronous, "planned ahead"),
+    "speculation": (lambda world: bool(world.speculation), "with drafts"),
+}
+"""What a scheduler may claim: the worlds that ask it of it, and how."""
+ENOUGH = 5
+"""Worlds it takes to judge a claim."""
+STATE, DRAFTS = REQUEST_COLUMNS.index("state"), STEP_COLUMNS.index("drafts")
+PLANNED, END = STEP_COLUMNS.index("planned_ns"), STEP_COLUMNS.index("end_ns")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of the checks."""
+
+    failures: list[str]
+    """One line each."""
+    notes: list[str]
+    """What its author must know, and no failure."""
+    runs: int
+
+
+def check(subject: Subject, numbers: Sequence[int] = range(WORLDS)) -> Report:
+    """Run the worlds of these numbers: in fast mode and in reference mode, with and without invariants checked, again
+    in this process and in another one."""
+    return _Checks(subject, numbers).report()
+
+
+class _Checks:
+    def __init__(self, subject: Subject, numbers: Sequence[int]) -> None:
+        self._subject = subject
+        self._numbers = list(numbers)
+        self._worlds: dict[int, World] = {}
+        self._served: dict[int, Attempt] = {}  # in reference mode, to the end
+        self._unsuited: list[str] = []
+        self._findings = [Finding("settings", told) for told in settings_failures(subject)]
+        self._findings += [Finding("determinism", told) for told in impurities(subject)]
+        self._unlike: list[Finding] = []  # of worlds that do not repeat
+        self._runs = 0
+
+    def report(self) -> Report:
+        with closing(Elsewhere(self._subject.spec, self._numbers, OTHER)) as elsewhere:
+            for number in self._numbers:
+                self._check_world(number)
+            others = elsewhere.attempts()
+        self._runs += len(others)
+        for number, here in self._served.items():
+            self._repeats(number, here, others[number], "in another process")
+        self._findings += self._causes() if self._unlike else self._claims()
+        if any(each.check == "determinism" for each in self._findings):  # then fast mode differs as well
+            self._findings = [each for each in self._findings if each.check != "fast"]
+        if self._numbers and len(self._unsuited) == len(self._numbers):
+            self._findings.append(Finding("settings", f"no world suits {self._subject.name}: {self._unsuited[0]}"))
+        findings = self._of_claims(self._findings)
+        return Report(lines(findings, self._worlds, self._subject.kind), list(self._notes()), self._runs)
+
+    def _check_world(self, number: int) -> None:
+        world = self._worlds[number] = draw(number, self._subject)
+        plain = self._run(world, "reference", check=True)
+        if plain.unsuited:
+            self._unsuited.append(plain.error)
+        elif plain.outcome is None:
+            self._findings.append(self._broken(number, plain.error))
+        elif plain.again:
+            self._served[number] = plain  # noted, and nothing else is asked of it
+        else:
+            self._served[number] = plain
+            repeats = self._repeats(number, plain, self._run(world, "reference", seed=1), "when it is run again")
+            if repeats and self._agrees(number, plain, self._run(world, "fast"), "fast mode"):
+                watched = self._run(world, "fast", check=True)
+                self._agrees(number, plain, watched, "fast mode with invariants checked")
+
+    def _run(self, world: World, mode: str, *, check: bool = False, seed: int = 0) -> Attempt:
+        self._runs += 1
+        return attempt(world, mode, check=check, seed=seed)
+
+    def _broken(self, number: int, error: str, mode: str = "") -> Finding:
+        return Finding("invariants" if "AssertionError" in error else "contract", f"{mode}{error}", number)
+
+    def _agrees(self, number: int, plain: Attempt, fast: Attempt, mode: str) -> bool:
+        """Whether fast mode came to the same as reference mode."""
+        assert plain.outcome is not None
+        if fast.outcome is None:
+            self._findings.append(self._broken(number, fast.error, f"in {mode} alone: "))
+        elif told := difference(fast.outcome, plain.outcome):
+            self._findings.append(Finding("fast", f"{mode} differs from reference mode: {told}", number, mode))
+        else:
+            return True
+        return False
+
+    def _repeats(self, number: int, here: Attempt, there: Attempt, elsewhere: str) -> bool:
+        """Whether two attempts at a world came to the same."""
+        told = _unlike(here, there, elsewhere)
+        if told:
+            self._unlike.append(Finding("determinism", told, number, "again"))
+        return not told
+
+    def _causes(self) -> Iterator[Finding]:
+        """Why worlds do not repeat: the same in processes that differ in one thing each."""
+        numbers, name = list(self._served), self._subject.name
+        with ExitStack() as stack:
+            base, *others = (
+                stack.enter_context(closing(Elsewhere(self._subject.spec, numbers, conditions)))
+                for conditions in (BASE, *(conditions for _, conditions in CAUSES.values()))
+            )
+            bases, *attempts = (process.attempts() for process in (base, *others))
+        self._runs += len(numbers) * (1 + len(attempts))
+        found: list[Finding] = []
+        for (cause, (elsewhere, _)), of_cause in zip(CAUSES.items(), attempts, strict=True):
+            for number in numbers:
+                if told := _unlike(bases[number], of_cause[number], elsewhere):
+                    found.append(Finding("determinism", f"{name} depends on {cause}: {told}", number, cause))
+            if found and cause == next(iter(CAUSES)):
+                break
+        yield from found
+        if not found:
+            for finding in self._unlike:
+                yield Finding(finding.check, f"{name} depends on {KEPT}: {finding.told}", finding.world, KEPT)
+
+    def _claims(self) -> Iterator[Finding]:
+        """What the worlds served tell about claims."""
+        outcomes = {n: each.outcome for n, each in self._served.items() if each.outcome is not None}
+        supports = getattr(self._subject.cls, "supports", ())
+        if len(outcomes) >= ENOUGH and not any(
+            (each.requests[:, STATE] == State.FINISHED).any() for each in outcomes.values()
+        ):
+            yield Finding("contract", f"{self._subject.name}: no request was served in {len(outcomes)} worlds")
+        if self._subject.kind != "scheduler":
+            return
+        ahead = [each.steps for n, each in outcomes.items() if self._worlds[n].asynchronous]
+        if "async" in supports and len(ahead) >= ENOUGH and not any(map(_overlap, ahead)):
+            told = f'supports says "async", but in {len(ahead)} worlds no step was planned while one was in flight'
+            yield Finding("settings", f"{self._subject.name}: {told}")
+        drafted = [each.steps for n, each in outcomes.items() if self._worlds[n].speculation]
+        if "speculation" in supports and len(drafted) >= ENOUGH and not any(np.any(s[:, DRAFTS]) for s in drafted):
+            told = f'supports says "speculation", but in {len(drafted)} worlds no draft was verified'
+            yield Finding("settings", f"{self._subject.name}: {told}")
+
+    def _of_claims(self, findings: list[Finding]) -> list[Finding]:
+        """The findings, those that only come up where the scheduler keeps a claim of `supports` told as such."""
+        if self._subject.kind != "scheduler":
+            return findings
+        told = []
+        for finding in findings:
+            shown = [
+                self._worlds[each.world] for each in findings if each.key == finding.key and each.world is not None
+            ]
+            for claim, (holds, how) in CLAIMS.items():
+                others = [n for n in self._served if not holds(self._worlds[n])]
+                if shown and all(map(holds, shown)) and len(others) >= ENOUGH:
+                    said = f'supports says "{claim}", but {how}: {finding.told}'
+                    finding = replace(finding, check="settings", told=said, cause=f"{claim} {finding.key}")
+                    break
+            told.append(finding)
+        return told
+
+    def _notes(self) -> Iterator[str]:
+        again = {number: each.again for number, each in self._served.items() if each.again}
+        if again:
+            number = next(iter(again))
+            yield (
+                f"not for pipelines (pp > 1): {self._subject.name} plans {again[number]} again before its last token "
+                f"is known (world {number}); leave out requests with num_computed_tokens == num_tokens"
+            )
+
+
+def _overlap(steps: Rows) -> bool:
+    """Whether a step was planned before the one before it on its replica had ended."""
+    before, after = steps[:-1], steps[1:]
+    return bool(((after[:, 0] == before[:, 0]) & (after[:, PLANNED] < before[:, END])).any())
+
+
+def _unlike(here: Attempt, there: Attempt, elsewhere: str) -> str:
+    if here.outcome is None or there.outcome is None:
+        if here.error == there.error:
+            return ""
+        return f"{elsewhere} {there.error or 'it is served'}, here {here.error or 'it is served'}"
+    return difference(here.outcome, there.outcome, elsewhere)

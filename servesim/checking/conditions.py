@@ -1,0 +1,123 @@
+"""Conditions that must not matter: the same worlds in a process of its own with another seed of `hash`, another clock,
+other global random states and other addresses of objects."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from servesim.errors import PolicyError
+
+CLOCKS = ((1_000_000_000.0, 1e-6), (2_000_000_001.5, 0.0137))
+"""Where a made-up clock starts, and by how much it goes on each time it is asked (s)."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What differs from one process to the next."""
+
+    hash_seed: int = 1
+    clock: int = 0
+    """Index into CLOCKS."""
+    random_seed: int = 0
+    ballast: int = 0
+    """Requests made before each world, every second of which stays: those of the world lie elsewhere in memory."""
+
+
+class Elsewhere:
+    """The worlds of a policy, run step by step in a process of its own."""
+
+    def __init__(self, spec: str, numbers: Sequence[int], conditions: Conditions) -> None:
+        """Start the process, which goes on by itself."""
+        self._folder = tempfile.TemporaryDirectory(prefix="servesim-check-")
+        self._out = Path(self._folder.name) / "attempts"
+        task = {"spec": spec, "numbers": list(numbers), "conditions": asdict(conditions), "out": str(self._out)}
+        code = f"import sys; sys.path[:] = {sys.path!r}; from servesim.checking.conditions import main; main()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONHASHSEED": str(conditions.hash_seed)},
+            text=True,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(task))
+        self._process.stdin.close()
+        self._process.stdin = None  # communicate() would close it again
+
+    def attempts(self) -> dict[int, Any]:
+        """By number of the world: what came of it. Waits for the process. PolicyError where it fails."""
+        try:
+            _, said = self._process.communicate()
+            if self._process.returncode or not self._out.is_file():
+                last = (said.strip().splitlines() or [f"exit code {self._process.returncode}"])[-1]
+                raise PolicyError(f"the policy cannot be run in another process: {last}")
+            found: dict[int, Any] = pickle.loads(self._out.read_bytes())
+            return found
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the process, if it still runs, and leave nothing behind."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+        self._folder.cleanup()
+
+
+def main() -> None:
+    """Run what standard input says; what `Elsewhere` starts."""
+    task = json.load(sys.stdin)
+    conditions = Conditions(**task["conditions"])
+    from servesim.checking.attempt import attempt
+    from servesim.checking.draw import draw
+    from servesim.checking.subject import Subject
+    from servesim.contracts import Request
+
+    _set_clock(*CLOCKS[conditions.clock])  # before the file of the policy takes functions of it
+    subject = Subject.of(task["spec"])
+    kept, found = [], {}
+    for number in task["numbers"]:
+        kept += [Request(i, "", 1, 1, 0) for i in range(conditions.ballast)][number % 3 :: 2]
+        found[number] = attempt(draw(number, subject), "reference", seed=conditions.random_seed)
+    Path(task["out"]).write_bytes(pickle.dumps(found))
+
+
+def _set_clock(start: float, each: float) -> None:
+    """Let the functions of `time` and `datetime` tell a made-up time, the same whenever they are asked as often."""
+    import datetime
+    import time
+
+    asked = 0
+
+    def now() -> float:
+        nonlocal asked
+        asked += 1
+        return start + asked * each
+
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
+        setattr(time, name, now)
+        setattr(time, f"{name}_ns", lambda: int(now() * 1e9))
+    local, greenwich = time.localtime, time.gmtime
+    time.localtime = lambda seconds=None: local(now() if seconds is None else seconds)
+    time.gmtime = lambda seconds=None: greenwich(now() if seconds is None else seconds)
+
+    class Datetime(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return cls.fromtimestamp(now(), tz)
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            return cls.fromtimestamp(now(), datetime.UTC).replace(tzinfo=None)
+
+    datetime.datetime = Datetime  # type: ignore[misc]

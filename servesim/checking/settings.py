@@ -1,0 +1,98 @@
+"""What a policy says of itself: its parameters, what it needs and what it supports."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
+
+from servesim.checking.subject import Subject
+from servesim.contracts import Defaults, Request, build_params, make
+from servesim.contracts.scheduler import PREDICTED
+from servesim.contracts.user_policies import blaming
+from servesim.errors import PolicyError, UserError, suggest
+
+WORDS = {
+    "scheduler": {"needs": {"output_len", PREDICTED}, "supports": {"async", "speculation", "swap"}},
+    "kv": {"needs": {"output_len", "future"}, "supports": {"fork"}},
+    "speculation": {"needs": {"acceptance"}, "supports": {"async"}},
+}
+"""By kind of policy, what `needs` and `supports` may say."""
+
+
+def settings_failures(subject: Subject) -> Iterator[str]:
+    """Yield a line for each thing a policy says of itself that cannot be."""
+    for label, known in WORDS.get(subject.kind, {}).items():
+        for word in sorted(set(getattr(subject.cls, label)) - known):
+            yield f"{label} of {subject.name} says {word!r}, which there is not{suggest(word, known)}"
+    if not subject.cls.Params.__dataclass_params__.frozen:
+        yield f"Params of {subject.name} is not frozen: write @dataclass(frozen=True)"
+    yield from _written(subject)
+    if subject.kind == "scheduler":
+        yield from _completed(subject)
+
+
+def _written(subject: Subject) -> Iterator[str]:
+    """Parameters are written into scenario.yaml, and read again."""
+    for field in dataclasses.fields(subject.params):
+        value = getattr(subject.params, field.name)
+        try:
+            text = TypeAdapter(Any).dump_python(value, mode="json")
+            again = getattr(dataclasses.replace(_built(subject, {field.name: text})), field.name)
+        except (UserError, PydanticSerializationError, ValueError, TypeError) as error:
+            told = str(error).partition("\n")[0]
+            yield f"{subject.name}: parameter {field.name} = {value!r} cannot be written and read again: {told}"
+            continue
+        if again != value:
+            yield f"{subject.name}: parameter {field.name} = {value!r} is {again!r} when it is written and read again"
+
+
+def _built(subject: Subject, values: dict[str, Any]) -> Any:
+    """Parameters as given, but for `values`."""
+    given = subject.registry.resolve(subject.spec)[1]
+    return build_params(subject.name, subject.cls.Params, {**given, **values})
+
+
+def _completed(subject: Subject) -> Iterator[str]:
+    """What a scheduler makes of its parameters for a GPU."""
+    defaults = Defaults(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=131072, gpu_memory_gib=80)
+    try:
+        with blaming([subject.cls]):
+            params = subject.cls.complete(subject.params, defaults)
+    except PolicyError as error:
+        yield str(error)
+        return
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        value = getattr(params, name, 1)
+        if type(value) is not int or value < 1:
+            yield f"{subject.name}: complete leaves {name} = {value!r}, must be a whole number of at least 1"
+
+
+def impurities(subject: Subject) -> Iterator[str]:
+    """Yield a line for each answer of an acceptance model that depends on more than request and position."""
+    if subject.kind != "acceptance":
+        return
+    model = make(subject.cls, subject.params, 0)
+    asked = [(row, position) for row in range(4) for position in range(40)]
+    requests = [Request(row, f"request-{row}", 10, 50, 0) for row in range(4)]
+
+    def answers(pairs: list[tuple[int, int]]) -> dict[tuple[int, int], int]:
+        return {(row, position): model.accepted(requests[row], position, 3) for row, position in pairs}
+
+    try:
+        with blaming([subject.cls]):
+            once, again = answers(asked), answers(asked[1::2] + asked[::2])
+            rates = model.rates(3)
+    except PolicyError as error:
+        yield str(error)
+        return
+    for pair in asked:
+        if once[pair] != again[pair]:
+            told = f"row {pair[0]}, position {pair[1]}: {once[pair]} of 3 drafts, asked again {again[pair]}"
+            yield f"{subject.name}: accepted depends on more than request and position ({told})"
+            break
+    if len(rates) != 3 or not all(0 <= rate <= 1 for rate in rates) or sorted(rates, reverse=True) != rates:
+        yield f"{subject.name}: rates(3) is {rates}, must be 3 chances of which none is larger than the one before"

@@ -1,0 +1,133 @@
+"""Whether two runs agree: every request, step, delivery and gap between tokens, to the nanosecond."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from servesim.engine.cluster import Cluster
+from servesim.engine.recorder import LATE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, Rows
+from servesim.engine.step import SpecStats
+
+_STEP = {name: i for i, name in enumerate(STEP_COLUMNS)}
+COMPOSITION = (
+    "prefill_tokens", "prefill_pieces", "prefill_context", "decode_count", "decode_context", "sampled", "padded_tokens",
+)  # fmt: skip
+"""What a row says of each of its steps; decode contexts grow by `decode_count` from one to the next."""
+FIRST = ("planned_ns", "start_ns", "kv_used", "kv_internal", "kv_external")
+"""What a row says of its first step."""
+SUMMED = (
+    "elapsed_ns", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "accepted", "bytes_moved",
+)  # fmt: skip
+"""What a row says of its steps together."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves behind, in an order that does not depend on how it was run."""
+
+    requests: Rows
+    reasons: dict[int, str]
+    steps: Rows
+    deliveries: Rows
+    gaps: tuple[Rows, Rows]
+    drafts: list[SpecStats]
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Outcome:
+        """The outcome of a run that has ended."""
+        recorder = cluster.recorder
+        return cls(
+            _sorted(recorder.requests.array(), [0]),
+            dict(recorder.reasons),
+            _sorted(recorder.steps.array(), [_STEP["replica"], _STEP["step"]]),
+            _sorted(recorder.deliveries.array(), range(len(LATE_COLUMNS))),
+            recorder.itl(),
+            [replica.core.spec_stats for replica in cluster.replicas],
+        )
+
+
+def difference(run: Outcome, plain: Outcome, elsewhere: str = "in reference mode") -> str:
+    """Say in one line what differs first; nothing where all agrees. Each row of steps of `plain` is one step; one of
+    `run` may stand for several. `elsewhere` says what `plain` is."""
+    told = [*_requests(run, plain, elsewhere), *_steps(run.steps, plain.steps, elsewhere)]
+    if not told:
+        if not np.array_equal(run.deliveries, plain.deliveries):
+            told = [f"deliveries differ from those {elsewhere}"]
+        elif not all(map(np.array_equal, run.gaps, plain.gaps)):
+            told = [f"gaps between tokens differ from those {elsewhere}"]
+        elif run.drafts != plain.drafts:
+            told = [f"counts of drafts differ from those {elsewhere}"]
+    return "; ".join(told)
+
+
+def _sorted(rows: Rows, by: Sequence[int]) -> Rows:
+    return rows[np.lexsort([rows[:, column] for column in reversed(by)])]
+
+
+def _requests(run: Outcome, plain: Outcome, elsewhere: str) -> list[str]:
+    """The first request that differs."""
+    a, b = run.requests, plain.requests
+    if not np.array_equal(a[:, 0], b[:, 0]):
+        row = int(np.setxor1d(a[:, 0], b[:, 0])[0])
+        left = row in a[:, 0]
+        return [f"request {row} {'has' if left else 'has not'} left, {elsewhere} it {'has not' if left else 'has'}"]
+    differ = np.argwhere(a != b)
+    if len(differ):
+        i, column = differ[0].tolist()
+        return [f"request {a[i, 0]}: {REQUEST_COLUMNS[column]} is {a[i, column]}, {elsewhere} {b[i, column]}"]
+    for row in sorted(run.reasons):
+        if run.reasons[row] != plain.reasons[row]:
+            return [f"request {row} ends with {run.reasons[row]!r}, {elsewhere} with {plain.reasons[row]!r}"]
+    return []
+
+
+def _steps(run: Rows, plain: Rows, elsewhere: str) -> list[str]:
+    """The first step that differs, of the replica where that is earliest."""
+    found = []
+    for replica in np.union1d(run[:, 0], plain[:, 0]).tolist():
+        first = _first_step(run[run[:, 0] == replica], plain[plain[:, 0] == replica], elsewhere)
+        if first is not None:
+            found.append((first[0], f"step {first[1]} of replica {replica}: {first[2]}"))
+    return [min(found)[1]] if found else []
+
+
+def _first_step(run: Rows, plain: Rows, elsewhere: str) -> tuple[int, int, str] | None:
+    """When the first step that differs on one replica starts, its id, and what differs."""
+    k = run[:, _STEP["k"]]
+    at, starts = np.repeat(np.arange(len(run)), k), np.cumsum(k) - k
+    behind = np.arange(len(at)) - starts[at]
+    each = run[at]
+    each[:, _STEP["decode_context"]] += behind * each[:, _STEP["decode_count"]]
+    n = min(len(each), len(plain))
+    differs = {name: each[:n, _STEP[name]] != plain[:n, _STEP[name]] for name in COMPOSITION}
+    opens, closes = behind[:n] == 0, behind[:n] == k[at[:n]] - 1
+    differs |= {name: opens & (each[:n, _STEP[name]] != plain[:n, _STEP[name]]) for name in FIRST}
+    differs["end_ns"] = closes & (each[:n, _STEP["end_ns"]] != plain[:n, _STEP["end_ns"]])
+    wrong = [(int(np.argmax(found)), name) for name, found in differs.items() if found.any()]
+    if wrong:
+        i, name = min(wrong, key=lambda found: found[0])
+        ours, theirs = each[i, _STEP[name]], plain[i, _STEP[name]]
+        return int(plain[i, _STEP["start_ns"]]), i, f"{name} is {ours}, {elsewhere} {theirs}"
+    if len(each) != len(plain):
+        extra = each[n] if len(each) > n else plain[n]
+        return int(extra[_STEP["start_ns"]]), n, f"{len(each)} steps in all, {elsewhere} {len(plain)}"
+    return _sums(run, plain, starts, elsewhere)
+
+
+def _sums(run: Rows, plain: Rows, starts: Rows, elsewhere: str) -> tuple[int, int, str] | None:
+    """As `_first_step`, of what rows say of their steps together."""
+    if not len(run):
+        return None
+    parts = {name: np.add.reduceat(plain[:, _STEP[name]], starts) for name in SUMMED}
+    parts["kv_peak"] = np.maximum.reduceat(plain[:, _STEP["kv_peak"]], starts)
+    for name, theirs in parts.items():
+        wrong = np.flatnonzero(run[:, _STEP[name]] != theirs)
+        if len(wrong):
+            i = int(wrong[0])
+            row, steps = run[i], f"of {run[i, _STEP['k']]} steps"
+            told = f"{name} {steps} is {row[_STEP[name]]}, {elsewhere} {theirs[i]}"
+            return int(row[_STEP["start_ns"]]), int(row[_STEP["step"]]), told
+    return None
