@@ -57,7 +57,8 @@ class PrefillAdder:
         self.running = list(running)
         self.ratio = new_token_ratio
         self.ignore_eos = ignore_eos
-        self.total_offset = decodes + sum(max_new(r) * new_token_ratio for r in self.running)
+        expected = [max(r.max_tokens - r.num_output_tokens, 0) for r in self.running]
+        self.total_offset = decodes + sum([min(n, CLIP_MAX_NEW_TOKENS) * new_token_ratio for n in expected])
         self.current_offset = decodes
         self.input_left = max_prefill_tokens - decodes
         self.chunk_left = None if chunked_prefill_size is None else chunked_prefill_size - decodes

@@ -56,14 +56,17 @@ class Vllm(Scheduler):
         steps = 1 if self.params.prefill_schedule_interval > 1 else NO_END  # it counts plans
         queue = ctx.decode(self.running, budget.left - budget.extra * len(self.running), steps=steps)
         budget.take(ctx.num_tokens, len(self.running) - len(queue))
+        max_len = self.limits.max_model_len
         for request in list(queue):
             if budget.left <= 0:
                 return
             if request.state is not State.RUNNING:
                 continue  # it gave way to one before it
-            new, drafts = self._wanted(ctx, request, threshold, hold, budget.left)
-            if new <= 0:
-                continue
+            new, drafts = ctx.due(request), request.num_draft_tokens
+            if new != 1 or drafts or request.num_computed_tokens + 2 > max_len:
+                new, drafts = self._wanted(request, new, threshold, hold, budget.left)
+                if new <= 0:
+                    continue
             while not ctx.extend(request, new, lookahead=self.lookahead, drafts=drafts):
                 victim, refund = self._preempt(ctx)
                 budget.give_back(refund)
@@ -76,19 +79,15 @@ class Vllm(Scheduler):
             if not self._by_priority:
                 return
 
-    def _wanted(
-        self, ctx: PlanContext, request: Request, threshold: int, hold: bool, left: int
-    ) -> tuple[int, int]:
-        """Return the tokens that bring a request up to what is known of it, as far as may be, and how many of them are
-        drafts."""
-        due = ctx.due(request)
+    def _wanted(self, request: Request, due: int, threshold: int, hold: bool, left: int) -> tuple[int, int]:
+        """Return the tokens that bring a request with `due` tokens up to what is known of it, as far as may be, and how
+        many of them are drafts."""
         if due <= 0 or (hold and due > 1):
             return 0, 0
-        computed = request.num_computed_tokens
         new = due + request.num_draft_tokens
         if 0 < threshold < new:
             new = threshold
-        new = min(new, left, self.limits.max_model_len - computed - 1)
+        new = min(new, left, self.limits.max_model_len - request.num_computed_tokens - 1)
         return new, max(min(request.num_draft_tokens, new - due), 0)
 
     def _preempt(self, ctx: PlanContext) -> tuple[Request, int]:

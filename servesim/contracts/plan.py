@@ -134,9 +134,11 @@ class PlanContext:
     def due(self, request: Request) -> int:
         """Return the tokens of a running request that are known, or will be once the steps in flight are done, and
         not computed: 1 in decode, 0 where the tokens in flight reach its length cap. Drafts are not counted."""
-        computed, known = request.num_computed_tokens, request.num_tokens
+        if request._keeper is not None:
+            request._keeper.settle(request)
+        computed, known = request._num_computed_tokens, request._num_tokens
         if self._asynchronous:
-            coming = request.num_output_placeholders
+            coming = request._num_output_placeholders
             if coming > 0 and computed + 2 - coming >= request.prompt_len + request.max_tokens:
                 return 0
             known += coming
@@ -177,7 +179,7 @@ class PlanContext:
             self.plan.resumed.append(request)
         else:
             request.hit_tokens = hit.num_tokens
-            request.scheduled_ns = self.now
+            request.scheduled_ns = self._now
             self.plan.admitted.append(request)
         self.schedule(request, num_tokens, drafts)
         return True
@@ -188,7 +190,9 @@ class PlanContext:
             raise _not_ints(num_tokens, lookahead, drafts)
         if not self.kv.grow(request, num_tokens, lookahead):
             return False
-        self.schedule(request, num_tokens, drafts)
+        self.plan._tokens[request] = num_tokens
+        if drafts:
+            self.plan.drafts[request] = drafts
         return True
 
     def schedule(self, request: Request, num_tokens: int, drafts: int = 0) -> None:
@@ -237,7 +241,7 @@ class PlanContext:
         step; False (nothing done) if its KV and those do not fit beside `reserve` free tokens. The caller moves it to
         its running list."""
         if request.state is not State.SWAPPED:
-            raise PolicyError(f"{self.policy} at {self.now} ns: swaps in {request}, which is not swapped out")
+            raise PolicyError(f"{self.policy} at {self._now} ns: swaps in {request}, which is not swapped out")
         if type(num_tokens + reserve + lookahead + drafts) is not int:
             raise _not_ints(num_tokens, reserve, lookahead, drafts)
         if not self.kv.can_swap_in(request, num_tokens + lookahead, reserve, samples):
@@ -252,7 +256,7 @@ class PlanContext:
 
     def _stop(self, request: Request) -> None:
         if request.state is not State.RUNNING:
-            raise PolicyError(f"{self.policy} at {self.now} ns: preempts {request}, which is not running")
+            raise PolicyError(f"{self.policy} at {self._now} ns: preempts {request}, which is not running")
         self._ledger.release(request._num_computed_tokens)
         request.num_draft_tokens = 0
         request.num_preemptions += 1

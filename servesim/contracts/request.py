@@ -48,7 +48,7 @@ class CounterKeeper:
     """Counts for requests whose counters all move alike, and writes them when one is read."""
 
     def settle(self, request: Request) -> None:
-        """Bring the counters of a request that this keeper counts for up to date."""
+        """Bring the counters of a request up to date, or of all that this keeper counts for."""
         raise NotImplementedError
 
 
@@ -161,7 +161,9 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         """Output tokens delivered so far."""
-        return self.num_tokens - self.prompt_len
+        if self._keeper is not None:
+            self._keeper.settle(self)
+        return self._num_tokens - self.prompt_len
 
     @property
     def num_sequences(self) -> int:

@@ -269,6 +269,14 @@ class Recorder:
         if count:
             self.gap(shared, count)
 
+    def late_together(self, now: int, since: int, rows: list[int]) -> None:
+        """Record a token each, delivered at `now`, for requests whose last ones came at `since`, before the last
+        step."""
+        late = np.empty((len(rows), len(LATE_COLUMNS)), dtype=np.int64)
+        late[:, 0], late[:, 1], late[:, 2], late[:, 3] = rows, now, since, 1
+        self.deliveries.extend(late)
+        self.gap(now - since, len(rows))
+
     def deliver(self, rows: list[int], gains: NDArray[np.uint8], ends: Rows, before: int, at_once: int) -> None:
         """Steps that end at `ends` deliver to each of `rows` as many tokens as `gains` says, of shape (rows, steps), in
         all `at_once` beyond one each; all had their last tokens `before`."""

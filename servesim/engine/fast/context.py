@@ -195,12 +195,13 @@ class FastContext(PlanContext):
 
     def extend(self, request: Request, num_tokens: int, *, lookahead: int = 0, drafts: int = 0) -> bool:
         """See `PlanContext.extend`."""
-        self._single_out(request)
+        if request._keeper is not None:
+            self._single_out(request)
         memory = self._memory
-        looked = memory is not None and memory.looked
+        if memory is None or memory.looked:
+            return super().extend(request, num_tokens, lookahead=lookahead, drafts=drafts)
         extended = super().extend(request, num_tokens, lookahead=lookahead, drafts=drafts)
-        if memory is not None:
-            memory.looked = looked
+        memory.looked = False
         return extended
 
     def schedule(self, request: Request, num_tokens: int, drafts: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mypy_extensions import mypyc_attr
@@ -34,6 +34,8 @@ class FastCore(EngineCore):
     def __init__(self, scheduler: Scheduler, kv: KVAllocator, check: bool = False) -> None:
         super().__init__(scheduler, kv, check)
         self.lockstep: Lockstep | None = None
+        self.on_late_together: Callable[[int, int, list[int]], None] = lambda now, since, rows: None
+        """Called with (now, since, rows): requests that got their last tokens at `since`, and one now."""
         self._context: FastContext | None = None
         self.stands = False
         """Whether the last plan served all running requests, and looked at nothing that changes from step to step."""
@@ -183,11 +185,13 @@ class FastCore(EngineCore):
                 if lockstep.committed_ns == before:
                     self.on_gap(now - before, step.together)
                 else:
-                    late = lockstep.late(step.turn, before)
+                    rows, late = lockstep.late(step.turn, before)
+                    if rows:
+                        self.on_late_together(now, lockstep.committed_ns, rows)
                     if late:
                         self.on_late(now, late)
-                    if len(late) < step.together:
-                        self.on_gap(now - before, step.together - len(late))
+                    if on_time := step.together - len(rows) - len(late):
+                        self.on_gap(now - before, on_time)
             lockstep.committed += 1
             lockstep.committed_ns = now
         lockstep.last_ns = now

@@ -67,6 +67,7 @@ class Lockstep(CounterKeeper):
         self._caps: list[Entry] = []  # by the turns committed when what is in flight reaches the length cap
         self._longest: list[Entry] = []  # by -offset
         self._joined = 0
+        self._written = (-1, -1, -1)  # turns planned and committed, and members, when counters were last written
         # What the scheduler said, and showed, when it last planned.
         self.queue: list[Request] = []
         """The list it serves, as seen last: members, those among them that have left but not ended, others."""
@@ -288,16 +289,17 @@ class Lockstep(CounterKeeper):
             heappop(longest)
         return self.turn - longest[0][0]
 
-    def late(self, turn: int, before: int) -> list[Late]:
+    def late(self, turn: int, before: int) -> tuple[list[int], list[Late]]:
         """Return the members of a turn that is being committed which got nothing from the step before it, committed at
-        `before`; none unless the members paused."""
-        found: list[Late] = []
+        `before`: rows of those whose last token came with the last turn, and the others, behind them in the batch."""
+        rows: list[int] = []
+        others: list[Late] = []
         for request, (_, first, _) in self.members.items():
-            if first <= turn:
-                since = self.committed_ns if first < turn else request._last_token_ns
-                if since != before:
-                    found.append((request.row, since, 1))
-        return found
+            if first < turn:
+                rows.append(request.row)
+            elif first == turn and request._last_token_ns != before:
+                others.append((request.row, request._last_token_ns, 1))
+        return rows, others
 
     def ended(self, turn: int) -> list[Request]:
         """Return the members whose last token comes with this turn, which is being committed; they are members no
@@ -396,13 +398,14 @@ class Lockstep(CounterKeeper):
                     step.sampled.sort(key=_ORDER)
 
     def settle(self, request: Request) -> None:
-        """Write a member's counters, which somebody reads."""
+        """Write the counters of all members, one of which is read."""
         self.looked = True
-        offset, first, begun = self.members[request]
-        self._write(request, offset, first, begun)
+        if self._written != (self.turn, self.committed, len(self.members)):
+            self.refresh()
 
     def refresh(self) -> None:
         """Write the counters of all members."""
+        self._written = (self.turn, self.committed, len(self.members))
         for request, (offset, first, begun) in self.members.items():
             self._write(request, offset, first, begun)
 

@@ -164,11 +164,18 @@ class LockstepLeap(Run):
     def _commit(self, core: FastCore, recorder: Recorder, replica: int, stop: int, n: int) -> None:
         """Deliver what the steps in flight sampled, to requests not yet in lockstep, too, and one token to each of n in
         lockstep with every further one, until E_stop."""
-        ends, at, in_flight = self._ends, self._past, core.in_flight
+        ends, at, in_flight, lockstep = self._ends, self._past, core.in_flight, core.lockstep
+        assert lockstep is not None
         before, depth = core.committed_ns, self._past + len(in_flight)
         while at < stop and in_flight:
             step, now = in_flight.popleft(), ends[at]
-            core.deliver(step, before, now)
+            assert isinstance(step, FastStep)
+            if step.sampled or lockstep.committed_ns != before:
+                core.deliver(step, before, now)
+            else:
+                if step.together:
+                    recorder.gap(now - before, step.together)
+                lockstep.committed_ns = now
             recorder.step(step, replica)
             before = now
             at += 1

@@ -27,6 +27,7 @@ class FastReplica(Replica):
         super().__init__(clock, index, core, cost, recorder, depth)
         assert isinstance(core, FastCore)
         self.fast = core
+        core.on_late_together = recorder.late_together
         self.leap: Run | None = None
         if depth == 1 or core.scheduler.limits.async_scheduling:
             core.keep_lockstep(depth)
