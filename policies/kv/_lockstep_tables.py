@@ -16,7 +16,6 @@ import numpy as np
 from mypy_extensions import mypyc_attr, trait
 
 from servesim.contracts.request import Request
-from servesim.engine.fast.memory import DraftMemory, LockstepMemory
 
 from ._block_tables import MANY, WIDTH, ids
 from ._growth import most_rounds
@@ -83,9 +82,10 @@ class Rank:
 
 @trait
 @mypyc_attr(allow_interpreted_subclasses=True)
-class LockstepTables(LockstepMemory, DraftMemory):
+class LockstepTables:
     """What a class of block tables inherits beside its plain one to be fast. It calls `open_ranks` when it is made."""
 
+    looked: bool
     block_size: int
     max_model_len: int
     _tables: dict[Request, array[int]]

@@ -1,23 +1,20 @@
-"""Allocators that are not compiled, in fast mode: contiguous reservations, the radix tree, the prefix oracle."""
+"""Allocators that are not compiled, in fast mode: contiguous reservations and the radix tree."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
 
 from servesim.contracts.kv import Hit, KVMemory, Usage
 from servesim.contracts.request import Request
-from servesim.engine.fast.memory import DraftMemory, LockstepMemory, stands_for
+from servesim.engine.fast.memory import stands_for
 
 from ._growth import blocks_by_round, most_rounds, rounds_until_short
 from .contiguous import Contiguous, ContiguousParams
-from .fast import PublishingTables
-from .prefix_oracle import PrefixOracle
 from .prefix_radix import PrefixRadix, PrefixRadixParams
 
 
-class FastContiguous(Contiguous, LockstepMemory, DraftMemory):
+class FastContiguous(Contiguous):
     """`contiguous` in fast mode: all memory is there already."""
 
     def __init__(self, params: ContiguousParams, memory: KVMemory) -> None:
@@ -70,7 +67,7 @@ class FastContiguous(Contiguous, LockstepMemory, DraftMemory):
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
 
 
-class FastPrefixRadix(PrefixRadix, LockstepMemory, DraftMemory):
+class FastPrefixRadix(PrefixRadix):
     """`prefix-radix` in fast mode."""
 
     def __init__(self, params: PrefixRadixParams, memory: KVMemory) -> None:
@@ -162,46 +159,5 @@ class FastPrefixRadix(PrefixRadix, LockstepMemory, DraftMemory):
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
 
 
-class FastPrefixOracle(PrefixOracle, PublishingTables):
-    """`prefix-oracle` in fast mode."""
-
-    def __init__(self, params: Any, memory: KVMemory) -> None:
-        super().__init__(params, memory)
-        self.open_ranks()
-        self._filling, self._committed = {}, 0
-        self._ahead = params.hash_lookahead_tokens > 0
-
-    def join(self, request: Request, offset: int, num_tokens: int) -> bool:
-        return not self._ahead and super().join(request, offset, num_tokens)
-
-    @property
-    def tables(self) -> dict[Request, list[int]]:
-        """See `BlockTables`."""
-        self.complete_all()
-        return super().tables
-
-    def lookup(self, request: Request) -> Hit:
-        self.looked = True
-        return super().lookup(request)
-
-    def idle_tokens(self, hit: Hit) -> int:
-        self.looked = True
-        return super().idle_tokens(hit)
-
-    def slots(self, request: Request) -> int:
-        self.looked = True
-        self.complete(request)
-        return super().slots(request)
-
-    def usage(self) -> Usage:
-        self.looked = True
-        return super().usage()
-
-    def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        self.looked = True
-        return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
-
-
 stands_for(Contiguous, FastContiguous)
 stands_for(PrefixRadix, FastPrefixRadix)
-stands_for(PrefixOracle, FastPrefixOracle)

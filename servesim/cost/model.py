@@ -15,10 +15,10 @@ from servesim.cost.draft import Drafting
 from servesim.cost.host import HostTerms
 from servesim.cost.stage import Priced, Stage
 from servesim.cost.tables import KernelTables
-from servesim.engine.fast.cost import Run, RunCost, plain_run
+from servesim.engine.fast.cost import Run, plain_run
 
 
-class TableCostModel(CostModel, RunCost):
+class TableCostModel(CostModel):
     """Prices from kernel tables; build it with `build_cost_model`.
 
     Operators are curves already multiplied by how often a step runs them: over the tokens of the step (padding

@@ -47,12 +47,13 @@ class FastContext(PlanContext):
         oracle: bool,
         lockstep: Lockstep | None,
         drafts: bool,
+        memory: LockstepMemory | None,
         lookahead: int,
         max_model_len: int,
     ) -> None:
         super().__init__(policy, now, plan, kv, ledger, asynchronous, oracle)
         self._lockstep = lockstep
-        self._memory: LockstepMemory | None = kv if isinstance(kv, LockstepMemory) else None
+        self._memory = memory
         self._drafts = drafts  # whether drafts are made
         self._lookahead = lookahead
         self._max_model_len = max_model_len
@@ -65,8 +66,8 @@ class FastContext(PlanContext):
         """Requests that `decode` has left to the scheduler."""
         self.until = NO_END
         """Step id of the plan for which it wants to be asked again."""
-        if self._memory is not None:
-            self._memory.looked = False
+        if memory is not None:
+            memory.looked = False
         if lockstep is not None:
             lockstep.looked = False
 

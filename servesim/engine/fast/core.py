@@ -17,7 +17,7 @@ from servesim.engine.core import EngineCore, note_drafts
 from servesim.engine.delivery import deliver
 from servesim.engine.fast.context import FastContext, FastPlan
 from servesim.engine.fast.lockstep import Lockstep
-from servesim.engine.fast.memory import LockstepMemory
+from servesim.engine.fast.memory import lockstep_memory
 from servesim.engine.fast.step import PAUSE, FastStep
 from servesim.engine.fast.verification import deliver_verified
 from servesim.engine.layout import lay_out
@@ -33,6 +33,8 @@ class FastCore(EngineCore):
 
     def __init__(self, scheduler: Scheduler, kv: KVAllocator, check: bool = False) -> None:
         super().__init__(scheduler, kv, check)
+        self.memory = lockstep_memory(kv)
+        """The allocator, if it knows of requests in lockstep."""
         self.lockstep: Lockstep | None = None
         self.on_late_together: Callable[[int, int, list[int]], None] = lambda now, since, rows: None
         """Called with (now, since, rows): requests that got their last tokens at `since`, and one now."""
@@ -50,8 +52,8 @@ class FastCore(EngineCore):
         told: Any = type(scheduler).commit  # a scheduler that wants to hear of each token is told
         if self.speculator is not None or self.lookahead or told is not Scheduler.commit:
             return
-        if isinstance(kv, LockstepMemory):
-            self.lockstep = Lockstep(kv, kv, self.in_flight, scheduler.limits.async_scheduling, depth)
+        if self.memory is not None:
+            self.lockstep = Lockstep(kv, self.memory, self.in_flight, scheduler.limits.async_scheduling, depth)
 
     def open(self, now: int) -> PlanContext:
         limits, lockstep = self.scheduler.limits, self.lockstep
@@ -67,6 +69,7 @@ class FastCore(EngineCore):
             self._oracle,
             lockstep,
             self.speculator is not None,
+            self.memory,
             self.lookahead,
             limits.max_model_len,
         )

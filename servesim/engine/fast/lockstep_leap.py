@@ -16,7 +16,6 @@ from servesim.engine.fast.core import MOST, FastCore
 from servesim.engine.fast.cost import decode_run
 from servesim.engine.fast.leap import Run
 from servesim.engine.fast.lockstep import Lockstep
-from servesim.engine.fast.memory import LockstepMemory
 from servesim.engine.fast.step import FastStep
 from servesim.engine.recorder import Recorder
 
@@ -45,9 +44,9 @@ class LockstepLeap(Run):
     ) -> LockstepLeap | None:
         """The longest run from here; None if the next planning point must be real. That is now if one is `past`, else
         when the next step is done. `horizon_ns` from now the run will be cut anyhow."""
-        lockstep, memory = core.lockstep, core.kv
+        lockstep, memory = core.lockstep, core.memory
         assert lockstep is not None
-        assert isinstance(memory, LockstepMemory)
+        assert memory is not None
         most = core.plans_known(past)
         if most < 1:
             return None
@@ -133,9 +132,9 @@ class LockstepLeap(Run):
         """Do plans 1..skip and the commits before each of them. With `through` the step that ends when the replica
         wakes, one of the run, is not left in flight, though its commit is left. Return the requests that have retired
         and get their last token from it."""
-        in_flight, lockstep, first, memory = core.in_flight, core.lockstep, core.next_step_id, core.kv
+        in_flight, lockstep, first, memory = core.in_flight, core.lockstep, core.next_step_id, core.memory
         assert lockstep is not None
-        assert isinstance(memory, LockstepMemory)
+        assert memory is not None
         turn = lockstep.turn
         depth = len(in_flight) + self._past
         m, n = len(self._gpu), len(lockstep.members)
@@ -185,9 +184,9 @@ class LockstepLeap(Run):
 
     def _plan_last(self, core: FastCore, lockstep: Lockstep) -> list[Request]:
         """Plan the step without those that retire. Return them."""
-        step, memory = self._last, core.kv
+        step, memory = self._last, core.memory
         assert step is not None
-        assert isinstance(memory, LockstepMemory)
+        assert memory is not None
         retired = lockstep.retire()
         kept = memory.extend(lockstep.turn, lockstep.committed)
         assert kept

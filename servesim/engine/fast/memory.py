@@ -7,16 +7,13 @@ minus the number of the turn. An allocator without these verbs is stepped plainl
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from mypy_extensions import mypyc_attr, trait
+from typing import Any, Protocol
 
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.request import Request
 
 
-@trait
-@mypyc_attr(allow_interpreted_subclasses=True)
-class LockstepMemory:
+class LockstepMemory(Protocol):
     """Memory of requests that grow together."""
 
     looked: bool
@@ -26,32 +23,25 @@ class LockstepMemory:
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         """Take a request into lockstep that will have memory for `num_tokens` tokens or more when the next `extend`
         comes; False if it cannot be."""
-        raise NotImplementedError
 
     def leave(self, request: Request, offset: int) -> None:
         """Let a request out of lockstep; its counters are up to date."""
-        raise NotImplementedError
 
     def extend(self, turn: int, committed: int) -> bool:
         """Allocate one more token for every member for turn `turn`, given `committed` committed turns. False: out of
         memory, nothing taken."""
-        raise NotImplementedError
 
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
         """Return for how many turns from `turn` on, at most `limit`, `extend` succeeds and leaves `reserve` tokens
         free."""
-        raise NotImplementedError
 
     def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
         """Do as `extend` does for k turns from `turn` on, one being committed before each. Return (turn from 1, tokens
         allocated in it) for those in which any were, in order: each takes as much from `usage().free`, and `external`
         stays. Only with k <= steps_until_full(...)."""
-        raise NotImplementedError
 
 
-@trait
-@mypyc_attr(allow_interpreted_subclasses=True)
-class DraftMemory:
+class DraftMemory(Protocol):
     """Memory of requests that get several tokens a step."""
 
     def rounds_that_fit(
@@ -59,14 +49,24 @@ class DraftMemory:
     ) -> int:
         """Return for how many rounds, at most `limit`, each of `requests` can have memory for the tokens that its own
         sequence in `tokens` names (rising) and `ahead` more, beyond `max_model_len` none."""
-        raise NotImplementedError
 
     def grow_rounds(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
         """For k rounds one by one, give each request in order that memory. `tokens` are known when a round begins; the
         requests' own counters are left to the caller. Return as `extend_run`. Only with as many rounds as fit."""
-        raise NotImplementedError
+
+
+def lockstep_memory(kv: KVAllocator) -> LockstepMemory | None:
+    """Return an allocator that knows of requests in lockstep; None: it does not."""
+    own: Any = kv
+    return own if hasattr(own, "extend_run") else None
+
+
+def draft_memory(kv: KVAllocator) -> DraftMemory | None:
+    """Return an allocator that knows of runs with drafts; None: it does not."""
+    own: Any = kv
+    return own if hasattr(own, "grow_rounds") else None
 
 
 _fast: dict[type[KVAllocator], type[KVAllocator]] = {}
