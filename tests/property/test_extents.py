@@ -135,7 +135,7 @@ def assert_same(world: World, variant: str) -> None:
     seen = []
     for kv in ("prefix-hash", f"{Path(by_block.__file__)}:ByBlock"):
         world.kv = f"{kv}:{variant}" if variant else kv
-        cluster = world.cluster("fast", check=True)
+        cluster = world.cluster("reference", check=True)
         states = watch(cluster)
         cluster.run()
         seen.append((states, cluster.recorder.steps.array().tolist(), cluster.recorder.requests.array().tolist()))
