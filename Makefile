@@ -40,9 +40,9 @@ run: $(READY)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy --strict servesim policies traces calibrate reports
 	@rm -rf .imports && mkdir -p .imports/servesim # the packages under the names they are installed by
 	@ln -s $(addprefix ../../,$(wildcard servesim/*) policies traces calibrate reports) .imports/servesim
+	cd .imports && MYPYPATH=. $(abspath $(VENV)/bin/mypy) --strict --config-file ../pyproject.toml --cache-dir ../.mypy_cache -p servesim
 	cd .imports && $(abspath $(VENV)/bin/lint-imports) --config ../pyproject.toml --no-cache
 	$(VENV)/bin/ruff format --check --output-format concise .
 

@@ -129,8 +129,8 @@ def _front(document: Mapping[str, Any]) -> Drawing | None:
     palette = colours([r["label"] for r in document["rows"]])
     rows = []
     for r in document["rows"]:
-        values = r["values"] or {}
-        found = [values.get(name) for name in ("usd_per_million_tokens", "e2el_p99", "output_throughput")]
+        values: Mapping[str, Any] = r["values"] or {}
+        found: list[Any] = [values.get(name) for name in ("usd_per_million_tokens", "e2el_p99", "output_throughput")]
         if r["verdict"] == "carries" and None not in found:
             price, ms, flow = found
             rows.append((r["label"], palette[r["label"]], price, ms, flow, r["pareto"]))

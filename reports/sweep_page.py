@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from servesim.experiments.axes import label_of
 from servesim.experiments.knee import knee
 from servesim.experiments.replicates import counted
@@ -217,7 +219,7 @@ def _table(document: Mapping[str, Any]) -> Table:
         elif v["label"] == best:
             state = pill("best", "up")
         else:
-            state = pill("Pareto", "open") if v["pareto"] else ""
+            state = pill("Pareto", "open") if v["pareto"] else Markup()
         values = v["values"] or {}
         cells = [amount(values.get(m["name"]), m["unit"] if m["unit"] in BARE else "") for m in metrics]
         rows.append((*(str(v["axes"].get(axis, "")) for axis in axes), state, *cells))

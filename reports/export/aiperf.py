@@ -21,7 +21,8 @@ def write(folder: Path, file: TextIO) -> None:
     """Write one line a request."""
     result = one_run(folder, "aiperf")
     tokens = Tokens(result)
-    for i, request in enumerate(result.requests.to_dict("records")):
+    requests: list[dict[str, Any]] = result.requests.to_dict("records")  # type: ignore[assignment]  # names of columns
+    for i, request in enumerate(requests):
         done = request["state"] == State.FINISHED
         line = {
             "metadata": _metadata(request, i),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from servesim.reports.figures.axes import clock, percents, thousands
 from servesim.reports.run import Run
 from servesim.reports.svg import INK, Drawing, wide
@@ -16,7 +18,7 @@ def timeline(run: Run) -> Drawing | None:
         return None
     unit, name = clock(float(run.clock_s[-1]))
     x = run.clock_s / unit
-    memory = sum(run.memory.values())
+    memory = sum(run.memory.values(), np.zeros_like(run.waiting))
     series = [
         ("Waiting requests", run.waiting, "amber", thousands),
         ("Sequences in a step", run.batch, "blue", thousands),
@@ -72,7 +74,7 @@ def memory_map(run: Run) -> Drawing | None:
         return None
     unit, name = clock(float(run.clock_s[-1]))
     parts = [(run.memory[key], colour) for key, colour, _ in MEMORY[:3]]
-    top = float(sum(values for values, _ in parts).max())
+    top = float(sum((values for values, _ in parts), np.zeros_like(run.waiting)).max())
     limit = 1.0 if top > 0.4 else max(top * 1.25, 1e-3)
 
     def paint(figure: Any, narrow: bool) -> None:

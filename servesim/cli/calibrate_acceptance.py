@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,7 +67,7 @@ def acceptance(
         _write(out / "ngram.yaml", found)
     for layer in exits if "early-exit" in methods else ():
         how = {"name": "early-exit", "layers": layer, "of": depth}
-        found = table(answers, lambda answer, layer=layer: early_exit(answer, k, layer), k, how, settings)
+        found = table(answers, partial(early_exit, k=k, layers=layer), k, how, settings)
         _write(out / f"exit-{layer}.yaml", found)
 
 
