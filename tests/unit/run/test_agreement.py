@@ -88,6 +88,7 @@ def test_what_is_missing_counts_and_deliveries_and_drafts() -> None:
     )
 
 
+@pytest.mark.medium
 def test_a_run_with_check_says_which_request_and_step_differ_first(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SHUFFLES)
     settings = {**BASE, "trace": "synth:rate=5,prompt=200,output=uniform(5,50)", "requests": 40, "rate": "inf"}
@@ -99,12 +100,14 @@ def test_a_run_with_check_says_which_request_and_step_differ_first(tmp_path: Pat
     check_beginning(set_up(Scenario.of(settings)), requests=10)  # its lies begin later
 
 
+@pytest.mark.medium
 def test_a_run_with_check_has_the_result_of_one_without() -> None:
     settings = {**BASE, "trace": "synth:rate=50,prompt=100,output=20", "requests": 30}
     assert servesim.simulate(settings, check=True).requests.equals(servesim.simulate(settings).requests)
     assert REQUESTS == 300
 
 
+@pytest.mark.medium
 def test_what_is_compared_are_the_first_requests_of_the_run_itself() -> None:
     settings = {**BASE, "trace": "preset:azure-conv-2023", "requests": 60, "skip": 20, "rate": 9, "seed": 3}
     settings |= {"shape": ["thin:keep=0.8"], "preset": "sglang", "replicas": 2}
@@ -116,6 +119,7 @@ def test_what_is_compared_are_the_first_requests_of_the_run_itself() -> None:
         assert found.requests[:, REQUEST_COLUMNS.index(column)].tolist() == whole[column][:10].tolist()
 
 
+@pytest.mark.medium
 def test_a_policy_that_waits_for_more_requests_than_are_compared_is_left_to_the_run(tmp_path: Path) -> None:
     waits = method("plan(self, ctx)", "return super().plan(ctx) if self.seen >= 12 else ctx.plan")
     counts = method("on_arrival(self, request)", "super().on_arrival(request)", "self.seen += 1")

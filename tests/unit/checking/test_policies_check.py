@@ -17,6 +17,7 @@ from servesim.cli import app as cli
 from servesim.errors import UserError
 from tests.support.own_policies import method
 
+pytestmark = pytest.mark.medium
 WORLDS = range(2, 18)
 """Of one to ten requests."""
 BATCHING = '''
