@@ -1,4 +1,5 @@
-"""Allocators that are not compiled, in fast mode: contiguous reservations, the radix tree, the prefix oracle."""
+"""Allocators that are not compiled, in fast mode: contiguous reservations, the radix tree, caches
+that evict by rank."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from servesim.engine.fast.memory import DraftMemory, LockstepMemory, stands_for
 
 from ._growth import blocks_by_round, most_rounds, rounds_until_short
 from .contiguous import Contiguous, ContiguousParams
+from .evicting import Evicting
 from .fast import PublishingTables
 from .prefix_oracle import PrefixOracle
 from .prefix_radix import PrefixRadix, PrefixRadixParams
@@ -162,8 +164,8 @@ class FastPrefixRadix(PrefixRadix, LockstepMemory, DraftMemory):
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
 
 
-class FastPrefixOracle(PrefixOracle, PublishingTables):
-    """`prefix-oracle` in fast mode."""
+class FastEvicting(Evicting, PublishingTables):
+    """`Evicting` in fast mode."""
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
@@ -200,6 +202,10 @@ class FastPrefixOracle(PrefixOracle, PublishingTables):
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
         self.looked = True
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
+
+
+class FastPrefixOracle(PrefixOracle, FastEvicting):
+    """`prefix-oracle` in fast mode."""
 
 
 stands_for(Contiguous, FastContiguous)

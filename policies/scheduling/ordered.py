@@ -27,8 +27,8 @@ class OrderedParams(SchedulerParams):
 
 
 class Ordered(Vllm):
-    """Waiting requests are served by `rank`, least first; of equal ones, the first to arrive. Where memory runs out, the
-    running request of the highest rank gives way and computes again when it comes back."""
+    """Waiting requests are served by `rank`, least first; of equal ones, the first to arrive. Where memory runs out,
+    the running request of the highest rank gives way and computes again when it comes back."""
 
     Params: ClassVar[type[Any]] = OrderedParams
     supports = frozenset({"async"})

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from servesim.contracts import Request
 from servesim.contracts.scheduler import PREDICTED
+from servesim.policies.kv.evicting import CachedBlock, Evicting
+from servesim.policies.kv.fast_others import FastEvicting
 from servesim.policies.scheduling.ordered import Ordered, OrderedParams
 
 
@@ -31,8 +33,8 @@ class Aging(Ordered):
     dynamic = True
 
     def rank(self, request: Request, now: int) -> float:
-        waited_s: float = (now - request.arrival_ns) / 1e9
-        return request.predicted_output_len - self.params.tokens_per_s * waited_s
+        waited_s = (now - request.arrival_ns) / 1e9
+        return float(request.predicted_output_len - self.params.tokens_per_s * waited_s)
 
 
 class AgingPrompt(Ordered):
@@ -42,8 +44,8 @@ class AgingPrompt(Ordered):
     dynamic = True
 
     def rank(self, request: Request, now: int) -> float:
-        waited_s: float = (now - request.arrival_ns) / 1e9
-        return request.prompt_len - self.params.tokens_per_s * waited_s
+        waited_s = (now - request.arrival_ns) / 1e9
+        return float(request.prompt_len - self.params.tokens_per_s * waited_s)
 
 
 class Displacing(AgingPrompt):
@@ -60,5 +62,44 @@ class Arrival(Ordered):
         return now
 
 
-class Rankless(Ordered):
+class RanklessOrder(Ordered):
+    """Without the one method."""
+
+
+class Lfu(Evicting):
+    """Least frequently hit first, the least recently used of those."""
+
+    def rank(self, block: CachedBlock) -> int:
+        return block.hits
+
+
+class FastLfu(FastEvicting):
+    """The same, made fast by its base."""
+
+    def rank(self, block: CachedBlock) -> int:
+        return block.hits
+
+
+class Lru(FastEvicting):
+    """All blocks are worth the same."""
+
+    def rank(self, block: CachedBlock) -> int:
+        return 0
+
+
+class Mru(Evicting):
+    """Most recently used first."""
+
+    def rank(self, block: CachedBlock) -> int:
+        return -block.last_used
+
+
+class Shallow(Evicting):
+    """The ends of long prompts first, then what was used longest ago."""
+
+    def rank(self, block: CachedBlock) -> tuple[int, int]:
+        return -block.depth, block.last_used
+
+
+class RanklessCache(Evicting):
     """Without the one method."""
