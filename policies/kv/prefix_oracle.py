@@ -6,7 +6,6 @@ token (IBM Systems Journal 5(2), 1966).
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +13,14 @@ from typing import Any
 from servesim.contracts.kv import Hit, KVMemory, kv_allocators
 from servesim.contracts.request import Request, State
 
-from ._blockwise import BlockwisePrefix
 from ._radix import Node, RadixTree
+from .evicting import CachedBlock, Evicting
 
 NEVER = 1 << 62
 
 
 @kv_allocators.register("prefix-oracle")
-class PrefixOracle(BlockwisePrefix):
+class PrefixOracle(Evicting):
     """`prefix-hash` in all but what it evicts. A block is next used by the first request not yet admitted whose
     prompt begins with what it holds and all before it; of equals the block deepest in its prompt goes first."""
 
@@ -33,9 +32,7 @@ class PrefixOracle(BlockwisePrefix):
         self._uses: dict[Node, deque[int]] = {}  # rows whose prompts pass a node, in order of arrival
         self._order: dict[int, int] = {}  # row -> place in that order
         self._admitted: set[int] = set()
-        self._due: dict[int, tuple[int, int]] = {}  # idle block -> place of its next use, its depth
-        self._heap: list[tuple[int, int, int, int]] = []  # with entries of before that changed
-        self._entries = 0
+        self._due: dict[int, int] = {}  # block -> place of its next use, for those that were idle once
 
     def foresee(self, requests: Sequence[Request]) -> None:
         served = [r for r in requests if r.prompt_len + r.max_tokens <= self.max_model_len and self.fits(r)]
@@ -53,33 +50,13 @@ class PrefixOracle(BlockwisePrefix):
         self._put_off(request, len(hit.blocks))
 
     def free(self, request: Request) -> None:
-        table = list(self._tables[request])
-        super().free(request)
-        again = request.state is State.PREEMPTED
+        table, again = self._tables[request].tolist(), request.state is State.PREEMPTED
         dues = [self._order.get(request.row, NEVER)] * len(table) if again else self._next_uses(request, len(table))
-        for depth, (block, due) in enumerate(zip(table, dues, strict=True)):
-            if block in self._idle:
-                self._expect(block, due if self.is_cached(block) else NEVER, depth)
+        self._due.update(zip(table, dues, strict=True))
+        super().free(request)
 
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        entries = {(-due, -depth, block) for due, depth, _, block in self._heap}
-        assert all((*self._due[block], block) in entries for block in self._idle), "an idle block cannot be evicted"
-
-    def _victims(self, n: int) -> list[int]:
-        victims: list[int] = []
-        while len(victims) < n:
-            due, depth, _, block = heapq.heappop(self._heap)
-            if block in self._idle and self._due[block] == (-due, -depth):
-                del self._idle[block]
-                victims.append(block)
-        return victims
-
-    def _expect(self, block: int, due: int, depth: int) -> None:
-        """An idle block is next used at a place in the order of arrival."""
-        self._due[block] = due, depth
-        self._entries += 1
-        heapq.heappush(self._heap, (-due, -depth, self._entries, block))
+    def rank(self, block: CachedBlock) -> tuple[int, int]:
+        return -self._due[block.block] if self.is_cached(block.block) else -NEVER, -block.depth
 
     def _put_off(self, request: Request, hit_blocks: int) -> None:
         """A request that was awaited computes anew what lies behind its hit: blocks there wait for the next one."""
@@ -92,7 +69,8 @@ class PrefixOracle(BlockwisePrefix):
         if stale:
             dues = self._next_uses(request, most)
             for block, depth in stale:
-                self._expect(block, dues[depth], depth)
+                self._due[block] = dues[depth]
+                self.rank_again(block)
 
     def _next_uses(self, request: Request, num_blocks: int) -> list[int]:
         """For each of its first blocks, the place of the first request not yet admitted that shares it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from servesim.contracts import Request
 from servesim.contracts.scheduler import schedulers
 
-from ._ordered import Ordered
+from .ordered import Ordered
 
 
 @schedulers.register("priority")
@@ -17,5 +17,5 @@ class Priority(Ordered):
 
     preemptive = True
 
-    def rank(self, request: Request) -> float:
+    def rank(self, request: Request, now: int) -> float:
         return request.priority

@@ -5,7 +5,7 @@ from __future__ import annotations
 from servesim.contracts import Request
 from servesim.contracts.scheduler import PREDICTED, schedulers
 
-from ._ordered import Ordered
+from .ordered import Ordered
 
 
 @schedulers.register("sjf")
@@ -15,5 +15,5 @@ class Sjf(Ordered):
     needs = frozenset({PREDICTED})
     paper = "the classic; for LLM serving with a length predictor, Qiu et al., SSJF, arXiv 2404.08509"
 
-    def rank(self, request: Request) -> float:
+    def rank(self, request: Request, now: int) -> float:
         return request.predicted_output_len

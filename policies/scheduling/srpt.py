@@ -8,7 +8,7 @@ from __future__ import annotations
 from servesim.contracts import KVAllocator, Limits, Plan, PlanContext, Request
 from servesim.contracts.scheduler import PREDICTED, schedulers
 
-from ._ordered import Ordered, OrderedParams
+from .ordered import Ordered, OrderedParams
 
 
 @schedulers.register("srpt")
@@ -19,7 +19,7 @@ class Srpt(Ordered):
     needs = frozenset({PREDICTED})
     paper = "Schrage, 1968; for LLM serving with predictions, Shahout et al., TRAIL, ICLR 2025"
 
-    def rank(self, request: Request) -> float:
+    def rank(self, request: Request, now: int) -> float:
         return max(request.predicted_output_len - request.num_output_tokens, 0)
 
 
@@ -41,5 +41,5 @@ class SrptOracle(Srpt):
                 self.on_arrival(request)
         return super().plan(ctx)
 
-    def rank(self, request: Request) -> float:
+    def rank(self, request: Request, now: int) -> float:
         return self._output_len.get(request, 0) - request.num_output_tokens

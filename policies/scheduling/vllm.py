@@ -32,6 +32,7 @@ class Vllm(Scheduler):
 
     def __init__(self, params: VllmParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
+        self._rules = params  # vLLM's, whatever those of a subclass are
         self.lookahead = params.num_lookahead_tokens
         self._by_priority = params.policy == "priority"
         self._heap: list[tuple[int, int, str, int, Request]] = []  # the waiting queue under "priority"
@@ -42,18 +43,18 @@ class Vllm(Scheduler):
         self._reserve = int(params.watermark * kv.num_blocks) * kv.block_size
 
     def plan(self, ctx: PlanContext) -> Plan:
-        budget = Budget(self._max_scheduled, self.limits.max_num_batched_tokens, self.params.draft_slots_per_request)
+        budget = Budget(self._max_scheduled, self.limits.max_num_batched_tokens, self._rules.draft_slots_per_request)
         threshold = self._chunk_threshold()
         hold = self._holds_prefill()
         self._plan_running(ctx, budget, threshold, hold)
         if not ctx.plan.preempted and not hold:
             self._plan_waiting(ctx, budget, threshold)
-        if self.params.prefill_schedule_interval > 1 and ctx.plan.tokens:
+        if self._rules.prefill_schedule_interval > 1 and ctx.plan.tokens:
             self._note_prefill(ctx.plan, hold)
         return ctx.plan
 
     def _plan_running(self, ctx: PlanContext, budget: Budget, threshold: int, hold: bool) -> None:
-        steps = 1 if self.params.prefill_schedule_interval > 1 else NO_END  # it counts plans
+        steps = 1 if self._rules.prefill_schedule_interval > 1 else NO_END  # it counts plans
         queue = ctx.decode(self.running, budget.left - budget.extra * len(self.running), steps=steps)
         budget.take(ctx.num_tokens, len(self.running) - len(queue))
         max_len = self.limits.max_model_len
@@ -103,7 +104,7 @@ class Vllm(Scheduler):
         return victim, refund
 
     def _plan_waiting(self, ctx: PlanContext, budget: Budget, threshold: int) -> None:
-        params = self.params
+        params = self._rules
         uniform = params.num_speculative_tokens > 0 and self._only_decodes(ctx.plan)
         while self.num_waiting() and budget.left > 0 and len(self.running) < self._max_running:
             request = self._head()
@@ -145,18 +146,18 @@ class Vllm(Scheduler):
         return all(n == 1 + plan.drafts.get(r, 0) for r, n in plan.tokens.items())
 
     def _chunk_threshold(self) -> int:
-        threshold: int = self.params.long_prefill_token_threshold
+        threshold: int = self._rules.long_prefill_token_threshold
         others = len(self.running) + self.num_waiting()
         if not threshold or others == 1:
             return 0
-        if self.params.long_prefill_token_threshold_adaptive:
+        if self._rules.long_prefill_token_threshold_adaptive:
             return max(threshold, self.limits.max_num_batched_tokens // max(others, 1))
         return threshold
 
     # Prefill interval.
 
     def _holds_prefill(self) -> bool:
-        interval = self.params.prefill_schedule_interval
+        interval = self._rules.prefill_schedule_interval
         if interval <= 1 or self._steps_since_prefill + 1 >= interval or not self._drained:
             return False
         return any(r.num_computed_tokens >= r.num_tokens - 1 for r in self.running)

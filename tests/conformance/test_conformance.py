@@ -161,7 +161,6 @@ class SchedulerRun:
         }
         return views[key]()
 
-
     def spec_stats(self) -> dict[str, Any]:
         stats = dataclasses.asdict(self.core.spec_stats)
         del stats["proposed"]  # ours

@@ -78,9 +78,7 @@ class Pairs(Allocators):
         ids=st.lists(st.integers(1, 2), max_size=3), length=st.sampled_from([1, 4, 5, 8]), told=st.booleans(),
         extra=st.integers(0, 9), chunk=st.integers(1, 26), lookahead=LOOKAHEAD,
     )  # fmt: skip
-    def arrive_in_runs(
-        self, ids: list[int], length: int, told: bool, extra: int, chunk: int, lookahead: int
-    ) -> None:
+    def arrive_in_runs(self, ids: list[int], length: int, told: bool, extra: int, chunk: int, lookahead: int) -> None:
         row = self.rows
         self.rows += 1
         runs = [(content, length) for content in ids] + [(3, 1 + extra)]

@@ -118,9 +118,7 @@ def test_stretching_time_stretches_every_latency(world: World, factor: int) -> N
         def host(self, batch: Batch) -> Host:
             return Host(*(ns * factor for ns in world.cost.host(batch)))
 
-    slower = replace(
-        world, cost=Slower(), trace=replace(world.trace, arrival_ns=world.trace.arrival_ns * factor)
-    )
+    slower = replace(world, cost=Slower(), trace=replace(world.trace, arrival_ns=world.trace.arrival_ns * factor))
     before, after = requests(world.run()), requests(slower.run())
     for column in ("scheduled_ns", "first_token_ns", "last_token_ns", "finished_ns"):
         happened = before[column] >= 0

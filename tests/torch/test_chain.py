@@ -33,9 +33,7 @@ def servesim(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_chain_from_a_profile_to_a_replayed_engine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_chain_from_a_profile_to_a_replayed_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tables, log = str(tmp_path / "tables"), str(tmp_path / "log")
     said = servesim("calibrate", *PROFILE, *SMALL, "--out", tables)
     common = ("--device", "cpu", "--model", "tiny-llama", "--kernel-tables", tables)

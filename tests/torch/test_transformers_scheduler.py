@@ -103,9 +103,7 @@ def ours(work: Workload) -> tuple[Steps, int]:
     paged, _ = kv_allocators.resolve("paged")
     kv = paged(build_params("paged", paged.Params, {}), KVMemory(work.num_blocks + 1, work.block_size, 2 * room))
     policy, _ = schedulers.resolve("transformers")
-    params = build_params(
-        "transformers", policy.Params, {"scheduler_type": work.kind, "safety_margin": work.margin}
-    )
+    params = build_params("transformers", policy.Params, {"scheduler_type": work.kind, "safety_margin": work.margin})
     core = EngineCore(policy(params, Limits(work.seqs, work.tokens, 2 * room), kv), kv, check=True)
     waiting, steps, evicted, at = list(enumerate(work.requests)), [], 0, 0
     while waiting or core.num_unfinished:

@@ -202,9 +202,7 @@ class Engine:
         return done
 
 
-def test_vllm_is_driven_open_loop_and_every_step_is_logged(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_vllm_is_driven_open_loop_and_every_step_is_logged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module: Any = ModuleType("vllm")
     module.__version__, module.LLMEngine = "0.26.0", Engine
     module.EngineArgs = lambda **values: values

@@ -241,8 +241,6 @@ def test_a_step_of_unequal_contexts_costs_their_excess_in_every_layer_and_along_
 def test_terms_fitted_to_served_steps_hold_the_excess_already(profile: Path, tmp_path: Path) -> None:
     tables = _skewed(profile, SKEW, tmp_path / "out")
     terms = HostTerms(name="some", exposed=1.0)
-    model = build_cost_model(
-        ModelSpec.load("llama-3.1-8b"), Gpu.load("rtx-pro-6000"), tables=tables.folder, host=terms
-    )
+    model = build_cost_model(ModelSpec.load("llama-3.1-8b"), Gpu.load("rtx-pro-6000"), tables=tables.folder, host=terms)
     equal, unequal = (Batch(4, [], 4, 400, 0, longest, sampled=4) for longest in (100, 300))
     assert model.price(unequal) == model.price(equal)

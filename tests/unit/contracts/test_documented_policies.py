@@ -24,7 +24,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         if block.argument.endswith(".py"):
             found[block.argument] = folder / block.argument
             found[block.argument].write_text(block.text)
-    assert set(found) == {"fcfs.py", "tokens.py", "least.py", "small.py", "hasty.py"}
+    assert set(found) == {
+        *("fcfs.py", "aging.py", "tokens.py", "lfu.py", "least.py", "affine.py", "small.py", "hasty.py")
+    }
     return found
 
 

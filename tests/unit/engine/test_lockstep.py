@@ -82,9 +82,7 @@ def test_the_tokens_of_one_that_retires_go_to_who_waits_for_them(prompt: int, bu
     """Two decode and leave the third too few tokens; the first has its last one in flight in the tenth step."""
     trace = toy_trace([0, 0, 0], [1, 1, prompt], [9, 40, 5])
     params = {"enable_chunked_prefill": chunked}
-    fast, _ = compared(
-        World(trace, max_num_batched_tokens=budget, scheduler_params=params, depth=2, asynchronous=True)
-    )
+    fast, _ = compared(World(trace, max_num_batched_tokens=budget, scheduler_params=params, depth=2, asynchronous=True))
     rows = RequestColumns.of(fast.recorder.requests.array()).sequences
     first, third = (rows["row"].tolist().index(row) for row in (0, 2))
     assert rows["scheduled_ns"][third] < rows["finished_ns"][first]

@@ -97,9 +97,7 @@ def test_one_server_with_constant_service_waits_as_m_d_1_says(rho: float, seed: 
     arrivals = np.cumsum(gaps).astype(np.int64)
     world = World(toy_trace(arrivals.tolist(), [1] * n, [1] * n), max_num_seqs=1, cost=constant(service))
     rows = world.run().recorder.requests.array()
-    wait = (
-        rows[:, REQUEST_COLUMNS.index("scheduled_ns")] - rows[:, REQUEST_COLUMNS.index("arrival_ns")]
-    ) / service
+    wait = (rows[:, REQUEST_COLUMNS.index("scheduled_ns")] - rows[:, REQUEST_COLUMNS.index("arrival_ns")]) / service
     # Waits are correlated: the interval comes from means of 20 batches of 2,000 (t, 19 degrees, 99.9 %).
     batches = wait.reshape(20, -1).mean(axis=1)
     half = 3.883 * batches.std(ddof=1) / np.sqrt(20)

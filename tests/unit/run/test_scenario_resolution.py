@@ -147,11 +147,11 @@ def test_limits_that_the_run_never_reached_are_reported() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": "llama-3.1-7b"}, 'unknown model'),
+        ({"model": "llama-3.1-7b"}, "unknown model"),
         ({"gpu": "h20"}, "unknown GPU"),
         ({"model": "llama-3.1-70b"}, "no KV block fits"),
-        ({"scheduler": "vlm"}, 'unknown scheduler \'vlm\' (did you mean "vllm"?)'),
-        ({"scheduler": "vllm:max_num_seq=3"}, 'unknown parameter \'max_num_seq\' (did you mean "max_num_seqs"?)'),
+        ({"scheduler": "vlm"}, "unknown scheduler 'vlm' (did you mean \"vllm\"?)"),
+        ({"scheduler": "vllm:max_num_seq=3"}, "unknown parameter 'max_num_seq' (did you mean \"max_num_seqs\"?)"),
         ({"scheduler": "vllm:max_num_seqs=0"}, "max_num_seqs is 0, must be at least 1"),
         ({"kv": "pagged"}, 'did you mean "paged"?'),
         ({"router": "nowhere.py:Mine"}, "nowhere.py does not exist"),
