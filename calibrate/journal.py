@@ -143,9 +143,7 @@ class Journal:
         """Repeats over the first measurements of the same points, less 1."""
         first = self.grid
         return [
-            m.timing.median_us / first[m.point.key].timing.median_us - 1.0
-            for m in self.repeats
-            if m.point.key in first
+            m.timing.median_us / first[m.point.key].timing.median_us - 1.0 for m in self.repeats if m.point.key in first
         ]
 
     def _provenance(self) -> dict[str, Any]:

@@ -215,9 +215,7 @@ def fit_step_host(steps: Sequence[EngineStep], cost: TableCostModel, engine: str
         "mean_abs_residual_percent": round(float(np.mean(np.abs(predicted / measured - 1.0)) * 100), 2),
         "kernel_share_percent": round(float(kernels.sum() / measured.sum() * 100), 2),
     }
-    return HostTerms(
-        engine=engine, overlapped=constant, overlapped_per_sequence=each, provenance=provenance
-    )
+    return HostTerms(engine=engine, overlapped=constant, overlapped_per_sequence=each, provenance=provenance)
 
 
 def prompt_tokens(trace: Trace, row: int, vocab: int, run: int) -> list[int]:

@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from operator import attrgetter, itemgetter
 
 import numpy as np
-from mypy_extensions import mypyc_attr, trait
+from mypy_extensions import mypyc_attr
 
 from servesim.contracts.request import Request
+from servesim.engine.fast.memory import LockstepMemory
 
 from ._block_tables import MANY, WIDTH, ids
 from ._growth import most_rounds
+from ._prefix_caching import PrefixCaching
+from .paged import Paged
 
 
 class Rank:
@@ -80,34 +83,17 @@ class Rank:
                 parts.append(blocks[i * each : (i + 1) * each])
 
 
-@trait
 @mypyc_attr(allow_interpreted_subclasses=True)
-class LockstepTables:
-    """What a class of block tables inherits beside its plain one to be fast. It calls `open_ranks` when it is made."""
+class TableTurns(LockstepMemory):
+    """Block tables of requests that grow together. What is with their rank is missing in the tables of members."""
 
-    looked: bool
-    block_size: int
-    max_model_len: int
-    _tables: dict[Request, array[int]]
-    """Of requests in lockstep without what is with their rank."""
-    _partial: dict[int, int]
-    _ranks: dict[int, Rank]
-    """By the turns (modulo the block size) at which they need a block."""
-    _rank_of: dict[Request, Rank]
-    _asleep: dict[Request, int]
-    """Requests by the turn at which they wake."""
-
-    def open_ranks(self) -> None:
-        """Begin without members."""
-        self.looked = False
-        self._ranks, self._rank_of, self._asleep = {}, {}, {}
-
-    def num_free_blocks(self) -> int:
-        """See `BlockTables`."""
-        raise NotImplementedError
-
-    def _take(self, n: int) -> array[int]:
-        raise NotImplementedError
+    def __init__(self, kv: Paged) -> None:
+        super().__init__()
+        self._kv = kv
+        self._size = kv.block_size
+        self._ranks: dict[int, Rank] = {}  # by the turns (modulo the block size) at which they need a block
+        self._rank_of: dict[Request, Rank] = {}
+        self._asleep: dict[Request, int] = {}  # by the turn at which they wake
 
     def _joined(self, request: Request, offset: int) -> None:
         """A request is a member."""
@@ -122,13 +108,12 @@ class LockstepTables:
         """In a run of steps with drafts requests have come to know that many tokens."""
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
-        """See `LockstepMemory`."""
-        if self._partial:
+        if self._kv._partial:
             return False
-        slots = len(self._tables[request]) * self.block_size
+        slots = len(self._kv._tables[request]) * self._size
         if slots < num_tokens:
             return False
-        if slots >= num_tokens + self.block_size:
+        if slots >= num_tokens + self._size:
             self._asleep[request] = slots - offset
         else:
             self._rank(-offset, request).join(request)
@@ -137,7 +122,7 @@ class LockstepTables:
 
     def _rank(self, turn: int, request: Request) -> Rank:
         """Return the rank of a request that needs a block at a turn."""
-        phase = turn % self.block_size
+        phase = turn % self._size
         rank = self._ranks.get(phase)
         if rank is None:
             rank = self._ranks[phase] = Rank()
@@ -145,35 +130,32 @@ class LockstepTables:
         return rank
 
     def leave(self, request: Request, offset: int) -> None:
-        """See `LockstepMemory`."""
         if self._asleep.pop(request, None) is None:
             rank = self._rank_of.pop(request)
-            self._tables[request].frombytes(rank.leave(request))
+            self._kv._tables[request].frombytes(rank.leave(request))
             if not rank.size:
-                del self._ranks[-offset % self.block_size]
+                del self._ranks[-offset % self._size]
         self._left(request, offset)
 
     def extend(self, turn: int, committed: int) -> bool:
-        """See `LockstepMemory`."""
         if self._asleep:
             for request, wakes in list(self._asleep.items()):
                 if wakes <= turn:
                     del self._asleep[request]
                     self._rank(wakes, request).wake(request)
-        rank = self._ranks.get(turn % self.block_size)
+        rank = self._ranks.get(turn % self._size)
         if rank is not None:
-            if rank.size > self.num_free_blocks():
+            if rank.size > self._kv.num_free_blocks():
                 return False
-            rank.rounds.append(self._take(rank.size).tobytes())
+            rank.rounds.append(self._kv._take(rank.size).tobytes())
         self._turned(committed, 1)
         return True
 
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
-        """See `LockstepMemory`."""
         if self._asleep:
             limit = min(limit, min(self._asleep.values()) - turn)
-        bs, n = self.block_size, len(self._rank_of)
-        free = self.num_free_blocks() - -(-reserve // bs)
+        bs, n = self._size, len(self._rank_of)
+        free = self._kv.num_free_blocks() - -(-reserve // bs)
         if free < 0 or limit <= 0:
             return 0
         if n * -(-limit // bs) <= free:
@@ -188,8 +170,7 @@ class LockstepTables:
         return limit
 
     def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
-        """See `LockstepMemory`."""
-        bs, ranks = self.block_size, self._ranks
+        bs, ranks = self._size, self._ranks
         due: list[Rank] = []
         grown: list[tuple[int, int]] = []
         for i in sorted([(phase - turn) % bs for phase in ranks]):
@@ -200,7 +181,7 @@ class LockstepTables:
             grown.append((i + 1, rank.size * bs))
         if k > bs:  # the same again, a block later
             grown = [(i + later, tokens) for later in range(0, k, bs) for i, tokens in grown if i + later <= k]
-        blocks = self._take(sum([tokens for _, tokens in grown]) // bs).tobytes()
+        blocks = self._kv._take(sum([tokens for _, tokens in grown]) // bs).tobytes()
         first, cycle, total = 0, len(self._rank_of) * WIDTH, len(blocks)
         for rank in due:
             size = rank.size * WIDTH
@@ -214,7 +195,7 @@ class LockstepTables:
         """Make the table of a request complete."""
         rank = self._rank_of.get(request)
         if rank is not None:
-            self._tables[request].frombytes(rank.collect(request))
+            self._kv._tables[request].frombytes(rank.collect(request))
 
     def complete_all(self) -> None:
         """Make all tables complete."""
@@ -224,20 +205,19 @@ class LockstepTables:
     def rounds_that_fit(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
     ) -> int:
-        """See `DraftMemory`."""
-        if self._partial:
+        if self._kv._partial:
             return 0
-        bs, free, last, short = self.block_size, self.num_free_blocks(), limit - 1, 0
+        bs, free, last, short = self._size, self._kv.num_free_blocks(), limit - 1, 0
         for request, known in zip(requests, tokens, strict=True):
-            more = (known[last] + ahead + bs - 1) // bs - len(self._tables[request])
+            more = (known[last] + ahead + bs - 1) // bs - len(self._kv._tables[request])
             if more > 0:
                 short += more
         if short <= free:
             return limit
-        held = [len(self._tables[request]) for request in requests]
+        held = [len(self._kv._tables[request]) for request in requests]
 
         def needed(k: int) -> int:
-            ends = [min(known[k - 1] + ahead, self.max_model_len) for known in tokens]
+            ends = [min(known[k - 1] + ahead, self._kv.max_model_len) for known in tokens]
             return sum([max((end + bs - 1) // bs - have, 0) for end, have in zip(ends, held, strict=True)])
 
         return most_rounds(needed, free, limit)
@@ -245,12 +225,11 @@ class LockstepTables:
     def grow_rounds(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
-        """See `DraftMemory`."""
-        bs = self.block_size
-        last = (self.max_model_len + bs - 1) // bs
+        bs = self._size
+        last = (self._kv.max_model_len + bs - 1) // bs
         due: list[tuple[int, array[int], int]] = []
         for request, known in zip(requests, tokens, strict=True):
-            table = self._tables[request]
+            table = self._kv._tables[request]
             blocks, most = len(table), min((known[k - 1] + ahead + bs - 1) // bs, last)
             while blocks < most:
                 i = bisect_right(known, blocks * bs - ahead)
@@ -260,7 +239,61 @@ class LockstepTables:
         due.sort(key=itemgetter(0))
         grown: dict[int, int] = {}
         for i, table, more in due:
-            table += self._take(more)
+            table += self._kv._take(more)
             grown[i] = grown.get(i, 0) + more * bs
         self._delivered(requests, [known[k - 1] for known in tokens])
         return list(grown.items())
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PublishingTurns(TableTurns):
+    """Tables whose full blocks are published as the tokens in them become known."""
+
+    def __init__(self, kv: PrefixCaching) -> None:
+        super().__init__(kv)
+        self._cache = kv
+        # Members whose content others may ask for, and their offsets, by the number of turns committed (modulo the
+        # block size) when all tokens of a block are known.
+        self._filling: dict[int, dict[Request, int]] = {}
+        self._committed = 0  # turns committed when the last one was planned
+        self._ahead: bool = kv.params.hash_lookahead_tokens > 0  # blocks are known by more than they hold
+
+    def join(self, request: Request, offset: int, num_tokens: int) -> bool:
+        return not self._ahead and super().join(request, offset, num_tokens)
+
+    def _joined(self, request: Request, offset: int) -> None:
+        if request.content is not None:
+            phase = (-offset - 1) % self._size
+            if phase not in self._filling:
+                self._filling[phase] = {}
+            self._filling[phase][request] = offset
+
+    def _left(self, request: Request, offset: int) -> None:
+        if request.content is not None:
+            phase = (-offset - 1) % self._size
+            del self._filling[phase][request]
+            if not self._filling[phase]:
+                del self._filling[phase]
+        self._offer_known(request, offset)
+
+    def _turned(self, committed: int, k: int) -> None:
+        self._committed = committed
+        if k == 1:
+            if (full := self._filling.get(committed % self._size)) is not None:
+                for request, offset in full.items():
+                    self._offer_known(request, offset)
+            return
+        for phase, full in self._filling.items():
+            if (committed - phase) % self._size < k:
+                for request, offset in full.items():
+                    self._offer_known(request, offset)
+
+    def _offer_known(self, request: Request, offset: int) -> None:
+        """Publish what a member knew when the last turn was planned: it is final."""
+        self.complete(request)
+        known = self._committed + offset + 1
+        self._cache._offer(request, known, known)
+
+    def _delivered(self, requests: Sequence[Request], known: list[int]) -> None:
+        for request, tokens in zip(requests, known, strict=True):
+            self._cache._offer(request, tokens, tokens)

@@ -1,29 +1,33 @@
-"""Allocators that are not compiled, in fast mode: contiguous reservations and the radix tree."""
+"""The other allocators in fast mode, which are not compiled: contiguous, the radix tree, caches that evict by rank."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 from servesim.contracts.kv import Hit, KVMemory, Usage
 from servesim.contracts.request import Request
-from servesim.engine.fast.memory import stands_for
+from servesim.engine.fast.memory import LockstepMemory, stands_for
 
 from ._growth import blocks_by_round, most_rounds, rounds_until_short
+from ._lockstep_tables import PublishingTurns
 from .contiguous import Contiguous, ContiguousParams
+from .evicting import Evicting
+from .prefix_oracle import PrefixOracle
 from .prefix_radix import PrefixRadix, PrefixRadixParams
 
 
-class FastContiguous(Contiguous):
-    """`contiguous` in fast mode: all memory is there already."""
+class ReservedTurns(LockstepMemory):
+    """Memory that is all there already."""
 
-    def __init__(self, params: ContiguousParams, memory: KVMemory) -> None:
-        super().__init__(params, memory)
-        self.looked = False
+    def __init__(self, kv: Contiguous) -> None:
+        super().__init__()
+        self._kv = kv
         self._past: dict[Request, int] = {}  # the first turn that a member's reservation has no room for
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
-        self._past[request] = self.chunks[request][1] - offset
+        self._past[request] = self._kv.chunks[request][1] - offset
         return True
 
     def leave(self, request: Request, offset: int) -> None:
@@ -33,7 +37,7 @@ class FastContiguous(Contiguous):
         return all(turn < past for past in self._past.values())
 
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
-        if reserve > super().usage().free:
+        if reserve > self._kv.usage().free:
             return 0
         return min(limit, min(self._past.values()) - turn)
 
@@ -44,8 +48,8 @@ class FastContiguous(Contiguous):
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
     ) -> int:
         for request, known in zip(requests, tokens, strict=True):
-            size = self.chunks[request][1]
-            if size < self.max_model_len:
+            size = self._kv.chunks[request][1]
+            if size < self._kv.max_model_len:
                 limit = min(limit, bisect_right(known, size - ahead))
         return limit
 
@@ -54,29 +58,37 @@ class FastContiguous(Contiguous):
     ) -> list[tuple[int, int]]:
         return []
 
+
+class FastContiguous(Contiguous):
+    """`contiguous` in fast mode."""
+
+    def __init__(self, params: ContiguousParams, memory: KVMemory) -> None:
+        super().__init__(params, memory)
+        self.turns = ReservedTurns(self)
+
     def slots(self, request: Request) -> int:
-        self.looked = True
+        self.turns.looked = True
         return super().slots(request)
 
     def usage(self) -> Usage:
-        self.looked = True
+        self.turns.looked = True
         return super().usage()
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        self.looked = True
+        self.turns.looked = True
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
 
 
-class FastPrefixRadix(PrefixRadix):
-    """`prefix-radix` in fast mode."""
+class RadixTurns(LockstepMemory):
+    """Pages of requests behind what they hold in the tree."""
 
-    def __init__(self, params: PrefixRadixParams, memory: KVMemory) -> None:
-        super().__init__(params, memory)
-        self.looked = False
+    def __init__(self, kv: PrefixRadix) -> None:
+        super().__init__()
+        self._kv = kv
         self._offsets: dict[Request, int] = {}
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
-        if request in self._prefilling:
+        if request in self._kv._prefilling:
             return False  # a commit will enter its prompt
         self._offsets[request] = offset
         return True
@@ -85,8 +97,8 @@ class FastPrefixRadix(PrefixRadix):
         del self._offsets[request]
 
     def _slack(self, turn: int) -> list[int]:
-        """Slots of each member that are not used before a turn."""
-        held = self._held
+        """Return the slots of each member that are not used before a turn."""
+        held = self._kv._held
         return [held[r].node.end + held[r].own - turn - offset for r, offset in self._offsets.items()]
 
     def extend(self, turn: int, committed: int) -> bool:
@@ -96,68 +108,116 @@ class FastPrefixRadix(PrefixRadix):
         return True
 
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
-        free = self._free() - reserve
-        if free < 0:
-            return 0
-        return rounds_until_short(self._slack(turn), self.block_size, free // self.block_size, limit)
+        free, page = self._kv._free() - reserve, self._kv.block_size
+        return rounds_until_short(self._slack(turn), page, free // page, limit) if free >= 0 else 0
 
     def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
-        page, slack = self.block_size, self._slack(turn)
+        kv, slack = self._kv, self._slack(turn)
+        page = kv.block_size
         for request, unused in zip(self._offsets, slack, strict=True):
-            self._held[request].own += -(-max(k - unused, 0) // page) * page
+            kv._held[request].own += -(-max(k - unused, 0) // page) * page
         grown = [(step, pages * page) for step, pages in blocks_by_round(slack, page, k)]
         total = sum(tokens for _, tokens in grown)
-        if total > self._pool:
-            self.evict(total - self._pool)
-        self._pool -= total
-        self._own += total
+        if total > kv._pool:
+            kv.evict(total - kv._pool)
+        kv._pool -= total
+        kv._own += total
         return grown
 
     def rounds_that_fit(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
     ) -> int:
-        if self._prefilling and any(request in self._prefilling for request in requests):
+        kv = self._kv
+        if kv._prefilling and any(request in kv._prefilling for request in requests):
             return 0
-        held = [super(FastPrefixRadix, self).slots(request) for request in requests]
+        held = [kv.slots(request) for request in requests]
 
         def needed(k: int) -> int:
-            ends = [min(known[k - 1] + ahead, self.max_model_len) for known in tokens]
-            return sum([max(self._pages(end) - have, 0) for end, have in zip(ends, held, strict=True)])
+            ends = [min(known[k - 1] + ahead, kv.max_model_len) for known in tokens]
+            return sum([max(kv._pages(end) - have, 0) for end, have in zip(ends, held, strict=True)])
 
-        return most_rounds(needed, self._free(), limit)
+        return most_rounds(needed, kv._free(), limit)
 
     def grow_rounds(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
-        grown = []
+        kv, grown = self._kv, []
         for i in range(k):
-            before = self._own
+            before = kv._own
             for request, known in zip(requests, tokens, strict=True):
-                self._take(request, min(known[i] + ahead, self.max_model_len))
-            if self._own > before:
-                grown.append((i + 1, self._own - before))
+                kv._take(request, min(known[i] + ahead, kv.max_model_len))
+            if kv._own > before:
+                grown.append((i + 1, kv._own - before))
         return grown
 
+
+class FastPrefixRadix(PrefixRadix):
+    """`prefix-radix` in fast mode."""
+
+    def __init__(self, params: PrefixRadixParams, memory: KVMemory) -> None:
+        super().__init__(params, memory)
+        self.turns = RadixTurns(self)
+
     def lookup(self, request: Request) -> Hit:
-        self.looked = True
+        self.turns.looked = True
         return super().lookup(request)
 
     def idle_tokens(self, hit: Hit) -> int:
-        self.looked = True
+        self.turns.looked = True
         return super().idle_tokens(hit)
 
     def slots(self, request: Request) -> int:
-        self.looked = True
+        self.turns.looked = True
         return super().slots(request)
 
     def usage(self) -> Usage:
-        self.looked = True
+        self.turns.looked = True
         return super().usage()
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        self.looked = True
+        self.turns.looked = True
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
+
+
+class FastEvicting(Evicting):
+    """`Evicting` in fast mode."""
+
+    def __init__(self, params: Any, memory: KVMemory) -> None:
+        super().__init__(params, memory)
+        self.turns = PublishingTurns(self)
+
+    @property
+    def tables(self) -> dict[Request, list[int]]:
+        """See `BlockTables`."""
+        self.turns.complete_all()
+        return super().tables
+
+    def lookup(self, request: Request) -> Hit:
+        self.turns.looked = True
+        return super().lookup(request)
+
+    def idle_tokens(self, hit: Hit) -> int:
+        self.turns.looked = True
+        return super().idle_tokens(hit)
+
+    def slots(self, request: Request) -> int:
+        self.turns.looked = True
+        self.turns.complete(request)
+        return super().slots(request)
+
+    def usage(self) -> Usage:
+        self.turns.looked = True
+        return super().usage()
+
+    def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
+        self.turns.looked = True
+        return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
+
+
+class FastPrefixOracle(PrefixOracle, FastEvicting):
+    """`prefix-oracle` in fast mode."""
 
 
 stands_for(Contiguous, FastContiguous)
 stands_for(PrefixRadix, FastPrefixRadix)
+stands_for(PrefixOracle, FastPrefixOracle)

@@ -30,9 +30,7 @@ def residual(p: Probabilities, q: Probabilities) -> Probabilities:
     return beyond / total if total > 0.0 else p
 
 
-def verify_chain(
-    p: Probabilities, q: Probabilities, drafts: Sequence[int], uniforms: Sequence[float]
-) -> list[int]:
+def verify_chain(p: Probabilities, q: Probabilities, drafts: Sequence[int], uniforms: Sequence[float]) -> list[int]:
     """Tokens a verification delivers: the drafts accepted, and one more.
 
     `p` has a row for each of the k drafts and one for the token after them, `q` a row a draft; `uniforms` are k + 1

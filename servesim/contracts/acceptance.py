@@ -49,6 +49,4 @@ class AcceptanceModel(ABC):
         return k
 
 
-acceptance_models: Registry[AcceptanceModel] = Registry(
-    "acceptance", AcceptanceModel, "servesim.traces.acceptance"
-)
+acceptance_models: Registry[AcceptanceModel] = Registry("acceptance", AcceptanceModel, "servesim.traces.acceptance")

@@ -104,9 +104,7 @@ def write_table(path: Path, columns: dict[str, Any], provenance: dict[str, Any])
 
     length = len(columns["time_us"])
     fields = schema(spread=SPREAD[0] in columns)
-    arrays = [
-        pa.array(columns[f.name], type=f.type) if f.name in columns else pa.nulls(length, f.type) for f in fields
-    ]
+    arrays = [pa.array(columns[f.name], type=f.type) if f.name in columns else pa.nulls(length, f.type) for f in fields]
     metadata = {METADATA_KEY: json.dumps(provenance, sort_keys=True).encode()}
     table = pa.Table.from_arrays(arrays, schema=fields.with_metadata(metadata))
     path.parent.mkdir(parents=True, exist_ok=True)

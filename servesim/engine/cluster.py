@@ -67,9 +67,7 @@ class Cluster:
         self.recorder.join = mode == "fast"
         self.workload = workload
         self.router = router
-        self.replicas = [
-            parts.replica(self.clock, i, core, cost, self.recorder, depth) for i, core in enumerate(cores)
-        ]
+        self.replicas = [parts.replica(self.clock, i, core, cost, self.recorder, depth) for i, core in enumerate(cores)]
         for replica in self.replicas:
             replica.on_leave = self._leave
             replica.horizon = self._horizon

@@ -156,9 +156,7 @@ class EngineCore:
         """Begin the transaction in which the next step is planned."""
         limits = self.scheduler.limits
         plan = Plan(self.next_step_id)
-        return PlanContext(
-            self.scheduler.name, now, plan, self.kv, self.ledger, limits.async_scheduling, self._oracle
-        )
+        return PlanContext(self.scheduler.name, now, plan, self.kv, self.ledger, limits.async_scheduling, self._oracle)
 
     def _ask(self, ctx: PlanContext, now: int) -> Plan:
         policy: Any = self.scheduler

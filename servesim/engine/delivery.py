@@ -62,9 +62,7 @@ def deliver(
     return finished, kept
 
 
-def _verify(
-    core: EngineCore, step: Step, request: Request, tokens: Mapping[Request, int] | None, stale: bool
-) -> int:
+def _verify(core: EngineCore, step: Step, request: Request, tokens: Mapping[Request, int] | None, stale: bool) -> int:
     """Account for what a request sampled: the drafts accepted, and one token more. Return the tokens it gets."""
     drafts = step.drafts.get(request, 0)
     sampled = 1 if tokens is None else tokens.get(request, 1)

@@ -52,9 +52,7 @@ class Row:
             and self.used_ns + self.internal_ns < MOST_TOKEN_NS
         )
 
-    def extend(
-        self, k: int, end_ns: int, ns: int, gpu_ns: int, kv_peak: int, used_ns: int, internal_ns: int
-    ) -> None:
+    def extend(self, k: int, end_ns: int, ns: int, gpu_ns: int, kv_peak: int, used_ns: int, internal_ns: int) -> None:
         """Add k steps."""
         self.k += k
         self.end_ns = end_ns

@@ -116,6 +116,4 @@ def _count(counter: dict[int, int], values: Rows, weights: Rows) -> None:
 
 
 def _described(counter: dict[int, int]) -> dict[str, float] | None:
-    return describe_counted(
-        np.array(list(counter), dtype=np.int64), np.array(list(counter.values()), dtype=np.int64)
-    )
+    return describe_counted(np.array(list(counter), dtype=np.int64), np.array(list(counter.values()), dtype=np.int64))

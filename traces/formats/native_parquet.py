@@ -94,9 +94,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: not a readable Parquet trace (cut short?): {reason}") from error
 
 
-def _trace(
-    path: Path, name: str, columns: dict[str, Any], first: int, sort: bool, start: int | None = None
-) -> Trace:
+def _trace(path: Path, name: str, columns: dict[str, Any], first: int, sort: bool, start: int | None = None) -> Trace:
     """A trace, or the part of it that begins with row `first`."""
     rows = range(first + 1, first + len(columns["arrival_ns"]) + 1)
     try:

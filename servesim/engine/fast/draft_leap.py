@@ -22,7 +22,6 @@ from servesim.engine.fast.acceptance_walk import DEEPEST, Walk
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.cost import gpu_over
 from servesim.engine.fast.leap import Run
-from servesim.engine.fast.memory import draft_memory
 from servesim.engine.fast.verification import gain
 from servesim.engine.recorder import STEP_COLUMNS, Recorder, Rows
 from servesim.engine.row import Row
@@ -112,7 +111,7 @@ class DraftLeap(Run):
         """The longest run from here; None if the next planning point must be real."""
         in_flight = core.in_flight
         last = in_flight[-1]
-        requests, batch, memory = last.sampled, last.batch, draft_memory(core.kv)
+        requests, batch, memory = last.sampled, last.batch, core.memory
         if memory is None:
             return None
         n, m = len(requests), min(MOST, core.until - core.next_step_id)
@@ -147,7 +146,7 @@ class DraftLeap(Run):
         if m == 0:
             return in_flight[-1].end_ns
         last, before, real, end = in_flight[-1], core.committed_ns, self._stepped, self._ends[m - 1]
-        requests, memory = last.sampled, draft_memory(core.kv)
+        requests, memory = last.sampled, core.memory
         assert memory is not None
         grown = memory.grow_rounds(requests, self._known, self._ahead + core.lookahead, m)
         held = core.kv.held_tokens + int(self._contexts[m - 1]) - last.batch.decode_context_sum

@@ -126,9 +126,7 @@ class LockstepLeap(Run):
         core.commit_run(self._ends[skip], retired)
         return in_flight[-1].end_ns if in_flight else self._ends[skip]
 
-    def _go(
-        self, core: FastCore, recorder: Recorder, replica: int, skip: int, through: bool = False
-    ) -> list[Request]:
+    def _go(self, core: FastCore, recorder: Recorder, replica: int, skip: int, through: bool = False) -> list[Request]:
         """Do plans 1..skip and the commits before each of them. With `through` the step that ends when the replica
         wakes, one of the run, is not left in flight, though its commit is left. Return the requests that have retired
         and get their last token from it."""
@@ -226,8 +224,10 @@ class LockstepLeap(Run):
         internal_ns -= used_ns
         row, gpu_ns = recorder.open_row(replica), sum(gpu[:done]) if done < len(gpu) else sum(gpu)
         batch = self._batch
-        if row is None or batch.padded_tokens or not row.can_append_decodes(
-            first, n, batch.decode_context_sum, start, self._host, usage.external
+        if (
+            row is None
+            or batch.padded_tokens
+            or not row.can_append_decodes(first, n, batch.decode_context_sum, start, self._host, usage.external)
         ):
             step = self._step(first, turn, n, 1, depth, grown)
             recorder.run(step, replica, done, end, gpu_ns, peak, used_ns, internal_ns)
@@ -259,4 +259,3 @@ class LockstepLeap(Run):
             host_ns=self._host,
             shares=self._shares,
         )
-

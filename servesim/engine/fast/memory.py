@@ -1,72 +1,74 @@
-"""What fast mode asks of memory: an allocator that answers is a class of its own, beside the plain one.
+"""What fast mode asks of memory: an allocator that can answer is a class of its own, beside the plain one.
 
 Requests in lockstep grow by one token in every turn; `offset` is what a request has computed before a turn is planned,
-minus the number of the turn. An allocator without these verbs is stepped plainly, and right.
+minus the number of the turn. An allocator without an answer is stepped plainly, and right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
+
+from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.request import Request
 
 
-class LockstepMemory(Protocol):
-    """Memory of requests that grow together."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LockstepMemory:
+    """Memory of requests that grow together: what a fast class of an allocator has as its attribute `turns`."""
 
-    looked: bool
-    """Whether a question was asked whose answer changes as requests decode; set by the allocator, cleared by the
-    engine."""
+    def __init__(self) -> None:
+        self.looked = False
+        """Whether the allocator was asked for something that changes as requests decode; the engine clears it."""
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         """Take a request into lockstep that will have memory for `num_tokens` tokens or more when the next `extend`
         comes; False if it cannot be."""
+        raise NotImplementedError
 
     def leave(self, request: Request, offset: int) -> None:
         """Let a request out of lockstep; its counters are up to date."""
+        raise NotImplementedError
 
     def extend(self, turn: int, committed: int) -> bool:
         """Allocate one more token for every member for turn `turn`, given `committed` committed turns. False: out of
         memory, nothing taken."""
+        raise NotImplementedError
 
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
         """Return for how many turns from `turn` on, at most `limit`, `extend` succeeds and leaves `reserve` tokens
         free."""
+        raise NotImplementedError
 
     def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
         """Do as `extend` does for k turns from `turn` on, one being committed before each. Return (turn from 1, tokens
         allocated in it) for those in which any were, in order: each takes as much from `usage().free`, and `external`
         stays. Only with k <= steps_until_full(...)."""
-
-
-class DraftMemory(Protocol):
-    """Memory of requests that get several tokens a step."""
+        raise NotImplementedError
 
     def rounds_that_fit(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
     ) -> int:
-        """Return for how many rounds, at most `limit`, each of `requests` can have memory for the tokens that its own
-        sequence in `tokens` names (rising) and `ahead` more, beyond `max_model_len` none."""
+        """Return for how many rounds of several tokens each, at most `limit`, each of `requests` can have memory for
+        the tokens that its own sequence in `tokens` names (rising) and `ahead` more, beyond `max_model_len` none.
+        Default: none."""
+        return 0
 
     def grow_rounds(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
         """For k rounds one by one, give each request in order that memory. `tokens` are known when a round begins; the
         requests' own counters are left to the caller. Return as `extend_run`. Only with as many rounds as fit."""
+        raise NotImplementedError
 
 
 def lockstep_memory(kv: KVAllocator) -> LockstepMemory | None:
-    """Return an allocator that knows of requests in lockstep; None: it does not."""
+    """Return what an allocator has for requests in lockstep; None: it is a plain one."""
     own: Any = kv
-    return own if hasattr(own, "extend_run") else None
-
-
-def draft_memory(kv: KVAllocator) -> DraftMemory | None:
-    """Return an allocator that knows of runs with drafts; None: it does not."""
-    own: Any = kv
-    return own if hasattr(own, "grow_rounds") else None
+    turns: LockstepMemory | None = getattr(own, "turns", None)
+    return turns
 
 
 _fast: dict[type[KVAllocator], type[KVAllocator]] = {}
