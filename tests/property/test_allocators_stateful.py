@@ -189,21 +189,21 @@ class Allocators(RuleBasedStateMachine):
     @rule(mask=PICK, k=st.integers(1, 9))
     def run(self, mask: int, k: int) -> None:
         """Requests that decode grow k times at once as one by one."""
-        if lockstep_memory(self.kv) is None or compiled():  # what is compiled cannot be copied
+        if (turns := lockstep_memory(self.kv)) is None or compiled():  # what is compiled cannot be copied
             return
         batch = [r for i, r in enumerate(self.running) if mask >> i & 1 and r.num_computed_tokens == r.num_tokens - 1]
         batch = [r for r in batch if r.num_computed_tokens + k <= r._end_tokens]
         single, requests = copy.deepcopy((self.kv, batch))
-        members = [r for r in batch if self.kv.join(r, r.num_computed_tokens, r.num_computed_tokens)]
+        members = [r for r in batch if turns.join(r, r.num_computed_tokens, r.num_computed_tokens)]
         for order, request in enumerate(members):
             request._order = order
-        k = self.kv.steps_until_full(0, k, 0) if members else 0
-        grown = self.kv.extend_run(0, 0, k) if k else []
+        k = turns.steps_until_full(0, k, 0) if members else 0
+        grown = turns.extend_run(0, 0, k) if k else []
         for request in members:
             offset = request.num_computed_tokens
             request.num_tokens += k
             self._advance(request, k)
-            self.kv.leave(request, offset)
+            turns.leave(request, offset)
             request._order = LAST
         taken = []
         alike = [requests[batch.index(request)] for request in members]

@@ -79,12 +79,12 @@ class Both:
         self.kv.admit(request, MISS, tokens, 0)
         self.model.join(request, tokens)
         self.offsets[request] = tokens - self.step_id
-        assert self.kv.join(request, self.offsets[request], tokens)
+        assert self.kv.turns.join(request, self.offsets[request], tokens)
 
     def leave(self, which: int) -> None:
         if self.model.computed:
             request = list(self.model.computed)[which % len(self.model.computed)]
-            self.kv.leave(request, self.offsets[request])
+            self.kv.turns.leave(request, self.offsets[request])
             self.kv.free(request)
             self.model.leave(request)
 
@@ -92,15 +92,15 @@ class Both:
         if not self.model.computed:
             return
         fit = next((k for k in range(steps) if self.model.short(k + 1)), steps)
-        assert self.kv.steps_until_full(self.step_id, steps, 0) == fit
+        assert self.kv.turns.steps_until_full(self.step_id, steps, 0) == fit
         if fit:
             grown = [(k + 1, blocks * SIZE) for k in range(fit) if (blocks := self.model.step())]
-            assert self.kv.extend_run(self.step_id, self.step_id, fit) == grown
+            assert self.kv.turns.extend_run(self.step_id, self.step_id, fit) == grown
             self.step_id += fit
 
     def step(self, _: int) -> None:
         short = self.model.short(1)
-        assert self.kv.extend(self.step_id, self.step_id) is not short
+        assert self.kv.turns.extend(self.step_id, self.step_id) is not short
         if not short:
             self.model.step()
             self.step_id += 1

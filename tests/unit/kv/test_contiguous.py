@@ -172,8 +172,8 @@ def test_members_of_a_lockstep_reach_the_end_of_their_reservations_and_no_furthe
     kv.output_len = lambda request: request.max_tokens
     one, rest = request(0, 10, 20), request(1, 400, 82)
     assert admit(kv, one, rest) == [True, True]
-    assert kv.join(one, 10 - 7, 11)  # before turn 7
-    assert kv.join(rest, 400 - 7, 401)
-    assert kv.steps_until_full(7, 1000, 0) == 20
-    assert kv.extend(26, 26)
-    assert not kv.extend(27, 27)
+    assert kv.turns.join(one, 10 - 7, 11)  # before turn 7
+    assert kv.turns.join(rest, 400 - 7, 401)
+    assert kv.turns.steps_until_full(7, 1000, 0) == 20
+    assert kv.turns.extend(26, 26)
+    assert not kv.turns.extend(27, 27)
