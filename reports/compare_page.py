@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from servesim.experiments.replicates import counted
+from servesim.experiments.variants import synchronous_ones
 from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
     BARE,
@@ -51,6 +52,8 @@ def page(folder: Path) -> Page:
         ("intervals", f"{100 * settings['level']:g} %"),
         ("ranked by", metric_words(settings["rank_by"])),
     ]
+    if late := synchronous_ones(document["variants"]):
+        chips.append(("planned synchronously", ", ".join(late)))
     title = f"{len(document['variants'])} policies compared"
     return page_of(experiment, title, chips, _alerts(document), [], sections)
 

@@ -20,6 +20,7 @@ from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
 from servesim.experiments.run_metrics import metric_label
 from servesim.experiments.runner import Progress
+from servesim.experiments.variants import synchronous_ones
 
 COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}
 
@@ -64,6 +65,8 @@ def print_compare(document: Mapping[str, Any], out: Path | None) -> None:
     console.print(
         f"paired over {count}, {percent(how['level'])} intervals; baseline: {document['baseline']}", style="dim"
     )
+    if late := synchronous_ones(document["variants"]):
+        console.print(f"planned synchronously, the others a step ahead: {', '.join(late)}", style="dim")
     console.print(_comparison_table(document))
     for line in document["headline"]:
         console.print(line)

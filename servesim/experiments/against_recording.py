@@ -19,7 +19,7 @@ from servesim.experiments.recording import RecordedRun
 from servesim.experiments.recording_formats import read_folder
 from servesim.experiments.run_metrics import METRICS, MS, Metric, Run, measure
 from servesim.experiments.runner import Runner
-from servesim.experiments.variants import is_oracle, shared_settings
+from servesim.experiments.variants import is_oracle, plans_ahead, shared_settings
 from servesim.experiments.verdicts import Settings, judge
 from servesim.parsing import listed
 from servesim.run.scenario import policy_settings
@@ -104,7 +104,15 @@ def measured_document(
         raise UserError(f"compare: {recording.path} cannot be replayed: {errors[0]}")
     runs = [as_run(recording, first), *simulated]
     described: list[dict[str, Any]] = [
-        {"label": LABEL, "axes": {}, "oracle": False, "unstable": 0, "error": None, "cells": [None]}
+        {
+            "label": LABEL,
+            "axes": {},
+            "oracle": False,
+            "asynchronous": None,  # not told
+            "unstable": 0,
+            "error": None,
+            "cells": [None],
+        }
     ]
     for v, cell, error in zip(variants, cells, errors, strict=True):
         address = None if error is not None else cell.address
@@ -113,6 +121,7 @@ def measured_document(
                 "label": v.label or "simulated",
                 "axes": v.axes,
                 "oracle": is_oracle(v.settings),
+                "asynchronous": plans_ahead(v.settings),
                 "unstable": 0,  # as busy as the measured server was: it is compared all the same
                 "error": error,
                 "cells": [address],

@@ -15,8 +15,8 @@ comparison.json, keys sorted, NaN and infinity as null:
     replicates    {kind: "seeds" | "windows" | "blocks", count, changes: [what each changes in the scenario]};
                   blocks: one run of each, requests resampled in moving blocks
     metrics       [{name, unit, better: "lower" | "higher", scale: "ratio" | "difference", latency}]
-    variants      [{label, axes, oracle, unstable: unstable runs, error: null or text, cells: [address or null by
-                  replicate]}], the baseline first
+    variants      [{label, axes, oracle, asynchronous: steps are planned while the one before runs, unstable: unstable
+                  runs, error: null or text, cells: [address or null by replicate]}], the baseline first
     rows          [{variant, metric, unit, better, scale, value, baseline_value, change, change_low, change_high, p,
                   p_holm, verdict, replicates, more_replicates, gap_to_oracle}]
     ranking       {metric, order: [labels, best first], unstable: [labels], failed: [labels]}
@@ -65,6 +65,7 @@ from servesim.experiments.store import Cell
 from servesim.experiments.variants import (
     is_oracle,
     named,
+    plans_ahead,
     put_first,
     same_workload,
     shared_settings,
@@ -235,6 +236,7 @@ def _judged(
             "label": v.label,
             "axes": v.axes,
             "oracle": is_oracle(v.settings),
+            "asynchronous": plans_ahead(v.settings),
             "unstable": found[i].unstable,
             "error": errors[i],
             "cells": [None if c.address in runner.errors else c.address for c in cells[i]],

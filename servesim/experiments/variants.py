@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from servesim.contracts import REGISTRIES
+from servesim.contracts import REGISTRIES, schedulers
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.replicates import WORKLOAD
-from servesim.run.scenario import policy_settings
+from servesim.run.scenario import Scenario, policy_settings
 
 T = TypeVar("T")
 
@@ -39,6 +39,20 @@ def is_oracle(settings: Mapping[str, Any]) -> bool:
             if name != "none" and "output_len" in getattr(registry.resolve(name)[0], "needs", ()):
                 return True
     return False
+
+
+def plans_ahead(settings: Mapping[str, Any]) -> bool:
+    """Whether steps are planned while the one before runs."""
+    scenario = Scenario.of(settings)
+    scheduler = schedulers.resolve(scenario.scheduler["name"])[0]
+    return scenario.engine.async_scheduling and scenario.pp == 1 and "async" in scheduler.supports
+
+
+def synchronous_ones(described: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the labels of the variants that plan a step only when the one before is done, where others plan ahead:
+    they pay for planning in every step, whatever their policy is worth."""
+    labels = [v["label"] for v in described if v["asynchronous"] is False]
+    return labels if any(v["asynchronous"] for v in described) else []
 
 
 def same_workload(variants: Sequence[Variant]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import servesim
 from servesim import UserError
+from servesim.cli.tables import print_compare
 from servesim.experiments.compare import compare
 from servesim.experiments.run_metrics import METRICS, Run, measure
 from servesim.reports.export import export
@@ -51,6 +52,28 @@ def test_a_policy_that_queues_is_worse_and_its_requests_say_why(tmp_path: Path) 
     assert document["ranking"]["order"] == ["vllm", SLOW]
     assert f"{SLOW} has" in document["headline"][0]
     assert "higher TTFT p99 than vllm" in document["headline"][0]
+
+
+def test_the_header_says_which_variants_plan_synchronously_where_others_plan_ahead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def header(*schedulers: str, **settings: Any) -> str:
+        workload = {**WORKLOAD, "requests": 20, **settings}
+        print_compare(compare(**workload, scheduler=list(schedulers), replicates=2).attrs["document"], None)
+        _, found, line = " ".join(capsys.readouterr().out.split()).partition("planned synchronously, ")
+        return found and line.partition(" policy value")[0].replace(" ", "")
+
+    file = tmp_path / "late.py"
+    file.write_text(
+        "from servesim.policies.scheduling.vllm import Vllm\nclass Late(Vllm):\n    supports = frozenset()\n"
+    )
+    late = f"{file}:Late"
+    said = header("vllm", late, "continuous")
+    assert said.startswith("theothersastepahead:")
+    assert said.endswith("late.py:Late,continuous")
+    assert header("vllm", SLOW) == ""
+    assert header("continuous", "static") == ""
+    assert header("vllm", "continuous", engine={"async_scheduling": False}) == ""
 
 
 def test_without_warmup_and_cooldown_metrics_are_those_of_the_summary(tmp_path: Path) -> None:
