@@ -229,7 +229,7 @@ class Sglang(Scheduler):
         left: Sequence[Request] = self.batch
         if left:
             held = self.full and len(left) == before and not self.params.enable_priority_scheduling
-            alone = self.chunked is None and (held or not self.waiting) and not self._decodes_due
+            alone = self.chunked is None and (held if self.waiting else not self.full) and not self._decodes_due
             free = len(left) * self.kv.block_size
             left = ctx.decode(left, len(left), free=free, steps=NO_END if alone else 1, overrun=True)
             if len(left) < len(self.batch):  # there is a page for each

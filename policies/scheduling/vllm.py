@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import KVAllocator
-from servesim.contracts.plan import NO_END, Plan, PlanContext
+from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Limits, Scheduler, schedulers
 
@@ -54,7 +54,7 @@ class Vllm(Scheduler):
         return ctx.plan
 
     def _plan_running(self, ctx: PlanContext, budget: Budget, threshold: int, hold: bool) -> None:
-        steps = 1 if self._rules.prefill_schedule_interval > 1 else NO_END  # it counts plans
+        steps = 1 if self._rules.prefill_schedule_interval > 1 else None  # it counts plans
         queue = ctx.decode(self.running, budget.left - budget.extra * len(self.running), steps=steps)
         budget.take(ctx.num_tokens, len(self.running) - len(queue))
         max_len = self.limits.max_model_len

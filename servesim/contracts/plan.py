@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 NO_END = 1 << 60
-"""Steps; more than any run has."""
+"""More steps than any run has."""
 
 
 def _not_ints(*numbers: Any) -> TypeError:
@@ -117,7 +117,7 @@ class PlanContext:
         most: int,
         *,
         free: int = 0,
-        steps: int = NO_END,
+        steps: int | None = None,
         overrun: bool = False,
     ) -> Sequence[Request]:
         """Serve the front of `running` in bulk: every request there that needs just its next token gets it, with the
@@ -125,8 +125,9 @@ class PlanContext:
 
         Optional, and never changes the plan: whatever is served here would get the same from the caller's loop, and in
         reference mode all are returned. So what the caller asks of its loop beyond `due` is told here, too. `free`:
-        nothing is served unless that many tokens of memory are free before. `steps`: the scheduler wants to be asked
-        again after so many steps, even if nothing arrives, ends or runs short until then. `overrun`: a request whose
+        nothing is served unless that many tokens of memory are free before. `steps`: the plan depends on a state of
+        the scheduler's own, which may change it after N steps, or when a request ends: it is asked again then, even if
+        nothing arrives or runs short. `overrun`: a request whose
         last token by its length cap is still in flight gets one more (SGLang), which is thrown away.
         """
         return running

@@ -66,6 +66,8 @@ class FastContext(PlanContext):
         """Requests that `decode` has left to the scheduler."""
         self.until = NO_END
         """Step id of the plan for which it wants to be asked again."""
+        self.has_state = False
+        """Whether it wants to be asked after requests end, too."""
         if memory is not None:
             memory.looked = False
         if lockstep is not None:
@@ -100,7 +102,7 @@ class FastContext(PlanContext):
         most: int,
         *,
         free: int = 0,
-        steps: int = NO_END,
+        steps: int | None = None,
         overrun: bool = False,
     ) -> Sequence[Request]:
         """See `PlanContext.decode`."""
@@ -109,7 +111,8 @@ class FastContext(PlanContext):
             return running
         if overrun and lockstep is not None and lockstep.overrun:
             return running  # how far beyond its cap a request is computed is for the scheduler to say
-        self.until = plan.step_id + steps
+        if steps is not None:
+            self.until, self.has_state = plan.step_id + steps, True
         if lockstep is not None and memory is not None:
             self.served = True
             looked = memory.looked

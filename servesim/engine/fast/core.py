@@ -45,6 +45,8 @@ class FastCore(EngineCore):
         """Whether it did nothing else."""
         self.until = 0
         """Step id of the plan for which the scheduler wants to be asked again."""
+        self.has_state = False
+        """Whether it wants to be asked after requests end, too."""
 
     def keep_lockstep(self, depth: int) -> None:
         """From now on count requests that decode together, if memory knows how. At most `depth` steps are in flight."""
@@ -127,7 +129,7 @@ class FastCore(EngineCore):
         """Note what a plan says of the next one. `alone`: it holds nothing but what was served in bulk."""
         self.stands = stands
         self.pure = alone and not ctx.plan.changes_queues
-        self.until = ctx.until
+        self.until, self.has_state = ctx.until, ctx.has_state
 
     def plans_known(self, past: int) -> int:
         """Return for how many more steps at most the plan is known to serve all in lockstep, and nothing else. One
@@ -138,6 +140,8 @@ class FastCore(EngineCore):
         if not self.stands or lockstep.apart or lockstep.paused or len(lockstep.queue) != len(scheduler.running):
             return 0
         after_it = not past and self.pure
+        if past and self.has_state:
+            return 0
         if not after_it and (scheduler.num_waiting() or plan.layout != "mixed"):
             return 0
         if len(lockstep.members) > lockstep.most:
