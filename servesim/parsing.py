@@ -1,6 +1,8 @@
-"""Lists as a command line has them: values with commas between, and none of them empty."""
+"""Lists as a command line has them: values with commas between, and none of them empty. Values as YAML has them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from servesim.errors import UserError
 
@@ -58,3 +60,11 @@ def pairs(what: str, text: str) -> dict[str, str]:
             raise UserError(f"{what}: {key.strip()} is given twice")
         found[key.strip()] = value.strip()
     return found
+
+
+def spelt(value: Any) -> Any:
+    """A YAML value with booleans as the words they are written as: to pydantic `True` is the number 1 too, "true" is
+    a boolean alone."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return [spelt(inner) for inner in value] if isinstance(value, list) else value

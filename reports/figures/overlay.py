@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from servesim.experiments.run_metrics import Run
-from servesim.metrics.requests import parse_slo
+from servesim.metrics.slo import parse_slo
 from servesim.reports.experiment import Experiment, colours
 from servesim.reports.figures.latency import POINTS, mark_limit, scale
 from servesim.reports.svg import INK, Drawing, wide

@@ -11,6 +11,7 @@ import typer
 from servesim import __version__
 from servesim.cli.calibrate import calibrate_app
 from servesim.cli.experiments import register as register_experiments
+from servesim.cli.options import ScenarioCommand
 from servesim.cli.policies import POLICIES_EXAMPLES, policies
 from servesim.cli.report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
 from servesim.cli.reproduce import EXAMPLES as REPRODUCE_EXAMPLES
@@ -62,7 +63,7 @@ def _root(
         typer.echo(context.get_help())
 
 
-app.command(epilog=RUN_EXAMPLES)(run)
+app.command(epilog=RUN_EXAMPLES, cls=ScenarioCommand)(run)
 app.add_typer(trace_app, name="trace")
 app.add_typer(calibrate_app, name="calibrate")
 app.command(epilog=VALIDATE_EXAMPLES)(validate)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from servesim.contracts.user_policies import adopt
 from servesim.errors import UserError, suggest
-from servesim.parsing import pairs
+from servesim.parsing import pairs, spelt
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -141,14 +141,6 @@ def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:
         if isinstance(value, float) and not math.isfinite(value) and value != field.default:
             raise UserError(f"{what}: {field.name} is {value:g}, must be a finite number")
     return found
-
-
-def spelt(value: Any) -> Any:
-    """A YAML value with booleans as the words they are written as: to pydantic `True` is the number 1 too, "true" is
-    a boolean alone."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return [spelt(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _first_error(error: ValidationError) -> str:

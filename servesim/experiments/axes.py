@@ -53,7 +53,7 @@ def split_values(key: str, text: str) -> list[str]:
 
 def axis_values(key: str, given: Any) -> list[Any]:
     """The values of an axis: a comma list on the command line, a list in YAML or Python, or one value."""
-    if key in SINGLE:
+    if key in SINGLE or (isinstance(given, str) and key.partition(".")[0] == "slo_classes"):
         return [given]
     if isinstance(given, str):
         values: list[Any] = split_values(key, given)
@@ -125,7 +125,7 @@ def label_of(key: str, value: Any) -> str:
 
 def _with(settings: Mapping[str, Any], point: Mapping[str, Any]) -> Settings:
     changed = dict(settings)
-    for key, value in point.items():
+    for key, value in sorted(point.items(), key=lambda item: "." in item[0]):  # a policy before its parameters
         if "." in key or (isinstance(value, str) and key not in NAMES and key not in SINGLE):
             text = value if isinstance(value, str) else json.dumps(value)  # which is YAML
             changed = override(changed, [f"{key}={text}"])  # numbers and booleans in text are read as YAML

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.metrics.requests import SECOND, SLO_METRICS, Part, RequestColumns, goodput, per
+from servesim.metrics.requests import SECOND, Part, RequestColumns, goodput, per
+from servesim.metrics.slo import SLO_METRICS
 
 Slos = Mapping[str, Mapping[str, float]]
 

@@ -16,15 +16,12 @@ from numpy.typing import NDArray
 
 from servesim.contracts.request import State
 from servesim.engine.recorder import REQUEST_COLUMNS, Rows
-from servesim.errors import UserError, suggest
 from servesim.metrics.distribution import Numbers, describe
 from servesim.metrics.samples import numbers_of, reasons_of, requests_of
 from servesim.metrics.stability import Load, load_of
-from servesim.parsing import listed
 
 MS = 1e6
 SECOND = 1e9
-SLO_METRICS = ("ttft", "tpot", "e2el")
 ALL = "all limits"
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 """Of tokens in a tenant's service, as in VTC (Sheng et al., OSDI'24): outputs cost more than inputs."""
@@ -296,32 +293,6 @@ def most_at_once(enter: NDArray[np.int64], leave: NDArray[np.int64]) -> int:
     arrivals, departures = np.sort(enter), np.sort(leave)
     gone = np.searchsorted(departures, arrivals, side="right")
     return int((np.arange(1, len(arrivals) + 1) - gone).max())
-
-
-def parse_slo(text: str) -> dict[str, float]:
-    """`ttft:500,tpot:50,e2el:10000` (or with blanks between) as limits in milliseconds."""
-    limits: dict[str, float] = {}
-    for part in (part for several in listed("slo", text) for part in several.split()):
-        name, colon, value = part.partition(":")
-        if not colon:
-            raise UserError(f"slo: {part!r} is not metric:milliseconds, such as ttft:500")
-        if name in limits:
-            raise UserError(f"slo: {name} is given twice")
-        try:
-            limits[name] = float(value)
-        except ValueError:
-            raise UserError(f"slo: {name} is {value!r}, must be a number of milliseconds") from None
-    return check_slo(limits)
-
-
-def check_slo(limits: dict[str, float]) -> dict[str, float]:
-    """The same limits, in the order of SLO_METRICS, if they can be limits."""
-    for name, value in limits.items():
-        if name not in SLO_METRICS:
-            raise UserError(f"slo: unknown metric {name!r}{suggest(name, SLO_METRICS)}")
-        if not 0 < value < float("inf"):
-            raise UserError(f"slo: {name} is {value:g}, must be a positive number of milliseconds")
-    return {name: limits[name] for name in SLO_METRICS if name in limits}
 
 
 def goodput(requests: Part, slo: Mapping[str, float], limits: Limits | None = None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """One validated description of a run. Every default of servesim stands here, documented, once.
 
-A scenario comes from YAML, from `--set a.b=c` and flags, or from Python keywords. Unknown keys are refused
-with a suggestion. In YAML 1.1 `1e-3` is a string; it is read as the number it means.
+A scenario comes from YAML, from the command line, or from Python keywords. Fields and their docstrings are also the
+options of `servesim run`, `compare`, `sweep` and `capacity` and their help (servesim.cli.options). Unknown keys are
+refused with a suggestion. In YAML 1.1 `1e-3` is a string; it is read as the number it means.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
-from servesim.contracts.registry import spelt
 from servesim.errors import UserError, suggest
-from servesim.metrics.requests import check_slo, parse_slo
-from servesim.parsing import pairs
+from servesim.metrics.slo import check_slo, parse_slo
+from servesim.parsing import pairs, spelt
 from servesim.run.presets import preset_settings, under
 
 Settings = dict[str, Any]
@@ -30,7 +30,7 @@ _EXAMPLES = {
 class _Section(BaseModel):
     """Settings that go together."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -73,19 +73,19 @@ class ClientSettings(_Section):
     """Those who send. By default each request goes out at its time, and everyone waits for as long as it takes."""
 
     max_concurrency: int | None = Field(default=None, ge=1)
-    """Closed loop: at most so many requests outstanding, the others queue outside; none: no limit."""
+    """Closed loop: the most requests outstanding, the others queue outside; none: no limit."""
     batch: bool = False
     """Send max_concurrency requests at once and the next ones when all have left (latency of a single batch)."""
     max_sessions: int | None = Field(default=None, ge=1)
-    """At most so many conversations in progress; the next begins when one ends. None: no limit."""
+    """The most conversations in progress; the next begins when one ends. None: no limit."""
     timeout_s: float | None = Field(default=None, gt=0, le=1e7)
-    """A client gives up if its last token has not come by then; none: never."""
+    """Seconds after which a client gives up if its last token has not come; none: never."""
     ttft_timeout_s: float | None = Field(default=None, gt=0, le=1e7)
-    """The same for the first token."""
+    """Seconds after which a client gives up if its first token has not come; none: never."""
     retries: int = Field(default=0, ge=0, le=100)
     """How often a request that was rejected or timed out is sent again."""
     retry_delay_s: float = Field(default=1.0, ge=0, le=1e7)
-    """Pause before it is."""
+    """Seconds before a request is sent again."""
 
 
 class Scenario(_Section):
@@ -98,35 +98,36 @@ class Scenario(_Section):
     trace: str
     """A trace file (its format is found from the content), `preset:NAME` or `synth:key=value,...`."""
     model: str
-    """A bundled model, or a Hugging Face config.json of a dense decoder."""
+    """A bundled model, or a Hugging Face config.json."""
     gpu: str
     """h100, h200, a100, a100-40g, l40s, rtx-pro-6000 (kernels measured), rtx-4090, rtx-5090, m2-ultra (by formula), or
     the YAML data sheet of another one."""
     requests: int | None = Field(default=None, ge=1, le=100_000_000)
-    """The first so many requests; none: all the trace has (presets and synthetic traces: their default)."""
+    """Number of requests to replay, from the first; none: all the trace has (presets and synthetic traces: their
+    default)."""
     skip: int = Field(default=0, ge=0, le=100_000_000)
     """Requests left out before the first: a window of a trace is `skip` and `requests`."""
     rate: float | None = Field(default=None, gt=0)
-    """Mean arrivals per second: all gaps are scaled alike; inf: all at once; none: as recorded."""
+    """Mean arrivals per second, to which all gaps are scaled alike; inf: all at once; none: as recorded."""
     clients: ClientSettings = ClientSettings()
     sort: bool = False
     """Order a file's rows by arrival instead of refusing times that run backwards."""
     timing: Literal["auto", "think", "original", "open"] = "auto"
-    """Of recorded conversations: think: by pauses after answers; original: also not before their recorded times; open:
-    at recorded times whatever has ended; auto: as its format says."""
+    """When turns of recorded conversations come: think: by pauses after answers; original: also not before their
+    recorded times; open: at recorded times whatever has ended; auto: as the format says."""
     shape: list[str] = Field(default=[])
-    """Steps that make the trace another one, in order, such as `window:start=60,end=600` or `thin:keep=0.5`."""
+    """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`."""
     spread_ticks: Literal["none", "uniform"] = "none"
     """Spread requests that share a clock tick over it (Mooncake's published traces tick every 3 s)."""
     seed: int = 0
-    """Of all draws: synthetic traces, presets, predictors."""
+    """Seed of all draws: synthetic traces, presets, predictors."""
     predictor: str = "max_tokens"
-    """Output lengths as policies that want them are told: max_tokens (the cap), random:error=0.3 (mean relative
-    error) or exact."""
+    """Output lengths that policies are told, if they ask: max_tokens (the cap), random:error=0.3 (mean relative error)
+    or exact."""
     dtype: str = "bf16"
-    """Of linear weights: fp32, bf16, fp16, fp8, int8; weights alone: int8_wo, int4, nf4, int3, ternary."""
+    """Format of linear weights: fp32, bf16, fp16, fp8, int8; of weights alone: int8_wo, int4, nf4, int3, ternary."""
     kv_dtype: str = "bf16"
-    """Of the KV cache: bf16, fp16, fp8, fp32."""
+    """Format of the KV cache: bf16, fp16, fp8, fp32."""
     tp: int = Field(default=1, ge=1)
     """GPUs of a stage (tensor parallelism)."""
     pp: int = Field(default=1, ge=1)
@@ -134,26 +135,30 @@ class Scenario(_Section):
     replicas: int = Field(default=1, ge=1, le=4096)
     """Copies of the model behind the router."""
     preset: str | None = None
-    """A serving system (engines.yaml): its policies and settings hold where the scenario says nothing."""
+    """A serving system, whose policies and settings hold where the scenario says nothing: vllm, vllm-v0, sglang, orca,
+    fastertransformer, tgi, tensorrt-llm, llama.cpp, exllamav2, mlx, hf-generate."""
     scheduler: Settings = Field(default={"name": "vllm"})
+    """Scheduler: `name`, `name:key=value,...` or `file.py:Class`."""
     kv: Settings = Field(default={"name": "prefix-hash"})
-    """Prefix caching is on, as in vLLM; `paged` is the same memory without it."""
+    """KV allocator, written the same way. Prefix caching is on, as in vLLM; `paged` is the same memory without it."""
     router: Settings = Field(default={"name": "round-robin"})
+    """Router, written the same way."""
     speculation: Settings = Field(default={"name": "none"})
-    """How drafts are made, such as `eagle3:k=3`."""
+    """How drafts are made: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
     acceptance: Settings | None = None
     """Which drafts turn out right, such as `positions:marginal=0.73/0.52/0.36`: part of the workload. None: what the
     method assumes, which is then noted."""
     engine: EngineSettings = EngineSettings()
     slo: dict[str, float] = Field(default={})
-    """Limits in milliseconds of ttft, tpot and e2el, as a mapping or `ttft:500,tpot:50`."""
+    """Limits in milliseconds of ttft, tpot and e2el, such as `ttft:500,tpot:50`."""
     slo_classes: dict[str, dict[str, float]] = Field(default={})
-    """Limits of single classes (the trace's labels `class`), written as `slo` is; that holds for the rest."""
+    """Limits of single classes (the trace's labels `class`), such as `gold: ttft:300` in YAML; other classes have
+    those of `slo`."""
     mode: Literal["fast", "reference"] = "fast"
-    """reference: every step by itself; the same result to the nanosecond, slowly."""
+    """fast, or reference: every step by itself, the same result to the nanosecond, slowly."""
     stream: bool = False
     """For traces larger than memory: requests come and go in chunks, records are kept only in the result directory,
-    and percentiles of latencies are within 0.1 %."""
+    there is no report, and percentiles of latencies are within 0.1 %."""
     check: bool = False
     """Check invariants of scheduler and memory after every step, and the first 300 requests against reference mode."""
     host: str = "auto"
@@ -188,6 +193,7 @@ class Scenario(_Section):
     @field_validator("slo_classes", mode="before")
     @classmethod
     def _slo_classes(cls, value: Any) -> Any:
+        value = read_yaml("slo_classes", value) if isinstance(value, str) else value
         return {name: _limits(slo) for name, slo in value.items()} if isinstance(value, Mapping) else value
 
     @field_validator("slo_classes")
@@ -232,19 +238,29 @@ def load_settings(path: str | Path) -> Settings:
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
     """The settings with each `a.b=value` put in; values are read as YAML."""
-    import yaml
-
     changed = dict(settings)
     for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals:
-            raise UserError(f"--set {assignment}: write key=value, such as engine.block_size=32")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"--set {assignment}: the value is not YAML") from error
-        _assign(changed, key.strip(), value)
+        key, value = assigned(assignment)
+        _assign(changed, key, read_yaml(assignment, value))
     return changed
+
+
+def assigned(assignment: str) -> tuple[str, str]:
+    """Key and text of `key=value`."""
+    key, equals, text = assignment.partition("=")
+    if not equals:
+        raise UserError(f"--set {assignment}: write key=value, such as engine.block_size=32")
+    return key.strip(), text
+
+
+def read_yaml(what: str, text: str) -> Any:
+    """The value that YAML makes of a text; UserError, which `what` begins, where it makes none."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{what}: the value is not YAML") from error
 
 
 def policy_settings(value: Any) -> Settings:
@@ -283,7 +299,7 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
     elif outer == "slo" and isinstance(current, str):
         current = parse_slo(current)
     if current is not None and not isinstance(current, Mapping):
-        raise UserError(f"--set {key}: {outer} is {current!r}, which has no parts")
+        raise UserError(f"{key}: {outer} is {current!r}, which has no parts")
     settings[outer] = {**(current or {}), inner: value}
 
 

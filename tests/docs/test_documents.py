@@ -12,6 +12,8 @@ import pytest
 import typer
 
 from servesim.cli.app import app
+from servesim.cli.options import ScenarioCommand, canonical
+from servesim.errors import UserError
 from tests.support.documents import DOCUMENTS, ROOT, blocks, chosen, run
 
 ROOT_COMMAND = typer.main.get_command(app)
@@ -56,11 +58,20 @@ def unknown(command: str) -> str | None:
             if word not in here.commands:
                 return word if word.islower() else None  # NAME: any
             here = here.commands[word]
-        elif word.startswith("-") and not here.context_settings.get("ignore_unknown_options"):
+        elif word.startswith("-"):
             known = {name for p in here.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
-            if word.partition("=")[0] not in known:
+            name = word.partition("=")[0]
+            if name not in known and not (isinstance(here, ScenarioCommand) and is_part(name)):
                 return word
     return None
+
+
+def is_part(option: str) -> bool:
+    """Whether it is a parameter of a policy or a limit."""
+    try:
+        return bool(canonical([option])[1])
+    except UserError:
+        return False
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,6 +82,8 @@ def test_every_command_named_exists(name: str) -> None:
 
 def test_a_command_that_does_not_exist_is_noticed() -> None:
     assert unknown("servesim run --trace x --modle y") == "--modle"
+    assert unknown("servesim compare --trace x --modle y") == "--modle"
+    assert unknown("servesim sweep --scheduler.max-num-seqs 1,2 --engine.blocksize 16") == "--engine.blocksize"
     assert unknown("servesim trace convrt x y") == "convrt"
     assert unknown("servesim calibrate import vidur x --out y") is None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from servesim.cli.experiments import kept, scenario_arguments
+from servesim.cli.experiments import kept
 from servesim.errors import Interrupted, UserError
 from servesim.experiments.axes import product, split_values
 
@@ -56,25 +56,6 @@ def test_lists_of_python_and_yaml_are_axes_too() -> None:
 def test_axes_that_mean_nothing_are_refused(axes: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
         product({}, axes)
-
-
-def test_options_become_settings_in_any_spelling() -> None:
-    words = "a.yaml --kv-dtype fp8 --engine.block-size=32 --sort --ignore-memory --set seed=3 b.yaml"
-    files, found = scenario_arguments(words.split())
-    assert files == ["a.yaml", "b.yaml"]
-    assert found == {
-        "kv_dtype": "fp8",
-        "engine.block_size": "32",
-        "sort": True,
-        "engine.ignore_memory": True,
-        "seed": "3",
-    }
-
-
-@pytest.mark.parametrize("words", [["--schedular", "x"], ["--scheduler"], ["-x"], ["--set", "seed"]])
-def test_options_that_are_none_are_refused(words: list[str]) -> None:
-    with pytest.raises(UserError):
-        scenario_arguments(words)
 
 
 def test_an_interrupt_says_what_is_kept() -> None:

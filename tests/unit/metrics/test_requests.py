@@ -16,9 +16,9 @@ from servesim.metrics.requests import (
     counts,
     goodput,
     latencies_ms,
-    parse_slo,
     throughput,
 )
+from servesim.metrics.slo import parse_slo
 
 MS = 1_000_000
 SECOND = 1000 * MS

@@ -1,0 +1,237 @@
+"""The options of a scenario, which `run`, `compare`, `sweep` and `capacity` share: made from its fields and docstrings.
+
+A field `engine.block_size` is `--engine.block-size`; parameters of policies and limits, which the policies and the
+trace know, are options too (`--scheduler.max-num-seqs 64`). Hyphen and underscore are alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand
+
+from servesim.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+OTHER_NAMES = {
+    "rate": ("--rate", "--request-rate"),
+    "preset": ("--engine", "--preset"),
+    "clients.max_concurrency": ("--max-concurrency", "--clients.max-concurrency"),
+    "engine.ignore_memory": ("--ignore-memory", "--engine.ignore-memory"),
+}
+"""Options that are not called as their field is, or not only so; the first is what help begins with."""
+SET = (
+    "Set any key of the scenario; repeatable. Parameters of policies, and limits, are options too: "
+    "--scheduler.max-num-seqs 64, --slo.ttft 500, --slo-classes.CLASS ttft:300,tpot:50."
+)
+BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One option of a scenario."""
+
+    key: str
+    """As in the scenario, such as `engine.block_size`."""
+    section: str
+    """Heading of the help it stands under."""
+    help: str
+    type: Any = str
+    """What a value is converted to where it is one: int, float, str or list[str]."""
+    shown: str = ""
+    """What help shows for a value; empty for a switch."""
+    words: tuple[str, ...] = ()
+    """Values a switch may be followed by; without one it is given `on`."""
+    on: str = "true"
+    open: bool = False
+    """Whether it has parts that no field declares: parameters of a policy, or limits."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """How it is typed, hyphens for underscores in the fields' names."""
+        outer, dot, inner = self.key.partition(".")
+        inner = inner if outer == "slo_classes" else inner.replace("_", "-")
+        return OTHER_NAMES.get(self.key, (f"--{outer.replace('_', '-')}{dot}{inner}",))
+
+
+class ScenarioCommand(TyperCommand):
+    """A command with every option of a scenario. Finds in `context.obj` what was given: values by key, in the order
+    typed, and the texts of `--set` under `set`. The options are made when first asked for, since they take pydantic."""
+
+    several = False
+    """Whether values are lists with commas between: texts then, which are not converted."""
+    _params: list[Any]
+    _whole: bool
+
+    @property
+    def params(self) -> list[Any]:
+        """Its own ones, and one of each setting from the first time on that it is asked."""
+        if not self._whole:
+            self._whole = True
+            self._params += [option for option, _ in _options(_settings(), self.several)]
+        return self._params
+
+    @params.setter
+    def params(self, own: list[Any]) -> None:
+        self._params, self._whole = [*own], False
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [*super().get_params(ctx), *(option for option, _ in ctx.meta.get(__name__, ()))]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words, parts = canonical(args)
+        ctx.meta[__name__] = _options(parts, self.several)
+        return super().parse_args(ctx, words)
+
+    def invoke(self, ctx: Any) -> Any:
+        keys = {option.name: s.key for option, s in (*_options(_settings(), self.several), *ctx.meta[__name__])}
+        given = {keys[name]: ctx.params.pop(name) for name in [*ctx.params] if name in keys}
+        ctx.obj = {key: value for key, value in given.items() if value not in (None, [], ())}
+        return super().invoke(ctx)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[Any]] = {"Arguments": [], "Options": []}
+        of = {option.name: setting.section for option, setting in _options(_settings(), self.several)}
+        for param in self.get_params(ctx):
+            other = "Arguments" if param.param_type_name == "argument" else "Options"
+            sections.setdefault(of.get(param.name, other), []).append(param.get_help_record(ctx))
+        for title, records in sections.items():
+            if records := [record for record in records if record is not None]:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+class ListingCommand(ScenarioCommand):
+    """The same with lists of values."""
+
+    several = True
+
+
+@cache
+def _settings() -> tuple[Setting, ...]:
+    """Every setting that a field of the scenario is, and `--set`."""
+    from servesim.run.scenario import Scenario
+
+    found = [*_of(Scenario), Setting("set", "Scenario", SET, list[str], "KEY=VALUE")]
+    return tuple(sorted(found, key=lambda setting: ("Scenario", "Engine", "Clients").index(setting.section)))
+
+
+def _of(model: type[BaseModel], section: str = "Scenario", prefix: str = "") -> Iterator[Setting]:
+    for name, field in model.model_fields.items():
+        if hasattr(field.annotation, "model_fields"):
+            yield from _of(field.annotation, name.capitalize(), f"{name}.")  # type: ignore[arg-type]
+        else:
+            yield _setting(f"{prefix}{name}", section, field)
+
+
+def _setting(key: str, section: str, field: FieldInfo) -> Setting:
+    """A field as an option: its docstring and default for help, its annotation for the type."""
+    help = " ".join([*(field.description or "").replace("`", "").split(), *_default(field.default)])
+    kinds = _kinds(field.annotation)
+    if bool in kinds:
+        return Setting(key, section, help, shown="true|false" if field.default else "", words=BOOLEANS)
+    if "none" in kinds:
+        return Setting(key, section, help, words=tuple(kinds), on=kinds[1])
+    if list in kinds:
+        return Setting(key, section, f"{help.removesuffix('.')}; repeatable.", list[str], "STEP")
+    if dict in kinds:
+        return Setting(key, section, help, shown="<str>", open=True)
+    shown = "|".join(kind if isinstance(kind, str) else f"<{kind.__name__}>" for kind in kinds)
+    return Setting(key, section, help, kinds[0] if len(kinds) == 1 else str, shown)
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The types and literals of an annotation, without None: `int | Literal["auto"] | None` is [int, "auto"]."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [kind for inner in get_args(annotation) for kind in _kinds(inner)]
+    return [] if annotation is type(None) else [get_origin(annotation) or annotation]
+
+
+def _default(value: Any) -> tuple[str, ...]:
+    value = value.get("name") if isinstance(value, dict) else value
+    if value is True:
+        return ("[default: true]",)
+    return (f"[default: {value}]",) if isinstance(value, int | float | str) and value is not False else ()
+
+
+@cache
+def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Setting]]:
+    """An option of the command line for each setting."""
+    parameters = []
+    for i, s in enumerate(settings):
+        kind = s.type if s.type == list[str] or not several else str
+        shown = s.shown.replace(">", ",...>") if several and s.key not in ("slo", "slo_classes") else s.shown
+        option = typer.Option(*s.names, help=s.help, metavar=shown)
+        name = f"{re.sub(r'[^a-z0-9]', '_', s.key.lower())}_{i}"
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+            )
+        )
+
+    def command() -> None:
+        """Have the options."""
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    maker = typer.Typer(add_completion=False, rich_markup_mode=None)
+    maker.command()(command)
+    return list(zip(typer.main.get_command(maker).params, settings, strict=True))
+
+
+def canonical(arguments: Sequence[str]) -> tuple[list[str], tuple[Setting, ...]]:
+    """The words with options spelt as they are declared and a value after each switch; and the parts of policies and
+    limits among them, which no field declares. UserError for a part that no setting has."""
+    known = {name[2:].replace("-", "_"): s for s in _settings() for name in s.names}
+    words, parts, rest = [], {}, list(arguments)
+    while rest and rest[0] != "--":
+        word = rest.pop(0)
+        name, equals, value = word[2:].partition("=")
+        outer, dot, inner = name.partition(".")
+        outer = outer.replace("-", "_")
+        setting = known.get(f"{outer}{dot}{inner.replace('-', '_')}")
+        if not word.startswith("--") or (setting is None and not dot):
+            words.append(word)
+            continue
+        if setting is None:
+            setting = _part(word.partition("=")[0], outer, inner)
+            parts[setting.key] = setting
+        if setting.words and not equals:
+            equals, value = "=", rest.pop(0) if rest and _all_of(setting.words, rest[0]) else setting.on
+        words.append(f"{setting.names[0]}{equals}{value}")
+    return [*words, *rest], tuple(parts.values())
+
+
+def _all_of(words: Sequence[str], text: str) -> bool:
+    return all(part.strip().lower() in words for part in text.split(","))
+
+
+def _part(option: str, outer: str, inner: str) -> Setting:
+    """A parameter of a policy or a limit; UserError where `outer` has no part of this name."""
+    opened = [setting.key for setting in _settings() if setting.open]
+    if outer in opened and inner:
+        return Setting(f"{outer}.{inner if outer == 'slo_classes' else inner.replace('-', '_')}", "", "", shown="<str>")
+    dotted = [setting.key.split(".") for setting in _settings() if "." in setting.key]
+    if declared := [name for section, name in dotted if section == outer]:
+        near = suggest(inner.replace("-", "_"), declared).replace(' "', f' "--{outer}.')
+    elif outer in opened:
+        near = " (the name of a part is missing)"
+    else:
+        near = (
+            suggest(outer, {*opened, *(section for section, _ in dotted)})
+            .replace(' "', ' "--')
+            .replace('"?', f'.{inner}"?')
+        )
+    raise UserError(f"no such option: {option}{near.replace('_', '-')}")
