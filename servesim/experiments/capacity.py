@@ -73,7 +73,9 @@ def capacity(
     on_progress: OnProgress | None = None,
     **axes: Any,
 ) -> pd.DataFrame:
-    """The highest rate each variant carries within its SLO; with `rate`, the replicas each needs and the cheapest.
+    """Find the highest rate each variant carries within its SLO; with `rate`, the replicas each needs and the cheapest.
+    `attainment`: share of requests that must meet every SLO; `tolerance`: where bisection stops, as a ratio. The
+    document is in `.attrs["document"]`. UserError where the question makes no sense.
 
     `attainment`: share of requests that must meet every SLO; `tolerance`: where bisection stops, as a ratio. The
     document is in `.attrs["document"]`. UserError where the question makes no sense.
