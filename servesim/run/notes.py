@@ -20,7 +20,8 @@ from servesim.workload.trace_stream import TraceFacts
 def before_run(
     scenario: Scenario, trace: TraceFacts, scheduler: Scheduler, kv: KVAllocator, fitting_blocks: int | None
 ) -> Iterator[str]:
-    """What can be told from the scenario and the trace. `fitting_blocks`: KV blocks the GPU's memory would give."""
+    """Yield what can be told from the scenario and the trace. `fitting_blocks`: KV blocks the GPU's memory would give.
+    """
     yield from _oracles(scheduler, kv)
     if scenario.engine.async_scheduling and "async" not in scheduler.supports:
         yield f"async_scheduling: scheduler {scheduler.name} plans synchronously, so no step is planned ahead"
@@ -57,7 +58,7 @@ def before_run(
 
 
 def after_run(scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, summary: dict[str, Any]) -> Iterator[str]:
-    """What only the run shows."""
+    """Yield what only the run shows."""
     batch = summary["engine"]["batch_size"]
     most_seqs = scenario.scheduler.get("max_num_seqs")
     if batch and most_seqs is not None and most_seqs != defaults.max_num_seqs and batch["max"] < most_seqs:
@@ -82,7 +83,7 @@ def after_run(scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, sum
 
 
 def on_costs(cost: TableCostModel, decode_reach: Mapping[int, int]) -> Iterator[str]:
-    """What the kernel tables do not vouch for. `decode_reach`: the largest sum of contexts attended in a step, by
+    """Yield what the kernel tables do not vouch for. `decode_reach`: the largest sum of contexts attended in a step, by
     number of decoding sequences."""
     beyond = cost.extrapolated(decode_reach)
     if beyond:

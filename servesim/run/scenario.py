@@ -1,4 +1,4 @@
-"""One validated description of a run. Every default of servesim stands here, documented, once.
+"""One validated description of a run. Every default of servesim is here, documented, once.
 
 A scenario comes from YAML, from `--set a.b=c` and flags, or from Python keywords. Unknown keys are refused
 with a suggestion. In YAML 1.1 `1e-3` is a string; it is read as the number it means.
@@ -52,7 +52,7 @@ class EngineSettings(_Section):
     gpu_memory_utilization: float = Field(default=0.92, gt=0, le=1)
     """Share of the GPU's memory the engine may use."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)
-    """KV blocks of a replica; none: as many as fit."""
+    """KV blocks of a replica; none: all that fit."""
     swap_space_gib: float = Field(default=4.0, ge=0, le=1e6)
     """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
@@ -66,24 +66,24 @@ class EngineSettings(_Section):
     max_queued_requests: int | None = Field(default=None, ge=0)
     """Requests that may wait on a replica; further ones are rejected. None: any number, as in vLLM."""
     ignore_memory: bool = False
-    """What if memory did not matter: room for everything the trace can ask for, unless num_gpu_blocks says less."""
+    """Ignore memory limits: room for everything the trace can ask for, unless num_gpu_blocks says less."""
 
 
 class ClientSettings(_Section):
-    """Those who send. By default each request goes out at its time, and everyone waits for as long as it takes."""
+    """Client behavior. By default each request goes out at its time, and clients wait for as long as it takes."""
 
     max_concurrency: int | None = Field(default=None, ge=1)
-    """Closed loop: at most so many requests outstanding, the others queue outside; none: no limit."""
+    """Closed loop: at most N requests outstanding, the others queue outside; none: no limit."""
     batch: bool = False
     """Send max_concurrency requests at once and the next ones when all have left (latency of a single batch)."""
     max_sessions: int | None = Field(default=None, ge=1)
-    """At most so many conversations in progress; the next begins when one ends. None: no limit."""
+    """At most N conversations in progress; the next begins when one ends. None: no limit."""
     timeout_s: float | None = Field(default=None, gt=0, le=1e7)
     """A client gives up if its last token has not come by then; none: never."""
     ttft_timeout_s: float | None = Field(default=None, gt=0, le=1e7)
-    """The same for the first token."""
+    """Patience for the first token."""
     retries: int = Field(default=0, ge=0, le=100)
-    """How often a request that was rejected or timed out is sent again."""
+    """Times a request that was rejected or timed out is sent again."""
     retry_delay_s: float = Field(default=1.0, ge=0, le=1e7)
     """Pause before it is."""
 
@@ -91,8 +91,8 @@ class ClientSettings(_Section):
 class Scenario(_Section):
     """A run: a trace, served by a model on GPUs under policies.
 
-    Policies are `name`, `name:key=value,...` or a mapping with `name` and the parameters; a policy of one's own
-    is named `path/to/file.py:Class`.
+    Policies are `name`, `name:key=value,...` or a mapping with `name` and the parameters; a user's policy is named
+    `path/to/file.py:Class`.
     """
 
     trace: str
@@ -103,7 +103,7 @@ class Scenario(_Section):
     """h100, h200, a100, a100-40g, l40s, rtx-pro-6000 (kernels measured), rtx-4090, rtx-5090, m2-ultra (by formula), or
     the YAML data sheet of another one."""
     requests: int | None = Field(default=None, ge=1, le=100_000_000)
-    """The first so many requests; none: all the trace has (presets and synthetic traces: their default)."""
+    """Replay only the first N requests; none: all the trace has (presets and synthetic traces: their default)."""
     skip: int = Field(default=0, ge=0, le=100_000_000)
     """Requests left out before the first: a window of a trace is `skip` and `requests`."""
     rate: float | None = Field(default=None, gt=0)
@@ -112,25 +112,25 @@ class Scenario(_Section):
     sort: bool = False
     """Order a file's rows by arrival instead of refusing times that run backwards."""
     timing: Literal["auto", "think", "original", "open"] = "auto"
-    """Of recorded conversations: think: by pauses after answers; original: also not before their recorded times; open:
-    at recorded times whatever has ended; auto: as its format says."""
+    """Timing of recorded conversations: think: by pauses after answers; original: also not before their recorded times;
+    open: at recorded times whatever has ended; auto: as its format says."""
     shape: list[str] = Field(default=[])
     """Steps that make the trace another one, in order, such as `window:start=60,end=600` or `thin:keep=0.5`."""
     spread_ticks: Literal["none", "uniform"] = "none"
     """Spread requests that share a clock tick over it (Mooncake's published traces tick every 3 s)."""
     seed: int = 0
-    """Of all draws: synthetic traces, presets, predictors."""
+    """Seed of all draws: synthetic traces, presets, predictors."""
     predictor: str = "max_tokens"
     """Output lengths as policies that want them are told: max_tokens (the cap), random:error=0.3 (mean relative
     error) or exact."""
     dtype: str = "bf16"
-    """Of linear weights: fp32, bf16, fp16, fp8, int8; weights alone: int8_wo, int4, nf4, int3, ternary."""
+    """Format of linear weights: fp32, bf16, fp16, fp8, int8; weights alone: int8_wo, int4, nf4, int3, ternary."""
     kv_dtype: str = "bf16"
-    """Of the KV cache: bf16, fp16, fp8, fp32."""
+    """Format of the KV cache: bf16, fp16, fp8, fp32."""
     tp: int = Field(default=1, ge=1)
     """GPUs of a stage (tensor parallelism)."""
     pp: int = Field(default=1, ge=1)
-    """Stages of a replica (pipeline parallelism); as many steps are in flight, planned synchronously."""
+    """Stages of a replica (pipeline parallelism); one step per stage is in flight, planned synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)
     """Copies of the model behind the router."""
     preset: str | None = None
@@ -140,7 +140,7 @@ class Scenario(_Section):
     """Prefix caching is on, as in vLLM; `paged` is the same memory without it."""
     router: Settings = Field(default={"name": "round-robin"})
     speculation: Settings = Field(default={"name": "none"})
-    """How drafts are made, such as `eagle3:k=3`."""
+    """Speculation method, such as `eagle3:k=3`."""
     acceptance: Settings | None = None
     """Which drafts turn out right, such as `positions:marginal=0.73/0.52/0.36`: part of the workload. None: what the
     method assumes, which is then noted."""
@@ -157,8 +157,8 @@ class Scenario(_Section):
     check: bool = False
     """Check invariants of scheduler and memory after every step, and the first 300 requests against reference mode."""
     host: str = "auto"
-    """What the engine adds to its kernels: a shipped set of host terms or a YAML file; auto: the latest of vLLM
-    that is shipped; none: kernel times alone."""
+    """Host terms, the time the engine adds to its kernels: a shipped set or a YAML file; auto: the latest shipped
+    terms of vLLM; none: kernel times alone."""
     kernel_tables: str | None = None
     """A folder of kernel tables measured on this GPU instead of the shipped ones, or the name of other shipped ones
     (`h100-trtllm`: GEMMs and attention of TensorRT-LLM); `roofline`: none, everything by formula; `ideal`: by formula
@@ -197,14 +197,14 @@ class Scenario(_Section):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:
-        """A scenario from plain settings; `source` names their file, if any, in errors."""
+        """Build a scenario from plain settings; `source` names their file, if any, in errors."""
         try:
             return cls.model_validate(under(settings, policy_settings))
         except ValidationError as error:
             raise UserError(f"{source}: {_first_error(error, cls)}".removeprefix(": ")) from None
 
     def to_yaml(self) -> str:
-        """The scenario as YAML, every key spelt out."""
+        """Return the scenario as YAML, every key spelt out."""
         import yaml
 
         text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -212,7 +212,7 @@ class Scenario(_Section):
 
 
 def load_settings(path: str | Path) -> Settings:
-    """The settings in a YAML file, not yet validated."""
+    """Read the settings in a YAML file, not yet validated."""
     import yaml
 
     try:
@@ -231,7 +231,7 @@ def load_settings(path: str | Path) -> Settings:
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
-    """The settings with each `a.b=value` put in; values are read as YAML."""
+    """Return the settings with each `a.b=value` put in; values are read as YAML."""
     import yaml
 
     changed = dict(settings)
@@ -248,7 +248,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Setting
 
 
 def policy_settings(value: Any) -> Settings:
-    """`name`, `name:key=value,...`, `file.py:Class:key=value,...` or a mapping, as a mapping with `name`."""
+    """Return `name`, `name:key=value,...`, `file.py:Class:key=value,...` or a mapping, as a mapping with `name`."""
     if isinstance(value, str):
         path, py, rest = value.partition(".py:")
         if py:
@@ -264,7 +264,7 @@ def policy_settings(value: Any) -> Settings:
 
 
 def _limits(value: Any) -> Any:
-    """Limits as text or a mapping; anything else is left for the validation to refuse."""
+    """Parse limits given as text or a mapping; anything else is left for the validation to refuse."""
     if isinstance(value, Mapping):
         return {name: spelt(limit) for name, limit in value.items()}
     return parse_slo(value) if isinstance(value, str) else value
@@ -288,7 +288,7 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
 
 
 def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
-    """One line: the key, what is wrong, what would be right."""
+    """Return one line: the key, what is wrong, what would be right."""
     # A misspelt key also leaves one missing: the misspelling is what helps.
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     *outer, last = [str(part) for part in first["loc"] if part not in ("int", "literal['auto']")]

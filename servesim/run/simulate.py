@@ -41,7 +41,7 @@ def simulate(
     jobs: int = 1,
     **settings: Any,
 ) -> Result:
-    """Replay a trace and return what came of it.
+    """Replay a trace and return its result.
 
     The run is described by keywords (`servesim.Scenario` lists them), by a scenario (an object, a mapping, or
     a YAML file), or by a scenario with keywords that override it. `trace` may be a Trace, or a DataFrame that
@@ -128,7 +128,7 @@ def _summary(setup: Setup, records: Records) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions a result depends on to the byte."""
+    """Return the versions a result depends on to the byte."""
     from importlib.metadata import version
 
     names = ("servesim", "simpy", "numpy", "pyarrow")
@@ -145,7 +145,7 @@ class _Clock:
 def _timing(
     began: _Clock, loop: _Clock, ended: _Clock, apart_s: float, summary: Mapping[str, Any]
 ) -> dict[str, float | None]:
-    """`apart_s`: CPU seconds of other processes."""
+    """Return the timing of a run; `apart_s`: CPU seconds of other processes."""
     cpu = ended.cpu - loop.cpu + apart_s
     requests, steps = summary["requests"]["arrived"], summary["engine"]["steps"]
     return {
@@ -161,7 +161,7 @@ def _timing(
 
 
 def _peak_memory_mb() -> float | None:
-    """Peak resident memory of the process; None where the system does not say."""
+    """Return the peak resident memory of the process; None where the system does not say."""
     try:
         import resource
     except ImportError:
