@@ -1,4 +1,4 @@
-"""Acceptance as it was recorded."""
+"""Acceptance from a recording."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from servesim.errors import UserError
 
 @dataclass(frozen=True)
 class RecordedParams:
-    """Where the record lies."""
+    """The file of the recording."""
 
     path: str = ""
     """JSONL: {"row": 0, "right": "1101..."} a request; letter i says whether a draft of output token i is right."""

@@ -1,5 +1,5 @@
-"""What `vllm bench serve --save-result` measured, as a workload: JSON with input_lens, output_lens and start_times (s)
-if it was saved with details, else with totals, whose requests are all of mean length."""
+"""A result of `vllm bench serve --save-result` as a workload: JSON with input_lens, output_lens and start_times (s) if
+it was saved with details, else with totals, whose requests are all of mean length."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _detailed(path: Path, result: dict[str, Any], notes: list[str]) -> tuple[Int
 
 
 def _even(path: Path, result: dict[str, Any], key: str) -> Ints:
-    """A total shared out as evenly as whole tokens can be."""
+    """Share out a total as evenly as whole tokens can be."""
     count, total = result.get("completed"), result.get(key)
     if type(count) is not int or type(total) is not int or not 1 <= count <= total:
         raise UserError(f"{path}: completed is {count!r} and {key} {total!r}: no requests to share tokens among")
