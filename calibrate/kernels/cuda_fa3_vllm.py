@@ -34,7 +34,7 @@ _VLLM_OPS = {
 
 
 class CudaFa3Vllm(CudaTorchSdpa):
-    """FlashAttention-3 with block tables, scheduled ahead once a step as vLLM does."""
+    """FlashAttention-3 with block tables, scheduled ahead once per step as vLLM does."""
 
     name = "cuda_fa3_vllm"
     attends_by = "vllm fa3 paged"
