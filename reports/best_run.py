@@ -16,7 +16,7 @@ SHOWN = ("timeline", "kv_memory", "gantt", "operators", "roofline", "acceptance"
 
 
 def best_run(experiment: Experiment) -> Section:
-    """Without blocks where nothing did best, or its run was not kept."""
+    """Return the section of the best run; without blocks where nothing did best, or its run was not kept."""
     drawn: list[Drawing] = []
     try:
         run = experiment.run()

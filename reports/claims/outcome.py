@@ -1,4 +1,4 @@
-"""What an experiment found: rows with a verdict each, notes, figures."""
+"""The outcome of an experiment: rows with a verdict each, notes, figures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One claim beside what the simulator makes of it; all text, units included."""
+    """One claim beside the simulator's figure; all text, units included."""
 
     what: str
     published: str
@@ -59,7 +59,7 @@ class Row:
 
 @dataclass
 class Outcome:
-    """What an experiment found."""
+    """The rows, notes and figures of an experiment."""
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -79,8 +79,8 @@ class Outcome:
         cause: str = "",
         group: str = "",
     ) -> None:
-        """A row that is reproduced if the simulated figure lies within a relative distance of the published one (the
-        note names the distance unless both are the same), or of the range from `published[0]` to `published[1]`.
+        """Add a row that is reproduced if the simulated figure lies within a relative distance of the published one
+        (the note names the distance unless both are the same), or of the range from `published[0]` to `published[1]`.
         `otherwise`: the verdict if not, "corrected" where the text is wrong by its own formula; `cause` is then added
         to the note."""
         low, high = (published, published) if isinstance(published, int | float) else published
@@ -109,14 +109,14 @@ class Outcome:
         cause: str = "cause not known",
         group: str = "",
     ) -> None:
-        """A row in words, reproduced if a condition holds."""
+        """Add a row in words, reproduced if a condition holds."""
         if not holds:
             note = "; ".join(text for text in (note, cause) if text)
         self.rows.append(Row(what, published, simulated, "reproduced" if holds else otherwise, note, group))
 
 
 def amount(value: float, unit: str = "") -> str:
-    """Three digits or all whole ones, and the unit: `3.36`, `16,384`, `71.9 ms`."""
+    """Format a value with three digits or all whole ones, and the unit: `3.36`, `16,384`, `71.9 ms`."""
     size = abs(value)
     if size >= 1000:
         text = f"{value:,.0f}"

@@ -15,7 +15,7 @@ from .outcome import COURSE
 
 @dataclass(frozen=True)
 class Run:
-    """What a configuration delivers."""
+    """The figures of a configuration."""
 
     speed: float
     """Output tokens/s."""
@@ -33,7 +33,7 @@ class Run:
     source=COURSE,
 )
 def naive_to_production(given: Given) -> Outcome:
-    """Each optimisation switched on over those before it; then each switched off alone; for every workload."""
+    """Switch each optimisation on over those before it; then switch each off alone; for every workload."""
     outcome = Outcome()
     stacks, without = {}, {}
     for workload, trace in given["workloads"].items():
@@ -67,7 +67,7 @@ def _steps(outcome: Outcome, steps: Sequence[Given], workload: str, stack: Mappi
 
 
 def _together(outcome: Outcome, given: Given, workload: str, stack: Mapping[str, Run]) -> None:
-    """The product, and what it is from the first 16-bit stage on."""
+    """Add the product, and what it is from the first 16-bit stage on."""
     naive, half, *_, last = (run.speed for run in stack.values())
     paper = prod(step["claim"] for step in given["steps"])
     outcome.near(

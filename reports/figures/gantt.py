@@ -18,7 +18,7 @@ PHASES = (("amber", "waiting"), ("violet", "prompt"), ("blue", "output tokens"))
 
 
 def window_of(run: Run) -> tuple[float, float]:
-    """Seconds from the first arrival: some thirty arrivals around the request that waited longest for its first
+    """Return seconds from the first arrival: some thirty arrivals around the request that waited longest for its first
     token."""
     first = np.where(run.done, run.requests["first_token_ns"] - run.requests["arrival_ns"], -1)
     order = np.argsort(run.requests["arrival_ns"], kind="stable")
@@ -32,7 +32,7 @@ def window_of(run: Run) -> tuple[float, float]:
 
 
 def gantt(run: Run, window_s: tuple[float, float] | None = None) -> Drawing | None:
-    """Requests that arrive in a window, or are still there when it begins; the first `MOST` of them."""
+    """Draw requests that arrive in a window, or are still there when it begins; the first `MOST` of them."""
     if not run.done.any():
         return None
     begin, end = window_s or window_of(run)
