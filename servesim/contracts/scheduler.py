@@ -107,7 +107,7 @@ class Scheduler(ABC):
         """Take in that these requests (batch order) have their last token, or were cancelled. Default: drop them, free
         their memory. One that was preempted while its last token was in flight still waits.
 
-        Returns the requests whose answers go out now, among them earlier ones that were held back (static
+        Return the requests whose answers go out now, among them earlier ones that were held back (static
         batching returns a batch together); None: these."""
         for request in requests:
             if request.state is State.RUNNING:

@@ -27,7 +27,10 @@ DEEPSEEK_HIDDEN = 7168
 
 
 def token_linears(latent: Latent, hidden: int, heads: int) -> list[tuple[int, int]]:
-    """Return (output width, input width) of the projections every token of a step passes: queries, latents, output."""
+    """Return (output width, input width) of the projections every token of a step passes: queries, latents, output.
+
+    Expanding the latents to heads depends on the phase and belongs to attention.
+    """
     expansion = (heads * (latent.nope_dim + latent.v_dim), latent.kv_rank)
     return [shape for shape in latent.linears(hidden, heads) if shape != expansion]
 

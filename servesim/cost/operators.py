@@ -99,8 +99,7 @@ def _attention(model: ModelSpec, gpu: Gpu, batch: Batch, dtype: str, kv_dtype: s
 
 def _per_pair(model: ModelSpec, tp: int) -> tuple[float, float, float]:
     """Return the FLOPs of one query-key pair on one GPU in decode and in a prompt, and the weights that expand latents
-    to heads. Latent attention decodes over the compressed vectors, with the expansion absorbed into queries and
-    outputs, and expands keys and values of a prompt.
+    to heads.
 
     Latent attention decodes over the compressed vectors, with the expansion absorbed into queries and outputs, and
     expands keys and values of a prompt."""

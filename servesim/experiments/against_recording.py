@@ -67,7 +67,7 @@ def measured_variants(
     run: RecordedRun, objects: Objects, given: Mapping[str, Any], axes: Mapping[str, Any]
 ) -> list[Variant]:
     """Return scenarios that replay the run: the recorded server's settings, where the scenario and the axes say
-    nothing. The requests become one of `objects`.
+    nothing.
 
     The requests become one of `objects`.
     """

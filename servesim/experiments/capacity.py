@@ -74,8 +74,6 @@ def capacity(
     **axes: Any,
 ) -> pd.DataFrame:
     """Find the highest rate each variant carries within its SLO; with `rate`, the replicas each needs and the cheapest.
-    `attainment`: share of requests that must meet every SLO; `tolerance`: where bisection stops, as a ratio. The
-    document is in `.attrs["document"]`. UserError where the question makes no sense.
 
     `attainment`: share of requests that must meet every SLO; `tolerance`: where bisection stops, as a ratio. The
     document is in `.attrs["document"]`. UserError where the question makes no sense.

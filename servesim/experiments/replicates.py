@@ -59,8 +59,8 @@ def replicates_of(
 ) -> Replicates:
     """Return `count` replicates of a scenario's workload, or fewer windows if a recorded trace is shorter than that.
 
-    With `requests` each window has as many; without, the trace is cut into `count` equal ones. `others`: settings of
-    what it is compared with; `objects`: traces that are no files, by name.
+    With `requests` each window has that number; without, the trace is cut into `count` equal ones. `others`: settings
+    of what it is compared with; `objects`: traces that are not files, by name.
     """
     check_count(count)
     scenario = Scenario.of(settings)

@@ -77,7 +77,7 @@ def bca_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
     """Return the bias-corrected and accelerated bootstrap interval (Efron 1987), by scipy.
 
     Resampled means vary less than true ones, by sqrt(1 - 1/n), and have normal tails, not t's: the level is
-    raised by as much (Hesterberg 2015, "expanded" interval), or 95 % would be 93.5 % at 30 replicates.
+    raised to make up for it (Hesterberg 2015, "expanded" interval), or 95 % would be 93.5 % at 30 replicates.
     """
     from scipy.special import ndtr
     from scipy.stats import bootstrap

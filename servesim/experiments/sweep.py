@@ -74,7 +74,7 @@ def sweep(
 
     `scenario` may be a YAML file or mapping with a key `axes`: {setting: [values]}; keywords override both. A run that
     fails is recorded with its error and the rest goes on. `best_by`: the metric of the best so far (goodput with an
-    SLO, else mean end-to-end latency). `trials`: let Optuna (extra `search`) choose so many combinations instead of
+    SLO, else mean end-to-end latency). `trials`: let Optuna (extra `search`) choose N combinations instead of
     trying all, for best_by, or for several metrics with commas between. UserError where the question makes no sense.
     """
     import pandas as pd

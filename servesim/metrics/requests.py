@@ -93,7 +93,7 @@ class RequestColumns:
     reasons: Mapping[int, str] = field(default_factory=dict)
     """Why they ended, by row."""
     sequences: dict[str, NDArray[np.int64]] = field(default_factory=dict)
-    """The records of each output sequence: of requests of several samples as many."""
+    """The records of each output sequence: of a request of n samples, n of them."""
 
     @classmethod
     def of(cls, rows: Rows, reasons: Mapping[int, str] | None = None) -> RequestColumns:

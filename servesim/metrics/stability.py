@@ -49,7 +49,7 @@ def stability(requests: Requests) -> dict[str, Any]:
     Unstable is a run in which the number waiting (not yet scheduled for the first time) rises through the last
     three tenths and is there higher than in some earlier tenth by at least max(10, 2 %, 2 sqrt) of the requests
     that arrived in between: more than the chance wandering of a queue below capacity, which is of the order of the
-    square root. Engines that admit everybody and slow down show it in the number in the system instead; there
+    square root. Engines that admit every request and slow down show it in the number in the system instead; there
     only the second half counts, once it is three times the mean time in service, so that the filling
     of an empty server is not taken for growth. Where it is not, and nothing waits longer and longer, the trace is too
     short to tell: undecided.

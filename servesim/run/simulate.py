@@ -47,7 +47,7 @@ def simulate(
     a YAML file), or by a scenario with keywords that override it. `trace` may be a Trace, or a DataFrame that
     servesim.load_trace makes one of. With `out` the result directory is written too, step records while the run goes
     on. `on_ready` is told the resolved setup before the run begins and may return a callback for progress. With `jobs`
-    replicas are served in so many processes, where a router splits requests without looking at them; the result is the
+    replicas are served in `jobs` processes, where a router splits requests without looking at them; the result is the
     same to the byte.
 
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
