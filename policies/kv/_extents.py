@@ -3,7 +3,7 @@ together.
 
 What happens to a run of blocks happens to its extent, once: it is entered, found, held, released into the free queue,
 and given up from its end. Only where the blocks of a run part company (a hit ends inside, some are evicted) is it split
-or cut. So a prompt costs as many operations as its content has runs; block ids move as slices of lists.
+or cut. So a prompt costs one operation per run of its content; block ids move as slices of lists.
 """
 
 from __future__ import annotations

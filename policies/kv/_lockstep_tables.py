@@ -66,20 +66,20 @@ class Rank:
         """Sort rounds by request."""
         if not self.rounds:
             return
-        size, rounds, everyone = self.size, len(self.rounds), self._parts.values()
+        size, rounds, members = self.size, len(self.rounds), self._parts.values()
         blocks = b"".join(self.rounds)
         self.rounds.clear()
         if size == 1:
-            for parts in everyone:
+            for parts in members:
                 parts.append(blocks)
         elif rounds * size < MANY:
             dealt = ids(blocks)
-            for i, parts in enumerate(everyone):
+            for i, parts in enumerate(members):
                 parts.append(dealt[i::size].tobytes())
         else:
             blocks = np.frombuffer(blocks, np.intc).reshape(rounds, size).T.copy().tobytes()
             each = rounds * WIDTH
-            for i, parts in enumerate(everyone):
+            for i, parts in enumerate(members):
                 parts.append(blocks[i * each : (i + 1) * each])
 
 

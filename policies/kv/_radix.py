@@ -39,7 +39,7 @@ class Node:
         self.history = end
         """Tokens of the longest prefix that ever went through it, gone or not: what was said in a conversation."""
         self.priority = 0
-        """The highest of those who entered it."""
+        """The highest priority of the requests that entered it."""
 
     def path(self) -> Iterator[Node]:
         """Yield this node and those above it, without the root."""
@@ -101,9 +101,9 @@ class RadixTree:
         self._now = 0
         self.root = Node(None, _Nothing(), 0, 0, 0)
         self.evictable = 0
-        """Tokens nobody holds."""
+        """Tokens no request holds."""
         self.protected = 0
-        """Tokens below which somebody holds a node, or that are held."""
+        """Tokens that are held, or below which a node is held."""
         self._leaves: dict[Node, None] = {}  # those that may be evicted
         self._heap: list[tuple[tuple[int, int], int, Node]] = []  # with entries of before their last access
 
