@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SHARED = Path(os.environ.get("SERVESIM_SHARED", Path(__file__).resolve().parents[2] / "shared"))
-"""Where public traces lie that the project does not hold."""
+"""Folder of public traces that the project does not hold."""
 AZURE, MOONCAKE = "traces/azure/AzureLLMInferenceTrace_conv.csv", "traces/mooncake/conversation_trace.jsonl"
 AZURE_RATE = 19_366 / 3_508  # requests/s, as recorded
 
@@ -21,7 +21,7 @@ class Case:
     settings: dict[str, Any]
     """Keywords of servesim.simulate beyond those of BASE."""
     target: float | None = None
-    """At least so many of `unit` per CPU second of the loop (a `process` case: at most so many CPU seconds in all)."""
+    """Least `unit` per CPU second of the loop (a `process` case: most CPU seconds in all)."""
     unit: str = "requests"
     file: str | None = None
     """Trace file below SHARED."""

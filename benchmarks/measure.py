@@ -20,7 +20,7 @@ from benchmarks.cases import BASE, CASES, SHARED, Case
 from benchmarks.instructions import Counter
 
 MEASURE = "import servesim, sys; sys.path.insert(0, sys.argv.pop(1)); from benchmarks.measure import main; main()"
-"""What another interpreter runs: its own servesim with the benchmarks of this checkout, whose path comes first."""
+"""Code that another interpreter runs: its own servesim with the benchmarks of this checkout, whose path comes first."""
 
 
 class Item:
@@ -191,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--requests", type=int, help="instead of the case's own number")
-    parser.add_argument("--repeats", type=int, help="the quickest of so many runs counts")
+    parser.add_argument("--repeats", type=int, help="take the quickest of N runs")
     args = parser.parse_args()
     try:
         figures = measure(args.case, args.requests, args.repeats)

@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="CASE", help=f"{', '.join(GROUPS)}, or {', '.join(CASES)}")
     parser.add_argument("--requests", type=int, help="instead of each case's own number")
-    parser.add_argument("--repeats", type=int, help="the quickest of so many runs counts")
+    parser.add_argument("--repeats", type=int, help="take the quickest of N runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     args = parser.parse_args(arguments)
     for name in args.names:

@@ -93,7 +93,10 @@ def record(
     progress: Callable[[str, int, int], None],
 ) -> tuple[dict[str, Any], list[Answer]]:
     """Record answers to all prompts, each on disk as soon as it is whole; those in the folder already are taken from
-    there."""
+    there.
+
+    Return what is known of the measurement, and the answers. UserError where the folder holds another one.
+    """
     asked = {
         "model": model,
         "max_tokens": max_tokens,

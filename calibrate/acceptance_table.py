@@ -17,7 +17,7 @@ from servesim.policies.speculation.ngram import propose
 
 FORMAT = "servesim acceptance 1"
 Right = Callable[[int], Sequence[bool]]
-"""Of the drafts proposed for output tokens `position`, `position + 1`, ...: which are right."""
+"""A function from `position` to which of the drafts for output tokens `position`, `position + 1`, ... are right."""
 
 
 @dataclass

@@ -43,11 +43,11 @@ AXES = {
     "all_reduce": "bytes",
     "all_gather": "bytes",
 }
-"""What the curves of an operator run over; of all others tokens or rows (m)."""
+"""The variable of an operator's curves; for all others tokens or rows (m)."""
 _ALONE = ("all_reduce", "all_gather", "norm", "activation", "rotary", "kv_write", "embedding", "sampler")
 """Operators whose curves are not interpolated between: leaving one out leaves the formula."""
 _SHARE = 5
-"""One row, or curve, of so many is held out."""
+"""One in N rows, or curves, is held out."""
 _FEW = 3
 """Rows so few that their errors say nothing."""
 SPLITS = ("random", "curves", "every 2nd", "every 4th", "largest")

@@ -26,7 +26,7 @@ FILES = {
 }
 """Table by set; other sets stay in the journal."""
 _SAME = ("device", "kernels", "torch")
-"""What all measurements of a folder have in common."""
+"""Settings that all measurements of a folder have in common."""
 
 
 @dataclass

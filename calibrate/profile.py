@@ -41,7 +41,7 @@ class Options:
     tokens: int | None = None
     context: int | None = None
     batch: int | None = None
-    """How far the grids go; None: 8192 tokens, contexts of 32768 and 256 sequences on a GPU; 512, 1024, 32 on a CPU."""
+    """Extent of the grids; None: 8192 tokens, contexts of 32768 and 256 sequences on a GPU; 512, 1024, 32 on a CPU."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ def profile(
     try:
         run.grid()
         run.repeats()
-    finally:  # an interrupt, and what nobody thought of, keep what was measured
+    finally:  # an interrupt, or an unforeseen error, keeps what was measured
         run.close()
     return run.outcome()
 

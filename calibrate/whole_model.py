@@ -10,7 +10,7 @@ from servesim.calibrate.points import Shard
 from servesim.errors import UserError
 
 _SHARE = 0.8
-"""Of the free memory that weights and KV may take."""
+"""Share of the free memory that weights and KV may take."""
 
 
 class WholeModel:

@@ -45,7 +45,7 @@ class PrefixHits:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """Figures of one trace. None: cannot be said of this trace (too short, or no content)."""
+    """Figures of one trace. None: undefined for this trace (too short, or no content)."""
 
     name: str
     requests: int

@@ -17,7 +17,7 @@ from .presets import load_preset, preset_names
 from .synth import drawn_in_chunks, synthesize, synthesize_chunks
 
 MOST_REQUESTS = 100_000_000
-"""As in a scenario."""
+"""Most requests of a trace, as in a scenario."""
 
 
 def open_stream(spec: str, requests: int | None = None, seed: int = 0) -> TraceStream:
@@ -37,7 +37,7 @@ def open_stream(spec: str, requests: int | None = None, seed: int = 0) -> TraceS
 def open_trace(spec: str, requests: int | None = None, seed: int = 0, **options: Any) -> Trace:
     """Open the trace of `FILE`, `preset:NAME` or `synth:key=value,...`.
 
-    `requests` takes the first so many of a file, and sets how many a preset or synthetic trace has. `seed` is for
+    `requests` takes the first N requests of a file, and sets the number of a preset or synthetic trace. `seed` is for
     presets and synthetic traces; a file is what it is. `options` go to the file's format (`sort`, `spread_ticks`).
     """
     kind, _, rest = spec.partition(":")

@@ -49,7 +49,7 @@ class Sessions:
     first_shared: float | None
     """Share of the prompt tokens of first turns that begin an earlier prompt as well; None: no content."""
     later_shared: float | None
-    """The same of later turns."""
+    """Share of the prompt tokens of later turns that begin an earlier prompt as well; None: no content."""
 
 
 def sessions(trace: Trace) -> Sessions | None:

@@ -37,7 +37,7 @@ class Piece:
     new: int
     past: int
     sampled: bool
-    """Whether it got a token: false for a prompt that goes on in the next step."""
+    """True if it got a token: false for a prompt that goes on in the next step."""
 
     @property
     def decodes(self) -> bool:

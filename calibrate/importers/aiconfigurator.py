@@ -39,7 +39,7 @@ _KV_DTYPES = ("bfloat16", "fp8")
 _INTEGER = ("int4_wo", "int8_wo", "sq")
 _BLOCK = "fp8_block"
 _ROUTING = "power_law_1.2"
-"""Of the routing distributions measured, the one kept: loads of the experts fall as a power law, the package's own
+"""The one routing distribution kept of those measured: loads of the experts fall as a power law, the package's own
 assumption for engines under real text, and present for every GPU."""
 _NOT_MEASURED = (
     "norms, activations, rotary embedding, embedding lookup, sampling, host time and launch gaps; spread of "
@@ -251,7 +251,7 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
     ("mla", [("mla_context_module_perf", _latent_prefill), ("mla_generation_module_perf", _latent_decode)]),
     ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _all_gather)]),
 )
-"""What each file written is made of: source table (of GEMMs from other frameworks: dtype) and its conversion."""
+"""Sources of each file written: source table (of GEMMs from other frameworks: dtype) and its conversion."""
 
 
 def _merge(frames: list[Any]) -> dict[str, Any]:

@@ -36,9 +36,9 @@ _COLUMNS = {
 }
 _SKEW_TIMES, _SKEW_COUNTS = ("t_mean_us", "t_skew_us"), ("n", "pc", "kp", "kv_mean", "kv_big")
 _LEFT_OUT = ("final_layernorm",)
-"""The same operator as `layernorm`, of the same width."""
+"""Layers left out: the same operator as `layernorm`, at the same width."""
 _AGREE = 0.05
-"""The same decodes may differ by this share from one file to the other."""
+"""Relative difference allowed between the times of one decode batch in the two files."""
 _NOT_MEASURED = (
     "writing the KV cache, host time and launch gaps; spread of the timings; several prompts in one call; decodes "
     "beside a prompt over cached context"

@@ -55,9 +55,7 @@ _Reader = Callable[[Path], Iterator[_Row]]
 def import_vidur(
     folder: str | Path, out_dir: str | Path, gpu: str | None = None, network: str | None = None
 ) -> dict[str, int]:
-    """Write the kernel tables of all profiles under `folder` of one GPU. Return the rows written, by file name. `gpu`
-    ("a100") and `network` ("a100_dgx") are names of Vidur's folders, needed where there are several; of several
-    networks of a GPU its `<gpu>_dgx` is taken unless another is named.
+    """Write the kernel tables of all profiles under `folder` of one GPU. Return the rows written, by file name.
 
     `gpu` ("a100") and `network` ("a100_dgx") are names of Vidur's folders, needed where there are several; of several
     networks of a GPU its `<gpu>_dgx` is taken unless another is named.

@@ -35,7 +35,7 @@ class KernelSet(ABC):
     device: ClassVar[str]
     """"cuda" or "cpu"."""
     dtypes: ClassVar[tuple[str, ...]]
-    """Of the linear layers, the default first."""
+    """Formats of the linear layers, the default first."""
 
     @abstractmethod
     def __init__(self, device: Device, dtype: str, libraries: Sequence[Path] = ()) -> None:

@@ -27,7 +27,7 @@ class CopyParams:
 
 @acceptance_models.register("copy")
 class Copy(AcceptanceModel):
-    """Whether a token copies earlier text depends on how long it has been doing so, not on where steps begin: the chain
+    """A token's chance to copy earlier text depends on the run of copies before it, not on where steps begin: the chain
     is drawn along the output. Where no run is under way a lookup may find nothing."""
 
     Params = CopyParams

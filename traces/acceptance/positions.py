@@ -29,7 +29,7 @@ class PositionsParams:
     conditional: str = ""
     """Chance of each position, those before it accepted."""
     spread: float = 0.0
-    """How much requests differ: standard deviation over mean of the passes a token takes (1 / acceptance length), which
+    """Spread over requests: standard deviation over mean of the passes a token takes (1 / acceptance length), which
     is what drafts add to the spread of TPOT. The rates above are those of all drafts together."""
 
     def __post_init__(self) -> None:

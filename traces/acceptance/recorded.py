@@ -20,8 +20,8 @@ class RecordedParams:
 
 @acceptance_models.register("recorded")
 class Recorded(AcceptanceModel):
-    """Whether a draft of each output token is right, token by token; beyond the record, and for rows that are not in
-    it, as for the row modulo their number."""
+    """Recorded outcomes of drafts, output token by output token; positions beyond the record, and rows that are not
+    in it, take those of the row modulo their number."""
 
     Params = RecordedParams
     params: RecordedParams

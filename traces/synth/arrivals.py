@@ -18,7 +18,7 @@ from .spec import Call
 
 Floats = NDArray[np.float64]
 MOST_CYCLES = 10_000_000
-"""Of mmpp."""
+"""Most cycles of mmpp."""
 
 
 def poisson(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
