@@ -138,4 +138,4 @@ def _front(document: Mapping[str, Any]) -> Drawing | None:
 
 
 FIGURES: Figures = {"attainment": lambda e: _attainment(e.document), "pareto": lambda e: _front(e.document)}
-"""What draws each figure of a capacity question."""
+"""Functions that draw each figure of a capacity question."""

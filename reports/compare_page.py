@@ -107,7 +107,7 @@ def _distributions(experiment: Experiment) -> Drawing | None:
 
 
 FIGURES: Figures = {"changes": lambda e: forest(e.document), "latency_cdf": _distributions}
-"""What draws each figure of a comparison."""
+"""Functions that draw each figure of a comparison."""
 
 
 def _matrix(document: Mapping[str, Any]) -> Table:

@@ -45,7 +45,7 @@ RUN: dict[str, Callable[[Run, Window], Drawing | None]] = {
     "acceptance": lambda run, _: by_position(drafts) if (drafts := run.summary["speculation"]) else None,
     "drafts": lambda run, _: over_time(run) if run.summary["speculation"] else None,
 }
-"""What draws each figure of a run; None where there is nothing to draw. The window is that of the chart of requests."""
+"""Functions that draw each figure of a run, in the window of the chart of requests; None: there is nothing to draw."""
 
 
 def _roofline(run: Run) -> Drawing | None:

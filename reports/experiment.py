@@ -99,7 +99,7 @@ class Experiment:
 
 
 Figures = dict[str, Callable[[Experiment], Drawing | None]]
-"""What draws each figure of a kind of experiment; None where there is nothing to draw."""
+"""Functions that draw each figure of a kind of experiment; None where there is nothing to draw."""
 
 
 def _reported(document: Mapping[str, Any], label: str) -> list[Mapping[str, Any]]:

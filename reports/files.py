@@ -21,7 +21,7 @@ MARKS = (
     b"row,replica,state,prompt_len,output_len,",
     b"<!-- servesim -->",
 )
-"""What stands near the beginning of each file a result is written as: pages, figures, and all formats of export."""
+"""Marks near the beginning of each file a result is written as: pages, figures, and all formats of export."""
 BEGINNING = 4096
 
 

@@ -80,7 +80,7 @@ class Section:
     title: str
     blocks: list[Block]
     name: str = ""
-    """What links on the page call it."""
+    """Its anchor, for links on the page."""
 
 
 @dataclass

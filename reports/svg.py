@@ -70,7 +70,7 @@ STYLE: dict[str, Any] = {
 
 HERE = Path(__file__).resolve().parent
 FILE = 'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif" data-generator="servesim"'
-"""What an SVG file needs and an SVG element on the page does not."""
+"""Attributes that an SVG file needs and an SVG element on the page does not."""
 
 Painter = Callable[[Any, bool], None]
 """Draws into a matplotlib Figure; the flag: for a narrow page."""
@@ -84,7 +84,7 @@ class Drawing:
     """Unique on the page: the ids in the SVG begin with it."""
     title: str
     alt: str
-    """What a reader who does not see it should know."""
+    """Text alternative, for readers who cannot see it."""
     svg: Markup
     caption: str = ""
     legend: tuple[tuple[str, str], ...] = ()
@@ -92,7 +92,7 @@ class Drawing:
     wide: bool = False
     paint: Painter | None = field(default=None, repr=False, compare=False)
     size: tuple[int, int] = (WIDE, 300)
-    """Of the drawing (of two versions the wide one) in CSS pixels."""
+    """Size of the drawing (of two versions the wide one) in CSS pixels."""
 
     def to_svg(self) -> str:
         """Return the figure as the text of an SVG file, in light colours."""

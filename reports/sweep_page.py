@@ -144,7 +144,7 @@ FIGURES: Figures = {
     "latency_cdf": _distributions,
     "pareto": lambda e: _front(e.document),
 }
-"""What draws each figure of a sweep."""
+"""Functions that draw each figure of a sweep."""
 
 
 def _drawings(experiment: Experiment, curves: list[Curve]) -> list[Block]:

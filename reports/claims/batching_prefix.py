@@ -14,7 +14,7 @@ class Saved:
     """The figures of a workload under one allocator."""
 
     share: float
-    """Of the prompt tokens found in the cache."""
+    """Share of the prompt tokens found in the cache."""
     computed: int
     """Prompt tokens computed."""
     ttft_ms: float

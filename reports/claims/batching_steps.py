@@ -30,7 +30,7 @@ class Played:
     stays: dict[str, Stay]
     steps: int
     wasted: int
-    """Rows of steps that made no token: finished requests kept as padding, or nobody."""
+    """Rows of steps that made no token: finished requests kept as padding, or empty places."""
     seconds: float
 
 

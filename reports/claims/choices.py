@@ -190,7 +190,7 @@ OUT_OF_REACH = {
     "quality loss of quantisation": "no weights and no text here: formats change bytes and arithmetic alone",
     "cold start": "replicas are up when a run begins",
 }
-"""What the texts teach -> why it is not simulated."""
+"""Topic of the texts -> why it is not simulated."""
 
 
 @experiment(

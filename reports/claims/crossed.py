@@ -28,7 +28,7 @@ class Found:
 
     options: Mapping[str, Sequence[str]]
     values: dict[Combination, float | None]
-    """Of the metric; None where it does not run."""
+    """Values of the metric; None where a combination does not run."""
     errors: dict[Combination, str]
     prices: dict[Combination, float]
     """Dollars per million output tokens."""

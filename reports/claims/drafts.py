@@ -44,7 +44,7 @@ class Decoded:
     tokens: float
     """Output tokens of a target pass."""
     ms: float
-    """Of an output token; 1 without drafts."""
+    """Time of an output token; 1 without drafts."""
 
 
 def decode(alpha: float, k: int, cost: CostModel, tokens: int) -> Decoded:

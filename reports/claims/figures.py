@@ -25,7 +25,7 @@ class Lines:
     """Letters, digits and hyphens; unique in the experiment."""
     title: str
     alt: str
-    """What a reader who does not see it should know."""
+    """Text alternative, for readers who cannot see it."""
     x_label: str
     y_label: str
     curves: Sequence[Curve]

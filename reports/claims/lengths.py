@@ -22,7 +22,7 @@ SHAREGPT_MEANS = (161.31, 337.99)
 """Prompt and output tokens of ShareGPT as sampled for PagedAttention (SOSP'23, section 6.1)."""
 ALPACA_MEANS = (19.31, 58.45)
 ALPACA_SIGMA = (0.6, 0.9)
-"""Of the logarithms: assumed, the paper gives means alone."""
+"""Sigma of the logarithms: assumed, the paper gives means alone."""
 SOURCE = "https://github.com/AKafakA/vidur_opt_scheduler data/trace_data/sharegpt (MIT)"
 SHAREGPT_FILE = "sharegpt-sosp23.json"
 

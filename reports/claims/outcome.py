@@ -15,7 +15,7 @@ VERDICTS = {
     "calibrated": "a constant was set by this figure, so that it proves nothing",
     "shown": "nothing was published to hold it against",
 }
-"""What a verdict means."""
+"""Verdicts and their meanings."""
 EXPLAINED = ("differs", "out of reach")
 """Verdicts that need a note."""
 COURSE = "lecture texts on efficient inference"
@@ -29,7 +29,7 @@ GROUPS = {
     "systems": "Systems",
     "published": "Published experiments",
 }
-"""What claims are about, in the order of the overall table, and its headings."""
+"""Subjects of claims, in the order of the overall table, and its headings."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Row:
         if self.verdict in EXPLAINED and not self.note:
             raise ValueError(f"{self.what}: {self.verdict} without a cause in the note")
         if self.verdict == "shown" and self.published not in ("", "-"):
-            raise ValueError(f"{self.what}: published {self.published!r}, but shown is what nobody claims")
+            raise ValueError(f"{self.what}: published {self.published!r}, but 'shown' is for figures without a claim")
         if self.group and self.group not in GROUPS:
             raise ValueError(f"{self.what}: group {self.group!r} is none of {', '.join(GROUPS)}")
 

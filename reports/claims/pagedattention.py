@@ -47,8 +47,8 @@ class Run:
     latency: float
     """Mean of end-to-end latency over output tokens, seconds; infinite unless run to the end."""
     asked: dict[str, float]
-    """What the running requests will hold in the end, as a share of the KV memory: `oracle` by their lengths, `pow2`
-    and `max` as these reserve. Of the second third of the time, since it takes requests that have ended."""
+    """Memory the running requests will hold in the end, as a share of the KV memory: `oracle` by their lengths, `pow2`
+    and `max` as these reserve. Taken over the second third of the time, since it needs requests that have ended."""
 
 
 @dataclass(frozen=True)

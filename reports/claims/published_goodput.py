@@ -16,7 +16,7 @@ class Point:
     gain: float
     """Mean end-to-end latency without drafts over that with them."""
     fixed: float
-    """The same with as many drafts in every step."""
+    """That ratio with a fixed number of drafts in every step."""
     drafts: float
     """Drafts for each token position decoded, on average, where their number is chosen."""
 

@@ -23,7 +23,7 @@ METRICS = {
     "kv": ("KV of a token on each GPU", "kB"),
     "weights": ("weights", "GB"),
 }
-"""What a technique is for -> in words, and its unit; less is better."""
+"""Purpose of a technique -> in words, and its unit; less is better."""
 
 
 @experiment(

@@ -81,7 +81,7 @@ def _together(outcome: Outcome, given: Given, workload: str, stack: Mapping[str,
 
 
 CAUSES = {
-    "bf16": "computing prompts anew is bound by arithmetic, and tensor cores compute 16 bits 16 times as fast as CUDA "
+    "bf16": "recomputing prompts is bound by arithmetic, and tensor cores compute 16 bits 16 times as fast as CUDA "
     "cores compute 32 (8 times as TF32); a decode step alone would gain the 2 x of its bytes",
     "KV cache": "what a cache saves grows with the prompt: a step over some hundred tokens takes few times longer than "
     "one over one token, since both read the weights, and one over some thousand much longer",
