@@ -29,7 +29,7 @@ comparison.json, keys sorted, NaN and infinity as null:
 `value` is the mean over replicates, the geometric one where scale is "ratio"; there `change` is value /
 baseline_value - 1, else value - baseline_value. verdict: better, worse, equivalent (the interval lies within the
 margin), undecided, identical; baseline; unstable (in at least half of the runs of one of the two a queue grows without
-end: its latencies tell the length of the trace); failed. `more_replicates`: how many more would probably decide; null:
+end: its latencies depend on the trace's length); failed. `more_replicates`: how many more would probably decide; null:
 not undecided, or no reasonable number. `gap_to_oracle`: change from the best oracle compared to this variant; null
 without an oracle.
 """
@@ -301,10 +301,10 @@ def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[s
     notes = [f"{v['label']} failed: {v['error']}" for v in variants if v["error"] is not None]
     for v in variants:
         if v["unstable"]:
-            so = "its latencies tell the length of the trace, they are not compared and it is not ranked"
+            so = "its latencies depend on the trace's length, so they are not compared and it is not ranked"
             notes.append(
-                f"{v['label']} is unstable in {v['unstable']} of {len(repeats)} runs (the queue still grows when the "
-                f"arrivals end): {so if is_unstable(v) else 'it is near its limit'}"
+                f"{v['label']} is unstable in {v['unstable']} of {len(repeats)} runs (the queue was still growing when "
+                f"arrivals ended): {so if is_unstable(v) else 'it is near its limit'}"
             )
     if len(repeats) == 1:
         notes.append("one run of each: intervals come from moving blocks within it and say nothing about other traces")
