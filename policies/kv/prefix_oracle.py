@@ -12,11 +12,10 @@ from typing import Any
 
 from servesim.contracts.kv import Hit, KVMemory, kv_allocators
 from servesim.contracts.request import Request, State
+from servesim.sentinels import NEVER
 
 from ._radix import Node, RadixTree
 from .evicting import CachedBlock, Evicting
-
-NEVER = 1 << 62
 
 
 @kv_allocators.register("prefix-oracle")

@@ -3,8 +3,8 @@
 Written under `out`:
 
     capacity.json        the document below
-    capacity.parquet     tidy, one row a run: label, replicate, rate, replicas, address, unstable, attainment, and one
-                         column a metric
+    capacity.parquet     tidy, one row per run: label, replicate, rate, replicas, address, unstable, attainment, and one
+                         column per metric
     cells/<address>/     one result directory a run, as `servesim run --out` writes it
 
 capacity.json, keys sorted, NaN and infinity as null:

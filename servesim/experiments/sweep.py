@@ -3,7 +3,7 @@
 Written under `out`:
 
     sweep.json           the document below
-    sweep.parquet        tidy, one row a run: label, one column an axis (as text), replicate, address, status, error,
+    sweep.parquet        tidy, one row per run: label, one column per axis (as text), replicate, address, status, error,
                          unstable, and one column a metric (null: nothing to measure)
     cells/<address>/     one result directory a run, as `servesim run --out` writes it
 

@@ -12,9 +12,9 @@ from servesim.metrics.prefix_cache import RecentHitRate
 from servesim.metrics.requests import LATENCIES, MS, TOTALS, Limits, RequestColumns, Service, Stats
 from servesim.metrics.sketch import Sketch
 from servesim.metrics.stability import TENTHS, Load
+from servesim.sentinels import NEVER
 
 Times = NDArray[np.int64]
-NEVER = 1 << 62
 
 
 class StreamedPart:

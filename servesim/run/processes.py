@@ -30,7 +30,7 @@ from servesim.errors import PolicyError, UserError
 from servesim.run.records import clients_of
 from servesim.run.scenario import Scenario
 from servesim.run.setup import Setup, set_up
-from servesim.workload.streamed import NEVER
+from servesim.sentinels import NEVER
 from servesim.workload.trace import Trace
 from servesim.workload.workload import TraceWorkload
 

@@ -85,7 +85,7 @@ class ClientSettings(_Section):
     retries: int = Field(default=0, ge=0, le=100)
     """Times a request that was rejected or timed out is sent again."""
     retry_delay_s: float = Field(default=1.0, ge=0, le=1e7)
-    """Pause before it is."""
+    """Pause before a request is sent again."""
 
 
 class Scenario(_Section):
@@ -115,13 +115,13 @@ class Scenario(_Section):
     """Timing of recorded conversations: think: by pauses after answers; original: also not before their recorded times;
     open: at recorded times whatever has ended; auto: as its format says."""
     shape: list[str] = Field(default=[])
-    """Steps that make the trace another one, in order, such as `window:start=60,end=600` or `thin:keep=0.5`."""
+    """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`."""
     spread_ticks: Literal["none", "uniform"] = "none"
     """Spread requests that share a clock tick over it (Mooncake's published traces tick every 3 s)."""
     seed: int = 0
     """Seed of all draws: synthetic traces, presets, predictors."""
     predictor: str = "max_tokens"
-    """Output lengths as policies that want them are told: max_tokens (the cap), random:error=0.3 (mean relative
+    """Output lengths that policies with predictions are given: max_tokens (the cap), random:error=0.3 (mean relative
     error) or exact."""
     dtype: str = "bf16"
     """Format of linear weights: fp32, bf16, fp16, fp8, int8; weights alone: int8_wo, int4, nf4, int3, ternary."""
@@ -142,7 +142,7 @@ class Scenario(_Section):
     speculation: Settings = Field(default={"name": "none"})
     """Speculation method, such as `eagle3:k=3`."""
     acceptance: Settings | None = None
-    """Which drafts turn out right, such as `positions:marginal=0.73/0.52/0.36`: part of the workload. None: what the
+    """Acceptance of drafts, such as `positions:marginal=0.73/0.52/0.36`: part of the workload. None: what the
     method assumes, which is then noted."""
     engine: EngineSettings = EngineSettings()
     slo: dict[str, float] = Field(default={})
@@ -164,7 +164,7 @@ class Scenario(_Section):
     (`h100-trtllm`: GEMMs and attention of TensorRT-LLM); `roofline`: none, everything by formula; `ideal`: by formula
     at the data sheet's full rates, launches and activations free, as in hand calculations."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
-    """Price of a GPU; none: the assumption that stands with the GPU's data sheet."""
+    """Price of a GPU; none: the assumption in the GPU's data sheet."""
 
     @field_validator("scheduler", "kv", "router", "speculation", "acceptance", mode="before")
     @classmethod

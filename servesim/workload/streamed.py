@@ -6,10 +6,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from servesim.contracts.request import Request
+from servesim.sentinels import NEVER
 from servesim.workload.trace import Ints, Trace
 from servesim.workload.workload import Clients, TraceWorkload
-
-NEVER = 1 << 62
 
 
 class StreamedWorkload(TraceWorkload):

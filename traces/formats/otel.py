@@ -1,4 +1,4 @@
-"""OpenTelemetry GenAI spans, as inference-perf's otel_trace_replay reads them: JSON {"spans": [...]} or one a line.
+"""OpenTelemetry GenAI spans, as inference-perf's otel_trace_replay reads them: JSON {"spans": [...]} or one per line.
 
 Of each span with gen_ai.usage token counts: trace_id (the session), start_time and end_time (ISO), the request's model
 and max_tokens, and, where recorded, gen_ai.input.messages and gen_ai.output.messages. A call depends on the last one

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError
+from servesim.sentinels import NEVER
 from servesim.workload.trace import Ints, Trace
 
 from . import _text
@@ -55,7 +56,7 @@ def _detailed(path: Path, result: dict[str, Any], notes: list[str]) -> tuple[Int
     prompt, output = (_text.token_counts(path, name, [result[name][i] for i in kept], lines) for name in
                       ("input_lens", "output_lens"))  # fmt: skip
     sent = _text.times_ns(path, "start_times", [starts[i] for i in kept], lines, 1_000_000_000)
-    return prompt, output, sent - sent.min(initial=1 << 62) if len(sent) else sent
+    return prompt, output, sent - sent.min(initial=NEVER) if len(sent) else sent
 
 
 def _even(path: Path, result: dict[str, Any], key: str) -> Ints:
