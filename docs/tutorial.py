@@ -27,8 +27,8 @@ def table(*names: str, rows: Rows) -> Rows:
 
 
 def decoding_reads_the_weights() -> Rows:
-    """Show that a decode step reads all weights, for one request or for many: tokens of a batch are nearly free, up to
-    a point.
+    """A decode step reads all weights, for one request or for many: tokens of a batch are nearly free, up to a
+    point.
 
     16 GB of weights at 3.35 TB/s take 4.8 ms by the data sheet, and some 6 by real kernels, whatever the batch.
     Arithmetic and the KV of every sequence come on top.
@@ -44,8 +44,7 @@ def decoding_reads_the_weights() -> Rows:
 
 
 def prompts_are_arithmetic() -> Rows:
-    """Show that a prompt's tokens are computed together: long prompts keep the GPU busy, and the first token waits for
-    them.
+    """A prompt's tokens are computed together: long prompts keep the GPU busy, and the first token waits for them.
 
     For a short prompt, reading the weights takes longest. From some hundred tokens on, four times the prompt takes four
     times as long, later more: attention grows with the square.
@@ -59,8 +58,7 @@ def prompts_are_arithmetic() -> Rows:
 
 
 def batches_that_wait_and_batches_that_do_not() -> Rows:
-    """Compare batching: static batching keeps a batch until its longest answer is done; continuous batching refills it
-    at every step.
+    """Static batching keeps a batch until its longest answer is done; continuous batching refills it at every step.
 
     Forty requests with answers of 10 to 400 tokens, eight places: the same work, in less time.
     """
@@ -73,8 +71,8 @@ def batches_that_wait_and_batches_that_do_not() -> Rows:
 
 
 def load_and_latency() -> Rows:
-    """Raise the load: more requests per second make larger batches: throughput follows the load, and latency rises
-    slowly, then fast.
+    """More requests per second make larger batches: throughput follows the load, and latency rises slowly, then
+    fast.
 
     The last rate is beyond what the server can do. Its queue grows for as long as requests come: "unstable".
     """
@@ -88,7 +86,7 @@ def load_and_latency() -> Rows:
 
 
 def memory_is_the_number_of_places() -> Rows:
-    """Show that the way KV memory is handed out decides how many requests run at once.
+    """The way KV memory is handed out decides how many requests run at once.
 
     Memory for 20,000 tokens. Contiguous memory set aside for the longest answer allowed (4,096 tokens) holds few
     requests; blocks taken as tokens come hold many. No engine can know lengths beforehand; the oracle does.
@@ -108,7 +106,7 @@ def memory_is_the_number_of_places() -> Rows:
 
 
 def prompts_with_a_common_beginning() -> Rows:
-    """Compute a system prompt of 1,500 tokens, shared by all requests, once if the prefix cache keeps it."""
+    """A system prompt of 1,500 tokens, shared by all requests, is computed once if the prefix cache keeps it."""
     rows = []
     for kv in ("paged", "prefix-hash"):
         trace = "synth:rate=20,prompt=2000,output=50,prefix=shared(groups=1,length=1500)"
@@ -120,8 +118,8 @@ def prompts_with_a_common_beginning() -> Rows:
 
 
 def drafts_help_while_there_is_room() -> Rows:
-    """Add drafts: those that turn out right come for free while the GPU waits for memory. Verified drafts are rows of
-    the batch, and once the batch is large they are no longer free."""
+    """Drafts that turn out right come for free while the GPU waits for memory. Verified drafts are rows of the
+    batch, and once the batch is large they are no longer free."""
     rows = []
     for clients in (1, 8, 64, 256):
         tpot = []
@@ -138,8 +136,7 @@ def drafts_help_while_there_is_room() -> Rows:
 
 
 def is_the_difference_real() -> Rows:
-    """Return the pair six draws of the traffic, since one run is one draw: they say how sure a difference is, or that
-    six are too few."""
+    """One run is one draw of the traffic. Six paired draws say how sure a difference is, or that six are too few."""
     found = servesim.compare(
         **{**SERVER, "kv": "paged"},
         trace="preset:azure-conv-2023",

@@ -81,7 +81,7 @@ def figure(source: Source, name: str, *, variant: str | None = None, window_s: W
 
 def _drawn(name: str, drawing: Drawing | None) -> Drawing:
     if drawing is None:
-        raise UserError(f"figure {name}: there is nothing to draw")
+        raise UserError(f"figure {name}: nothing to draw")
     return drawing
 
 

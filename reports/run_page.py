@@ -117,8 +117,8 @@ def alerts(run: Run) -> list[Alert]:
     found: list[Alert] = []
     if summary["stability"]["unstable"]:
         found.append(
-            Alert("Unstable.", "The queue was still growing when arrivals ended; latencies depend on the trace's length, "
-                  "not only on the server.")
+            Alert("Unstable.", "The queue was still growing when arrivals ended; latencies depend on the trace's "
+                  "length, not only on the server.")
         )  # fmt: skip
     for what in ("rejection", "abort"):
         for reason, n in summary["requests"].get(f"{what}_reasons", {}).items():

@@ -105,7 +105,7 @@ def _by_load(outcome: Outcome, given: Given) -> None:
         f"{amount(min(ratios.values()))} to {amount(max(ratios.values()))} x",
         bool(within),
         note=f"{told} clients; prompts compute at the rate of the arithmetic whatever the load, while a decode step "
-        "reads the weights, and each sequence its KV, for one token a sequence",
+        "reads the weights, and each sequence its KV, for one token per sequence",
     )
     outcome.figures.append(
         Lines(

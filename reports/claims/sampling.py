@@ -5,7 +5,7 @@ is drawn from what p has beyond q. Whatever q is, the output is distributed as p
 al., arXiv 2302.01318). Trees try several candidates at a position, each against what the ones before left of p (SpecTr,
 arXiv 2310.15141; EAGLE, arXiv 2401.15077).
 
-Distributions are arrays of shape (vocabulary,) that sum to 1; a chain has one row a position.
+Distributions are arrays of shape (vocabulary,) that sum to 1; a chain has one row per position.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def residual(p: Probabilities, q: Probabilities) -> Probabilities:
 def verify_chain(p: Probabilities, q: Probabilities, drafts: Sequence[int], uniforms: Sequence[float]) -> list[int]:
     """Tokens a verification delivers: the drafts accepted, and one more.
 
-    `p` has a row for each of the k drafts and one for the token after them, `q` a row a draft; `uniforms` are k + 1
+    `p` has a row for each of the k drafts and one for the token after them, `q` one row per draft; `uniforms` are k + 1
     draws, for the k decisions and for the last token.
     """
     for j, token in enumerate(drafts):
