@@ -23,7 +23,7 @@ def best_run(experiment: Experiment) -> Section:
     except UserError:
         return Section("", [])
     for name in SHOWN:
-        with suppress(UserError):  # steps that cannot be priced any more
+        with suppress(UserError):  # steps that can no longer be priced
             if (drawing := RUN[name](run, None)) is not None:
                 drawn.append(drawing)
     blocks = [Block("drawing", "", drawing) for drawing in drawn]

@@ -72,7 +72,7 @@ def family(name: str) -> str:
 
 def price_steps(run: Run) -> Priced:
     """Price a sample of the recorded steps. Pieces of prompts are taken as equally long within a step, of which the
-    records keep the sums; UserError where the model's file is not there any more."""
+    records keep the sums; UserError where the model's file is no longer there."""
     scenario = run.scenario
     model, cost = ModelSpec.load(scenario.model), cost_model_of(scenario)
     ns: dict[str, dict[str, float]] = {}

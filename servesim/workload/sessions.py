@@ -64,7 +64,7 @@ class Sessions:
             waiter = waits.pop()
             if self._blocked[waiter] < 0:
                 continue
-            self._blocked[waiter] = -1  # no trigger brings it to 0 any more
+            self._blocked[waiter] = -1  # no trigger can bring it to 0
             lost += 1
             if self._slots is not None:
                 self._unfinished[self._play[waiter]] -= 1
