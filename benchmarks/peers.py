@@ -41,8 +41,8 @@ servesim: a step is priced kernel by kernel from measured tables, Llama-3.1-8B o
 
 
 class Side(NamedTuple):
-    """One side of the comparison: its name, its interpreter below the checkout, what that runs, the make target of it.
-    """
+    """One side of the comparison: its name, its interpreter below the checkout, what that runs, the make target of
+    it."""
 
     name: str
     python: str

@@ -127,8 +127,8 @@ class Run:
         return price_steps(self) if len(self.steps["k"]) else None
 
     def sample(self, rows: Column, size: int) -> Column:
-        """Return at most `size` of these rows of steps, evenly spaced in GPU time: each stands for an equal part of it.
-        """
+        """Return at most `size` of these rows of steps, evenly spaced in GPU time: each stands for an equal part of
+        it."""
         if len(rows) <= size:
             return rows
         spent = np.cumsum(self.steps["gpu_ns"][rows], dtype=np.float64)

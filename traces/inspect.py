@@ -69,8 +69,8 @@ class TraceSummary:
 
 
 def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
-    """Return all figures of a trace, prefix hits at blocks of `block_size` tokens (16: vLLM's default; Mooncake: 512).
-    """
+    """Return all figures of a trace, prefix hits at blocks of `block_size` tokens (16: vLLM's default; Mooncake:
+    512)."""
     if block_size < 1:
         raise UserError(f"block_size is {block_size}, must be at least 1")
     gaps = np.diff(trace.arrival_ns)
@@ -97,8 +97,8 @@ def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
 
 
 def window_counts(arrival_ns: Ints, window_s: float, *, whole: bool = True) -> Ints:
-    """Return the arrivals in successive windows from the first arrival; `whole` leaves out the last, unfinished window.
-    """
+    """Return the arrivals in successive windows from the first arrival; `whole` leaves out the last, unfinished
+    window."""
     since = arrival_ns - arrival_ns[0]
     width = round(window_s * SECOND)
     windows = int(since[-1] // width)

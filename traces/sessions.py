@@ -86,8 +86,8 @@ def sessions(trace: Trace) -> Sessions | None:
 
 
 def _numbers(trace: Trace) -> Ints | None:
-    """Return the session of each row, numbered from 0 in order of first rows; a row without a label is one of its own.
-    """
+    """Return the session of each row, numbered from 0 in order of first rows; a row without a label is one of its
+    own."""
     names = trace.labels.get("session")
     if names is None:
         return trace.plays() if trace.after is not None else None

@@ -41,8 +41,8 @@ class Piece:
 
     @property
     def decodes(self) -> bool:
-        """Whether this is one token on top of others (the last token of a cut prompt counts as one: it costs the same).
-        """
+        """Whether this is one token on top of others (the last token of a cut prompt counts as one: it costs the
+        same)."""
         return self.new == 1 and self.past > 0 and self.sampled
 
 

@@ -58,8 +58,8 @@ class PrefixOracle(Evicting):
         return -self._due[block.block] if self.is_cached(block.block) else -NEVER, -block.depth
 
     def _put_off(self, request: Request, hit_blocks: int) -> None:
-        """Put off idle blocks behind the hit of an awaited request, which recomputes them: they wait for the next one.
-        """
+        """Put off idle blocks behind the hit of an awaited request, which recomputes them: they wait for the next
+        one."""
         most = (request.prompt_len - 1) // self.block_size
         keys = list(self._keys(request, hit_blocks, most)) if request.content is not None else []
         stale = []

@@ -1,5 +1,5 @@
-"""Choices of techniques: the course's table of constraints and its quiz, prices of tokens, from a script to a server.
-"""
+"""Choices of techniques: the course's table of constraints and its quiz, prices of tokens, from a script to a
+server."""
 
 from __future__ import annotations
 

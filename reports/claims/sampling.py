@@ -72,8 +72,8 @@ def output_distribution(p: Probabilities, q: Probabilities) -> Probabilities:
 
 
 def sibling_acceptance(p: Probabilities, q: Probabilities, width: int) -> float:
-    """Return the chance that one of `width` candidates at a position is accepted, by enumeration of what they can be.
-    """
+    """Return the chance that one of `width` candidates at a position is accepted, by enumeration of what they can
+    be."""
     if width == 0 or q.sum() <= 0.0:
         return 0.0
     accepted = np.minimum(p, q)

@@ -84,8 +84,8 @@ def _speed_up(base: Given, trace: str, speculation: str, acceptance: str, rate: 
 
 
 def _magicdec(outcome: Outcome, given: Given) -> None:
-    """Add the speed-up of decoding alone, from the price of steps, for the largest number of sequences the GPUs hold.
-    """
+    """Add the speed-up of decoding alone, from the price of steps, for the largest number of sequences the GPUs
+    hold."""
     short, long = given["contexts"]
     for name, published in given["models"].items():
         few, *_, many = (batch for batch in given["batches"] if batch <= _held(name, given, long))

@@ -86,8 +86,8 @@ def _parallel(outcome: Outcome, given: Given) -> None:
 
 
 def _throughput(base: Mapping[str, Any], clients: int, requests: int) -> tuple[float, float]:
-    """Return output tokens/s, and mean TPOT in ms, of `clients` clients that send a request when the last is answered.
-    """
+    """Return output tokens/s, and mean TPOT in ms, of `clients` clients that send a request when the last is
+    answered."""
     settings = {**base, "requests": requests, "rate": float("inf"), "clients": {"max_concurrency": clients}}
     summary = simulate(settings).summary
     return float(summary["throughput"]["output_throughput"]), float(summary["latency_ms"]["tpot"]["mean"])

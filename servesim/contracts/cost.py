@@ -160,8 +160,8 @@ class CostModel(ABC):
     """Pipeline stages a step passes one after the other."""
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
-        """Return the GPU ns of a step on each of `num_stages` stages; their sum is its `gpu_ns`. Asked only if several.
-        """
+        """Return the GPU ns of a step on each of `num_stages` stages; their sum is its `gpu_ns`. Asked only if
+        several."""
         return (int(self.gpu_run(batch, 1)[0]),)
 
     def host(self, batch: Batch) -> Host:

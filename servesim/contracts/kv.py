@@ -210,8 +210,8 @@ class KVAllocator(ABC):
         return None
 
     def foresee(self, requests: Sequence[Request]) -> None:
-        """Take note of all requests to come, in order of arrival; only for allocators that declare needs = {"future"}.
-        """
+        """Take note of all requests to come, in order of arrival; only for allocators that declare needs =
+        {"future"}."""
         return None
 
     def publish(self, request: Request, upto: int) -> None:

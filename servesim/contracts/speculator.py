@@ -80,8 +80,8 @@ class Speculator(ABC):
         return depth
 
     def depth(self, drafts: int) -> int:
-        """Return how deep `drafts` verified draft tokens reach (a plan may have trimmed them): inverse of `verified`.
-        """
+        """Return how deep `drafts` verified draft tokens reach (a plan may have trimmed them): inverse of
+        `verified`."""
         return drafts
 
     def passes(self, batch: Batch, k: int) -> list[Batch]:

@@ -62,8 +62,8 @@ class MixedExcess:
     """
 
     def __init__(self, points: _Points) -> None:
-        """Build from `points`: (context, excess in ns) by tokens of the prompt and by sequences, ascending; not empty.
-        """
+        """Build from `points`: (context, excess in ns) by tokens of the prompt and by sequences, ascending; not
+        empty."""
         lines = {new: {n: Curve(*_unzip(line)) for n, line in sizes.items()} for new, sizes in points.items()}
         curves = [curve for sizes in lines.values() for curve in sizes.values()]
         self._new = list(points)

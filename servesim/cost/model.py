@@ -72,8 +72,8 @@ class TableCostModel(CostModel):
         return (*self._stages, *(self._drafting.stages if self._drafting is not None else ()))
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
-        """Return the GPU ns of a step on each pipeline stage, sending to the next one included; their sum is `gpu_ns`.
-        """
+        """Return the GPU ns of a step on each pipeline stage, sending to the next one included; their sum is
+        `gpu_ns`."""
         tokens = self._tokens(batch)
         times = [stage.cost(batch, tokens)[0] for stage in self._stages]
         times[-1] += sum(stage.cost(passed, self._tokens(passed))[0] for stage, passed in self._drafts(batch))
@@ -107,8 +107,8 @@ class TableCostModel(CostModel):
         return over.at(contexts) if over is not None else None
 
     def _over_contexts(self, batch: Batch) -> OverContexts | None:
-        """Return the price of steps like a batch over the sum of their contexts; None if it depends on more than that.
-        """
+        """Return the price of steps like a batch over the sum of their contexts; None if it depends on more than
+        that."""
         if batch.prefill or batch.bytes_moved or batch.bytes_copied:
             return None
         if batch.sampled_context != batch.decode_context_sum:

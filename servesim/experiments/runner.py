@@ -113,8 +113,8 @@ def open_runner(
     on_progress: OnProgress | None,
     objects: Objects | None = None,
 ) -> Iterator[Runner]:
-    """Open a runner over `out`, where `document` will stand, or over a temporary directory that is removed afterwards.
-    """
+    """Open a runner over `out`, where `document` will stand, or over a temporary directory that is removed
+    afterwards."""
     with tempfile.TemporaryDirectory(prefix="servesim-") as scratch, Store(out or scratch, document).open() as store:
         progress = on_progress or (lambda progress: None)
         yield Runner(store, executor(where, jobs), progress, objects=Objects() if objects is None else objects)

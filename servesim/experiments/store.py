@@ -150,8 +150,8 @@ class Store:
             os.close(handle)
 
     def _refuse_foreign(self) -> None:
-        """Raise UserError if the directory holds anything but an earlier experiment of this kind, which is continued.
-        """
+        """Raise UserError if the directory holds anything but an earlier experiment of this kind, which is
+        continued."""
         if self.root.is_dir():
             for name in sorted(path.name for path in self.root.iterdir()):
                 if name in DOCUMENTS and self._document not in ("", name):

@@ -137,8 +137,8 @@ class ModelSpec:
         return self.experts.dtype if self.experts else None
 
     def layer_bytes(self, layer: Layer, dtype: str) -> float:
-        """Return the bytes of the weights of one layer with linear layers in `dtype`; the router never below 2 bytes.
-        """
+        """Return the bytes of the weights of one layer with linear layers in `dtype`; the router never below 2
+        bytes."""
         linear, router, experts = _layer_params(self, layer)
         experts_bytes = experts * dtype_bytes(self.experts_dtype or dtype)
         return linear * dtype_bytes(dtype) + router * wide_bytes(dtype) + experts_bytes

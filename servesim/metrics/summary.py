@@ -161,8 +161,8 @@ def prefix_cache(requests: Requests, deployment: Deployment) -> dict[str, Any] |
 
 
 def price(requests: Requests, deployment: Deployment) -> dict[str, float | None]:
-    """Return the GPU time of the duration and its price; each price per million tokens lays all of it on those tokens.
-    """
+    """Return the GPU time of the duration and its price; each price per million tokens lays all of it on those
+    tokens."""
     hours = deployment.gpus * requests.duration_ns / SECOND / 3600
     usd = hours * deployment.usd_per_gpu_hour
     prompt, output = requests.total("input_tokens"), requests.total("output_tokens")

@@ -20,8 +20,8 @@ from servesim.workload.trace_stream import TraceFacts
 def before_run(
     scenario: Scenario, trace: TraceFacts, scheduler: Scheduler, kv: KVAllocator, fitting_blocks: int | None
 ) -> Iterator[str]:
-    """Yield what can be told from the scenario and the trace. `fitting_blocks`: KV blocks the GPU's memory would give.
-    """
+    """Yield what can be told from the scenario and the trace. `fitting_blocks`: KV blocks the GPU's memory would
+    give."""
     yield from _oracles(scheduler, kv)
     if scenario.engine.async_scheduling and "async" not in scheduler.supports:
         yield f"async_scheduling: scheduler {scheduler.name} plans synchronously, so no step is planned ahead"

@@ -169,8 +169,8 @@ def _gaps(count: int, exponent: float) -> Floats:
 
 
 def _exponent(cv: float, count: int) -> float:
-    """Return the exponent whose `count` gaps have that coefficient of variation, or come as near as `count` gaps can.
-    """
+    """Return the exponent whose `count` gaps have that coefficient of variation, or come as near as `count` gaps
+    can."""
     from scipy.optimize import brentq
 
     def excess(exponent: float) -> float:

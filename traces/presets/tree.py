@@ -101,8 +101,8 @@ class _Growing:
         self._add(row, length, [(0, head)] + ([(row + 1, length - head)] if length > head else []))
 
     def extend(self, row: int, length: int, new_blocks: int, target: int, branch: bool) -> None:
-        """Add a later turn that shares all but its last `new_blocks` blocks with the fitting request nearest `target`.
-        """
+        """Add a later turn that shares all but its last `new_blocks` blocks with the fitting request nearest
+        `target`."""
         blocks = -(-length // self.size)
         shared = min(blocks - max(new_blocks, 1), self.longest - 1)
         if shared < 1:
