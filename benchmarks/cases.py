@@ -1,4 +1,4 @@
-"""What is measured: the cases of the table, the series that must grow linearly, and the quick ones for CI."""
+"""The measured cases: those of the table, the series that must grow linearly, and the quick ones for CI."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SHARED = Path(os.environ.get("SERVESIM_SHARED", Path(__file__).resolve().parents[2] / "shared"))
-"""Where public traces lie that the project does not hold."""
+"""Folder of public traces that the project does not hold."""
 AZURE, MOONCAKE = "traces/azure/AzureLLMInferenceTrace_conv.csv", "traces/mooncake/conversation_trace.jsonl"
 AZURE_RATE = 19_366 / 3_508  # requests/s, as recorded
 
@@ -21,7 +21,7 @@ class Case:
     settings: dict[str, Any]
     """Keywords of servesim.simulate beyond those of BASE."""
     target: float | None = None
-    """At least so many of `unit` per CPU second of the loop (a `process` case: at most so many CPU seconds in all)."""
+    """Least `unit` per CPU second of the loop (a `process` case: most CPU seconds in all)."""
     unit: str = "requests"
     file: str | None = None
     """Trace file below SHARED."""
@@ -55,7 +55,8 @@ def _synth(requests: int) -> dict[str, Any]:
 
 
 def _series() -> dict[str, Case]:
-    """Costs that must not grow: per request with their number, per step with the batch, per request with the tree."""
+    """Return the cases whose costs must not grow: per request with their number, per step with the batch, per request
+    with the tree."""
     sizes = {"10k": 10_000, "100k": 100_000, "1m": 1_000_000}
     cases = {
         f"linear-{name}": Case(f"{n:,} x 512/128", _synth(n), repeats=3 if n < 1e6 else 1, group="requests")
@@ -71,7 +72,7 @@ def _series() -> dict[str, Case]:
 
 
 def _streams() -> dict[str, Case]:
-    """Runs that must not grow in memory: 15 minutes for ten million requests is 11,111 a second."""
+    """Return the runs that must not grow in memory: 15 minutes for ten million requests is 11,111 a second."""
     sizes = {"100k": 100_000, "1m": 1_000_000, "10m": 10_000_000}
     return {
         f"stream-{name}": Case(
@@ -82,7 +83,7 @@ def _streams() -> dict[str, Case]:
 
 
 def _decode(batch: int) -> dict[str, Any]:
-    """A closed loop in which one request leaves and one enters every 64 steps, whatever the batch."""
+    """Return a closed loop in which one request leaves and one enters every 64 steps, whatever the batch."""
     length = 64 * batch
     return {
         **PAGED,
@@ -95,7 +96,8 @@ def _decode(batch: int) -> dict[str, Any]:
 
 
 def _tree(blocks: int) -> dict[str, Any]:
-    """20,000 prompts of 128 blocks, half of them one of 40 common beginnings: the rest fills a million blocks."""
+    """Return 20,000 prompts of 128 blocks, half of them with one of 40 common beginnings: the rest fills a million
+    blocks."""
     return {
         "kv": "prefix-hash",
         "trace": "synth:rate=5,prompt=2048,output=16,prefix=shared(groups=40,length=1024)",
@@ -105,7 +107,7 @@ def _tree(blocks: int) -> dict[str, Any]:
 
 
 def _quick() -> dict[str, Case]:
-    """A second or less each, from what the project holds."""
+    """Return cases of a second or less each, from what the project holds."""
     conv: dict[str, Any] = {"trace": "preset:azure-conv-2023"}
     sparse = {**conv, **PAGED, "requests": 1_000, "rate": 1.4}
     mooncake = {**EIGHT, "trace": "preset:mooncake-conversation", "requests": 1_000}

@@ -1,4 +1,4 @@
-"""Whether the quick cases cost more than before: `python -m benchmarks.check`, part of CI.
+"""Check that the quick cases cost no more than before: `python -m benchmarks.check`, part of CI.
 
 Instructions decide, in units of a fixed piece of work done beside each case (`measure.calibrate`): a case that takes
 more than MOST times those of `results.json` fails. Where they cannot be counted, or another Python stored them, the
@@ -39,7 +39,7 @@ def dearer(now: Figures, before: Figures, kind: str) -> float:
 
 
 def judge(now: Figures, before: Figures | None, undecided: str = "") -> tuple[str, bool]:
-    """Return what a line says of one case, and whether the case fails."""
+    """Return a line about one case, and whether the case fails."""
     if "loop_cpu_s" not in now:
         return str(now["skipped"]), True
     if before is None:
@@ -68,7 +68,7 @@ def with_stored(name: str) -> Pair:
 
 
 def with_other(python: str) -> Callable[[str], Pair]:
-    """Return what measures a case here and under the other interpreter, in turn."""
+    """Return a function that measures a case here and under the other interpreter, in turn."""
 
     def measured(name: str) -> Pair:
         pairs = [

@@ -1,4 +1,4 @@
-"""How many instructions a stretch of this process retires, in user mode: a count that neighbours do not disturb."""
+"""Instructions that a stretch of this process retires, in user mode: a count that neighbours do not disturb."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Counter:
     """Counts from when it is made; `read` may be called at any time. Linux, where perf_event_paranoid allows."""
 
     def __init__(self) -> None:
-        """OSError, with the reason, where instructions cannot be counted."""
+        """Start counting; OSError, with the reason, where instructions cannot be counted."""
         number = SYSCALLS.get(platform.machine())
         if number is None or platform.system() != "Linux":
             raise OSError("instructions are counted on Linux only (x86_64, aarch64)")
@@ -32,7 +32,7 @@ class Counter:
             raise OSError(f"instructions cannot be counted here: {reason} (perf_event_open)")
 
     def read(self) -> int:
-        """Instructions of this thread since the counter was made."""
+        """Return the instructions of this thread since the counter was made."""
         count: int = struct.unpack("<Q", os.read(self._fd, 8))[0]
         return count
 

@@ -20,7 +20,7 @@ from benchmarks.cases import BASE, CASES, SHARED, Case
 from benchmarks.instructions import Counter
 
 MEASURE = "import servesim, sys; sys.path.insert(0, sys.argv.pop(1)); from benchmarks.measure import main; main()"
-"""What another interpreter runs: its own servesim with the benchmarks of this checkout, whose path comes first."""
+"""Code that another interpreter runs: its own servesim with the benchmarks of this checkout, whose path comes first."""
 
 
 class Item:
@@ -33,8 +33,8 @@ class Item:
 
 
 def calibrate() -> int:
-    """A fixed piece of work like the simulator's (objects, lists, dictionaries, a heap), about 0.05 s. What a case
-    takes is compared in units of it, so that a slower machine or interpreter does not look like a slower simulator."""
+    """Run a fixed piece of work like the simulator's (objects, lists, dictionaries, a heap), about 0.05 s. Costs of
+    cases are compared in units of it, so that a slower machine or interpreter does not look like a slower simulator."""
     heap: list[tuple[int, int]] = []
     table: dict[int, Item] = {}
     done = 0
@@ -75,7 +75,7 @@ class Meter:
 
 
 def settings_of(case: Case, requests: int | None = None) -> dict[str, Any]:
-    """Keywords of servesim.simulate. FileNotFoundError where the case's trace is not there."""
+    """Return keywords of servesim.simulate. FileNotFoundError where the case's trace is not there."""
     settings = {**BASE, **case.settings}
     if case.file is not None:
         if not (SHARED / case.file).is_file():
@@ -85,7 +85,7 @@ def settings_of(case: Case, requests: int | None = None) -> dict[str, Any]:
 
 
 def measure(name: str, requests: int | None = None, repeats: int | None = None) -> dict[str, Any]:
-    """Figures of one case, by the quickest of several runs in this process."""
+    """Return the figures of one case, by the quickest of several runs in this process."""
     case = CASES[name]
     settings = settings_of(case, requests)
     if case.process:
@@ -137,7 +137,7 @@ def _calibrate(meter: Meter) -> None:
 
 
 def _whole_process(case: Case, settings: dict[str, Any], repeats: int) -> dict[str, Any]:
-    """CPU seconds, user and system, of the command line from its start to its end."""
+    """Return CPU seconds, user and system, of the command line from its start to its end."""
     calibration, best, peak = Meter(), float("inf"), 0
     with tempfile.TemporaryDirectory() as folder:
         scenario = Path(folder) / "scenario.yaml"
@@ -160,7 +160,7 @@ def _whole_process(case: Case, settings: dict[str, Any], repeats: int) -> dict[s
 
 
 def peak_memory_mb() -> float:
-    """Peak resident memory of this process since it began to run this program."""
+    """Return the peak resident memory of this process since it began to run this program."""
     status = Path("/proc/self/status")
     if status.exists():  # ru_maxrss also remembers the process that started this one
         peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
@@ -191,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--requests", type=int, help="instead of the case's own number")
-    parser.add_argument("--repeats", type=int, help="the quickest of so many runs counts")
+    parser.add_argument("--repeats", type=int, help="take the quickest of N runs")
     args = parser.parse_args()
     try:
         figures = measure(args.case, args.requests, args.repeats)

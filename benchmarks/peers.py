@@ -41,7 +41,8 @@ servesim: a step is priced kernel by kernel from measured tables, Llama-3.1-8B o
 
 
 class Side(NamedTuple):
-    """One of those compared: its name, its interpreter below the checkout, what that runs, the make target of it."""
+    """One side of the comparison: its name, its interpreter below the checkout, what that runs, the make target of
+    it."""
 
     name: str
     python: str
@@ -81,15 +82,15 @@ def measure(trace: Path, sides: Sequence[Side], rounds: int) -> Runs:
 
 
 def check_traffic(runs: Runs) -> None:
-    """RuntimeError unless every run served the same requests and tokens."""
+    """Raise RuntimeError unless every run served the same requests and tokens."""
     served = [(key[0], *(run[name] for name in TRAFFIC)) for key, each in runs.items() for run in each]
     if len({row[1:] for row in served}) > 1:
         raise RuntimeError(f"not the same traffic (side, {', '.join(TRAFFIC)}): {list(dict.fromkeys(served))}")
 
 
 def rows_of(runs: Runs) -> list[dict[str, Any]]:
-    """Return a row for each side and block size: its median round, the CPU seconds of all rounds, and how many times
-    them the replay takes with the same blocks (`times`) and with blocks of 512 (`times_512`)."""
+    """Return a row for each side and block size: its median round, the CPU seconds of all rounds, and the replay's
+    seconds over these with the same blocks (`times`) and with blocks of 512 (`times_512`)."""
     middle = {key: sorted(each, key=lambda run: run["cpu_s"])[len(each) // 2] for key, each in runs.items()}
     return [
         {

@@ -1,8 +1,8 @@
 """The table of speeds: `python -m benchmarks.table [CASE or GROUP ...]`.
 
-Of the compiled build with `.venv-compiled/bin/python` (`make compiled`). Without names, all cases but the quick ones
-and the streams; groups are table, requests, batch, tree, stream and quick.
-`--json FILE` writes the figures, those of cases that did not run kept as they were.
+Run it with `.venv-compiled/bin/python` (`make compiled`) for the compiled build. Without names, all cases but the quick
+ones and the streams; groups are table, requests, batch, tree, stream and quick. `--json FILE` writes the figures, those
+of cases that did not run kept as they were.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ ROW = "{:<15}{:>11}{:>12}{:>8}{:>9}{:>12}{:>13}{:>12}{:>11}{:>9}{:>8}"
 
 
 def rate(figures: dict[str, Any], unit: str) -> float | None:
-    """How many of them per CPU second of the loop."""
+    """Return units per CPU second of the loop."""
     return figures[unit] / figures["loop_cpu_s"] if figures.get("loop_cpu_s") else None
 
 
 def row(name: str, case: Case, figures: dict[str, Any]) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     if "peak_memory_mb" not in figures:
         return f"{name:<15} skipped: {figures['skipped']}"
     memory = f"{figures['peak_memory_mb']:,.0f}"
@@ -71,7 +71,7 @@ def row(name: str, case: Case, figures: dict[str, Any]) -> str:
 
 
 def series(results: dict[str, dict[str, Any]]) -> list[str]:
-    """How much the cost per unit varies within each series, by time and by instructions."""
+    """Return how much the cost per unit varies within each series, by time and by instructions."""
     lines = []
     for group, (unit, limit) in SERIES.items():
         members = [f for n, f in results.items() if CASES[n].group == group and "loop_cpu_s" in f]
@@ -89,7 +89,7 @@ def series(results: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Describe the machine the figures were taken on."""
     cpu = platform.processor() or platform.machine()
     if (info := Path("/proc/cpuinfo")).exists():
         names = [
@@ -107,7 +107,7 @@ def machine() -> dict[str, Any]:
 
 
 def build() -> str:
-    """Where figures of the servesim that runs are kept: the pure ones under "cases", or "compiled" ones."""
+    """Return where figures of the servesim that runs are kept: the pure ones under "cases", or "compiled" ones."""
     return "compiled" if compiled() else "cases"
 
 
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="CASE", help=f"{', '.join(GROUPS)}, or {', '.join(CASES)}")
     parser.add_argument("--requests", type=int, help="instead of each case's own number")
-    parser.add_argument("--repeats", type=int, help="the quickest of so many runs counts")
+    parser.add_argument("--repeats", type=int, help="take the quickest of N runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     args = parser.parse_args(arguments)
     for name in args.names:

@@ -1,4 +1,4 @@
-"""How long a price takes: run with `pytest benchmarks -m benchmark`."""
+"""CPU time of a price: run with `pytest benchmarks -m benchmark`."""
 
 from __future__ import annotations
 

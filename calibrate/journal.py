@@ -1,4 +1,4 @@
-"""The record of a profile on disk: every measurement as it is made, and the kernel tables made of them."""
+"""The record of a profile on disk: every measurement at once, and the kernel tables made from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = {
 }
 """Table by set; other sets stay in the journal."""
 _SAME = ("device", "kernels", "torch")
-"""What all measurements of a folder have in common."""
+"""Settings that all measurements of a folder have in common."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Journal:
 
     @classmethod
     def open(cls, folder: Path, settings: Mapping[str, Any]) -> Journal:
-        """Go on with the profile in a folder, or begin one; refused where it is of another device or kernels."""
+        """Continue the profile in a folder, or begin one; refuse one of another device or kernels."""
         journal = cls(folder, dict(settings))
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ class Journal:
 
     @classmethod
     def load(cls, folder: Path) -> Journal:
-        """The profile in a folder."""
+        """Load the profile in a folder."""
         path = folder / SETTINGS
         if not path.is_file():
             raise UserError(f"{folder} holds no profile ({SETTINGS})")
@@ -125,7 +125,7 @@ class Journal:
         write_text(self.folder / SETTINGS, json.dumps(self.settings, indent=1, sort_keys=True) + "\n", "--out")
 
     def save_tables(self) -> dict[str, int]:
-        """Write the kernel tables of what there is; rows by file."""
+        """Write the kernel tables of what there is; return rows by file."""
         written = {}
         for name in dict.fromkeys(FILES.values()):
             rows = [m for m in self.grid.values() if FILES.get(m.point.set) == name and m.point.stage != HELD_OUT]
@@ -140,7 +140,7 @@ class Journal:
         return written
 
     def spread(self) -> list[float]:
-        """Repeats over the first measurements of the same points, less 1."""
+        """Return repeats over the first measurements of the same points, less 1."""
         first = self.grid
         return [
             m.timing.median_us / first[m.point.key].timing.median_us - 1.0 for m in self.repeats if m.point.key in first
@@ -161,7 +161,7 @@ class Journal:
         }
 
     def _sheet(self) -> dict[str, Any] | None:
-        """A data sheet of a device servesim does not know, from its own measurements."""
+        """Return a data sheet of a device servesim does not know, from its own measurements."""
         if self.settings.get("gpu"):
             return None
         gemms = [m for m in self.grid.values() if m.point.op == "gemm"]

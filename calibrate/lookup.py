@@ -26,7 +26,7 @@ _COLLECTIVES = ("all_reduce", "all_gather")
 
 
 def lookup(tables: KernelTables, gpu: Gpu, op: str, dtype: str, rows: Rows) -> NDArray[np.float64]:
-    """Nanoseconds of the calls in `rows` (those of `op`, whatever their `time_us`) on the GPU of the tables."""
+    """Return nanoseconds of the calls in `rows` (those of `op`, whatever their `time_us`) on the GPU of the tables."""
     if op == "moe":  # one kernel's times: of several the cost model takes the fastest
         for other in tables.dtypes("moe"):
             tables = tables if other == dtype else tables.with_rows("moe", other, {})
@@ -38,7 +38,7 @@ def lookup(tables: KernelTables, gpu: Gpu, op: str, dtype: str, rows: Rows) -> N
 
 
 def keys_of(rows: Rows) -> list[str]:
-    """The columns that say which call was measured."""
+    """Return the columns that say which call was measured."""
     return [name for name in KEY_COLUMNS if name in rows]
 
 
@@ -64,7 +64,7 @@ def _curve(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], float]:
 
 
 def _attention(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], float]:
-    """One layer of attention alone, priced as a step of it."""
+    """Return a function that prices one layer of attention alone as a step."""
 
     @cache
     def layer(heads: int, kv_heads: int, head_dim: int, window: int) -> tuple[Stage, list[Curve]]:
@@ -90,7 +90,7 @@ def _attention(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], floa
 
 
 def _batch(op: str, count: int, new: int, past: int, longest: int | None) -> Batch:
-    """The step of a call; a decode attends the cached tokens and its own."""
+    """Return the step of a call; a decode attends the cached tokens and its own."""
     if op.endswith("prefill"):
         return Batch(count * new, [(new, past)] * count)
     prompt = [(new, 0)] if new and op in ("attention_mixed", "attention_skew") else []

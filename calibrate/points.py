@@ -1,4 +1,4 @@
-"""What a profile measures: the operators of a model's shard on grids of sizes, most important first."""
+"""Points of a profile: the operators of a model's shard on grids of sizes, most important first."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNEVEN = 40
 
 @dataclass(frozen=True)
 class Limits:
-    """How far the grids go."""
+    """The extent of the grids."""
 
     tokens: int
     context: int
@@ -51,7 +51,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Point:
-    """One size of one operator. `pieces`: sequences of an attention call as (new, past, how many)."""
+    """One size of one operator. `pieces`: sequences of an attention call as (new, past, count)."""
 
     set: str
     """Points of a set are saved together: `gemm`, `attention_decode`, ...."""
@@ -68,7 +68,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """What tells it from others, whatever set or pass it is in."""
+        """A key that tells the point from others, whatever set or pass it is in."""
         fields = {name: v for name, v in asdict(self).items() if v not in (None, ()) and name not in ("set", "stage")}
         return json.dumps(fields, sort_keys=True)
 
@@ -105,11 +105,11 @@ class Shard:
 
     @property
     def wide(self) -> str:
-        """Format of what is never quantised: activations, KV cache, LM head."""
+        """The format of what is never quantised: activations, KV cache, LM head."""
         return "fp32" if self.dtype == "fp32" else "bf16"
 
     def linears(self) -> dict[str, tuple[int, int, str]]:
-        """(n, k, dtype) of the linear layers, the LM head last."""
+        """Return (n, k, dtype) of the linear layers, the LM head last."""
         model, heads = self.model, self.heads
         q, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
         inter, hidden = model.intermediate_size // self.tp, model.hidden_size
@@ -122,7 +122,7 @@ class Shard:
         }
 
     def small(self) -> dict[str, int]:
-        """Widths of the small operators."""
+        """Return the widths of the small operators."""
         heads, model = self.heads, self.model
         return {
             "norm": model.hidden_size,
@@ -135,7 +135,7 @@ class Shard:
 
 
 def points(shards: Iterable[Shard], limits: Limits) -> list[Point]:
-    """Every point, each shape once, in the order in which they are to be measured."""
+    """Return every point, each shape once, in the order in which they are to be measured."""
     found: dict[str, Point] = {}
     for shard in shards:
         for point in _of_shard(shard, limits):
@@ -174,7 +174,7 @@ def _small(shard: Shard, limits: Limits) -> Iterator[Point]:
 
 
 def _attention(shard: Shard, limits: Limits, op: str, stage: int, *pieces: tuple[int, int, int]) -> Iterator[Point]:
-    """The point, unless a sequence is longer or the call larger than the limits."""
+    """Yield the point, unless a sequence is longer or the call larger than the limits."""
     queries = sum(new * count for new, _, count in pieces)
     keys = sum((new + past) * count for new, past, count in pieces)
     heads = shard.heads
@@ -206,7 +206,7 @@ def _mixed(shard: Shard, limits: Limits) -> Iterator[Point]:
 
 
 def _uneven(shard: Shard, limits: Limits) -> Iterator[Point]:
-    """Calls of unequal contexts, as a server has them: decodes alone, and beside a prompt."""
+    """Yield calls of unequal contexts, as a server has them: decodes alone, and beside a prompt."""
     rng = random.Random(f"{shard.heads}")
 
     def contexts(count: int) -> list[tuple[int, int, int]]:
@@ -225,7 +225,7 @@ def _uneven(shard: Shard, limits: Limits) -> Iterator[Point]:
 
 
 def table_row(point: Point) -> dict[str, Any]:
-    """The key columns of a point's row in a kernel table."""
+    """Return the key columns of a point's row in a kernel table."""
     row: dict[str, Any] = {"op": point.op, "dtype": point.dtype}
     if not point.pieces:
         return row | {"m": point.m, "n": point.n} | ({"k": point.k} if point.k else {})

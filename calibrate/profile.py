@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What to profile, and for how long."""
+    """Options of a profile."""
 
     out: Path
     budget_s: float
@@ -41,12 +41,12 @@ class Options:
     tokens: int | None = None
     context: int | None = None
     batch: int | None = None
-    """How far the grids go; None: 8192 tokens, contexts of 32768 and 256 sequences on a GPU; 512, 1024, 32 on a CPU."""
+    """Extent of the grids; None: 8192 tokens, contexts of 32768 and 256 sequences on a GPU; 512, 1024, 32 on a CPU."""
 
 
 @dataclass
 class Outcome:
-    """How a profile ended."""
+    """The end of a profile."""
 
     measured: int
     total: int
@@ -65,13 +65,13 @@ def profile(
     progress: Progress = lambda *_: None,
     began: float | None = None,
 ) -> Outcome:
-    """Measure what is not in the folder yet, in order of importance, until the budget is spent. An interrupt saves
-    what there is and goes on up. `began`: when the budget began to run (time.monotonic)."""
+    """Measure what is not in the folder yet, in order of importance, until the budget is spent. An interrupt saves what
+    there is and is raised again. `began`: when the budget began to run (time.monotonic)."""
     run = _Run(device, kernels, shards, options, progress, time.monotonic() if began is None else began)
     try:
         run.grid()
         run.repeats()
-    finally:  # an interrupt, and what nobody thought of, keep what was measured
+    finally:  # an interrupt, or an unforeseen error, keeps what was measured
         run.close()
     return run.outcome()
 
@@ -101,7 +101,7 @@ class _Run:
         self.max_drift = options.max_drift or {"cuda": 0.05, "cpu": 0.5}[device.kind]
 
     def grid(self) -> None:
-        """Every point that is not there yet; one made under drift is made again at the end."""
+        """Measure every point that is not there yet; one made under drift is made again at the end."""
         grid, failed = self.journal.grid, self.journal.settings.get("failed", {})
         todo = [p for p in self.points if p.key not in failed and (p.key not in grid or grid[p.key].suspect)]
         total, done = len(self.points), len(self.points) - len(todo)
@@ -123,7 +123,7 @@ class _Run:
             self._measure(measured.point)
 
     def repeats(self) -> None:
-        """A tenth of the points once more: what a time is worth."""
+        """Measure a tenth of the points once more, which shows how well times repeat."""
         grid = [m.point for m in self.journal.grid.values() if m.point.stage != HELD_OUT]
         known = {m.point.key for m in self.journal.repeats}
         fresh = [p for p in grid if p.key not in known]
@@ -180,7 +180,7 @@ class _Run:
 
 
 def grid_limits(device: Device, options: Options) -> Limits:
-    """How far the grids go on a device."""
+    """Return how far the grids go on a device."""
     default = _GPU_LIMITS if device.kind == "cuda" else _CPU_LIMITS
     return Limits(
         options.tokens or default["tokens"],
@@ -202,7 +202,7 @@ def _work(kernels: KernelSet, point: Point) -> Any:
 
 
 def _check_memory(device: Device, kernels: KernelSet, found: Sequence[Point]) -> None:
-    """Weights of the largest linear layer, turned over as often as the cache asks, must fit."""
+    """Check that weights of the largest linear layer fit in memory, turned over as often as the cache asks."""
     sizes = [(p.n or 0) * (p.k or 0) * kernels.bytes_of(p.dtype) for p in found if p.op == "gemm"]
     need = max(size * device.copies(int(size)) + 2 * size for size in sizes)
     free = device.free_bytes()

@@ -1,5 +1,5 @@
-"""How good a kernel table is: what it covers, how well it repeats, what looks wrong in it, and how others of the same
-GPU differ."""
+"""Quality of a kernel table: its coverage, its repeatability, its anomalies, and its differences from others of the
+same GPU."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Operator:
 
     @property
     def unit(self) -> str:
-        """Of the size."""
+        """Unit of the size."""
         return "tokens" if self.op in ("gemm", "moe") else _UNITS[self.size]
 
 
@@ -160,7 +160,7 @@ def _held_out(journal: Journal, tables: KernelTables, gpu: Gpu) -> Iterator[Held
 
 
 def _attention_us(tables: KernelTables, gpu: Gpu, point: Point) -> float:
-    """A call over any sequences, as the cost model prices one layer of it."""
+    """Return the microseconds of a call over any sequences, as the cost model prices one layer of it."""
     attention = TableAttention(tables, point.shape, point.dtype)
     contexts = [past + 1 for new, past in point.sequences if new == 1]
     prompts = [(new, past) for new, past in point.sequences if new > 1]
@@ -176,7 +176,8 @@ def _attention_us(tables: KernelTables, gpu: Gpu, point: Point) -> float:
 
 
 def _anomalies(operator: Operator, gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Less time for more work; faster than the data sheet allows; kernels that could not be captured; wide spread."""
+    """Yield anomalies: less time for more work; faster than the data sheet allows; kernels that could not be captured;
+    wide spread."""
     rows, name = operator.rows, f"{operator.op} {operator.dtype}"
     if any("not captured" in kernel for kernel in operator.kernels):
         yield name, "some kernels could not be captured in a graph: their times hold launches"
@@ -199,7 +200,7 @@ def _anomalies(operator: Operator, gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 
 def curves(operator: Operator) -> Iterator[tuple[str, NDArray[Any], NDArray[np.float64]]]:
-    """(label, sizes, microseconds) of every curve, sizes ascending."""
+    """Yield (label, sizes, microseconds) of every curve, sizes ascending."""
     rows, size = operator.rows, operator.size
     keys = [name for name in rows if name not in (size, "time_us")]
     shape = np.stack([rows[name] for name in keys], axis=1) if keys else np.zeros((len(rows["time_us"]), 0))

@@ -39,7 +39,7 @@ class Composition:
     pieces: tuple[tuple[int, int], ...]
 
     def batch(self) -> Batch:
-        """What the cost model prices: sequences of one new token over others decode."""
+        """Return the batch the cost model prices: sequences of one new token over others decode."""
         contexts = [past + 1 for new, past in self.pieces if new == 1 and past]
         return Batch(
             sum(new for new, _ in self.pieces),
@@ -63,14 +63,14 @@ class Step:
 
     @property
     def error(self) -> float:
-        """Relative, signed."""
+        """Relative error, signed."""
         return float(self.predicted_us / self.timing.median_us - 1.0)
 
 
 def compositions(
     tokens: int, context: int, batch: int, kv_tokens: int, share: float = 1.0, seed: int = 1
 ) -> list[Composition]:
-    """Steps a server would run on the lengths of real traces, no larger than the limits. `share`: of the whole
+    """Return steps a server would run on the lengths of real traces, no larger than the limits. `share`: of the whole
     number."""
     from servesim.traces import open_trace
 
@@ -146,8 +146,8 @@ def run_steps(
 
 
 def summary(steps: Sequence[Step]) -> dict[str, Any]:
-    """Errors by kind, from kernels alone and with one host time a step, fitted on the even steps and judged on the odd
-    ones. Fractions; times in microseconds."""
+    """Return errors by kind, from kernels alone and with one host time per step, fitted on the even steps and judged on
+    the odd ones. Fractions; times in microseconds."""
     fitted, judged = steps[::2], steps[1::2]
     host = float(np.median([s.timing.median_us - s.predicted_us for s in fitted]))
     kinds: dict[str, Any] = {}
@@ -173,7 +173,7 @@ def _figures(errors: Sequence[float]) -> dict[str, float]:
 
 
 def steps_csv(path: Path, steps: Sequence[Step]) -> None:
-    """A row a step."""
+    """Write one row per step."""
     scratch = path.with_name(path.name + ".partial")
     with scratch.open("w", newline="") as file:
         out = csv.writer(file)
@@ -195,7 +195,7 @@ def steps_csv(path: Path, steps: Sequence[Step]) -> None:
 
 
 def scatter(path: Path, steps: Sequence[Step], title: str) -> None:
-    """Predicted over measured, by kind, with lines at 3 per cent; SVG or PNG by the file's suffix."""
+    """Plot predicted over measured, by kind, with lines at 3 per cent; SVG or PNG by the file's suffix."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -1,4 +1,4 @@
-"""How long a kernel takes: rotated buffers, CUDA graphs, medians.
+"""Timing of a kernel: rotated buffers, CUDA graphs, medians.
 
 A point is a list of calls of one kernel on different buffers, so that no call finds its weights in the cache. On a GPU
 10 to 20 of them are captured in a CUDA graph, which is replayed three times to warm up and ten times between events.
@@ -49,7 +49,7 @@ class Timing:
 
 
 class Device(ABC):
-    """What kernels are timed on."""
+    """A device that kernels are timed on."""
 
     kind: str
     name: str
@@ -59,30 +59,30 @@ class Device(ABC):
 
     @abstractmethod
     def time(self, calls: Sequence[Call]) -> Timing:
-        """Time of one of `calls`, which differ in their buffers alone."""
+        """Time one of `calls`, which differ in their buffers alone."""
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """Memory that can still be allocated."""
+        """Return the memory that can still be allocated."""
 
     @abstractmethod
     def total_bytes(self) -> int:
-        """All the memory there is."""
+        """Return all the memory there is."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Device, driver and versions, for the provenance of a table."""
+        """Return device, driver and versions, for the provenance of a table."""
 
     @abstractmethod
     def reference_us(self) -> float:
-        """Time of a GEMM that is always the same: shows drift."""
+        """Return the time of a GEMM that is always the same: shows drift."""
 
     @abstractmethod
     def bandwidth(self) -> float:
-        """Bytes per second of a copy on the device, read and written."""
+        """Return the bytes per second of a copy on the device, read and written."""
 
     def clock_mhz(self) -> int | None:
-        """Present clock; None where it cannot be read."""
+        """Return the present clock; None where it cannot be read."""
         return None
 
     def release(self) -> None:
@@ -90,18 +90,18 @@ class Device(ABC):
         return None
 
     def copies(self, size: int) -> int:
-        """How many buffers of `size` bytes, used in turn, keep each other out of the cache (twice over)."""
+        """Return how many buffers of `size` bytes, used in turn, keep each other out of the cache (twice over)."""
         return max(1, min(MOST_CALLS, ceil(2 * self.cache_bytes / max(size, 1))))
 
 
 def rotated(calls: Sequence[Call], seconds: float, window: float) -> list[Call]:
-    """`calls` over and over, as many as fill the window at `seconds` each, every buffer used once at least."""
+    """Repeat `calls` until they fill the window at `seconds` each, using every buffer at least once."""
     count = max(len(calls), min(MOST_CALLS, ceil(window / max(seconds, 1e-9))))
     return [calls[i % len(calls)] for i in range(count)]
 
 
 class _TorchDevice(Device):
-    """What torch does alike everywhere."""
+    """The part that torch does alike everywhere."""
 
     _torch: Any
     _copied: int
@@ -172,7 +172,7 @@ class CudaDevice(_TorchDevice):
     _copied, _square = 256 << 20, (4096, "bfloat16")
 
     def __init__(self, torch: Any, cuda: Any = None, target: str = "cuda") -> None:
-        """`cuda`: what stands for `torch.cuda`, and `target` for its tensors' device, in a dry run."""
+        """Open a GPU. `cuda`: what stands for `torch.cuda`, and `target` for its tensors' device, in a dry run."""
         self._torch, self._cuda, self.target = torch, cuda or torch.cuda, target
         if not self._cuda.is_available():
             raise UserError(
@@ -212,7 +212,7 @@ class CudaDevice(_TorchDevice):
         return error
 
     def _warm(self, calls: Sequence[Call]) -> float:
-        """Load and tune the kernels on a stream of their own, as capturing wants it; then seconds of a call."""
+        """Load and tune the kernels on a separate stream, as capturing requires; then return the seconds of a call."""
         cuda = self._cuda
         side = cuda.Stream()
         side.wait_stream(cuda.current_stream())
@@ -270,7 +270,7 @@ class CudaDevice(_TorchDevice):
 
 
 def nvidia_smi(field: str) -> str:
-    """One figure of the first GPU without its unit; empty where it cannot be had."""
+    """Return one figure of the first GPU without its unit; empty where it cannot be had."""
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -280,7 +280,7 @@ def nvidia_smi(field: str) -> str:
 
 
 def open_device(kind: str, threads: int = 1) -> Device:
-    """The device to time on; UserError where torch or the GPU is missing."""
+    """Open the device to time on; UserError where torch or the GPU is missing."""
     torch = import_torch()
     if kind == "cpu":
         return CpuDevice(torch, threads)
@@ -290,7 +290,7 @@ def open_device(kind: str, threads: int = 1) -> Device:
 
 
 def import_torch() -> Any:
-    """torch, or the error that says how to get it."""
+    """Import torch; raise the error that says how to get it."""
     try:
         import torch
     except ImportError as error:

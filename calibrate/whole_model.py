@@ -1,4 +1,4 @@
-"""A whole model with random weights, one forward step at a time over a paged KV cache: what proves a profile."""
+"""A whole model with random weights, one forward step at a time over a paged KV cache: the proof of a profile."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from servesim.calibrate.points import Shard
 from servesim.errors import UserError
 
 _SHARE = 0.8
-"""Of the free memory that weights and KV may take."""
+"""Share of the free memory that weights and KV may take."""
 
 
 class WholeModel:
-    """Weights of every layer and a KV pool; `prepare` a batch, then `step` it. Of one GPU's shard where tp > 1,
-    without the collectives."""
+    """Weights of every layer and a KV pool; `prepare` a batch, then `step` it. One GPU's shard where tp > 1, without
+    the collectives."""
 
     def __init__(self, ops: TorchOps, shard: Shard, kv_tokens: int) -> None:
-        """`kv_tokens`: room in the KV pool; fewer where memory is short."""
+        """Allocate weights and pool. `kv_tokens`: room in the KV pool; fewer where memory is short."""
         self.ops, self.shard = ops, shard
         model, heads = shard.model, shard.heads
         linears = shard.linears()
@@ -48,7 +48,7 @@ class WholeModel:
         return int(self.blocks * BLOCK)
 
     def prepare(self, pieces: Sequence[tuple[int, int]]) -> Prepared:
-        """What an engine makes once a step: block tables, positions, slots, attention's plan."""
+        """Return what an engine makes once per step: block tables, positions, slots, attention's plan."""
         torch, ops = self.ops.torch, self.ops
         batch = PagedBatch(torch, ops.on, pieces, self.blocks)
         ids = torch.randint(0, self.head_rows, (batch.tokens,), device=ops.on)
@@ -62,7 +62,7 @@ class WholeModel:
         return int(self.embed.shape[0])
 
     def step(self, p: Prepared) -> Any:
-        """Next tokens of every sequence."""
+        """Return the next token of every sequence."""
         ops, heads, dtype = self.ops, self.shard.heads, self.shard.dtype
         q, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
         x = ops.torch.nn.functional.embedding(p.ids, self.embed)

@@ -4,7 +4,7 @@
     python docs/tutorial.py 3 5        the third and the fifth
 
 Every lesson is a function of a few lines that prints a table. Read it, guess the next row, change a number, run it
-again. Llama-3.1-8B in bf16 on one H100 serves throughout. What the words mean stands in docs/metrics.md.
+again. Llama-3.1-8B in bf16 on one H100 serves throughout. docs/metrics.md defines the terms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def table(*names: str, rows: Rows) -> Rows:
 
 
 def decoding_reads_the_weights() -> Rows:
-    """A decode step reads all weights, for one request or for many: tokens of a batch are nearly free, up to a point.
+    """A decode step reads all weights, for one request or for many: tokens of a batch are nearly free, up to a
+    point.
 
     16 GB of weights at 3.35 TB/s take 4.8 ms by the data sheet, and some 6 by real kernels, whatever the batch.
     Arithmetic and the KV of every sequence come on top.
@@ -45,7 +46,7 @@ def decoding_reads_the_weights() -> Rows:
 def prompts_are_arithmetic() -> Rows:
     """A prompt's tokens are computed together: long prompts keep the GPU busy, and the first token waits for them.
 
-    Of a short prompt reading the weights takes longest. From some hundred tokens on, four times the prompt takes four
+    For a short prompt, reading the weights takes longest. From some hundred tokens on, four times the prompt takes four
     times as long, later more: attention grows with the square.
     """
     rows = []
@@ -70,7 +71,8 @@ def batches_that_wait_and_batches_that_do_not() -> Rows:
 
 
 def load_and_latency() -> Rows:
-    """More requests a second make larger batches: throughput follows the load, and latency rises slowly, then fast.
+    """More requests per second make larger batches: throughput follows the load, and latency rises slowly, then
+    fast.
 
     The last rate is beyond what the server can do. Its queue grows for as long as requests come: "unstable".
     """
@@ -84,7 +86,7 @@ def load_and_latency() -> Rows:
 
 
 def memory_is_the_number_of_places() -> Rows:
-    """How KV memory is handed out decides how many requests run at once.
+    """The way KV memory is handed out decides how many requests run at once.
 
     Memory for 20,000 tokens. Contiguous memory set aside for the longest answer allowed (4,096 tokens) holds few
     requests; blocks taken as tokens come hold many. No engine can know lengths beforehand; the oracle does.
@@ -104,7 +106,7 @@ def memory_is_the_number_of_places() -> Rows:
 
 
 def prompts_with_a_common_beginning() -> Rows:
-    """A system prompt of 1,500 tokens, the same for everybody, is computed once if somebody remembers it."""
+    """A system prompt of 1,500 tokens, shared by all requests, is computed once if the prefix cache keeps it."""
     rows = []
     for kv in ("paged", "prefix-hash"):
         trace = "synth:rate=20,prompt=2000,output=50,prefix=shared(groups=1,length=1500)"
@@ -116,8 +118,8 @@ def prompts_with_a_common_beginning() -> Rows:
 
 
 def drafts_help_while_there_is_room() -> Rows:
-    """Drafts that turn out right come for free while the GPU waits for memory. Verified drafts are rows of the batch,
-    and once the batch is large they are no longer free."""
+    """Drafts that turn out right come for free while the GPU waits for memory. Verified drafts are rows of the
+    batch, and once the batch is large they are no longer free."""
     rows = []
     for clients in (1, 8, 64, 256):
         tpot = []

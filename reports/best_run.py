@@ -16,14 +16,14 @@ SHOWN = ("timeline", "kv_memory", "gantt", "operators", "roofline", "acceptance"
 
 
 def best_run(experiment: Experiment) -> Section:
-    """Without blocks where nothing did best, or its run was not kept."""
+    """Return the section of the best run; without blocks where nothing did best, or its run was not kept."""
     drawn: list[Drawing] = []
     try:
         run = experiment.run()
     except UserError:
         return Section("", [])
     for name in SHOWN:
-        with suppress(UserError):  # steps that cannot be priced any more
+        with suppress(UserError):  # steps that can no longer be priced
             if (drawing := RUN[name](run, None)) is not None:
                 drawn.append(drawing)
     blocks = [Block("drawing", "", drawing) for drawing in drawn]

@@ -24,7 +24,7 @@ from servesim.reports.words import gpu_of, number, percent
 
 
 def page(folder: Path) -> Page:
-    """What each deployment carries, at what price, and how sure that is."""
+    """Return the page: what each deployment carries, at what price, and how sure that is."""
     experiment = Experiment.load(folder, "capacity")
     document = experiment.document
     settings = document["settings"]
@@ -49,7 +49,7 @@ def _by_rate(document: Mapping[str, Any]) -> bool:
 
 
 def _tiles(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Up to four deployments: the highest rates, or the lowest prices."""
+    """Return tiles for up to four deployments: the highest rates, or the lowest prices."""
     carried = [r for r in document["rows"] if r["verdict"] == "carries"]
     if _by_rate(document):
         order = sorted(carried, key=lambda r: -r["rate"])
@@ -138,4 +138,4 @@ def _front(document: Mapping[str, Any]) -> Drawing | None:
 
 
 FIGURES: Figures = {"attainment": lambda e: _attainment(e.document), "pareto": lambda e: _front(e.document)}
-"""What draws each figure of a capacity question."""
+"""Functions that draw each figure of a capacity question."""

@@ -40,7 +40,7 @@ def write(out: Path, documents: Sequence[Document], errors: Mapping[str, str]) -
 
 
 def _json(value: Any) -> str:
-    """In the order given: that of rows in a figure."""
+    """Return JSON with keys in the order given: that of rows in a figure."""
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -67,7 +67,7 @@ def _read(folder: Path) -> tuple[list[Document], dict[str, str]]:
 
 
 def page(folder: Path) -> Page:
-    """What `write` left in a folder."""
+    """Return the page of what `write` left in a folder."""
     documents, failed = _read(folder)
     rows = [row for document in documents for row in document["rows"] if _is_claim(row)]
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in VERDICTS}
@@ -107,7 +107,7 @@ def _overview(documents: Sequence[Document], counts: Mapping[str, int]) -> list[
 
 
 def _is_claim(row: Mapping[str, Any]) -> bool:
-    """Whether it holds something published against a figure; the rest stands with its experiment alone."""
+    """Return whether a row holds something published against a figure; others are shown with their experiment alone."""
     return bool(row["verdict"] != "shown")
 
 

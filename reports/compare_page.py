@@ -34,7 +34,7 @@ WORST = 5
 
 
 def page(folder: Path) -> Page:
-    """Verdicts, intervals, distributions, and what became of single requests."""
+    """Return the page: verdicts, intervals, distributions, and what became of single requests."""
     experiment = Experiment.load(folder, "comparison")
     document = experiment.document
     settings = document["settings"]
@@ -72,7 +72,7 @@ def _alerts(document: Mapping[str, Any]) -> list[Alert]:
 
 
 def _verdicts(document: Mapping[str, Any]) -> list[Block]:
-    """The ranking, best first, and the figure of changes."""
+    """Return the ranking, best first, and the figure of changes."""
     rank_by, rows = document["settings"]["rank_by"], _rows(document)
     ranking = document["ranking"]
     order = [*ranking["order"], *ranking["unstable"], *ranking["failed"]]
@@ -99,7 +99,7 @@ def _verdicts(document: Mapping[str, Any]) -> list[Block]:
 
 
 def _distributions(experiment: Experiment) -> Drawing | None:
-    """Latencies of all replicates together; with many variants the best ones and the baseline."""
+    """Draw latencies of all replicates together; with many variants the best ones and the baseline."""
     document = experiment.document
     order = [document["baseline"], *(label for label in document["ranking"]["order"] if label != document["baseline"])]
     more = f" The {len(SERIES) - 1} best of {len(order)} and the baseline." if len(order) > len(SERIES) else ""
@@ -107,11 +107,11 @@ def _distributions(experiment: Experiment) -> Drawing | None:
 
 
 FIGURES: Figures = {"changes": lambda e: forest(e.document), "latency_cdf": _distributions}
-"""What draws each figure of a comparison."""
+"""Functions that draw each figure of a comparison."""
 
 
 def _matrix(document: Mapping[str, Any]) -> Table:
-    """Values and changes of every metric; the shorter of variants and metrics become columns."""
+    """Return values and changes of every metric; the shorter of variants and metrics become columns."""
     rows, metrics = _rows(document), document["metrics"]
     labels = [v["label"] for v in document["variants"]]
     names = [with_unit(m) for m in metrics]

@@ -3,7 +3,8 @@
     servesim.figure(result, "timeline").save("timeline.svg")
     servesim.figure(servesim.sweep(..., out="grid"), "pareto")  # a notebook shows it
 
-Of a run, and of any one run of an experiment: RUN. Of experiments: FIGURES of compare_page, sweep_page, capacity_page.
+RUN lists those of a run, and of any one run of an experiment; FIGURES of compare_page, sweep_page and capacity_page
+those of experiments.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ RUN: dict[str, Callable[[Run, Window], Drawing | None]] = {
     "acceptance": lambda run, _: by_position(drafts) if (drafts := run.summary["speculation"]) else None,
     "drafts": lambda run, _: over_time(run) if run.summary["speculation"] else None,
 }
-"""What draws each figure of a run; None where there is nothing to draw. The window is that of the chart of requests."""
+"""Functions that draw each figure of a run, in the window of the chart of requests; None: there is nothing to draw."""
 
 
 def _roofline(run: Run) -> Drawing | None:
@@ -53,13 +54,13 @@ def _roofline(run: Run) -> Drawing | None:
 
 
 def figures(source: Source) -> list[str]:
-    """The names `figure` takes for it."""
+    """Return the names `figure` takes for it."""
     found = _opened(source)
     return list(RUN if isinstance(found, Result) else {**_of_experiment(found), **RUN})
 
 
 def figure(source: Source, name: str, *, variant: str | None = None, window_s: Window = None) -> Drawing:
-    """One figure: `.to_svg()`, `.to_matplotlib()`, `.save("name.png")`; a notebook shows it by itself.
+    """Return one figure: `.to_svg()`, `.to_matplotlib()`, `.save("name.png")`; a notebook shows it by itself.
 
     Of an experiment the figures of a run are those of a variant's first one: of the best variant, unless one is named.
     `window_s`: the seconds that `gantt` shows. UserError for other names, and where there is nothing to draw.
@@ -80,7 +81,7 @@ def figure(source: Source, name: str, *, variant: str | None = None, window_s: W
 
 def _drawn(name: str, drawing: Drawing | None) -> Drawing:
     if drawing is None:
-        raise UserError(f"figure {name}: there is nothing to draw")
+        raise UserError(f"figure {name}: nothing to draw")
     return drawing
 
 

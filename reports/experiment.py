@@ -1,4 +1,4 @@
-"""What pages of experiments share: words for metrics and settings, colours of variants, the runs behind them."""
+"""Shared by pages of experiments: words for metrics and settings, colours of variants, the runs behind them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ TONES = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """What an experiment found: its document, and the directory with its runs, if they were kept."""
+    """The result of an experiment: its document, and the directory with its runs, if they were kept."""
 
     document: Mapping[str, Any]
     folder: Path | None
 
     @classmethod
     def load(cls, folder: Path, kind: str) -> Experiment:
-        """A comparison, sweep or capacity question as it was written."""
+        """Load a comparison, sweep or capacity question as it was written."""
         path = folder / f"{kind}.json"
         try:
             document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -81,14 +81,14 @@ class Experiment:
         return best and str(best["label"])
 
     def path(self, address: str) -> Path:
-        """The directory of a run; UserError where it was not kept."""
+        """Return the directory of a run; UserError where it was not kept."""
         path = self.folder and self.folder / "cells" / address
         if path is None or not path.is_dir():
             raise UserError(f"the runs were not kept: give the {self.kind} an --out (from Python out=)")
         return path
 
     def run(self, variant: str | None = None) -> Run:
-        """The first run of a variant, by default of the best; UserError where there is none."""
+        """Return the first run of a variant, by default of the best; UserError where there is none."""
         label = variant if variant is not None else self.best
         if label is None or label not in self.addresses:
             wrong = "nothing did best" if label is None else f"no variant {label!r}"
@@ -99,18 +99,18 @@ class Experiment:
 
 
 Figures = dict[str, Callable[[Experiment], Drawing | None]]
-"""What draws each figure of a kind of experiment; None where there is nothing to draw."""
+"""Functions that draw each figure of a kind of experiment; None where there is nothing to draw."""
 
 
 def _reported(document: Mapping[str, Any], label: str) -> list[Mapping[str, Any]]:
-    """The runs of a deployment at the rate and size reported; all of them where it carries nothing."""
+    """Return the runs of a deployment at the rate and size reported; all of them where it carries nothing."""
     row = next(row for row in document["rows"] if row["label"] == label)
     points = [p for p in document["points"] if p["label"] == label]
     return [p for p in points if (p["rate"], p["replicas"]) == (row["rate"], row["replicas"])] or points
 
 
 def metric_words(name: str) -> str:
-    """`p99 TTFT` for ttft_p99."""
+    """Return `p99 TTFT` for ttft_p99."""
     if name in LABELS:
         return LABELS[name]
     latency, _, statistic = name.rpartition("_")
@@ -120,13 +120,13 @@ def metric_words(name: str) -> str:
 
 
 def with_unit(metric: Mapping[str, Any]) -> str:
-    """A metric's words, and its unit unless every value says it."""
+    """Return a metric's words, and its unit unless every value says it."""
     words = metric_words(metric["name"])
     return words if metric["unit"] in BARE or not metric["unit"] else f"{words}, {metric['unit']}"
 
 
 def amount(value: float | None, unit: str) -> str:
-    """A metric's value with its unit."""
+    """Return a metric's value with its unit."""
     if value is None:
         return "–"
     if unit == "ms":
@@ -136,7 +136,7 @@ def amount(value: float | None, unit: str) -> str:
 
 
 def change(value: float | None, scale: str, unit: str) -> str:
-    """A change with its sign: relative, or in points or units."""
+    """Return a change with its sign: relative, or in points or units."""
     if value is None:
         return "–"
     if scale == "ratio" or unit == "share":
@@ -148,7 +148,7 @@ def change(value: float | None, scale: str, unit: str) -> str:
 
 
 def interval(row: Mapping[str, Any]) -> str:
-    """A change's interval."""
+    """Return a change's interval."""
     if row["change_low"] is None:
         return "–"
     low, high = (change(row[key], row["scale"], row["unit"]) for key in ("change_low", "change_high"))
@@ -156,24 +156,24 @@ def interval(row: Mapping[str, Any]) -> str:
 
 
 def pill(text: str, tone: str | None = None) -> Markup:
-    """A word as a coloured label."""
+    """Return a word as a coloured label."""
     return Markup('<span class="pill {}">{}</span>').format(tone or TONES.get(text, "even"), text)
 
 
 def colours(labels: Sequence[str]) -> dict[str, str]:
-    """A colour for each variant; those beyond the last colour share it."""
+    """Return a colour for each variant; those beyond the last colour share it."""
     return {label: SERIES[min(i, len(SERIES) - 1)] for i, label in enumerate(labels)}
 
 
 def limits_words(slo: Mapping[str, float], classes: Mapping[str, Mapping[str, float]]) -> str:
-    """The limits, and those of single classes after them."""
+    """Return the limits, and those of single classes after them."""
     groups = [("", slo), *((f"{name}: ", own) for name, own in classes.items())]
     texts = [head + ", ".join(f"{name.upper()} ≤ {x:g} ms" for name, x in limits.items()) for head, limits in groups]
     return "; ".join(filter(None, texts))
 
 
 def workload_words(workload: Mapping[str, Any]) -> tuple[str, str]:
-    """(model on GPU, what is replayed) as far as all variants share them."""
+    """Return (model on GPU, what is replayed) as far as all variants share them."""
     served = name_of(str(workload["model"])) if workload.get("model") else ""
     if served and workload.get("gpu"):
         served += f" on {gpu_of(str(workload['gpu']))}"
@@ -186,7 +186,7 @@ def workload_words(workload: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _shared_settings(document: Mapping[str, Any]) -> list[Block]:
-    """The settings all runs share, and how the experiment was made."""
+    """Return the settings all runs share, and how the experiment was made."""
     facts = [(key, _plain(value)) for key, value in sorted(document["workload"].items())]
     how = [("replicates", counted(document["replicates"]))]
     how += [(key.replace("_", " "), _plain(value)) for key, value in document["settings"].items() if value is not None]
@@ -202,7 +202,7 @@ def _plain(value: Any) -> str:
 
 
 def _provenance(experiment: Experiment) -> list[tuple[str, str]]:
-    """Where the numbers come from, as one of the runs tells it."""
+    """Return where the numbers come from, as one of the runs tells it."""
     address = next((a for found in experiment.addresses.values() for a in found), None)
     summary = Path(experiment.folder or "") / "cells" / str(address) / SUMMARY
     if address is None or not summary.is_file():
@@ -226,7 +226,7 @@ def page_of(
     tiles: list[dict[str, Any]],
     sections: Sequence[Section],
 ) -> Page:
-    """A page with what all experiments have: the workload below the title, and in the end how it was done."""
+    """Return a page with what all experiments have: the workload below the title, and in the end how it was done."""
     document = experiment.document
     served, replayed = workload_words(document["workload"])
     rests = _provenance(experiment)

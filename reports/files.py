@@ -21,12 +21,12 @@ MARKS = (
     b"row,replica,state,prompt_len,output_len,",
     b"<!-- servesim -->",
 )
-"""What stands near the beginning of each file a result is written as: pages, figures, and all formats of export."""
+"""Marks near the beginning of each file a result is written as: pages, figures, and all formats of export."""
 BEGINNING = 4096
 
 
 def refuse_foreign(path: Path) -> None:
-    """UserError if a file that servesim did not write would be replaced."""
+    """Raise UserError if a file that servesim did not write would be replaced."""
     if path.is_symlink():
         raise UserError(f"--out {path}: is a symbolic link; name the file itself")
     if not path.exists():
@@ -44,7 +44,7 @@ def refuse_foreign(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[TextIO]:
-    """A text file beside `path` that takes its place in the end; compressed if the name ends in .gz."""
+    """Open a text file beside `path` that takes its place in the end; compressed if the name ends in .gz."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         try:

@@ -41,7 +41,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Alert:
-    """What a reader must not miss."""
+    """A warning a reader must not miss."""
 
     head: str
     text: str
@@ -80,12 +80,12 @@ class Section:
     title: str
     blocks: list[Block]
     name: str = ""
-    """What links on the page call it."""
+    """Its anchor, for links on the page."""
 
 
 @dataclass
 class Page:
-    """What a template fills in."""
+    """The content of a page for its template."""
 
     template: str
     kind: str
@@ -96,7 +96,7 @@ class Page:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def html(self) -> str:
-        """The page as text."""
+        """Return the page as text."""
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
         environment = Environment(
@@ -123,8 +123,8 @@ def _style() -> Any:
 
 
 def report(result: Result | str | Path, window_s: tuple[float, float] | None = None) -> str:
-    """A run, or a directory that a run, compare, sweep or capacity wrote, as one HTML page. `window_s`: the seconds
-    the chart of requests shows, of a run."""
+    """Return a run, or a directory that a run, compare, sweep or capacity wrote, as one HTML page. `window_s`: the
+    seconds the chart of requests shows, of a run."""
     from servesim.run.result import Result
 
     if not isinstance(result, Result):

@@ -47,14 +47,14 @@ class Priced:
         return [kind for kind, parts in self.ns.items() if parts]
 
     def families(self, kind: str) -> dict[str, float]:
-        """Nanoseconds by family."""
+        """Return nanoseconds by family."""
         found = dict.fromkeys((key for key, *_ in FAMILIES), 0.0)
         for name, ns in self.ns[kind].items():
             found[family(name)] += ns
         return found
 
     def operators(self) -> dict[str, float]:
-        """Nanoseconds of each operator over all steps, longest first."""
+        """Return nanoseconds of each operator over all steps, longest first."""
         total: dict[str, float] = {}
         for parts in self.ns.values():
             for name, ns in parts.items():
@@ -63,7 +63,7 @@ class Priced:
 
 
 def family(name: str) -> str:
-    """The family of an operator."""
+    """Return the family of an operator."""
     for key, _, _, beginnings in FAMILIES:
         if name.startswith(beginnings):
             return key
@@ -72,7 +72,7 @@ def family(name: str) -> str:
 
 def price_steps(run: Run) -> Priced:
     """Price a sample of the recorded steps. Pieces of prompts are taken as equally long within a step, of which the
-    records keep the sums; UserError where the model's file is not there any more."""
+    records keep the sums; UserError where the model's file is no longer there."""
     scenario = run.scenario
     model, cost = ModelSpec.load(scenario.model), cost_model_of(scenario)
     ns: dict[str, dict[str, float]] = {}
@@ -103,14 +103,14 @@ def price_steps(run: Run) -> Priced:
 
 
 def sampled_step(run: Run, row: int) -> tuple[Batch, int]:
-    """The step in the middle of a recorded row, and how many the row stands for."""
+    """Return the step in the middle of a recorded row, and how many the row stands for."""
     batch, k = batch_of(run.steps, row)
     batch.draft_k = int(run.scenario.speculation.get("k", 0))  # at most; how many is not recorded
     return batch, k
 
 
 def batch_of(steps: dict[str, Column], row: int, nth: int | None = None) -> tuple[Batch, int]:
-    """The nth step of a recorded row (unless given the one in its middle), and how many the row stands for."""
+    """Return the nth step of a recorded row (by default the one in its middle), and how many the row stands for."""
     c = {name: int(column[row]) for name, column in steps.items()}
     pieces, count = c["prefill_pieces"], c["decode_count"]
     prefill = [(_part(c["prefill_tokens"], pieces, i), _part(c["prefill_context"], pieces, i)) for i in range(pieces)]
@@ -135,5 +135,5 @@ def batch_of(steps: dict[str, Column], row: int, nth: int | None = None) -> tupl
 
 
 def _part(total: int, parts: int, i: int) -> int:
-    """The i-th of `parts` nearly equal whole parts."""
+    """Return the i-th of `parts` nearly equal whole parts."""
     return total * (i + 1) // parts - total * i // parts

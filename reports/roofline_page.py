@@ -23,7 +23,7 @@ from servesim.run.setup import cost_model_of
 
 
 def steps_of_run(folder: Path) -> tuple[Roof, list[Steps]]:
-    """A sample of a run's recorded steps by kind, evenly spaced in GPU time; UserError where there are none."""
+    """Return a sample of a run's recorded steps by kind, evenly spaced in GPU time; UserError where there are none."""
     run = Run(Result.load(folder))
     s = run.scenario
     roof = Roof(ModelSpec.load(s.model), Gpu.load(s.gpu), s.tp, s.dtype, s.kv_dtype, cost_model_of(s))
@@ -43,7 +43,7 @@ def steps_of_run(folder: Path) -> tuple[Roof, list[Steps]]:
 
 
 def write(path: Path, document: Mapping[str, Any], steps: Sequence[Steps]) -> None:
-    """The figure if the name ends in .svg, else the page."""
+    """Write the figure if the name ends in .svg, else the page."""
     drawing = _drawing(steps)
     text = standalone(drawing) if path.suffix == ".svg" else page(document, drawing).html()
     with writing(path) as file:
@@ -60,7 +60,7 @@ def _drawing(steps: Sequence[Steps]) -> Drawing:
 
 
 def page(document: Mapping[str, Any], drawing: Drawing) -> Page:
-    """Steps under the roof, and their operators."""
+    """Return the page of steps under the roof, and their operators."""
     d = document
     gpus = gpu_of(d["gpu"]) if d["tp"] == 1 else f"{d['tp']} × {gpu_of(d['gpu'])}"
     operators = [_operators(step) for step in d["steps"]]

@@ -21,7 +21,7 @@ BINS = 300
 
 
 class Run:
-    """Columns of a result and what figures derive from them. Times in ns, series over `edges`."""
+    """Columns of a result and values that figures derive from them. Times in ns, series over `edges`."""
 
     def __init__(self, result: Result) -> None:
         self.summary: dict[str, Any] = result.summary
@@ -43,7 +43,7 @@ class Run:
         return max(int(self.requests["last_token_ns"].max(initial=1)), int(self.steps["end_ns"].max(initial=1)))
 
     def finished(self, column: str) -> Any:
-        """One column of the completed requests."""
+        """Return one column of the completed requests."""
         return self.requests[column][self.done]
 
     @cached_property
@@ -58,10 +58,10 @@ class Run:
         return middles
 
     def present(self, enter: Column, leave: Column) -> Series:
-        """Mean number present in each bin."""
+        """Return the mean number present in each bin."""
 
         def area(times: Column) -> Series:
-            """Integral over time of how many of `times` have passed, at every edge."""
+            """Return the integral over time of how many of `times` have passed, at every edge."""
             times = np.sort(times)
             passed = np.searchsorted(times, self.edges)
             sums = np.concatenate([[0.0], np.cumsum(times - self.edges[0])])
@@ -79,8 +79,8 @@ class Run:
         return self.present(arrival, np.where(scheduled < 0, self.requests["finished_ns"][kept], scheduled))
 
     def mean_of(self, integrals: Column | Series) -> Series:
-        """Mean over each bin of a quantity whose integral over each row of steps is given, summed over replicas;
-        0 while nothing runs."""
+        """Return the mean over each bin of a quantity whose integral over each row of steps is given, summed over
+        replicas; 0 while nothing runs."""
         steps, total = self.steps, np.zeros(BINS)
         for replica in np.unique(steps["replica"]):
             rows = np.flatnonzero(steps["replica"] == replica)
@@ -114,20 +114,21 @@ class Run:
 
     @cached_property
     def kinds(self) -> dict[str, NDArray[np.bool_]]:
-        """Which rows are prefill, decode or mixed steps."""
+        """Masks of the rows that are prefill, decode or mixed steps."""
         prefill, decode = self.steps["prefill_pieces"] > 0, self.steps["decode_count"] > 0
         return {"prefill": prefill & ~decode, "mixed": prefill & decode, "decode": decode & ~prefill}
 
     @cached_property
     def priced(self) -> Priced | None:
-        """A sample of its steps, priced again operator by operator; None without steps. UserError where they cannot
-        be priced any more."""
+        """A sample of its steps, priced again operator by operator; None without steps. UserError where they can no
+        longer be priced."""
         from servesim.reports.priced import price_steps
 
         return price_steps(self) if len(self.steps["k"]) else None
 
     def sample(self, rows: Column, size: int) -> Column:
-        """At most `size` of these rows of steps, evenly spaced in GPU time: each stands for as much of it."""
+        """Return at most `size` of these rows of steps, evenly spaced in GPU time: each stands for an equal part of
+        it."""
         if len(rows) <= size:
             return rows
         spent = np.cumsum(self.steps["gpu_ns"][rows], dtype=np.float64)

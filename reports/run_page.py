@@ -34,7 +34,7 @@ ORIGINS = (("measured", "teal"), ("interpolated", "blue"), ("extrapolated", "amb
 
 
 def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Page:
-    """Everything there is to say about one run."""
+    """Return everything there is to say about one run."""
     run = Run(result)
     summary = run.summary
     priced: Priced | None = None
@@ -83,19 +83,19 @@ def _gpus(run: Run) -> str:
 
 
 def title(run: Run) -> str:
-    """What was simulated, in a line."""
+    """Return what was simulated, in a line."""
     return f"{name_of(run.scenario.model)} on {_gpus(run)}"
 
 
 def subtitle(run: Run) -> str:
-    """The workload, in a line."""
+    """Return the workload, in a line."""
     trace = run.summary["provenance"]["trace"]
     rate = f" at {run.scenario.rate:g} requests/s" if run.scenario.rate else ""
     return f"{trace['requests']:,} requests of {trace['name']}{rate}"
 
 
 def chips(run: Run) -> list[tuple[str, str]]:
-    """Settings a reader asks for first."""
+    """Return settings a reader asks for first."""
     s = run.scenario
     found = [("scheduler", s.scheduler["name"]), ("KV cache", s.kv["name"])]
     if s.replicas > 1:
@@ -112,13 +112,13 @@ def chips(run: Run) -> list[tuple[str, str]]:
 
 
 def alerts(run: Run) -> list[Alert]:
-    """What a reader must not miss."""
+    """Return the warnings a reader must not miss."""
     summary = run.summary
     found: list[Alert] = []
     if summary["stability"]["unstable"]:
         found.append(
-            Alert("Unstable.", "The queue still grows when the arrivals end: latencies tell how long the trace is, "
-                  "not how good the server is.")
+            Alert("Unstable.", "The queue was still growing when arrivals ended; latencies depend on the trace's "
+                  "length, not only on the server.")
         )  # fmt: skip
     for what in ("rejection", "abort"):
         for reason, n in summary["requests"].get(f"{what}_reasons", {}).items():
@@ -131,7 +131,7 @@ def alerts(run: Run) -> list[Alert]:
 
 
 def tiles(run: Run) -> list[dict[str, Any]]:
-    """Key figures, each with its unit and a note."""
+    """Return key figures, each with its unit and a note."""
     s = run.summary
     requests, flow, engine, kv = s["requests"], s["throughput"], s["engine"], s["kv"]
 
@@ -171,7 +171,7 @@ def _utilization(engine: dict[str, Any]) -> str:
 
 
 def latency_table(run: Run) -> Table:
-    """Statistics of every latency."""
+    """Return statistics of every latency."""
     columns = ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")
     rows = []
     for key, label in LATENCIES:
@@ -182,7 +182,7 @@ def latency_table(run: Run) -> Table:
 
 
 def operators_table(priced: Priced) -> Table:
-    """The operators that take the longest."""
+    """Return the operators that take the longest."""
     found = priced.operators()
     total = sum(found.values())
     rows = [(name.replace("_", " "), percent(ns / total), seconds(ns / 1e9)) for name, ns in list(found.items())[:9]]
@@ -195,7 +195,7 @@ def _origins(run: Run) -> list[Share]:
 
 
 def _cost_notes(run: Run) -> list[str]:
-    """How sure the kernel times are, and which of them lie outside the tables."""
+    """Return how sure the kernel times are, and which of them lie outside the tables."""
     within = run.summary["uncertainty"]
     known = [] if within is None else [f"GPU time within ±{percent(within)} by repeated measurements (95 %)."]
     notes = [note for note in run.summary["notes"] if note.startswith(COST_NOTES)]

@@ -1,4 +1,4 @@
-"""The requests that fared worst, and what held each of them up."""
+"""The slowest requests, and the cause of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN = 6
 
 
 def slowest(run: Run) -> list[Table]:
-    """The longest waits for a first token, and the slowest outputs."""
+    """Return the longest waits for a first token, and the slowest outputs."""
     tables = []
     for title, column in (("Longest waits for a first token", "ttft_ns"), ("Slowest output tokens", "tpot_ns")):
         values = run.requests[column].astype(np.float64)
@@ -46,7 +46,7 @@ def _table(run: Run, title: str, rows: np.ndarray[tuple[int], np.dtype[np.int64]
 
 
 def first_token_cause(run: Run, i: int) -> str:
-    """What took most of a request's time to its first token."""
+    """Return the cause that took most of a request's time to its first token."""
     r = run.requests
     ttft, queue = float(r["ttft_ns"][i]), float(r["queue_time_ns"][i])
     if queue > ttft / 2:
@@ -57,7 +57,7 @@ def first_token_cause(run: Run, i: int) -> str:
 
 
 def output_cause(run: Run, i: int) -> str:
-    """What slowed a request's output."""
+    """Return the cause that slowed a request's output."""
     r = run.requests
     times = int(r["num_preemptions"][i])
     if times:

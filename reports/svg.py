@@ -70,7 +70,7 @@ STYLE: dict[str, Any] = {
 
 HERE = Path(__file__).resolve().parent
 FILE = 'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif" data-generator="servesim"'
-"""What an SVG file needs and an SVG element on the page does not."""
+"""Attributes that an SVG file needs and an SVG element on the page does not."""
 
 Painter = Callable[[Any, bool], None]
 """Draws into a matplotlib Figure; the flag: for a narrow page."""
@@ -84,7 +84,7 @@ class Drawing:
     """Unique on the page: the ids in the SVG begin with it."""
     title: str
     alt: str
-    """What a reader who does not see it should know."""
+    """Text alternative, for readers who cannot see it."""
     svg: Markup
     caption: str = ""
     legend: tuple[tuple[str, str], ...] = ()
@@ -92,20 +92,20 @@ class Drawing:
     wide: bool = False
     paint: Painter | None = field(default=None, repr=False, compare=False)
     size: tuple[int, int] = (WIDE, 300)
-    """Of the drawing (of two versions the wide one) in CSS pixels."""
+    """Size of the drawing (of two versions the wide one) in CSS pixels."""
 
     def to_svg(self) -> str:
-        """The figure as the text of an SVG file, in light colours."""
+        """Return the figure as the text of an SVG file, in light colours."""
         return standalone(self)
 
     _repr_svg_ = to_svg  # notebooks show it
 
     def to_matplotlib(self) -> Any:
-        """The figure as a matplotlib Figure, in light colours, to be changed or saved in another format."""
+        """Return the figure as a matplotlib Figure, in light colours, to be changed or saved in another format."""
         return as_matplotlib(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the figure as .svg, or as what else matplotlib writes (.png, .pdf)."""
+        """Write the figure as .svg, or as any other format of matplotlib (.png, .pdf)."""
         from servesim.reports.files import writing
 
         if str(path).endswith(".svg"):
@@ -118,7 +118,7 @@ class Drawing:
 def wide(
     name: str, title: str, alt: str, paint: Painter, heights: tuple[int, int], caption: str = "", **more: Any
 ) -> Drawing:
-    """A figure across the page, drawn anew for phones; `heights` of the two in CSS pixels."""
+    """Draw a figure across the page, and a second version for phones; `heights` of the two in CSS pixels."""
     versions = Markup("").join(
         Markup('<div class="on-{0}">{1}</div>').format(kind, _svg(f"{name}-{kind}", title, alt, paint, width, height))
         for kind, width, height in (("wide", WIDE, heights[0]), ("narrow", NARROW, heights[1]))
@@ -127,7 +127,7 @@ def wide(
 
 
 def half(name: str, title: str, alt: str, paint: Painter, height: int = 290, caption: str = "", **more: Any) -> Drawing:
-    """A figure half as wide as the page, and as wide as a phone."""
+    """Draw a figure half as wide as the page, and as wide as a phone."""
     svg = _svg(name, title, alt, paint, HALF, height)
     return Drawing(name, title, alt, svg, caption, paint=paint, size=(HALF, height), **more)
 
@@ -148,7 +148,7 @@ def _svg(name: str, title: str, alt: str, paint: Painter, width: int, height: in
 
 
 def _inline(text: str, name: str, title: str, alt: str, width: int, height: int) -> str:
-    """The SVG element alone, without what only a file needs, its text alternative added."""
+    """Return the SVG element alone, without what only a file needs, its text alternative added."""
     body = text[text.index("<svg") :]
     body = body[body.index(">") + 1 :].strip()
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
@@ -170,8 +170,8 @@ def _inline(text: str, name: str, title: str, alt: str, width: int, height: int)
 
 
 def standalone(drawing: Drawing) -> str:
-    """A drawing as a file of its own, title and legend above it, in the colours of the light page; of two versions the
-    wide one."""
+    """Return a drawing as a file of its own, title and legend above it, in the colours of the light page; of two
+    versions the wide one."""
     light, text = _light(), str(drawing.svg)
     text = text[text.index("<svg") : text.index("</svg>")]
     width, height = (int(size) for size in re.findall(r'viewBox="0 0 (\d+) (\d+)"', text)[0])
@@ -190,7 +190,7 @@ def standalone(drawing: Drawing) -> str:
 
 
 def as_matplotlib(drawing: Drawing) -> Any:
-    """The same as a matplotlib Figure."""
+    """Return a drawing as a matplotlib Figure."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -222,16 +222,16 @@ def as_matplotlib(drawing: Drawing) -> Any:
 
 
 def _light() -> dict[str, str]:
-    """The colours of the light page by name."""
+    """Return the colours of the light page by name."""
     sheet = (HERE / "style.css").read_text(encoding="utf-8")
     return dict(re.findall(r"--(\w+): (#\w+)", sheet[: sheet.index("}")]))
 
 
 def _head(drawing: Drawing) -> int:
-    """Room for title and legend above a figure by itself, in CSS pixels."""
+    """Return the room for title and legend above a figure by itself, in CSS pixels."""
     return 40 + 18 * len(drawing.legend)
 
 
 def _shorter(tag: str) -> str:
-    """Tenths of a pixel are enough, and a tag has room in one line."""
+    """Shorten an SVG tag: tenths of a pixel are enough, and a tag has room in one line."""
     return re.sub(r"(\d\.\d)\d+", r"\1", " ".join(tag.split()))

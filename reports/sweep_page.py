@@ -34,7 +34,7 @@ PANELS_AT_MOST = 3
 
 
 def page(folder: Path) -> Page:
-    """Every combination, the best, latency against load, and the Pareto front."""
+    """Return the page: every combination, the best, latency against load, and the Pareto front."""
     experiment = Experiment.load(folder, "sweep")
     document = experiment.document
     curves = _curves(document)
@@ -54,7 +54,7 @@ def _metrics(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _groups(document: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    """Variants by everything but their rate, each group by rate; those that failed left out."""
+    """Return variants by everything but their rate, each group by rate; those that failed left out."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for variant in document["variants"]:
         if variant["status"] == "ok":
@@ -69,7 +69,8 @@ def _stable(document: Mapping[str, Any], variant: Mapping[str, Any]) -> bool:
 
 
 def _curves(document: Mapping[str, Any]) -> list[Curve]:
-    """A curve for each combination of the other axes, where rate is an axis; of many those that stay stable longest."""
+    """Return a curve for each combination of the other axes, where rate is an axis; of many those that stay stable
+    longest."""
     if len(document["axes"].get("rate", [])) < 3:
         return []
     groups = {label: found for label, found in _groups(document).items() if len(found) > 2}
@@ -90,7 +91,7 @@ def _curves(document: Mapping[str, Any]) -> list[Curve]:
 
 
 def _strip(document: Mapping[str, Any]) -> Drawing | None:
-    """Every combination that ran, as dots."""
+    """Draw every combination that ran, as dots."""
     rates, panels = [str(rate) for rate in document["axes"].get("rate", [])], _panels(document)
     rows = [
         {
@@ -124,7 +125,7 @@ def _front(document: Mapping[str, Any]) -> Drawing | None:
 
 
 def _distributions(experiment: Experiment) -> Drawing | None:
-    """Latencies of the best combinations that are stable."""
+    """Draw latencies of the best combinations that are stable."""
     document = experiment.document
     goal = _metrics(document)[document["settings"]["best_by"][0]]
     sign = 1 if goal["better"] == "lower" else -1
@@ -143,7 +144,7 @@ FIGURES: Figures = {
     "latency_cdf": _distributions,
     "pareto": lambda e: _front(e.document),
 }
-"""What draws each figure of a sweep."""
+"""Functions that draw each figure of a sweep."""
 
 
 def _drawings(experiment: Experiment, curves: list[Curve]) -> list[Block]:
@@ -195,7 +196,7 @@ def _tiles(document: Mapping[str, Any], best: Mapping[str, Any] | None, curves: 
 
 
 def _alerts(document: Mapping[str, Any]) -> list[Alert]:
-    """Failures, one line an error."""
+    """Return failures, one line per error."""
     failed: dict[str, list[str]] = {}
     for v in document["variants"]:
         if v["status"] != "ok":
@@ -229,7 +230,7 @@ def _table(document: Mapping[str, Any]) -> Table:
 
 
 def _axes(document: Mapping[str, Any]) -> list[str]:
-    """The axes in the order they have in labels."""
+    """Return the axes in the order they have in labels."""
     first = document["variants"][0]
     return sorted(first["axes"], key=lambda axis: first["label"].find(label_of(axis, first["axes"][axis])))
 

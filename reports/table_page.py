@@ -17,13 +17,13 @@ _COLOURS = ("blue", "teal", "amber", "rose", "violet", "sky", "lime", "slate")
 
 
 def table_html(folder: Path, gpu: str | None = None, against: list[str] | None = None) -> str:
-    """The quality report of the tables in a folder."""
+    """Return the quality report of the tables in a folder."""
     html: str = page(quality(folder, gpu, against)).html()
     return html
 
 
 def page(found: Quality) -> Page:
-    """The page of what was found."""
+    """Return the page of a quality report."""
     first: dict[str, Any] = next(iter(found.provenance.values()), {})
     rows = sum(len(o.rows["time_us"]) for o in found.operators)
     chips = [(k, str(first[v])) for k, v in _CHIPS if first.get(v)]
@@ -108,7 +108,7 @@ def _operators(found: Quality) -> Table:
 
 
 def _coverage(o: Operator) -> Drawing | None:
-    """Where the table has points."""
+    """Draw where the table has points."""
     if o.op == "gemm":
         x, y = o.rows["m"], o.rows["n"].astype(float) * o.rows["k"]
         labels = ("tokens", "weights (n x k)")
@@ -231,7 +231,7 @@ def _ratios(against: Against) -> Drawing:
 
 
 def _provenance(found: Quality) -> list[str]:
-    """A line a key, with the files it is of where they differ."""
+    """Return one line per key, with the files it belongs to where they differ."""
     said: dict[str, dict[str, list[str]]] = {}
     for file, entry in found.provenance.items():
         for key, value in entry.items():

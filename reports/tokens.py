@@ -79,7 +79,7 @@ class Tokens:
             return None
 
     def _ends(self, row: int, cost: TableCostModel | None) -> tuple[Column, bool]:
-        """When each step of a row ends, and whether that is known to the nanosecond."""
+        """Return when each step of a row ends, and whether that is known to the nanosecond."""
         start, end, k = (int(self._steps[c][row]) for c in ("start_ns", "end_ns", "k"))
         if cost is not None:
             batch, _ = batch_of(self._steps, row, 0)
@@ -96,7 +96,8 @@ class Tokens:
         return {int(r): self.steps.end_ns[replica == r] for r in np.unique(replica)}
 
     def of(self, i: int) -> Column:
-        """When each output token of the i-th request (of all its samples) reached the client, ns; empty if none did."""
+        """Return when each output token of the i-th request (of all its samples) reached the client, ns; empty if none
+        did."""
         parts = [self._sequence(j) for j in self._of.get(self._rows[i], ())]
         if len(parts) == 1:
             return parts[0]

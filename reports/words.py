@@ -10,7 +10,7 @@ __all__ = ["count", "gpu_of", "name_of", "number", "percent", "seconds", "time_m
 
 
 def name_of(file_or_name: str) -> str:
-    """A model or GPU; one from a file by the file's name (a `config.json` by its folder's), without the path."""
+    """Return a model or GPU; one from a file by the file's name (a `config.json` by its folder's), without the path."""
     path = PurePath(file_or_name)
     if path.suffix not in (".json", ".yaml", ".yml"):
         return path.name
@@ -18,13 +18,13 @@ def name_of(file_or_name: str) -> str:
 
 
 def gpu_of(file_or_name: str) -> str:
-    """A GPU by its name, known ones in capitals."""
+    """Return a GPU by its name, known ones in capitals."""
     name = name_of(file_or_name)
     return name.upper() if name == file_or_name else name
 
 
 def time_ms(ms: float | None) -> str:
-    """Milliseconds below a second, seconds above it."""
+    """Format milliseconds below a second, seconds above it."""
     if ms is None:
         return "–"
     if ms < 1000:
@@ -33,7 +33,7 @@ def time_ms(ms: float | None) -> str:
 
 
 def seconds(s: float) -> str:
-    """Seconds, from ten minutes on minutes, from two hours on hours."""
+    """Format seconds, from ten minutes on minutes, from two hours on hours."""
     if s >= 7200:
         return f"{s / 3600:,.1f} h"
     if s >= 600:
@@ -42,5 +42,5 @@ def seconds(s: float) -> str:
 
 
 def count(value: float) -> str:
-    """A count with separators, from ten million on in millions."""
+    """Format a count with separators, from ten million on in millions."""
     return f"{value / 1e6:,.1f} M" if abs(value) >= 1e7 else f"{value:,.0f}"

@@ -1,4 +1,4 @@
-"""Public traces: where they are, under what licence, and the checksum that tells the file everyone means.
+"""Public traces: their URL, licence, and the checksum that identifies the published file.
 
 Checksums were computed from the file unless a note says whose word they are. A checksum with "..." is known in part.
 """
@@ -38,11 +38,11 @@ class Entry:
 
     @property
     def file(self) -> str:
-        """What the file is called at its source."""
+        """The file's name at its source."""
         return self.url.rsplit("/", 1)[-1]
 
     def matches(self, digest: str) -> bool:
-        """Whether a file's checksum is this one, as far as it is known."""
+        """Return whether a file's checksum is this one, as far as it is known."""
         start, _, end = self.sha256.partition("...")
         return digest.startswith(start) and digest.endswith(end)
 
@@ -158,12 +158,12 @@ _ENTRIES = (
 
 
 def catalogue() -> dict[str, Entry]:
-    """Every known public trace by its name."""
+    """Return every known public trace by its name."""
     return {entry.name: entry for entry in _ENTRIES}
 
 
 def entry_of(name: str) -> Entry:
-    """One of them; UserError with a suggestion where there is none of that name."""
+    """Return a public trace by name; UserError with a suggestion where there is none of that name."""
     known = catalogue()
     if name not in known:
         raise UserError(f"unknown public trace {name!r}{suggest(name, known)} (servesim trace list)")
@@ -171,8 +171,8 @@ def entry_of(name: str) -> Entry:
 
 
 def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda count: None) -> Path:
-    """Download a trace to `target`: beside first, and renamed once size and checksum are right. A file that is there
-    and right is left alone."""
+    """Download a trace under a temporary name and rename it to `target` once size and checksum are right. A file that
+    is already there and right is left alone."""
     if target.exists():
         if target.is_file() and entry.matches(_digest_of(target)):
             return target

@@ -20,7 +20,8 @@ NAME = "DataFrame"
 
 
 def from_frame(frame: pd.DataFrame, *, sort: bool = False) -> Trace:
-    """One request a row; its name is that in `frame.attrs`, if any. UserError names the row, counted from 0."""
+    """Build a trace with one request per row, named as in `frame.attrs`, if there. UserError names the row, counted
+    from 0."""
     known = (*_native.REQUIRED, *_native.OPTIONAL)
     for column in map(str, frame.columns):
         if column not in known:

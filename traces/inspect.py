@@ -1,4 +1,4 @@
-"""What a trace looks like: load, burstiness, lengths and how much of it a prefix cache could save."""
+"""Statistics of a trace: load, burstiness, lengths and how much of it a prefix cache could save."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PrefixHits:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """Figures of one trace. None: cannot be said of this trace (too short, or no content)."""
+    """Figures of one trace. None: undefined for this trace (too short, or no content)."""
 
     name: str
     requests: int
@@ -64,12 +64,13 @@ class TraceSummary:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, numbers and strings."""
+        """Return plain dicts, numbers and strings."""
         return asdict(self)
 
 
 def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
-    """All figures of a trace, prefix hits at blocks of `block_size` tokens (16: vLLM's default; Mooncake: 512)."""
+    """Return all figures of a trace, prefix hits at blocks of `block_size` tokens (16: vLLM's default; Mooncake:
+    512)."""
     if block_size < 1:
         raise UserError(f"block_size is {block_size}, must be at least 1")
     gaps = np.diff(trace.arrival_ns)
@@ -96,7 +97,8 @@ def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
 
 
 def window_counts(arrival_ns: Ints, window_s: float, *, whole: bool = True) -> Ints:
-    """Arrivals in successive windows from the first arrival; `whole` leaves out the last, unfinished window."""
+    """Return the arrivals in successive windows from the first arrival; `whole` leaves out the last, unfinished
+    window."""
     since = arrival_ns - arrival_ns[0]
     width = round(window_s * SECOND)
     windows = int(since[-1] // width)
@@ -105,13 +107,13 @@ def window_counts(arrival_ns: Ints, window_s: float, *, whole: bool = True) -> I
 
 
 def dispersion(arrival_ns: Ints, window_s: float) -> float | None:
-    """Index of dispersion of counts: variance over mean per whole window; None below two windows."""
+    """Return the index of dispersion of counts: variance over mean per whole window; None below two windows."""
     counts = window_counts(arrival_ns, window_s)
     return float(counts.var() / counts.mean()) if len(counts) >= 2 and counts.sum() else None
 
 
 def prefix_hits(trace: Trace, block_size: int = 16) -> PrefixHits | None:
-    """Ideal prefix hits, or None for a trace without content."""
+    """Return ideal prefix hits, or None for a trace without content."""
     if trace.content is None:
         return None
     blocks, hit_blocks, hit_tokens = prefix.block_hits(trace.content, trace.prompt_len, block_size)

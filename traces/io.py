@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def load_trace(path: str | Path | pd.DataFrame, format: str | None = None, **options: Any) -> Trace:
-    """The trace in a file, whose format is found from the content unless named, or in a DataFrame (see .frame).
+    """Load the trace in a file, whose format is found from the content unless named, or in a DataFrame (see .frame).
 
     Formats of rows with times take `sort=True` (order by arrival instead of refusing), those of conversations
     `timing` (see servesim.traces.formats._calls), Mooncake `spread_ticks` ("none" or "uniform") and `block_size`.
@@ -35,14 +35,14 @@ def load_trace(path: str | Path | pd.DataFrame, format: str | None = None, **opt
 
 
 def read_chunks(path: Path, chunk: int) -> TraceStream | None:
-    """A file, or folder of files, of a format that can be read `chunk` rows at a time; None where it cannot."""
+    """Open a file, or folder of files, of a format that can be read `chunk` rows at a time; None where it cannot."""
     module = format_module(detect_format(path))
     stream: TraceStream | None = module.stream(path, chunk) if hasattr(module, "stream") else None
     return stream
 
 
 def save_trace(trace: Trace, path: str | Path, format: str, *, lossy: bool = False) -> None:
-    """Write a trace, beside first and then renamed: a failed write leaves nothing.
+    """Write a trace under a temporary name and rename it: a failed write leaves nothing.
 
     A format that cannot hold something the trace has is refused unless `lossy`.
     """
@@ -71,7 +71,7 @@ def save_trace(trace: Trace, path: str | Path, format: str, *, lossy: bool = Fal
 
 
 def trace_digest(trace: Trace) -> str:
-    """sha256 (hex) of what the simulator sees: all columns, request names, content; not the trace's name."""
+    """Return the sha256 (hex) of what the simulator sees: all columns, request names, content; not the trace's name."""
     digest = TraceDigest()
     digest.add(trace)
     return digest.hexdigest()
@@ -100,7 +100,7 @@ class TraceDigest:
             self._texts(f"labels.{name}", texts)
 
     def hexdigest(self) -> str:
-        """Of all rows so far."""
+        """Return the digest of all rows so far."""
         whole = hashlib.sha256(b"servesim trace 2" + self._rows.to_bytes(8, "little"))
         for name, column in sorted(self._columns.items()):
             whole.update(name.encode() + b"\0" + column.digest())

@@ -11,8 +11,8 @@ from servesim.workload.trace import After, Content, Ints, Samples, Trace
 
 
 def join(name: str, parts: Sequence[Trace], fresh: bool, suffixes: Sequence[str]) -> Trace:
-    """Traces as one, in order of time. `fresh`: texts of different parts are different. Names of requests, sessions and
-    plays get the suffix of their part."""
+    """Join traces into one, in order of time. `fresh`: texts of different parts are different. Names of requests,
+    sessions and plays get the suffix of their part."""
     starts = np.cumsum([0] + [len(part) for part in parts])
 
     def column(field: str) -> Any:
@@ -76,7 +76,7 @@ def _names(ids: Sequence[tuple[str, ...] | None], suffixes: Sequence[str]) -> tu
 
 
 def _labels(parts: Sequence[Trace], suffixes: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Names of sessions and plays are told apart; classes, tenants and models are the same everywhere."""
+    """Join labels: names of sessions and plays are told apart; classes, tenants and models are the same everywhere."""
     labels = {}
     for name in dict.fromkeys(name for part in parts for name in part.labels):
         column: list[str] = []

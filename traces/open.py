@@ -17,12 +17,12 @@ from .presets import load_preset, preset_names
 from .synth import drawn_in_chunks, synthesize, synthesize_chunks
 
 MOST_REQUESTS = 100_000_000
-"""As in a scenario."""
+"""Most requests of a trace, as in a scenario."""
 
 
 def open_stream(spec: str, requests: int | None = None, seed: int = 0) -> TraceStream:
-    """The same trace in chunks: drawn or read as they are asked for where its kind allows that, else cut up in memory
-    (then about 50 bytes a request stay there)."""
+    """Open a trace in chunks: drawn or read as they are asked for where its kind allows that, else cut up in memory
+    (then about 50 bytes per request stay there)."""
     chunk = trace_stream.CHUNK
     kind, _, rest = spec.partition(":")
     if kind == "synth" and drawn_in_chunks(rest):
@@ -35,9 +35,9 @@ def open_stream(spec: str, requests: int | None = None, seed: int = 0) -> TraceS
 
 
 def open_trace(spec: str, requests: int | None = None, seed: int = 0, **options: Any) -> Trace:
-    """The trace of `FILE`, `preset:NAME` or `synth:key=value,...`.
+    """Open the trace of `FILE`, `preset:NAME` or `synth:key=value,...`.
 
-    `requests` takes the first so many of a file, and sets how many a preset or synthetic trace has. `seed` is for
+    `requests` takes the first N requests of a file, and sets the number of a preset or synthetic trace. `seed` is for
     presets and synthetic traces; a file is what it is. `options` go to the file's format (`sort`, `spread_ticks`).
     """
     kind, _, rest = spec.partition(":")

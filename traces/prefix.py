@@ -13,7 +13,7 @@ from servesim.workload.trace import Content, Ints
 
 
 def shared_prefix_tokens(content: Content) -> Ints:
-    """Tokens of each row's prompt that begin some earlier row's prompt as well (int64, one a row).
+    """Return the tokens of each row's prompt that begin some earlier row's prompt as well (int64, one per row).
 
     A trie of runs: a node is a prefix of whole runs, an edge is (content id, run length). Where no edge
     matches, the longest run of the same id at that node still shares its first tokens.
@@ -41,7 +41,7 @@ def shared_prefix_tokens(content: Content) -> Ints:
 
 
 def block_hits(content: Content, prompt_len: Ints, block_size: int) -> tuple[Ints, Ints, Ints]:
-    """(blocks, hit blocks, hit tokens) of each row under an infinite cache with leading-block match.
+    """Return (blocks, hit blocks, hit tokens) of each row under an infinite cache with leading-block match.
 
     Blocks are counted as in the Mooncake traces: ceil(prompt / block_size), and the partial last block is a
     hit when the whole prompt was a prefix before. Engines hash full blocks only and recompute the last token,
@@ -56,7 +56,7 @@ def block_hits(content: Content, prompt_len: Ints, block_size: int) -> tuple[Int
 
 
 def block_ids(content: Content, block_size: int) -> list[list[int]]:
-    """Ids of each row's blocks of `block_size` tokens (the last may be partial): equal ids, equal prefixes.
+    """Return ids of each row's blocks of `block_size` tokens (the last may be partial): equal ids, equal prefixes.
 
     Content already cut into such blocks, each id of one length, keeps its ids. Otherwise ids are numbered in
     order of first use and chained: an id stands for its block and everything before it.
@@ -76,7 +76,8 @@ def block_ids(content: Content, block_size: int) -> list[list[int]]:
 
 
 def is_cut(content: Content, size: int) -> bool:
-    """Whether all runs are whole blocks of `size` tokens (a prompt's last may be partial), each id of one length."""
+    """Return whether all runs are whole blocks of `size` tokens (a prompt's last may be partial), each id of one
+    length."""
     if len(content.ids) and content.ids.min() < 0:
         return False  # an output reaches as far as it does
     last = np.zeros(len(content.ids), dtype=np.bool_)
@@ -88,7 +89,7 @@ def is_cut(content: Content, size: int) -> bool:
 
 
 def _cut(runs: list[tuple[int, int]], size: int) -> list[tuple[tuple[int, int, int], ...]]:
-    """Blocks as tuples of (content id, first token, token count)."""
+    """Return blocks as tuples of (content id, first token, token count)."""
     blocks: list[tuple[tuple[int, int, int], ...]] = []
     pieces: list[tuple[int, int, int]] = []
     room = size

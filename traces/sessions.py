@@ -1,4 +1,4 @@
-"""Conversations of a trace: how many turns they have, how long users think, how much of a prompt was there before."""
+"""Conversations of a trace: numbers of turns, think times, and the share of a prompt that was there before."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: NDArray[np.float64]) -> Spread | None:
-        """None of nothing."""
+        """Return the distribution of the values; None if there are none."""
         if not len(values):
             return None
         p50, p90, p99 = (float(q) for q in np.percentile(values, [50, 90, 99]))
@@ -49,11 +49,12 @@ class Sessions:
     first_shared: float | None
     """Share of the prompt tokens of first turns that begin an earlier prompt as well; None: no content."""
     later_shared: float | None
-    """The same of later turns."""
+    """Share of the prompt tokens of later turns that begin an earlier prompt as well; None: no content."""
 
 
 def sessions(trace: Trace) -> Sessions | None:
-    """By the label `session`, else by what waits for what; None where every request stands alone."""
+    """Return the conversations of a trace by the label `session`, else by what waits for what; None where every request
+    stands alone."""
     session = _numbers(trace)
     if session is None:
         return None
@@ -85,7 +86,8 @@ def sessions(trace: Trace) -> Sessions | None:
 
 
 def _numbers(trace: Trace) -> Ints | None:
-    """The session of each row, numbered from 0 in order of first rows; a row without a label is one of its own."""
+    """Return the session of each row, numbered from 0 in order of first rows; a row without a label is one of its
+    own."""
     names = trace.labels.get("session")
     if names is None:
         return trace.plays() if trace.after is not None else None

@@ -36,7 +36,7 @@ class Step(Protocol):
 
 
 def shape(trace: Trace, steps: Sequence[str], seed: int = 0) -> Trace:
-    """The trace after all steps, in order; UserError where one is not known or leaves nothing."""
+    """Return the trace after all steps, in order; UserError where one is not known or leaves nothing."""
     for number, text in enumerate(steps):
         step = parse(text)
         try:
@@ -49,7 +49,7 @@ def shape(trace: Trace, steps: Sequence[str], seed: int = 0) -> Trace:
 
 
 def parse(text: str) -> Step:
-    """The step that a text names. `trace=` takes the rest of the text, commas included."""
+    """Parse the step that a text names. `trace=` takes the rest of the text, commas included."""
     name, _, rest = text.partition(":")
     if name not in STEPS:
         raise UserError(f"shape: unknown step {name!r}{suggest(name, STEPS)}")
@@ -77,7 +77,7 @@ class Window:
 
 @dataclass(frozen=True)
 class First:
-    """The first so many plays."""
+    """The first N plays."""
 
     plays: int
 
@@ -290,7 +290,7 @@ STEPS: dict[str, Any] = {
 
 
 def _ns(times: NDArray[Any], scale: float = 1.0) -> Ints:
-    """Times the scale, rounded; UserError where they do not fit into 64 bits."""
+    """Return times multiplied by the scale, rounded; UserError where they do not fit into 64 bits."""
     with np.errstate(over="ignore"):
         scaled = times * scale
     if not np.all(np.abs(scaled) < LONGEST):
@@ -305,7 +305,7 @@ def _check_share(share: float) -> None:
 
 
 def _asking(trace: Trace, mine: NDArray[np.bool_], n: int) -> Samples | None:
-    """The samples of a trace of which some rows ask for n answers of the length of the first."""
+    """Return the samples of a trace of which some rows ask for n answers of the length of the first."""
     further = np.where(mine, n - 1, trace.n - 1)
     lengths = np.repeat(trace.output_len, further)
     if trace.samples is not None:
@@ -320,7 +320,7 @@ def _with_tenant(trace: Trace) -> Trace:
 
 
 def _begins(trace: Trace) -> tuple[Ints, Ints]:
-    """When each play begins, and each row's play."""
+    """Return when each play begins, and each row's play."""
     play = trace.plays()
     begins = np.full(play.max() + 1, np.iinfo(np.int64).max)
     np.minimum.at(begins, play, trace.arrival_ns)
@@ -328,7 +328,7 @@ def _begins(trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _moved(trace: Trace, begins: Ints, play: Ints, to: Ints) -> Trace:
-    """Each play begun at another time, its requests as far behind as before."""
+    """Move each play to another begin, its requests as far behind as before."""
     return trace.at(trace.arrival_ns + (to - begins)[play])
 
 

@@ -1,6 +1,6 @@
-"""Real engines, driven open loop by a trace: what they log, and how `servesim validate` finds it.
+"""Real engines, driven open loop by a trace, and their logs, which `servesim validate` reads.
 
-A log is a folder: `requests.jsonl` (a line a request: `input_toks`, `output_toks`, and seconds of one clock
+A log is a folder: `requests.jsonl` (one line per request: `input_toks`, `output_toks`, and seconds of one clock
 `queued_ts`, `scheduled_ts`, `first_token_ts`, `last_token_ts`), `steps.csv` (a row an engine step: the columns of
 `servesim calibrate host`, the processor time it took, and `pieces`, its exact composition) and `meta.json` (model,
 engine and its version, settings, under the names `servesim validate` reads). `warmup_steps.csv` are the steps of
@@ -37,11 +37,12 @@ class Piece:
     new: int
     past: int
     sampled: bool
-    """Whether it got a token: false for a prompt that goes on in the next step."""
+    """True if it got a token: false for a prompt that goes on in the next step."""
 
     @property
     def decodes(self) -> bool:
-        """One token on top of others (the last token of a cut prompt counts as one: it costs the same)."""
+        """Whether this is one token on top of others (the last token of a cut prompt counts as one: it costs the
+        same)."""
         return self.new == 1 and self.past > 0 and self.sampled
 
 
@@ -56,7 +57,7 @@ class EngineStep:
     """Processor time of the engine's thread."""
 
     def batch(self) -> Batch:
-        """What the cost model prices."""
+        """Return the step as the batch the cost model prices."""
         contexts = [p.past + p.new for p in self.pieces if p.decodes]
         return Batch(
             sum(p.new for p in self.pieces),
@@ -70,7 +71,7 @@ class EngineStep:
         )
 
     def row(self) -> list[Any]:
-        """Columns of `STEPS_HEADER`."""
+        """Return the columns of `STEPS_HEADER`."""
         prompts = [p for p in self.pieces if not p.decodes]
         whole = all(p.sampled and not p.past for p in prompts)
         tokens = sum(p.new for p in prompts) if whole else 0
@@ -101,12 +102,12 @@ class RequestLog:
     tokens: int = 0
 
     def took_part(self, start: float) -> None:
-        """A step that began then computes some of it."""
+        """Note that a step that began at `start` computes some of it."""
         if np.isnan(self.scheduled):
             self.scheduled = start
 
     def delivered(self, tokens: int, at: float) -> None:
-        """It has so many tokens now."""
+        """Note that it has `tokens` tokens at time `at`."""
         if tokens > self.tokens:
             self.tokens, self.last_token = tokens, at
             if np.isnan(self.first_token):
@@ -126,7 +127,7 @@ class RequestLog:
 
 @dataclass
 class EngineLog:
-    """What an engine did with a trace."""
+    """The record of an engine serving a trace."""
 
     meta: dict[str, Any]
     requests: list[RequestLog]
@@ -134,7 +135,7 @@ class EngineLog:
     warmup: list[EngineStep] = field(default_factory=list)
 
     def check(self) -> None:
-        """UserError unless every request got all its tokens."""
+        """Raise UserError unless every request got all its tokens."""
         short = [r for r in self.requests if r.tokens != r.output_len]
         if short:
             first = short[0]
@@ -163,12 +164,12 @@ class EngineLog:
 
 
 def steps_csv(steps: Iterable[EngineStep]) -> str:
-    """The file of steps."""
+    """Return the file of steps."""
     return "\n".join([",".join(STEPS_HEADER), *(",".join(map(str, step.row())) for step in steps)]) + "\n"
 
 
 def read_steps_csv(path: Path) -> list[EngineStep]:
-    """The steps in such a file."""
+    """Read the steps of such a file."""
     import csv
 
     steps = []
@@ -190,7 +191,7 @@ def _pieces(text: str) -> tuple[Piece, ...]:
 
 
 def fit_step_host(steps: Sequence[EngineStep], cost: TableCostModel, engine: str) -> HostTerms:
-    """What a step takes beyond its kernels: a constant, and one more for each sequence; both at least 0, by robust
+    """Fit what a step takes beyond its kernels: a constant, and one more for each sequence; both at least 0, by robust
     least squares."""
     from scipy.optimize import least_squares
 
@@ -219,7 +220,7 @@ def fit_step_host(steps: Sequence[EngineStep], cost: TableCostModel, engine: str
 
 
 def prompt_tokens(trace: Trace, row: int, vocab: int, run: int) -> list[int]:
-    """Random token ids of a prompt: the same ones wherever the trace says that prompts share content."""
+    """Return random token ids of a prompt: the same ones wherever the trace says that prompts share content."""
     runs: list[tuple[tuple[int, ...], int]]
     if trace.content is None:
         runs = [((run, row), int(trace.prompt_len[row]))]
@@ -233,7 +234,7 @@ def prompt_tokens(trace: Trace, row: int, vocab: int, run: int) -> list[int]:
 
 
 def warmup_trace(trace: Trace, count: int) -> Trace:
-    """Requests of the trace's own lengths and gaps, last first: not the ones that are logged in their order."""
+    """Return requests of the trace's own lengths and gaps, last first: not the ones that are logged in their order."""
     count = min(count, len(trace))
     rows = np.arange(len(trace))[::-1][:count]
     gaps = np.diff(trace.arrival_ns[:count], prepend=trace.arrival_ns[:1])

@@ -42,7 +42,7 @@ class VllmSettings:
     """Any other field of vLLM's EngineArgs."""
 
     def arguments(self, model: Path) -> dict[str, Any]:
-        """Of EngineArgs."""
+        """Return the arguments of EngineArgs."""
         own = {
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.max_num_batched_tokens,

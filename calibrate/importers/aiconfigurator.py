@@ -39,7 +39,7 @@ _KV_DTYPES = ("bfloat16", "fp8")
 _INTEGER = ("int4_wo", "int8_wo", "sq")
 _BLOCK = "fp8_block"
 _ROUTING = "power_law_1.2"
-"""Of the routing distributions measured, the one kept: loads of the experts fall as a power law, the package's own
+"""The one routing distribution kept of those measured: loads of the experts fall as a power law, the package's own
 assumption for engines under real text, and present for every GPU."""
 _NOT_MEASURED = (
     "norms, activations, rotary embedding, embedding lookup, sampling, host time and launch gaps; spread of "
@@ -52,8 +52,8 @@ def import_aiconfigurator(
 ) -> dict[str, int]:
     """Write the kernel tables of `system` ("h100_sxm", as the package calls it) measured with `framework`.
 
-    `root_or_wheel` is the wheel (a zip), the installed package's folder, or the folder that contains it. Of
-    each table the newest version of the framework is taken. Returns the rows written, by file name.
+    `root_or_wheel` is the wheel (a zip), the installed package's folder, or the folder that contains it. Of each table
+    the newest version of the framework is taken. Return the rows written, by file name.
     """
     files = _package_files(Path(root_or_wheel))
     tables = _newest(files, system, (framework, "nccl"))
@@ -72,7 +72,7 @@ def import_aiconfigurator(
 
 
 def _write(files: _Files, found: list[tuple[Any, PurePosixPath, Any]], path: Path) -> int:
-    """Convert the tables `found` into one file at `path`; returns its rows, none written for none."""
+    """Convert the tables `found` into one file at `path`; return its rows, none written for none."""
     frames, sources = [], []
     for convert, source, read in found:
         raw = _read(read())
@@ -125,8 +125,8 @@ def _newest(
     stem: str = "",
     dtypes: tuple[str, ...] = (),
 ) -> _Found:
-    """Of each table, the newest version measured with one of `frameworks`. With `dtypes`: of the table `stem`, the
-    newest of any framework that holds each of them, by dtype."""
+    """Return, for each table, the newest version measured with one of `frameworks`. With `dtypes`: for the table
+    `stem`, the newest of any framework that holds each of them, by dtype."""
     systems = {p.parts[2] for p in files if p.parts[:2] == ("systems", "data")}
     if system not in systems:
         raise UserError(f"unknown system {system!r}{suggest(system, systems)}")
@@ -251,11 +251,11 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
     ("mla", [("mla_context_module_perf", _latent_prefill), ("mla_generation_module_perf", _latent_decode)]),
     ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _all_gather)]),
 )
-"""What each file written is made of: source table (of GEMMs from other frameworks: dtype) and its conversion."""
+"""Sources of each file written: source table (of GEMMs from other frameworks: dtype) and its conversion."""
 
 
 def _merge(frames: list[Any]) -> dict[str, Any]:
-    """The frames as columns of the schema: median of repeats, milliseconds to microseconds, sorted by key."""
+    """Return the frames as columns of the schema: median of repeats, milliseconds to microseconds, sorted by key."""
     import pandas as pd
 
     merged = pd.concat(

@@ -14,8 +14,8 @@ Columns = dict[str, list[Any]]
 def read_columns(
     path: Path, times: Sequence[str], counts: Sequence[str], text: Sequence[str] = (), skip_empty: bool = False
 ) -> Columns:
-    """The columns named: `times` are numbers above 0, `counts` whole numbers of at least 0. UserError with file, row
-    and column where they are not. With `skip_empty` a time that is left empty is None."""
+    """Read the columns named: `times` are numbers above 0, `counts` whole numbers of at least 0. UserError with file,
+    row and column where they are not. With `skip_empty` a time that is left empty is None."""
     import csv
 
     if not path.is_file():

@@ -36,9 +36,9 @@ _COLUMNS = {
 }
 _SKEW_TIMES, _SKEW_COUNTS = ("t_mean_us", "t_skew_us"), ("n", "pc", "kp", "kv_mean", "kv_big")
 _LEFT_OUT = ("final_layernorm",)
-"""The same operator as `layernorm`, of the same width."""
+"""Layers left out: the same operator as `layernorm`, at the same width."""
 _AGREE = 0.05
-"""The same decodes may differ by this share from one file to the other."""
+"""Relative difference allowed between the times of one decode batch in the two files."""
 _NOT_MEASURED = (
     "writing the KV cache, host time and launch gaps; spread of the timings; several prompts in one call; decodes "
     "beside a prompt over cached context"
@@ -48,7 +48,7 @@ _NOT_MEASURED = (
 def import_llmservingsim(folder: str | Path, out_dir: str | Path) -> dict[str, int]:
     """Write the kernel tables of a profile: its `tp<N>` folder, or one above it that holds no other.
 
-    The model is the bundled one the folder above `tp<N>` is named after. Returns the rows written, by file name.
+    The model is the bundled one the folder above `tp<N>` is named after. Return the rows written, by file name.
     """
     source = _profile(Path(folder))
     model, tp = _model(source)
@@ -80,7 +80,7 @@ def _profile(folder: Path) -> Path:
 
 
 def _model(source: Path) -> tuple[ModelSpec, int]:
-    """The model and its tensor parallelism, by the names of the folders."""
+    """Return the model and its tensor parallelism, by the names of the folders."""
     match = re.fullmatch(r"tp(\d+)", source.name)
     if match is None or not int(match[1]):
         raise UserError(f"{source}: the folder must be called tp<number of GPUs>")
@@ -115,7 +115,7 @@ def _gemms(source: Path, model: ModelSpec, tp: int, dense: Columns, rows: Column
 
 
 def _small(model: ModelSpec, tp: int, dense: Columns, rows: Columns) -> Columns:
-    """Norms, activation, rotary embedding, embedding, sampler: by their own names."""
+    """Return norms, activation, rotary embedding, embedding, sampler: by their own names."""
     rotary = (model.num_heads // tp + kv_heads_per_gpu(model, tp)) * model.head_dim
     widths = {
         "layernorm": ("norm", model.hidden_size),
@@ -134,7 +134,7 @@ def _small(model: ModelSpec, tp: int, dense: Columns, rows: Columns) -> Columns:
 
 
 def _shaped(op: str, widths: dict[str, Any], columns: Columns, axis: str) -> Columns:
-    """Rows of the layers in `widths`, (n, k) by layer."""
+    """Return rows of the layers in `widths`, (n, k) by layer."""
     taken = [i for i, layer in enumerate(columns["layer"]) if layer in widths and columns[axis][i]]
     return {
         "op": [op] * len(taken),
@@ -165,7 +165,7 @@ def _attention(model: ModelSpec, tp: int, columns: Columns) -> Columns:
 
 
 def _skew(path: Path, model: ModelSpec, tp: int, columns: Columns, attention: Columns) -> Columns:
-    """Rows of unequal contexts, and of equal ones of the same mean to compare with; repeats to their median."""
+    """Return rows of unequal contexts, and of equal ones of the same mean to compare with; repeats to their median."""
     heads = (model.num_heads // tp, kv_heads_per_gpu(model, tp), model.head_dim)
     names = ("batch", "new_tokens", "past_tokens", "longest", "heads", "kv_heads", "head_dim")
     calls, repeats = _calls(path, columns, attention), dict[tuple[int, ...], list[float]]()
@@ -181,7 +181,7 @@ def _skew(path: Path, model: ModelSpec, tp: int, columns: Columns, attention: Co
 
 
 def _calls(path: Path, columns: Columns, attention: Columns) -> int:
-    """How many calls a time of skew.csv is of: what decodes of equal contexts take there over what they take in
+    """Return how many calls a time of skew.csv covers: what decodes of equal contexts take there over what they take in
     attention.csv."""
     lines: dict[int, dict[int, float]] = {}
     for chunk, _, count, context, time in zip(*(attention[c] for c in _COLUMNS["attention.csv"]), strict=True):

@@ -55,7 +55,7 @@ _Reader = Callable[[Path], Iterator[_Row]]
 def import_vidur(
     folder: str | Path, out_dir: str | Path, gpu: str | None = None, network: str | None = None
 ) -> dict[str, int]:
-    """Write the kernel tables of all profiles under `folder` of one GPU. Returns the rows written, by file name.
+    """Write the kernel tables of all profiles under `folder` of one GPU. Return the rows written, by file name.
 
     `gpu` ("a100") and `network` ("a100_dgx") are names of Vidur's folders, needed where there are several; of several
     networks of a GPU its `<gpu>_dgx` is taken unless another is named.
@@ -84,7 +84,8 @@ def import_vidur(
 
 
 def _below(root: Path, kind: str, *patterns: str) -> dict[str, list[Path]]:
-    """Files under `root` by the folder below `compute` or `network` they lie in; "" where there is none such."""
+    """Return files under `root` by the folder below `compute` or `network` they lie in; "" where there is no such
+    folder."""
     found: dict[str, list[Path]] = {}
     for path in sorted({path for pattern in patterns for path in root.resolve().rglob(pattern)}):
         parts = path.parts
@@ -94,7 +95,7 @@ def _below(root: Path, kind: str, *patterns: str) -> dict[str, list[Path]]:
 
 
 def _chosen(what: str, found: dict[str, list[Path]], asked: str | None, root: Path) -> str:
-    """The one of `found` asked for, or the only one there is."""
+    """Return the one of `found` asked for, or the only one there is."""
     if asked is not None and set(found) - {""}:
         if asked not in found:
             raise UserError(f"{root}: no profile of {what} {asked!r}{suggest(asked, found)}")
@@ -105,7 +106,7 @@ def _chosen(what: str, found: dict[str, list[Path]], asked: str | None, root: Pa
 
 
 def _network(root: Path, gpu: str, asked: str | None) -> list[Path]:
-    """The all-reduce times of the server asked for, else of the one with every GPU on one switch."""
+    """Return the all-reduce times of the server asked for, else of the one with every GPU on one switch."""
     found = _below(root, "network", "all_reduce.csv")
     mine = {name: paths for name, paths in found.items() if name.partition("_")[0] == gpu or not gpu}
     if asked is None and f"{gpu}_dgx" in mine:
@@ -114,7 +115,7 @@ def _network(root: Path, gpu: str, asked: str | None) -> list[Path]:
 
 
 def _mlp(path: Path, operators: tuple[str, ...]) -> Iterator[tuple[dict[str, float], dict[str, int]]]:
-    """Microseconds by operator and counts, row by row; widths of this GPU's shard."""
+    """Yield microseconds by operator and counts, row by row; widths of this GPU's shard."""
     times = [f"time_stats.{name}.median" for name in operators]
     columns = read_columns(path, times, ("num_tokens", _TP, *_MODEL), ("use_gated_mlp",))
     for i in range(len(columns["num_tokens"])):
@@ -146,7 +147,7 @@ def _small(path: Path) -> Iterator[_Row]:
 
 
 def _heads(row: dict[str, int]) -> tuple[int, int]:
-    """Widths of queries and of keys on one GPU."""
+    """Return the widths of queries and of keys on one GPU."""
     dim = row["n_embd"] // row["n_head"]
     return row["n_head"] // row[_TP] * dim, max(row["n_kv_head"] // row[_TP], 1) * dim
 
@@ -193,7 +194,7 @@ def _write(folder: Path, table: str, rows: list[_Row], source: dict[str, Any]) -
 
 
 def _relative_error(repeats: list[list[float]]) -> float | None:
-    """Pooled relative standard deviation of times measured repeatedly; None for too few."""
+    """Return the pooled relative standard deviation of times measured repeatedly; None for too few."""
     freedom = sum(len(times) - 1 for times in repeats)
     if freedom < _FEW:
         return None

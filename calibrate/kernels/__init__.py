@@ -1,4 +1,4 @@
-"""Kernel sets: which kernels stand for the operators of a model on a device. One file a set."""
+"""Kernel sets: the kernels that stand for the operators of a model on a device. One file per set."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ class Work:
 
 class KernelSet(ABC):
     """Makes the calls that are timed. Sizes are those of one GPU's shard; buffers hold random normal numbers (on zeros
-    kernels are up to 13 % faster); weights are there as often as it takes to keep them out of the cache."""
+    kernels are up to 13 % faster); weights are repeated until they no longer fit the cache."""
 
     name: ClassVar[str]
     device: ClassVar[str]
     """"cuda" or "cpu"."""
     dtypes: ClassVar[tuple[str, ...]]
-    """Of the linear layers, the default first."""
+    """Formats of the linear layers, the default first."""
 
     @abstractmethod
     def __init__(self, device: Device, dtype: str, libraries: Sequence[Path] = ()) -> None:
-        """`libraries`: shared libraries with torch operators, already checked to exist."""
+        """Open a set. `libraries`: shared libraries with torch operators, already checked to exist."""
 
     @abstractmethod
     def gemm(self, m: int, n: int, k: int, dtype: str) -> Work:
-        """[m, k] x [k, n], quantising the input included where the format asks for it."""
+        """Return [m, k] x [k, n], quantising the input included where the format asks for it."""
 
     @abstractmethod
     def attention(self, shape: HeadShape, pieces: Pieces) -> Work:
-        """Causal attention of one layer over a paged KV cache."""
+        """Return causal attention of one layer over a paged KV cache."""
 
     @abstractmethod
     def rows(self, op: str, rows: int, width: int, shape: HeadShape | None = None) -> Work:
-        """A small operator by its name in the tables, over `rows` rows of `width` outputs. `shape`: of rotary
+        """Return a small operator by its name in the tables, over `rows` rows of `width` outputs. `shape`: of rotary
         embeddings."""
 
     @abstractmethod
     def bytes_of(self, dtype: str) -> float:
-        """Of one weight."""
+        """Return the bytes of one weight."""
 
 
 def kernel_set(name: str) -> type[KernelSet]:
-    """A kernel set by name."""
+    """Return a kernel set by name."""
     if name not in KERNEL_SETS:
         raise UserError(f"unknown kernel set {name!r}{suggest(name, KERNEL_SETS)}")
     found: Any = import_module(f"servesim.calibrate.kernels.{name}").KERNELS
@@ -68,7 +68,7 @@ def kernel_set(name: str) -> type[KernelSet]:
 
 
 def open_kernels(device: Device, name: str | None, dtype: str | None, libraries: Sequence[Path]) -> KernelSet:
-    """The set called `name`, or the one for the device: on a GPU FlashAttention-3 as vLLM ships it."""
+    """Open the set called `name`, or the one for the device: on a GPU FlashAttention-3 as vLLM ships it."""
     cls = kernel_set(name or {"cuda": "cuda_fa3_vllm", "cpu": "cpu_torch"}[device.kind])
     if cls.device != device.kind:
         raise UserError(f"kernel set {cls.name} is for --device {cls.device}, not {device.kind}")

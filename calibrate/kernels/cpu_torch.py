@@ -45,7 +45,8 @@ class CpuTorch(TorchOps):
 
 
 def dense_mask(torch: Any, pieces: Pieces, dtype: Any) -> Any:
-    """[1, 1, queries, keys] of the whole batch: 0 where a query attends a key, the least number elsewhere."""
+    """Return the mask [1, 1, queries, keys] of the whole batch: 0 where a query attends a key, the least number
+    elsewhere."""
     queries, keys = sum(new for new, _ in pieces), sum(new + past for new, past in pieces)
     mask = torch.full((1, 1, queries, keys), torch.finfo(dtype).min, dtype=dtype)
     q = k = 0

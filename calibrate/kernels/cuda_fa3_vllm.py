@@ -22,7 +22,7 @@ from .torch_ops import BLOCK, EPS, Attend, PagedBatch
 LIBRARY = "_vllm_fa3_C.abi3.so"
 _GRAPH_TOKENS = 512
 _GRAPH_SPLITS = 32
-"""Up to so many tokens vLLM runs captured graphs and lets a sequence be split so often (flash_attn.py)."""
+"""Up to this number of tokens vLLM runs captured graphs; they split a sequence at most this often (flash_attn.py)."""
 _POSITIONS = 131_072
 """Rows of the table of rotary embeddings."""
 _VLLM_OPS = {
@@ -34,7 +34,7 @@ _VLLM_OPS = {
 
 
 class CudaFa3Vllm(CudaTorchSdpa):
-    """FlashAttention-3 with block tables, scheduled ahead once a step as vLLM does."""
+    """FlashAttention-3 with block tables, scheduled ahead once per step as vLLM does."""
 
     name = "cuda_fa3_vllm"
     attends_by = "vllm fa3 paged"

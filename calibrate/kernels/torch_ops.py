@@ -41,7 +41,7 @@ class PagedBatch:
     """Block tables of sequences scattered over a pool of blocks."""
 
     def __init__(self, torch: Any, on: str, pieces: Pieces, blocks: int | None = None) -> None:
-        """`blocks`: of the pool; None: as many as needed."""
+        """Lay out a batch. `blocks`: size of the pool; None: the blocks needed."""
         news, ends = [new for new, _ in pieces], [new + past for new, past in pieces]
         need = [ceil(end / BLOCK) for end in ends]
         self.pieces = list(pieces)
@@ -70,7 +70,7 @@ class PagedBatch:
 
     @cached_property
     def positions(self) -> Any:
-        """Of the new tokens in their sequences."""
+        """Positions of the new tokens in their sequences."""
         return self._torch.cat([self._torch.arange(past, past + new) for new, past in self.pieces]).to(self._on)
 
     def _slots(self, row: int, start: int, stop: int) -> Any:
@@ -95,17 +95,17 @@ class TorchOps(KernelSet):
         return dtype_bytes(dtype)
 
     def randn(self, *shape: int) -> Any:
-        """Random normal numbers in the activations' format."""
+        """Return random normal numbers in the activations' format."""
         return self.torch.randn(*shape, device=self.on, dtype=self.float)
 
     # What a model is made of.
 
     @abstractmethod
     def paged_attention(self, shape: HeadShape, batch: PagedBatch) -> Attend:
-        """Attention of a batch, prepared once a step as an engine does."""
+        """Return attention of a batch, prepared once per step as in an engine."""
 
     def weight(self, n: int, k: int, dtype: str) -> Any:
-        """A random weight as `multiply` wants it."""
+        """Return a random weight as `multiply` wants it."""
         torch = self.torch
         if dtype in ("bf16", "fp32"):
             return self.randn(n, k)
@@ -121,7 +121,7 @@ class TorchOps(KernelSet):
         return torch.ops.aten._convert_weight_to_int4pack(pairs, 8), scales
 
     def multiply(self, x: Any, weight: Any, dtype: str) -> Any:
-        """[m, k] times such a weight, quantising x where the format asks for it."""
+        """Multiply [m, k] by such a weight, quantising x where the format asks for it."""
         torch = self.torch
         if dtype in ("bf16", "fp32"):
             return torch.nn.functional.linear(x, weight)
@@ -136,7 +136,7 @@ class TorchOps(KernelSet):
         return product(x, packed, _INT4_GROUP, scales)
 
     def _int8(self, x: Any, weight: Any) -> Any:
-        """Dynamic per-token quantisation, product, and scaling back."""
+        """Quantise per token, multiply, and scale back."""
         torch, rows = self.torch, x.shape[0]
         if rows < _INT8_LEAST_ROWS:
             x = torch.nn.functional.pad(x, (0, 0, 0, _INT8_LEAST_ROWS - rows))
@@ -145,23 +145,23 @@ class TorchOps(KernelSet):
         return (product * scale).to(x.dtype)[:rows]
 
     def add_norm(self, x: Any, residual: Any, weight: Any) -> tuple[Any, Any]:
-        """RMSNorm of the sum with the residual; the sum."""
+        """Return the RMSNorm of the sum with the residual, and the sum."""
         total = x + residual
         return self.torch.nn.functional.rms_norm(total, weight.shape, weight, EPS), total
 
     def activate(self, gate_up: Any) -> Any:
-        """SwiGLU."""
+        """Return SwiGLU of the input."""
         gate, up = gate_up.chunk(2, dim=-1)
         return self.torch.nn.functional.silu(gate) * up
 
     def rotation(self, positions: Any, dim: int) -> Any:
-        """What `rotate` needs of the positions of a step, made once."""
+        """Return what `rotate` needs of the positions of a step, made once."""
         angles = positions.float().unsqueeze(-1) / (10_000 ** (self.torch.arange(0, dim, 2, device=self.on) / dim))
         angles = self.torch.cat((angles, angles), dim=-1).unsqueeze(1)
         return angles.cos().to(self.float), angles.sin().to(self.float)
 
     def rotate(self, q: Any, k: Any, rotation: Any) -> tuple[Any, Any]:
-        """Rotary embedding of [tokens, heads, dim]."""
+        """Apply the rotary embedding to [tokens, heads, dim]."""
         cos, sin = rotation
 
         def turned(x: Any) -> Any:
@@ -176,7 +176,7 @@ class TorchOps(KernelSet):
         values.flatten(0, 1).index_copy_(0, slots, v)
 
     def sample(self, logits: Any) -> Any:
-        """Greedy."""
+        """Sample greedily."""
         return logits.float().argmax(-1)
 
     # What is timed.
@@ -244,5 +244,5 @@ class TorchOps(KernelSet):
         return [lambda: self.sample(logits)]
 
     def _copies(self, size: float) -> range:
-        """Indices of the buffers it takes to keep each other out of the cache."""
+        """Return indices of the buffers it takes to keep each other out of the cache."""
         return range(self.timed_on.copies(int(size)))

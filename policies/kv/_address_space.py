@@ -1,4 +1,4 @@
-"""Contiguous memory: which stretches of an address space are free, and where a new one goes."""
+"""Contiguous memory: the free stretches of an address space, and the place of a new one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AddressSpace(ABC):
         self.size = size
 
     def chunk(self, n: int) -> int:
-        """Size of the chunk that holds n."""
+        """Return the size of the chunk that holds n."""
         return n
 
     @property
@@ -27,15 +27,15 @@ class AddressSpace(ABC):
 
     @abstractmethod
     def holes(self) -> Iterator[tuple[int, int]]:
-        """(start, size) of the free stretches."""
+        """Yield (start, size) of the free stretches."""
 
     @abstractmethod
     def find(self, chunk: int) -> int | None:
-        """Where a chunk would go; None: nowhere."""
+        """Return the start a chunk would get; None if it fits nowhere."""
 
     @abstractmethod
     def take(self, chunk: int) -> int:
-        """Hand out a chunk; its start. Only after `find`."""
+        """Hand out a chunk and return its start. Only after `find`."""
 
     @abstractmethod
     def give(self, start: int, chunk: int) -> None:
@@ -43,10 +43,10 @@ class AddressSpace(ABC):
 
     @abstractmethod
     def compacted(self, chunks: Mapping[K, tuple[int, int]]) -> tuple[AddressSpace, dict[K, int]]:
-        """A space in which chunks (start, size) lie as densely as they can, and their starts there."""
+        """Return a space in which chunks (start, size) lie as densely as they can, and their starts there."""
 
     def unusable(self, chunk: int) -> int:
-        """Free addresses in holes too small for a chunk."""
+        """Return the free addresses in holes too small for a chunk."""
         return sum(size for _, size in self.holes() if size < chunk)
 
 
@@ -85,7 +85,7 @@ class Stretches(AddressSpace):
         self._holes[first:last] = [(start, end - start)]
 
     def compacted(self, chunks: Mapping[K, tuple[int, int]]) -> tuple[AddressSpace, dict[K, int]]:
-        """All chunks slide down, in their order."""
+        """Slide all chunks down, in their order."""
         space = Stretches(self.size, self._best)
         space._holes, starts, end = [], {}, 0
         for key in sorted(chunks, key=lambda k: chunks[k]):
@@ -145,11 +145,12 @@ class Buddies(AddressSpace):
             order += 1
 
     def compacted(self, chunks: Mapping[K, tuple[int, int]]) -> tuple[AddressSpace, dict[K, int]]:
-        """The largest first, then as they lay; that wastes nothing, since each size divides those before it."""
+        """Place the largest chunks first, then the others as they lay; that wastes nothing, since each size divides
+        those before it."""
         space = Buddies(self.size)
         order = sorted(chunks, key=lambda k: (-chunks[k][1], chunks[k][0]))
         return space, {key: space.take(chunks[key][1]) for key in order}
 
     def _order(self, chunk: int) -> int | None:
-        """The smallest order with a free chunk of at least that size."""
+        """Return the smallest order with a free chunk of at least that size."""
         return next((o for o in range(chunk.bit_length() - 1, len(self._free)) if self._free[o]), None)

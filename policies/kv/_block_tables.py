@@ -13,7 +13,7 @@ from servesim.contracts.request import Request
 
 
 def ids(blocks: Any = ()) -> array[int]:
-    """Blocks in order, four bytes each: a block table, or a part of one, or of the free list."""
+    """Return blocks in order, four bytes each: a block table, part of one, or part of the free list."""
     return array("i", blocks)
 
 
@@ -27,7 +27,7 @@ class FreeStack:
     __slots__ = ("_given", "_next", "_top", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
-        """Blocks 1 to `num_blocks` - 1."""
+        """Begin with blocks 1 to `num_blocks` - 1."""
         self._given = ids()  # given back; not cut off when taken again, since that would move what is left
         self._top = 0  # how many of them are still free
         self._next = 1  # the first one never used
@@ -42,7 +42,7 @@ class FreeStack:
         self.num_blocks += n
 
     def take(self, n: int) -> array[int]:
-        """So many, in the order in which they go out. Only as many as there are."""
+        """Take n blocks, in the order in which they go out. There must be at least n."""
         top = self._top
         unused = n - top
         if unused > 0:
@@ -64,14 +64,15 @@ class FreeStack:
         return ids(np.ascontiguousarray(np.frombuffer(blocks, np.intc)[::-1]).tobytes())
 
     def order(self) -> list[int]:
-        """All of them, in that order."""
+        """Return all of them, in that order."""
         unused = self.num_blocks - self._top
         return self._given[: self._top][::-1].tolist() + list(range(self._next, self._next + unused))
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BlockTables(KVAllocator):
-    """Who holds which blocks. Those never used or given back go out first, the last one given back foremost."""
+    """Blocks and the requests that hold them. Blocks never used or given back go out first, the last one given back
+    foremost."""
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
@@ -85,11 +86,11 @@ class BlockTables(KVAllocator):
         return {request: table.tolist() for request, table in self._tables.items()}
 
     def num_free_blocks(self) -> int:
-        """Blocks that can be allocated now."""
+        """Return how many blocks can be allocated now."""
         return self._fresh.num_blocks
 
     def free_order(self) -> list[int]:
-        """Free blocks in the order in which they would be handed out."""
+        """Return the free blocks in the order in which they would be handed out."""
         return self._fresh.order()
 
     def slots(self, request: Request) -> int:
@@ -97,7 +98,7 @@ class BlockTables(KVAllocator):
         return len(table) * self.block_size if table is not None else 0
 
     def _take(self, n: int) -> array[int]:
-        """The n blocks at the front of the free queue; none if n is negative."""
+        """Take the n blocks at the front of the free queue; none if n is negative."""
         if n <= 0:
             return ids()
         self._table_blocks += n

@@ -39,7 +39,7 @@ class BlockwisePrefix(PrefixCaching):
         return self._fresh.order() + list(self._idle)
 
     def lookup(self, request: Request) -> Hit:
-        """Longest run of cached blocks from the start, short of the last token: it is always recomputed."""
+        """Return the longest run of cached blocks from the start, short of the last token: it is always recomputed."""
         cached = self._cached
         blocks = []
         for key in self._keys(request, 0, self._findable(request)):
@@ -52,8 +52,9 @@ class BlockwisePrefix(PrefixCaching):
         return Hit(len(blocks) * self.block_size, tuple(blocks))
 
     def free(self, request: Request) -> None:
-        """Last block first. Of those nobody holds any more the cached ones, which come first in a table, go to
-        the back of the queue, the others to the front as a group (or to the back, as in older releases)."""
+        """Free blocks, the last one first. Of those that no request holds anymore, cached ones, which come first in a
+        table, go to the back of the queue, the others to the front as a group (or to the back, as in older releases).
+        """
         if request.content is None and request.state is State.PREEMPTED:
             self._index(request, 0, self._published[request])
         table = self._tables.pop(request)
@@ -75,11 +76,11 @@ class BlockwisePrefix(PrefixCaching):
         return self.block_size * sum(1 for block in hit.blocks if block in self._idle)
 
     def hit_blocks(self, hit: Hit) -> list[int]:
-        """Ids of the blocks of a hit."""
+        """Return the ids of the blocks of a hit."""
         return list(hit.blocks)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; refused (False) while any block is held."""
+        """Forget all cached prefixes; refuse (return False) while any block is held."""
         if self.num_free_blocks() != self.num_blocks - 1:
             return False
         order = self.free_order()
@@ -91,25 +92,25 @@ class BlockwisePrefix(PrefixCaching):
         return True
 
     def num_cached_hashes(self) -> int:
-        """Distinct block contents that can be hit."""
+        """Return the number of distinct block contents that can be hit."""
         return len(self._cached)
 
     def is_cached(self, block: int) -> bool:
-        """Whether a block can be hit by its content."""
+        """Return whether a block can be hit by its content."""
         return block in self._key_of
 
     def refs(self, block: int) -> int:
-        """How many requests hold a block."""
+        """Return how many requests hold a block."""
         if block in self._idle or block in self._fresh.order():
             return 0
         return 1 + self._extra.get(block, 0)
 
     def cached(self) -> list[list[int]]:
-        """Blocks that can be hit, by their content, those first inserted first."""
+        """Return the blocks that can be hit, by their content, those first inserted first."""
         return [[there] if isinstance(there, int) else list(there) for there in self._cached.values()]
 
     def _enter(self, request: Request, start: int, stop: int) -> None:
-        if request.content is not None:  # else nobody but itself can look for it: see free
+        if request.content is not None:  # else only the request itself can look for it: see free
             self._index(request, start, stop)
 
     def _index(self, request: Request, start: int, stop: int) -> None:
@@ -133,10 +134,10 @@ class BlockwisePrefix(PrefixCaching):
                 there[block] = None
 
     def _keys(self, request: Request, start: int, stop: int) -> Sequence[Hashable]:
-        """For blocks start to stop, the identity of everything up to the block's end: the chained hash."""
+        """Return the identity of everything up to the end of each of blocks start to stop: the chained hash."""
         ends = self._ends(start, stop)
         content = request.content
-        if content is None:  # shares with nobody but itself
+        if content is None:  # shares only with itself
             base = (request.row + 1) << 32
             return range(-base - ends.start, -base - ends.stop, -ends.step)
         keys = content.prefix_keys(ends) if isinstance(content, RunContent) else [content.prefix_key(e) for e in ends]
@@ -146,7 +147,7 @@ class BlockwisePrefix(PrefixCaching):
         return self._hold(hit.blocks)
 
     def _hold(self, blocks: Sequence[int]) -> array[int]:
-        """One more request holds these."""
+        """Count one more request that holds these blocks; return them as an array."""
         for block in blocks:
             if block in self._idle:
                 del self._idle[block]

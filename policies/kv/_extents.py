@@ -3,7 +3,7 @@ together.
 
 What happens to a run of blocks happens to its extent, once: it is entered, found, held, released into the free queue,
 and given up from its end. Only where the blocks of a run part company (a hit ends inside, some are evicted) is it split
-or cut. So a prompt costs as many operations as its content has runs; block ids move as slices of lists.
+or cut. So a prompt costs one operation per run of its content; block ids move as slices of lists.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Extent:
         self.blocks = blocks
         """Their ids."""
         self.holders = holders
-        """Requests that hold all of them. What nobody holds is in the free queue."""
+        """Number of requests that hold all of them; at 0 the extent is in the free queue."""
         self.found = False
         """Whether it is found by its content."""
         self.rest: Extent | None = None
-        """What was last split off its end: to whoever held both, this extent still means both."""
+        """The extent last split off its end: for a request that held both, this extent still means both."""
         self.before: Extent | None = None
         self.after: Extent | None = None
         """Its neighbours in the free queue."""
 
     def parts(self, stop: int) -> list[Extent]:
-        """What has become of this extent up to block `stop`, to whoever held or found it so far."""
+        """Return the parts this extent has become up to block `stop`, for a request that held or found it before."""
         extent, parts = self, [self]
         while extent.stop < stop:
             assert extent.rest is not None
@@ -51,7 +51,7 @@ class Extent:
         return parts
 
     def split(self, at: int) -> Extent:
-        """Keep the blocks before `at`; the others."""
+        """Keep the blocks before `at`; return the others."""
         kept = at - self.start
         rest = Extent(self.key, at, self.blocks[kept:], self.holders)
         del self.blocks[kept:]
@@ -61,7 +61,7 @@ class Extent:
 
 
 class FreeQueue:
-    """Extents nobody holds, the least recently freed first. The last block of each goes first."""
+    """Extents no request holds, the least recently freed first. The last block of each goes first."""
 
     def __init__(self) -> None:
         self.num_blocks = 0
@@ -75,14 +75,14 @@ class FreeQueue:
             extent = extent.after
 
     def first(self) -> Extent:
-        """The one to be given up next."""
+        """Return the extent to be given up next."""
         extent = self._ends.after
         if extent is None or extent is self._ends:
             raise IndexError("no block is free")
         return extent
 
     def append(self, extent: Extent) -> None:
-        """Nobody holds an extent any more."""
+        """Append an extent that no request holds anymore."""
         self.num_blocks += extent.stop - extent.start
         self.link(extent, self._ends)
 
@@ -94,7 +94,7 @@ class FreeQueue:
         before.after = after.before = extent
 
     def remove(self, extent: Extent) -> None:
-        """Somebody holds it again, or it is given up."""
+        """Remove an extent that is held again or given up."""
         self.num_blocks -= extent.stop - extent.start
         before, after = extent.before, extent.after
         assert before is not None
@@ -103,7 +103,7 @@ class FreeQueue:
         extent.before = extent.after = None
 
     def cut(self, extent: Extent, n: int) -> array[int]:
-        """Give up the last n blocks of an extent, of more; the last one foremost."""
+        """Give up the last n blocks of a longer extent, the last one foremost."""
         blocks = extent.blocks[: -n - 1 : -1]
         del extent.blocks[-n:]
         extent.stop -= n
@@ -119,14 +119,14 @@ class ContentIndex:
         self._layers: dict[Hashable, list[list[Extent]]] = {}
 
     def __iter__(self) -> Iterator[Extent]:
-        """All, each behind those entered before it for the same content."""
+        """Yield all extents, each behind those entered before it for the same content."""
         for layers in self._layers.values():
             for layer in layers:
                 yield from layer
 
     def find(self, key: Hashable, block: int, stop: int) -> tuple[Extent, int] | None:
-        """The extent that was the first to hold a block of a content, and up to which block, at most `stop`, that is
-        so; None if there is none."""
+        """Return the extent that was the first to hold a block of a content, and up to which block, at most `stop`,
+        that is so; None if there is none."""
         for layer in self._layers.get(key, ()):
             at = bisect_right(layer, block, key=_START)
             if at and layer[at - 1].stop > block:
@@ -136,7 +136,7 @@ class ContentIndex:
         return None
 
     def add(self, extent: Extent) -> None:
-        """Enter an extent, below all that hold some of the same."""
+        """Enter an extent, below all that hold some of the same content."""
         extent.found = True
         layers = self._layers.get(extent.key)
         if layers is None:
@@ -153,18 +153,18 @@ class ContentIndex:
             insort(layers[depth], extent, key=_START)
 
     def alone(self, extent: Extent) -> bool:
-        """Whether nothing else of its content is here."""
+        """Return whether nothing else of its content is here."""
         layers = self._layers[extent.key]
         return len(layers) == 1 and len(layers[0]) == 1
 
     def split(self, extent: Extent, rest: Extent) -> None:
-        """`rest` was split off an extent that is here."""
+        """Enter `rest`, which was split off an extent that is here."""
         layer, at = self._place(extent)
         self._layers[extent.key][layer].insert(at + 1, rest)
         rest.found = True
 
     def remove(self, extent: Extent) -> None:
-        """It holds something else from here on."""
+        """Remove an extent, which will hold something else."""
         layers = self._layers[extent.key]
         layer, at = self._place(extent)
         del layers[layer][at]
@@ -174,7 +174,7 @@ class ContentIndex:
                 del self._layers[extent.key]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all extents."""
         self._layers.clear()
 
     def check_integrity(self) -> None:
@@ -187,7 +187,7 @@ class ContentIndex:
                 assert all(a.stop <= b.start for a, b in pairwise(layer)), "extents of a layer overlap"
 
     def _place(self, extent: Extent) -> tuple[int, int]:
-        """Its layer, and its place there."""
+        """Return the layer of an extent, and its index there."""
         for i, layer in enumerate(self._layers[extent.key]):
             at = bisect_left(layer, extent.start, key=_START)
             if at < len(layer) and layer[at] is extent:

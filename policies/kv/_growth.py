@@ -1,4 +1,4 @@
-"""How block tables grow while requests decode one token a step each."""
+"""Growth of block tables while requests decode one token per step each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 
 def rounds_until_short(slack: Sequence[int], size: int, free_blocks: int, limit: int) -> int:
-    """For how many rounds, at most `limit`, requests with `slack` unused slots each can take a token per round out
-    of `free_blocks` blocks of `size` slots."""
+    """Return for how many rounds, at most `limit`, requests with `slack` unused slots each can take a token per round
+    out of `free_blocks` blocks of `size` slots."""
     if len(slack) * -(-limit // size) <= free_blocks:  # no request needs more than this
         return limit
 
@@ -19,7 +19,7 @@ def rounds_until_short(slack: Sequence[int], size: int, free_blocks: int, limit:
 
 
 def most_rounds(needed: Callable[[int], int], free: int, limit: int) -> int:
-    """The most rounds, at most `limit`, that need no more than is free; what they need never falls."""
+    """Return the most rounds, at most `limit`, that need no more than `free`; `needed` never falls."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -31,7 +31,7 @@ def most_rounds(needed: Callable[[int], int], free: int, limit: int) -> int:
 
 
 def blocks_by_round(slack: Sequence[int], size: int, k: int) -> list[tuple[int, int]]:
-    """(round from 1 to k, blocks taken in it) for the rounds that take any, in order."""
+    """Return (round from 1 to k, blocks taken in it) for the rounds that take any, in order."""
     due = [0] * (k + 1)
     for unused, count in Counter(slack).items():
         for step in range(unused + 1, k + 1, size):

@@ -1,4 +1,4 @@
-"""Block tables of requests in lockstep, which are made when somebody asks.
+"""Block tables of requests in lockstep, which are made only when they are read.
 
 In a turn every request whose last block is full is dealt one, in batch order. So requests whose blocks are full at the
 same turn are dealt theirs together, and whose is which is entered later. A request that holds more blocks than it fills
@@ -33,7 +33,7 @@ class Rank:
         self.size = 0
         """Requests."""
         self.rounds: list[bytes] = []
-        """Of a block for each, in that order, dealt since one joined or left."""
+        """Rounds of one block for each, in that order, dealt since one joined or left."""
         self._parts: dict[Request, list[bytes]] = {}  # what each was dealt before that
 
     def join(self, request: Request) -> None:
@@ -48,14 +48,14 @@ class Rank:
         self._parts = {each: self._parts[each] for each in sorted(self._parts, key=attrgetter("_order"))}
 
     def leave(self, request: Request) -> bytes:
-        """Remove a request. Return what it was dealt and nobody has collected."""
+        """Remove a request. Return the blocks dealt to it that were not collected yet."""
         blocks = self.collect(request)
         del self._parts[request]
         self.size -= 1
         return blocks
 
     def collect(self, request: Request) -> bytes:
-        """Return what a request was dealt since that was last asked for."""
+        """Return the blocks dealt to a request since the last call."""
         self._sort()
         parts = self._parts[request]
         blocks = b"".join(parts)
@@ -66,20 +66,20 @@ class Rank:
         """Sort rounds by request."""
         if not self.rounds:
             return
-        size, rounds, everyone = self.size, len(self.rounds), self._parts.values()
+        size, rounds, members = self.size, len(self.rounds), self._parts.values()
         blocks = b"".join(self.rounds)
         self.rounds.clear()
         if size == 1:
-            for parts in everyone:
+            for parts in members:
                 parts.append(blocks)
         elif rounds * size < MANY:
             dealt = ids(blocks)
-            for i, parts in enumerate(everyone):
+            for i, parts in enumerate(members):
                 parts.append(dealt[i::size].tobytes())
         else:
             blocks = np.frombuffer(blocks, np.intc).reshape(rounds, size).T.copy().tobytes()
             each = rounds * WIDTH
-            for i, parts in enumerate(everyone):
+            for i, parts in enumerate(members):
                 parts.append(blocks[i * each : (i + 1) * each])
 
 
@@ -96,16 +96,16 @@ class TableTurns(LockstepMemory):
         self._asleep: dict[Request, int] = {}  # by the turn at which they wake
 
     def _joined(self, request: Request, offset: int) -> None:
-        """A request is a member."""
+        """Take in a request that has become a member."""
 
     def _left(self, request: Request, offset: int) -> None:
-        """A request is no member any more."""
+        """Take in a request that is no member anymore."""
 
     def _turned(self, committed: int, k: int) -> None:
-        """Memory for k turns was dealt, the last of them with `committed` committed."""
+        """Take in that memory for k turns was dealt, the last of them with `committed` committed."""
 
     def _delivered(self, requests: Sequence[Request], known: list[int]) -> None:
-        """In a run of steps with drafts requests have come to know that many tokens."""
+        """Take in that the members, in a run of steps with drafts, have come to know `known` tokens."""
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         if self._kv._partial:

@@ -1,4 +1,4 @@
-"""What prefix caching adds to paged memory, however the cache is kept: which blocks are final, and when others may
+"""Prefix caching on top of paged memory, however the cache is kept: which blocks are final, and when other requests may
 find them (vLLM 0.33: vllm/v1/core/kv_cache_manager.py)."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .paged import Paged
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixCaching(Paged):
-    """Full blocks are published when memory for their last token is allocated, in the order of the table. Content
-    that the trace does not tell is shared with nobody, and entered only when its request may come back."""
+    """Full blocks are published when memory for their last token is allocated, in the order of the table. Content that
+    the trace does not tell is never shared, and entered only when its request may come back."""
 
     Params = PrefixHashParams
     shares = True
@@ -29,7 +29,8 @@ class PrefixCaching(Paged):
         self._published: dict[Request, int] = {}  # blocks of its table offered for sharing so far
 
     def can_fork(self) -> bool:
-        """Not where what a block is known by would depend on the sample that goes on from it."""
+        """Return whether samples can share memory: not where the identity of a block would depend on the sample that
+        goes on from it."""
         return super().can_fork() and not self.params.hash_lookahead_tokens
 
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
@@ -67,16 +68,17 @@ class PrefixCaching(Paged):
             self._published[request] = 0
 
     def _findable(self, request: Request) -> int:
-        """Blocks from the start of a waiting request that a lookup may find: its last token is always recomputed."""
+        """Return how many blocks from the start of a waiting request a lookup may find: its last token is always
+        recomputed."""
         known = request.num_tokens
         lookahead: int = self.params.hash_lookahead_tokens
         return (known - max(lookahead, 1)) // self.block_size
 
     def _ends(self, start: int, stop: int) -> range:
-        """For blocks start to stop, how many tokens from the start of a prompt decide what each holds."""
+        """Return, for blocks start to stop, how many tokens from the start of a prompt decide what each holds."""
         size, lookahead = self.block_size, self.params.hash_lookahead_tokens
         return range((start + 1) * size + lookahead, stop * size + lookahead + 1, size)
 
     @abstractmethod
     def _enter(self, request: Request, start: int, stop: int) -> None:
-        """Blocks start to stop of a request's table are final: make them findable by their content, if that is told."""
+        """Make final blocks start to stop of a request's table findable by their content, if that is known."""

@@ -14,7 +14,7 @@ class PrefixHashParams:
     eagle_block_drop: bool = False
     """A hit drops one more trailing block (EAGLE/MTP with a connector, and older releases)."""
     free_order: str = "front"
-    """Where freed blocks without a hash go: "front" (0.33) or "back" (older V1 releases)."""
+    """End of the free queue to which freed blocks without a hash go: "front" (0.33) or "back" (older V1 releases)."""
 
     def __post_init__(self) -> None:
         if self.free_order not in ("front", "back"):

@@ -39,10 +39,10 @@ class Node:
         self.history = end
         """Tokens of the longest prefix that ever went through it, gone or not: what was said in a conversation."""
         self.priority = 0
-        """The highest of those who entered it."""
+        """The highest priority of the requests that entered it."""
 
     def path(self) -> Iterator[Node]:
-        """This node and those above it, without the root."""
+        """Yield this node and those above it, without the root."""
         node = self
         while node.parent is not None:
             yield node
@@ -53,9 +53,9 @@ Rank = Callable[[Node], tuple[int, int]]
 
 
 def tail_optimized(threshold: int, next_prompt_estimate: int) -> Rank:
-    """T-LRU (Zhang et al., Tail-Optimized Caching for LLM Inference, NeurIPS 2025, arXiv 2510.15152; SGLang's
-    TLRUStrategy). Of a conversation of L tokens whose next prompt adds Q, L + Q - threshold must stay for that prompt
-    to compute no more than `threshold` tokens; what lies beyond goes first, then the least recently used."""
+    """Rank leaves by T-LRU (Zhang et al., Tail-Optimized Caching for LLM Inference, NeurIPS 2025, arXiv 2510.15152;
+    SGLang's TLRUStrategy). Of a conversation of L tokens whose next prompt adds Q, L + Q - threshold must stay for that
+    prompt to compute no more than `threshold` tokens; what lies beyond goes first, then the least recently used."""
 
     def rank(node: Node) -> tuple[int, int]:
         spare = node.start >= max(node.history + next_prompt_estimate - threshold, 0)
@@ -85,13 +85,13 @@ class _Nothing:
 
 
 class RadixTree:
-    """Prefixes of whole pages. Only leaves nobody holds are evicted, whole; sizes are in tokens.
+    """Prefixes of whole pages. Only leaves no request holds are evicted, whole; sizes are in tokens.
 
     Time is a counter: SGLang's clock never shows the same time twice either.
     """
 
     def __init__(self, page_size: int = 1, eviction_policy: str | Rank = "lru") -> None:
-        """`eviction_policy`: one of STRATEGIES, or what ranks leaves."""
+        """Begin with an empty tree. `eviction_policy`: one of STRATEGIES, or a function that ranks leaves."""
         self.page_size = page_size
         self._rank = STRATEGIES[eviction_policy] if isinstance(eviction_policy, str) else eviction_policy
         self.reset()
@@ -101,9 +101,9 @@ class RadixTree:
         self._now = 0
         self.root = Node(None, _Nothing(), 0, 0, 0)
         self.evictable = 0
-        """Tokens nobody holds."""
+        """Tokens no request holds."""
         self.protected = 0
-        """Tokens below which somebody holds a node, or that are held."""
+        """Tokens that are held, or below which a node is held."""
         self._leaves: dict[Node, None] = {}  # those that may be evicted
         self._heap: list[tuple[tuple[int, int], int, Node]] = []  # with entries of before their last access
 
@@ -113,8 +113,8 @@ class RadixTree:
         return self.evictable + self.protected
 
     def find(self, content: PromptContent, limit: int, salt: str = "") -> tuple[int, Node]:
-        """How many of the first `limit` tokens are here, in whole pages, and the node they end in (its end may lie
-        further). Changes nothing."""
+        """Return how many of the first `limit` tokens are here, in whole pages, and the node they end in (its end may
+        lie further). Changes nothing."""
         limit -= limit % self.page_size
         node, length = self.root, 0
         while length < limit:
@@ -128,8 +128,8 @@ class RadixTree:
         return length, node
 
     def match(self, content: PromptContent, limit: int, salt: str = "") -> Node:
-        """The node with which the longest match of the first `limit` tokens ends, split off if need be. A use of
-        the prefix."""
+        """Return the node with which the longest match of the first `limit` tokens ends, split off if need be. Counts
+        as a use of the prefix."""
         length, node = self.find(content, limit, salt)
         self.touch(node)
         return node if node.end == length else self._split(node, length)
@@ -137,8 +137,8 @@ class RadixTree:
     def insert(
         self, content: PromptContent, length: int, salt: str = "", priority: int = 0, chunked: bool = False
     ) -> tuple[int, Node]:
-        """Enter the first `length` tokens, as far as pages go: how many of them were there, and the node with which
-        they end. Parts of an unfinished prompt (`chunked`) do not count as hits."""
+        """Enter the first `length` tokens, as far as pages go; return how many of them were there, and the node with
+        which they end. Parts of an unfinished prompt (`chunked`) do not count as hits."""
         length -= length % self.page_size
         found, node = self.find(content, length, salt)
         self.touch(node)
@@ -160,7 +160,7 @@ class RadixTree:
         return found, node
 
     def touch(self, node: Node) -> None:
-        """A use of the prefix that ends with a node."""
+        """Count a use of the prefix that ends with a node."""
         now = self._tick()
         for each in node.path():
             each.last_access = now
@@ -185,7 +185,7 @@ class RadixTree:
         self._note(node)
 
     def idle_tokens(self, length: int, node: Node) -> int:
-        """How many of the first `length` tokens, which end in `node`, nobody holds."""
+        """Return how many of the first `length` tokens, which end in `node`, no request holds."""
         idle = 0
         for each in node.path():
             if each.locks:
@@ -194,7 +194,7 @@ class RadixTree:
         return idle
 
     def evict(self, num_tokens: int) -> list[Node]:
-        """Drop leaves until `num_tokens` tokens are gone or none is left that may be; which."""
+        """Drop leaves until `num_tokens` tokens are gone or none is left that may be; return the dropped leaves."""
         evicted: list[Node] = []
         while num_tokens > 0 and self._leaves:
             rank, _, leaf = heapq.heappop(self._heap)
@@ -211,7 +211,7 @@ class RadixTree:
         return evicted
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the root, parents first."""
+        """Yield all nodes but the root, parents first."""
         stack = [self.root]
         while stack:
             node = stack.pop()
@@ -236,12 +236,12 @@ class RadixTree:
         assert all((self._rank(leaf), leaf) in entries for leaf in self._leaves), "a leaf cannot be evicted"
 
     def _key(self, content: PromptContent, start: int, salt: str) -> Hashable:
-        """The first page behind `start`; prompts of different salts part at the root."""
+        """Return the identity of the first page behind `start`; prompts of different salts part at the root."""
         key = content.prefix_key(start + self.page_size)
         return (salt, key) if salt and not start else key
 
     def _common(self, node: Node, content: PromptContent, most: int) -> int:
-        """Up to where a content agrees with that of a node, whose first page it shares."""
+        """Return how far a content agrees with that of a node whose first page it shares."""
         page = self.page_size
         low, high = node.start // page + 1, most // page
         while low < high:
@@ -253,7 +253,7 @@ class RadixTree:
         return low * page
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut a node in two; the upper half, which takes on its locks and hits."""
+        """Cut a node in two and return the upper half, which takes on its locks and hits."""
         parent = node.parent
         assert parent is not None
         upper = Node(parent, node.content, node.start, at, self._tick())
@@ -268,7 +268,7 @@ class RadixTree:
         return upper
 
     def _note(self, node: Node) -> None:
-        """Something about a node has changed that decides whether and when it is evicted."""
+        """Note that something about a node has changed that decides whether and when it is evicted."""
         if node.locks or node.children or node.parent is None:
             self._leaves.pop(node, None)
             return

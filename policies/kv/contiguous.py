@@ -18,7 +18,7 @@ from ._address_space import AddressSpace, Buddies, Stretches
 
 @dataclass(frozen=True)
 class ContiguousParams:
-    """How much is reserved, and where it goes."""
+    """Size and placement of reservations."""
 
     reservation: Literal["max", "pow2", "oracle"] = "max"
     """For each request: max_model_len tokens; its prompt and the next power of two of its true output length; exactly
@@ -56,10 +56,10 @@ class Contiguous(KVAllocator):
         self.chunks: dict[Request, tuple[int, int]] = {}  # start and size
         self._allocated = 0
         self._granted = self._grants = 0  # tokens and number of all chunks ever handed out
-        self._external: int | None = None  # None: to be counted anew
+        self._external: int | None = None  # None: to be counted again
 
     def reservation(self, request: Request) -> int:
-        """Tokens a request is promised."""
+        """Return how many tokens a request is promised."""
         if self.params.reservation == "max":
             return self.max_model_len
         output = self.output_len(request)

@@ -1,7 +1,7 @@
 """The allocators in fast mode, each beside its plain class.
 
 A user's allocator that is derived from a plain class is stepped plainly; derived from the fast one instead it is fast.
-Then a request in lockstep has its table, and in a prefix cache its last blocks, entered only when somebody asks.
+Then a request in lockstep has its table, and in a prefix cache its last blocks, entered only when they are read.
 """
 
 from __future__ import annotations

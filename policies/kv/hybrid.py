@@ -58,8 +58,8 @@ class Hybrid(BlockwisePrefix):
         return self._needed(request.prompt_len + request.max_tokens, MISS, capped=True) < self.num_blocks
 
     def lookup(self, request: Request) -> Hit:
-        """Longest prefix all groups have, short of the last token: each kind of group in turn may shorten it, until
-        none does."""
+        """Return longest prefix all groups have, short of the last token: each kind of group in turn may shorten it,
+        until none does."""
         most = self._findable(request)
         keys = list(self._keys(request, 0, most))
         lengths: dict[int | None, int] = {}
@@ -118,8 +118,8 @@ class Hybrid(BlockwisePrefix):
         self.publish(request, min(hit.num_tokens + num_tokens, request.num_tokens))
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
-        """What has slid out of a window is given back in any case. Tokens of steps in flight have not been processed
-        yet (of those, chunks of a prompt are not known here)."""
+        """Give back what has slid out of a window, in any case, then grow. Tokens of steps in flight have not been
+        processed yet (of those, chunks of a prompt are not known here)."""
         self._slide(request, request.num_computed_tokens - request.num_output_placeholders)
         tables = self._tables[request]
         end = min(request.num_computed_tokens + num_tokens + lookahead, self.max_model_len)
@@ -133,7 +133,7 @@ class Hybrid(BlockwisePrefix):
         return True
 
     def free(self, request: Request) -> None:
-        """Group by group, last block first."""
+        """Free blocks group by group, the last one first."""
         published = self._published.pop(request)
         if request.content is None and request.state is State.PREEMPTED:
             self._index(request, 0, published)
@@ -178,7 +178,7 @@ class Hybrid(BlockwisePrefix):
         return sum(len(table) - table.count(NULL) for table in self._tables[request])
 
     def _find(self, keys: list[Hashable], groups: list[int], window: int | None, most: int, drop: bool) -> int:
-        """Blocks of the longest prefix, at most `most`, that all groups of a kind have."""
+        """Return the blocks of the longest prefix, at most `most`, that all groups of a kind have."""
         cached = self._cached
 
         def there(i: int) -> bool:
@@ -191,7 +191,7 @@ class Hybrid(BlockwisePrefix):
         return max(found - drop, 0)
 
     def _hit_table(self, keys: list[Hashable], group: int) -> list[int]:
-        """The blocks of a group that hold a prefix; of a window, those a hit needs."""
+        """Return the blocks of a group that hold a prefix; of a window, those a hit needs."""
         window = self.windows[group]
         first = 0 if window is None else max(len(keys) - self._window_blocks(window), 0)
         table = [NULL] * first
@@ -201,16 +201,16 @@ class Hybrid(BlockwisePrefix):
         return table
 
     def _window_blocks(self, window: int) -> int:
-        """Blocks before a token that its window may reach into: what a hit needs."""
+        """Return the blocks before a token that its window may reach into: what a hit needs."""
         return self._blocks(window - 1)
 
     def _skipped(self, processed: int, window: int | None) -> int:
-        """Blocks that no token after so many processed ones attends."""
+        """Return how many blocks no token after `processed` processed ones attends."""
         return max(processed - window + 1, 0) // self.block_size if window is not None else 0
 
     def _needed(self, tokens: int, hit: Hit, capped: bool) -> int:
-        """Free blocks that holding so many tokens behind a hit takes. What a window needs at a time is capped: it
-        slides on before more is computed than may be in flight."""
+        """Return the free blocks needed to hold `tokens` tokens behind a hit. What a window needs at a time is capped:
+        it slides on before more is computed than may be in flight."""
         needed = 0
         found = (hit.blocks[0] if hit.blocks else ()) or ((),) * len(self.windows)
         tokens = min(tokens, self.max_model_len)
@@ -224,7 +224,7 @@ class Hybrid(BlockwisePrefix):
         return needed
 
     def _slide(self, request: Request, processed: int) -> None:
-        """Give back what no later token attends, the last block first."""
+        """Give back blocks that no later token attends, the last one first."""
         before = self._slid[request]
         if processed <= before:
             return
@@ -236,8 +236,8 @@ class Hybrid(BlockwisePrefix):
                 table[first:last] = ids([NULL] * (last - first))
 
     def _release(self, blocks: array[int]) -> None:
-        """A request gives up blocks: those nobody else holds go to the back of the free queue if they can be found
-        by content, last block first, and to its front if not."""
+        """Release blocks of a request: those no other request holds go to the back of the free queue if they can be
+        found by content, last block first, and to its front if not."""
         free = [b for b in blocks if b != NULL and not (self._extra and self._still_held(b))]
         cached = [b for b in free if b in self._key_of or self.params.free_order == "back"]
         if self.params.free_order == "front":
@@ -254,7 +254,7 @@ class Hybrid(BlockwisePrefix):
             )
 
     def _retained(self, request: Request, block: int, window: int | None) -> bool:
-        """Whether a block of a prompt stays findable."""
+        """Return whether a block of a prompt stays findable."""
         interval = self.params.prefix_cache_retention_interval
         if interval == "dense" or window is None:
             return True
@@ -268,8 +268,8 @@ class Hybrid(BlockwisePrefix):
 
 
 def window_hit(cached: Callable[[int], bool], num_blocks: int, contiguous: int) -> int:
-    """Blocks of the longest prefix, at most `num_blocks`, that a sliding window can go on from: its last `contiguous`
-    blocks are cached, or, if it is shorter, all of it."""
+    """Return the blocks of the longest prefix, at most `num_blocks`, that a sliding window can go on from: its last
+    `contiguous` blocks are cached, or, if it is shorter, all of it."""
     run = 0
     for i in reversed(range(num_blocks)):
         run = run + 1 if cached(i) else 0

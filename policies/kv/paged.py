@@ -23,8 +23,8 @@ class Paged(BlockTables):
     """Blocks are handed out from a LIFO free list. Block 0 is vLLM's null block, never allocated, so
     `num_blocks - 1` are usable; fresh ones go out in the order 1, 2, 3, ...
 
-    Samples forked off a request share its blocks, counted by holder. The last one, partly filled, is copied by whoever
-    writes to it first while others hold it (vLLM V0: core/block_manager_v1.py)."""
+    Samples forked off a request share its blocks, counted by holder. The last one, partly filled, is copied by the
+    request that writes to it first while others hold it (vLLM V0: core/block_manager_v1.py)."""
 
     supports = frozenset({"fork"})
 
@@ -37,8 +37,8 @@ class Paged(BlockTables):
         self._layouts: dict[Request, list[int]] = {}  # in host memory with other samples: the number of each block
 
     def fits(self, request: Request) -> bool:
-        """Of several samples to be forked: each needs blocks behind the shared ones, and one might have to be free for
-        each at every step."""
+        """Return whether a request can be held. Of several samples to be forked, each needs blocks behind the shared
+        ones, and one might have to be free for each at every step."""
         if (n := request.num_sequences) == 1:
             return super().fits(request)
         shared, rest = divmod(request.prompt_len, self.block_size)
@@ -96,7 +96,8 @@ class Paged(BlockTables):
         return super().swap_out(request, samples)
 
     def can_swap_in(self, request: Request, num_tokens: int, reserve: int, samples: Sequence[Request] = ()) -> bool:
-        """Of several samples, as vLLM V0: as if each might need a block more."""
+        """Return whether a swapped request fits; with several samples, as vLLM V0: as if each might need one more
+        block."""
         if not samples:
             return super().can_swap_in(request, num_tokens, reserve)
         needed = self._host[request] + 1 + len(samples)
@@ -152,17 +153,17 @@ class Paged(BlockTables):
     # What prefix caching does differently.
 
     def _adopt(self, request: Request, hit: Hit) -> array[int]:
-        """The blocks of a hit, which a request holds from here on."""
+        """Return the blocks of a hit, which a request holds from here on."""
         if hit.blocks:
             raise ValueError("without prefix caching there are no hits")
         return ids()
 
     def _share(self, request: Request, sample: Request) -> int:
-        """A sample is forked off a request: how many of its blocks need not be counted by holder."""
+        """Fork a sample off a request; return how many of its blocks need not be counted by holder."""
         return 0
 
     def _restored(self, together: Sequence[Request]) -> None:
-        """Samples of a request are back from host memory: count who holds what."""
+        """Count the holders of each block of samples that are back from host memory."""
         held = Counter(block for each in together for block in self._tables[each])
         self._extra |= {block: count - 1 for block, count in held.items() if count > 1}
         for each in together:
@@ -173,7 +174,7 @@ class Paged(BlockTables):
                 self._overlap += unused * (held[last] - 1)
 
     def _still_held(self, block: int) -> bool:
-        """Whether others hold a block that one request gives up."""
+        """Return whether other requests hold a block that one request gives up."""
         others = self._extra.pop(block, 0)
         if others > 1:
             self._extra[block] = others - 1
@@ -182,7 +183,8 @@ class Paged(BlockTables):
         return others > 0
 
     def _copy_on_write(self, table: array[int], end: int) -> bool:
-        """Grow a table to token `end`, its last block replaced by one of its own; False: there are too few."""
+        """Grow a table to token `end`, its last block replaced by a copy of its own; return False if there are too few
+        blocks."""
         short = max(self._blocks(min(end, self.max_model_len)) - len(table), 0) + 1
         if short > self.num_free_blocks():
             return False

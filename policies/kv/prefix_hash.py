@@ -24,9 +24,9 @@ from ._prefix_caching import PrefixCaching
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixHash(PrefixCaching):
-    """The free queue is two parts: fresh blocks without a hash, handed out first and reused last-in
-    first-out, then cached blocks, least recently freed first. Allocating a cached block evicts it. Content
-    that the trace does not tell is shared with nobody, and entered only when its request may come back.
+    """The free queue is two parts: fresh blocks without a hash, handed out first and reused last-in first-out, then
+    cached blocks, least recently freed first. Allocating a cached block evicts it. Content that the trace does not tell
+    is never shared, and entered only when its request may come back.
 
     The published blocks of a table are extents that its request holds; those behind are its own."""
 
@@ -46,7 +46,7 @@ class PrefixHash(PrefixCaching):
         return self._fresh.order() + [block for extent in self._queue for block in reversed(extent.blocks)]
 
     def lookup(self, request: Request) -> Hit:
-        """Longest run of cached blocks from the start, short of the last token: it is always recomputed."""
+        """Return the longest run of cached blocks from the start, short of the last token: it is always recomputed."""
         found: list[tuple[Extent, int, int]] = []
         block = 0
         for key, stop in self._runs(request, 0, self._findable(request)):
@@ -66,12 +66,13 @@ class PrefixHash(PrefixCaching):
         return self.block_size * sum(stop - start for extent, start, stop in self._parts(hit) if not extent.holders)
 
     def hit_blocks(self, hit: Hit) -> list[int]:
-        """Ids of the blocks of a hit."""
+        """Return the ids of the blocks of a hit."""
         return [b for e, start, stop in self._parts(hit) for b in e.blocks[start - e.start : stop - e.start]]
 
     def free(self, request: Request) -> None:
-        """Last block first. Of those nobody holds any more the cached ones, which come first in a table, go to
-        the back of the queue, the others to the front as a group (or to the back, as in older releases)."""
+        """Free blocks, the last one first. Of those that no request holds anymore, cached ones, which come first in a
+        table, go to the back of the queue, the others to the front as a group (or to the back, as in older releases).
+        """
         extents = self._extents(request)
         del self._held[request]
         table, published = self._tables.pop(request), self._published.pop(request)
@@ -90,7 +91,7 @@ class PrefixHash(PrefixCaching):
             self._release(extent)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; refused (False) while any block is held."""
+        """Forget all cached prefixes; refuse (return False) while any block is held."""
         if self.num_free_blocks() != self.num_blocks - 1:
             return False
         order = self.free_order()
@@ -105,7 +106,7 @@ class PrefixHash(PrefixCaching):
         return held, extra + self._shared
 
     def cached(self) -> list[list[int]]:
-        """Blocks that can be hit, by their content, those first inserted first. Takes time: for a closer look."""
+        """Return the blocks that can be hit, by their content, those first inserted first. Slow: for a closer look."""
         blocks: dict[tuple[Hashable, int], list[int]] = {}
         for extent in self._index:
             for i, block in enumerate(extent.blocks, extent.start):
@@ -113,19 +114,19 @@ class PrefixHash(PrefixCaching):
         return list(blocks.values())
 
     def num_cached_hashes(self) -> int:
-        """Distinct block contents that can be hit."""
+        """Return the distinct block contents that can be hit."""
         return len(self.cached())
 
     def is_cached(self, block: int) -> bool:
-        """Whether a block can be hit by its content."""
+        """Return whether a block can be hit by its content."""
         return any(block in blocks for blocks in self.cached())
 
     def refs(self, block: int) -> int:
-        """How many requests hold a block."""
+        """Return how many requests hold a block."""
         return sum(block in table for table in self.tables.values())
 
     def _enter(self, request: Request, start: int, stop: int) -> None:
-        """What is not told is no different, but cannot be found."""
+        """Make blocks findable; those of unknown content are kept alike, but cannot be found."""
         table, held, index = self._tables[request], self._held[request], self._index
         told = request.content is not None
         last = held[-1] if held else None
@@ -145,10 +146,10 @@ class PrefixHash(PrefixCaching):
             start = end
 
     def _runs(self, request: Request, start: int, stop: int) -> Sequence[tuple[Hashable, int]]:
-        """Blocks start to stop of a prompt by what they continue: the identity of that (together with the number of
-        a block it makes the chained hash), and the block where it ends."""
+        """Return blocks start to stop of a prompt by what they continue: the identity of that (together with the number
+        of a block it makes the chained hash), and the block where it ends."""
         content = request.content
-        if content is None:  # shares with nobody but itself
+        if content is None:  # shares only with itself
             return [(-request.row - 1, stop)]
         runs: Sequence[tuple[Hashable, int]]
         if isinstance(content, RunContent):
@@ -158,14 +159,14 @@ class PrefixHash(PrefixCaching):
         return [((request.salt, key), end) for key, end in runs] if request.salt else runs
 
     def _parts(self, hit: Hit) -> Iterator[tuple[Extent, int, int]]:
-        """Extents, and which blocks of each: what was found may have been split since."""
+        """Yield extents, and which blocks of each: what was found may have been split since."""
         for extent, start, stop in hit.blocks:
             for part in extent.parts(stop):
                 if part.stop > start:
                     yield part, max(start, part.start), min(stop, part.stop)
 
     def _extents(self, request: Request) -> list[Extent]:
-        """All that a request holds, in order."""
+        """Return all extents a request holds, in order."""
         held, extents = self._held[request], []
         stops = [extent.start for extent in held[1:]] + [self._published[request]]
         for extent, stop in zip(held, stops, strict=False):
@@ -194,7 +195,7 @@ class PrefixHash(PrefixCaching):
         return self._published[request]
 
     def _restored(self, together: Sequence[Request]) -> None:
-        """Full blocks that several hold are published at once, one by one."""
+        """Publish at once, one by one, full blocks that several samples hold."""
         super()._restored(together)
         shared: dict[int, Extent] = {}
         for request in together:
@@ -215,7 +216,7 @@ class PrefixHash(PrefixCaching):
             self._published[request] = len(held)
 
     def _hold(self, extent: Extent) -> None:
-        """One more request holds an extent."""
+        """Count one more request that holds an extent."""
         if extent.holders:
             self._shared += extent.stop - extent.start
         else:
@@ -224,7 +225,7 @@ class PrefixHash(PrefixCaching):
         extent.holders += 1
 
     def _release(self, extent: Extent) -> None:
-        """A request holds an extent no more."""
+        """Count one request less that holds an extent."""
         extent.holders -= 1
         if extent.holders:
             self._shared -= extent.stop - extent.start
@@ -232,7 +233,7 @@ class PrefixHash(PrefixCaching):
             self._queue.append(extent)
 
     def _split(self, extent: Extent, at: int) -> Extent:
-        """Cut an extent in two; the second."""
+        """Cut an extent in two; return the second."""
         rest = extent.split(at)
         if extent.found:
             self._index.split(extent, rest)

@@ -1,6 +1,6 @@
 """A prefix cache that knows the future: it evicts the block whose next use lies furthest ahead (Belady, 1966).
 
-The yardstick for those that guess. Blocks held by requests are not to be had, so it is not the optimum to the last
+The yardstick for caches that guess. Blocks held by requests cannot be evicted, so it is not the optimum to the last
 token (IBM Systems Journal 5(2), 1966).
 """
 
@@ -12,11 +12,10 @@ from typing import Any
 
 from servesim.contracts.kv import Hit, KVMemory, kv_allocators
 from servesim.contracts.request import Request, State
+from servesim.sentinels import NEVER
 
 from ._radix import Node, RadixTree
 from .evicting import CachedBlock, Evicting
-
-NEVER = 1 << 62
 
 
 @kv_allocators.register("prefix-oracle")
@@ -59,7 +58,8 @@ class PrefixOracle(Evicting):
         return -self._due[block.block] if self.is_cached(block.block) else -NEVER, -block.depth
 
     def _put_off(self, request: Request, hit_blocks: int) -> None:
-        """A request that was awaited computes anew what lies behind its hit: blocks there wait for the next one."""
+        """Put off idle blocks behind the hit of an awaited request, which recomputes them: they wait for the next
+        one."""
         most = (request.prompt_len - 1) // self.block_size
         keys = list(self._keys(request, hit_blocks, most)) if request.content is not None else []
         stale = []
@@ -73,7 +73,8 @@ class PrefixOracle(Evicting):
                 self.rank_again(block)
 
     def _next_uses(self, request: Request, num_blocks: int) -> list[int]:
-        """For each of its first blocks, the place of the first request not yet admitted that shares it."""
+        """Return, for each of the first blocks of a request, the place of the first request not yet admitted that
+        shares it."""
         dues = [NEVER] * num_blocks
         if request.content is None:
             return dues

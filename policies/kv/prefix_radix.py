@@ -40,7 +40,7 @@ class PrefixRadixParams:
 
 
 class _Own:
-    """Content nobody else has."""
+    """Content no other request has."""
 
     def __init__(self, row: int) -> None:
         self._base = (row + 1) << 32
@@ -51,7 +51,7 @@ class _Own:
 
 @dataclass(slots=True)
 class _Holding:
-    """What one request holds."""
+    """Memory that one request holds."""
 
     node: Node
     """Locked: its prefix in the tree ends here."""
@@ -82,7 +82,7 @@ class PrefixRadix(KVAllocator):
         self._prefilling: dict[Request, int] = {}  # whose prompt is not all in the tree, and its length
 
     def lookup(self, request: Request) -> Hit:
-        """Longest prefix in the tree, short of the last token: it is always recomputed."""
+        """Return the longest prefix in the tree, short of the last token: it is always recomputed."""
         length, node = self.tree.find(_content(request), request.num_tokens - 1, request.salt)
         return Hit(length, (node,)) if length else MISS
 
@@ -111,7 +111,7 @@ class PrefixRadix(KVAllocator):
         return True
 
     def free(self, request: Request) -> None:
-        """A finished request enters its output, too; one that comes back does not."""
+        """Enter the output of a finished request, too; one that comes back is not entered."""
         held = self._held[request]
         self._prefilling.pop(request, None)
         if request.state is State.RUNNING and request.content is not None:
@@ -166,7 +166,7 @@ class PrefixRadix(KVAllocator):
         return self._pool + self.tree.evictable
 
     def _pages(self, tokens: int) -> int:
-        """Tokens of the pages that hold so many."""
+        """Return the tokens of the pages that hold `tokens` tokens."""
         return -(-tokens // self.block_size) * self.block_size
 
     def _take(self, request: Request, end: int) -> None:
@@ -181,7 +181,7 @@ class PrefixRadix(KVAllocator):
         self._own += need
 
     def _enter(self, request: Request, held: _Holding, upto: int, chunked: bool) -> None:
-        """Put a request's tokens before `upto` into the tree and hold them there. Of what others have entered
+        """Put a request's tokens before `upto` into the tree and hold them there. Of what other requests have entered
         meanwhile its own copy is freed."""
         before = held.node
         priority = -request.priority  # ours: low is urgent; SGLang's: high is

@@ -1,4 +1,4 @@
-"""What the built-in methods share: how many tokens they draft after a step."""
+"""The part that built-in methods share: how many tokens they draft after a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._length import DraftLength, Fixed, Goodput, SglangAdaptive, Table, parse_t
 
 @dataclass(frozen=True)
 class DrafterParams(SpeculatorParams):
-    """Drafts a step, and who decides on them."""
+    """Drafts per step, and what decides on them."""
 
     adapt: str = "fixed"
     """fixed: always k. table: by the number of sequences (vLLM's dynamic k). sglang: by acceptance seen, within what

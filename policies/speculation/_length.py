@@ -1,4 +1,4 @@
-"""How many tokens to draft: fixed, by batch size, by acceptance, or by what a second brings."""
+"""Draft lengths: fixed, by batch size, by acceptance, or by what a second brings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class DraftLength:
         self.most = drafter.max_drafts
 
     def limit(self, batch: Batch) -> int:
-        """Drafts per sequence after a step."""
+        """Return the drafts per sequence after a step."""
         raise NotImplementedError
 
     def observe(self, verified: Sequence[tuple[int, int]]) -> None:
-        """(depth, accepted) of the requests whose drafts a step verified."""
+        """Learn from (depth, accepted) of the requests whose drafts a step verified."""
 
 
 class Fixed(DraftLength):
@@ -35,7 +35,7 @@ class Fixed(DraftLength):
 
 
 def parse_table(text: str) -> list[tuple[int, int, int]]:
-    """(from, to, k) of from-to:k parts, ascending and apart."""
+    """Parse from-to:k parts into (from, to, k), ascending and apart."""
     rows: list[tuple[int, int, int]] = []
     for part in text.split("/"):
         sizes, _, k = part.partition(":")
@@ -51,8 +51,8 @@ def parse_table(text: str) -> list[tuple[int, int, int]]:
 
 
 def by_batch_size(table: Sequence[Sequence[int]], batch: int, most: int) -> int:
-    """k for a number of sequences by (from, to, k) rows; between rows that of the row before, before the first one
-    its own (vllm/v1/spec_decode/dynamic)."""
+    """Return k for a number of sequences by (from, to, k) rows; between rows that of the row before, before the first
+    one its own (vllm/v1/spec_decode/dynamic)."""
     row = max(0, bisect_right([row[0] for row in table], batch) - 1)
     return min(table[row][2], most)
 
@@ -115,7 +115,7 @@ class SglangAdaptive(DraftLength):
             self._k[self._slot] = allowed[at + 1]
 
     def _down(self, lower: int) -> float:
-        """Hysteresis of a step down."""
+        """Return the hysteresis of a step down."""
         return 1.0 if lower == 0 else -0.25 if self._slot == 1 else 0.0
 
 
@@ -161,7 +161,7 @@ class Goodput(DraftLength):
 
 
 def verification(batch: Batch, k: int, drafter: Any) -> Batch:
-    """The step that verifies k drafts of each sequence that samples in `batch`, and drafts as many again."""
+    """Return the step that verifies k drafts of each sequence that samples in `batch`, and drafts k more."""
     n = batch.sampled
     nodes = drafter.verified(k)
     contexts = batch.sampled_context + n * (1 + nodes)

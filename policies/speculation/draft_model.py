@@ -22,7 +22,7 @@ class DraftModelParams(DrafterParams):
 
 @speculators.register("draft-model")
 class DraftModelSpeculator(Drafter):
-    """Own weights and KV; k sequential passes, the first over all tokens of the target's batch and one more a
+    """Own weights and KV; k sequential passes, the first over all tokens of the target's batch and one more per
     sequence. Both models must share a vocabulary."""
 
     Params = DraftModelParams

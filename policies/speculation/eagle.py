@@ -1,7 +1,7 @@
 """Draft heads on the target's hidden states: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840), MTP (2412.19437).
 
 As in vLLM 0.33: one pass of the head over all tokens of the target's batch, which keeps its KV in step (after prompt
-chunks and without drafts too), then k - 1 passes of one token a sequence; chains of drafts.
+chunks and without drafts too), then k - 1 passes of one token per sequence; chains of drafts.
 """
 
 from __future__ import annotations

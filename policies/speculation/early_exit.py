@@ -15,7 +15,7 @@ from ._drafter import Drafter, DrafterParams
 
 @dataclass(frozen=True)
 class EarlyExitParams(DrafterParams):
-    """Where it exits."""
+    """The layer at which drafting exits."""
 
     layers: int = 8
     """Layers of the target that draft."""

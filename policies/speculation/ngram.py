@@ -37,8 +37,9 @@ class Ngram(Drafter):
 
 
 def propose(tokens: Sequence[int], min_n: int, max_n: int, k: int, max_model_len: int | None = None) -> list[int]:
-    """vLLM's proposer (vllm/v1/spec_decode/ngram_proposer.py): the longest suffix of `tokens`, of at most `max_n` and
-    at least `min_n` tokens, that occurs earlier; the up to `k` tokens after its earliest occurrence."""
+    """Propose drafts as vLLM does (vllm/v1/spec_decode/ngram_proposer.py): find the longest suffix of `tokens`, of at
+    most `max_n` and at least `min_n` tokens, that occurs earlier, and return up to `k` tokens after its earliest
+    occurrence."""
     total = len(tokens)
     if max_model_len is not None:
         k = min(k, max_model_len - total)

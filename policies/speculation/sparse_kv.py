@@ -23,7 +23,7 @@ class SparseKvParams(DrafterParams):
 
 @speculators.register("sparse-kv")
 class SparseKv(Drafter):
-    """k passes of one token a sequence through the whole target. Worth it where contexts are long and batches large:
+    """k passes of one token per sequence through the whole target. Worth it where contexts are long and batches large:
     verification then reads KV, and drafting does not."""
 
     Params = SparseKvParams

@@ -1,4 +1,4 @@
-"""Claims of papers and lectures, run again: what was said, what the simulator makes of the same setting, a verdict.
+"""Claims of papers and lectures, run again: the claim, the simulator's figure for the same setting, a verdict.
 
 An experiment is a function from its assumptions (`scenarios/NAME.yaml`) to an Outcome, entered with `@experiment(...)`
 in a module of this package:
@@ -54,11 +54,11 @@ class Experiment:
     run: Callable[[Given], Outcome]
 
     def given(self, folder: Path | None = None, **changes: Any) -> Given:
-        """Its assumptions, those in `folder` before the shipped ones, some changed."""
+        """Return its assumptions, those in `folder` before the shipped ones, some changed."""
         return {**load(self.name, folder)[0], **changes}
 
     def document(self, folder: Path | None = None) -> dict[str, Any]:
-        """The experiment run: claim, source, scenario, rows, notes and figures, for JSON."""
+        """Run the experiment; return claim, source, scenario, rows, notes and figures, for JSON."""
         given, text = load(self.name, folder)
         outcome = self.run(given)
         return {
@@ -91,7 +91,7 @@ def experiment(
 
 
 def experiments() -> dict[str, Experiment]:
-    """All experiments by name, in the order of their groups."""
+    """Return all experiments by name, in the order of their groups."""
     for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
         importlib.import_module(f"{__name__}.{module}")
     order = list(GROUPS)
@@ -99,7 +99,7 @@ def experiments() -> dict[str, Experiment]:
 
 
 def find(name: str) -> list[Experiment]:
-    """The experiment of that name, or all of them."""
+    """Return the experiment of that name, or all of them."""
     known = experiments()
     if name == "all":
         return list(known.values())

@@ -1,4 +1,4 @@
-"""Steps that calculations are made for, and the cost model that a scenario prices them with."""
+"""Steps for calculations, and the cost model that a scenario prices them with."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from servesim.run.setup import cost_model_of
 
 
 def decode(count: int, context: int, tokens: int = 1) -> Batch:
-    """A step of `count` sequences that attend `context` tokens each, the new one included, and verify so many tokens
-    each, their own included."""
+    """Return a step of `count` sequences that attend `context` tokens each, the new one included, and verify `tokens`
+    tokens each, their own included."""
     total = count * context
     return Batch(
         linear_tokens=count * tokens,
@@ -29,16 +29,16 @@ def decode(count: int, context: int, tokens: int = 1) -> Batch:
 
 
 def prompts(tokens: int, count: int = 1) -> Batch:
-    """A step of `count` whole prompts."""
+    """Return a step of `count` whole prompts."""
     total = tokens * count
     return Batch(linear_tokens=total, prefill=[(tokens, 0)] * count, sampled=count, sampled_context=total)
 
 
 def step_of(kind: Mapping[str, int], context: int) -> Batch:
-    """A step as scenarios write it: {decode: sequences}, at that context, or {prompt: tokens}."""
+    """Return a step as scenarios write it: {decode: sequences}, at that context, or {prompt: tokens}."""
     return decode(kind["decode"], context) if "decode" in kind else prompts(kind["prompt"])
 
 
 def cost_of(base: Mapping[str, Any], **changes: Any) -> TableCostModel:
-    """The cost model of a scenario whose trace does not matter."""
+    """Return the cost model of a scenario whose trace does not matter."""
     return cost_model_of(Scenario.of({"trace": "synth:", **base, **changes}))

@@ -1,4 +1,4 @@
-"""What continuous batching brings: throughput, use of the batch and price against static batches."""
+"""Gains of continuous batching: throughput, use of the batch and price against static batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Flow:
     source="lecture on batching; vLLM's launch blog, 2023-06-20",
 )
 def continuous_batching(given: Given) -> Outcome:
-    """The same requests under each scheduler, for answers that are more and more uneven."""
+    """Serve the same requests under each scheduler, for answers that are more and more uneven."""
     outcome = Outcome()
     shared = {name: flow(given, name, _sharegpt(given["requests"])) for name in given["systems"]}
     spread = {
@@ -64,7 +64,7 @@ def _sharegpt(requests: int) -> Trace:
 
 
 def _outputs(given: Given, sigma: float) -> Trace:
-    """Prompts of one length, answers of one mean and a spread (lognormal)."""
+    """Return prompts of one length, answers of one mean and a spread (lognormal)."""
     from servesim.traces import open_trace
 
     mean = given["mean_output"]
@@ -123,7 +123,7 @@ def _price(outcome: Outcome, given: Given, shared: dict[str, Flow]) -> None:
 
 
 def _generate(outcome: Outcome, given: Given) -> None:
-    """vLLM's launch: Llama-13B on one A100-40G."""
+    """Check vLLM's launch: Llama-13B on one A100-40G."""
     trace = _sharegpt(given["requests"])
 
     def rate(scheduler: str) -> float:

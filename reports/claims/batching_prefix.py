@@ -11,10 +11,10 @@ from . import Curve, Given, Lines, Outcome, Row, experiment
 
 @dataclass(frozen=True)
 class Saved:
-    """What an allocator made of a workload."""
+    """The figures of a workload under one allocator."""
 
     share: float
-    """Of the prompt tokens found in the cache."""
+    """Share of the prompt tokens found in the cache."""
     computed: int
     """Prompt tokens computed."""
     ttft_ms: float
@@ -28,7 +28,7 @@ class Saved:
     source="lecture on batching",
 )
 def prefix_caching(given: Given) -> Outcome:
-    """The same requests with hashed blocks (vLLM), a radix tree (SGLang) and no cache."""
+    """Serve the same requests with hashed blocks (vLLM), a radix tree (SGLang) and no cache."""
     outcome = Outcome()
     found = {
         name: [saved(given, kv, length) for length in given["prefixes"]] for name, kv in given["allocators"].items()

@@ -25,12 +25,12 @@ class Stay:
 
 @dataclass(frozen=True)
 class Played:
-    """What became of the requests under one scheduler."""
+    """The steps of the requests under one scheduler."""
 
     stays: dict[str, Stay]
     steps: int
     wasted: int
-    """Rows of steps that made no token: finished requests kept as padding, or nobody."""
+    """Rows of steps that made no token: finished requests kept as padding, or empty places."""
     seconds: float
 
 
@@ -41,7 +41,7 @@ class Played:
     source="lecture on batching: A of 500 tokens, B of 10, then C and D",
 )
 def batching_steps(given: Given) -> Outcome:
-    """The example under both schedulers, and under asynchronous scheduling."""
+    """Run the example under both schedulers, and under asynchronous scheduling."""
     outcome = Outcome()
     static, continuous = play(given, given["static"]), play(given, given["continuous"])
     ahead = play(given, given["continuous"], asynchronous=True)
@@ -87,7 +87,7 @@ def play(given: Given, scheduler: str, asynchronous: bool = False) -> Played:
 
 
 def _figure(name: str, played: Played) -> Spans:
-    """A line each place of the batch: who is in it."""
+    """Return a figure with a line for each place of the batch: the requests in it."""
     places: dict[str, list[tuple[float, float, str]]] = {"place 1": [], "place 2": []}
     for who, stay in played.stays.items():
         free = next((spans for spans in places.values() if not spans or spans[-1][1] < stay.first), None)

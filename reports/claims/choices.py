@@ -1,4 +1,5 @@
-"""What to choose: the course's table of constraints and its quiz, what tokens cost, from a script to a server."""
+"""Choices of techniques: the course's table of constraints and its quiz, prices of tokens, from a script to a
+server."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ MATTERS = 1.05
     source=COURSE,
 )
 def choices(given: Given) -> Outcome:
-    """For each constraint the best of all combinations, and what each technique brings."""
+    """Find the best of all combinations for each constraint, and what each technique brings."""
     outcome = Outcome()
     alone: dict[str, Sequence[float | None]] = {}
     for constraint, question in given["constraints"].items():
@@ -68,7 +69,7 @@ def choices(given: Given) -> Outcome:
 
 
 def times(gain: float) -> str:
-    """`3.4 x`, or that without it nothing runs."""
+    """Return a gain as `3.4 x`, or as text where without it nothing runs."""
     if gain == float("inf"):
         return "makes it fit"
     return f"{gain:.3g} x" if gain else "does not run"
@@ -81,7 +82,7 @@ def times(gain: float) -> str:
     source=f"{COURSE}, a quiz",
 )
 def quiz(given: Given) -> Outcome:
-    """All combinations ranked, and what would be lost without each part of the best."""
+    """Rank all combinations, and what would be lost without each part of the best."""
     outcome = Outcome()
     found = search(given)
     ranked = found.ranked()
@@ -128,7 +129,7 @@ def quiz(given: Given) -> Outcome:
     source=COURSE,
 )
 def output_price(given: Given) -> Outcome:
-    """GPU time of a token of answer over that of a token of prompt, by how many decode together."""
+    """Return GPU time of a token of answer over that of a token of prompt, by how many decode together."""
     outcome = Outcome()
     cost = build_cost_model(ModelSpec.load(given["model"]), Gpu.load(given["gpu"]), given["tp"])
     prompt, context = given["prompt"], given["prompt"] + given["answer"] // 2
@@ -159,7 +160,7 @@ def output_price(given: Given) -> Outcome:
 
 @experiment("end-to-end", group="choices", claim="End to end 10-50x, 30-100x", source=COURSE)
 def end_to_end(given: Given) -> Outcome:
-    """Output tokens per second of each stack, all requests waiting from the start."""
+    """Return output tokens per second of each stack, all requests waiting from the start."""
     outcome = Outcome()
     speed: dict[str, float] = {}
     for stack, settings in given["stacks"].items():
@@ -189,7 +190,7 @@ OUT_OF_REACH = {
     "quality loss of quantisation": "no weights and no text here: formats change bytes and arithmetic alone",
     "cold start": "replicas are up when a run begins",
 }
-"""What the texts teach -> why it is not simulated."""
+"""Topic of the texts -> why it is not simulated."""
 
 
 @experiment(
@@ -199,7 +200,7 @@ OUT_OF_REACH = {
     source=COURSE,
 )
 def out_of_scope(given: Given) -> Outcome:
-    """What a smaller configuration brings, what is refused and how, and what there is nothing to simulate of."""
+    """Show what a smaller configuration brings, what is refused and how, and what cannot be simulated."""
     outcome = Outcome()
 
     def token_ms(model: str) -> float:

@@ -28,7 +28,7 @@ class Found:
 
     options: Mapping[str, Sequence[str]]
     values: dict[Combination, float | None]
-    """Of the metric; None where it does not run."""
+    """Values of the metric; None where a combination does not run."""
     errors: dict[Combination, str]
     prices: dict[Combination, float]
     """Dollars per million output tokens."""
@@ -41,13 +41,13 @@ class Found:
         return tuple(choices[0] for choices in self.options.values())
 
     def ranked(self) -> list[Combination]:
-        """Those that run, the best first."""
+        """Return the combinations that run, the best first."""
         sign = -1 if self.higher else 1
         running = [c for c, value in self.values.items() if value is not None]
         return sorted(running, key=lambda c: sign * (self.values[c] or 0.0))
 
     def gain(self, after: Combination, before: Combination) -> float:
-        """How many times better one is than another; infinite where only that runs."""
+        """Return the gain of one over another as a factor; infinite where only that runs."""
         new, old = self.values[after], self.values[before]
         if new is None:
             return 0.0
@@ -56,18 +56,18 @@ class Found:
         return new / old if self.higher else old / new
 
     def changed(self, combination: Combination, choice: str) -> Combination:
-        """With one option set to `choice`."""
+        """Return the combination with one option set to `choice`."""
         return tuple(
             choice if choice in choices else mine
             for mine, choices in zip(combination, self.options.values(), strict=True)
         )
 
     def alone(self, choice: str) -> float:
-        """What a technique brings to the baseline."""
+        """Return the gain of a technique over the baseline."""
         return self.gain(self.changed(self.baseline, choice), self.baseline)
 
     def in_the_best(self, choice: str) -> float:
-        """What the best combination with a technique has over the best without it."""
+        """Return the gain of the best combination with a technique over the best without it."""
         ranked = self.ranked()
         with_it = next((c for c in ranked if choice in c), None)
         without = next((c for c in ranked if choice not in c), None)
@@ -104,7 +104,7 @@ def search(question: Given) -> Found:
 
 
 def merged(settings: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with others put in, mappings into mappings."""
+    """Return settings with others put in, mappings into mappings."""
     inner = {
         key: {**settings[key], **value}
         for key, value in change.items()
@@ -114,7 +114,7 @@ def merged(settings: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, 
 
 
 def model_file(model: str | Mapping[str, Any], folder: Path) -> str:
-    """The name of a model, or the config.json of a bundled one (`of`) with some keys changed."""
+    """Return the name of a model, or the config.json of a bundled one (`of`) with some keys changed."""
     if isinstance(model, str):
         return model
     changes = {key: value for key, value in model.items() if key != "of"}

@@ -1,4 +1,4 @@
-"""What courses say about speculative decoding, held against the formula and against simulated runs.
+"""Claims of courses about speculative decoding, against the formula and against simulated runs.
 
 The course's own world, where a target pass costs the same whatever it verifies, is a cost model of one line.
 `drafts_served.py` prices passes from kernel tables.
@@ -44,11 +44,11 @@ class Decoded:
     tokens: float
     """Output tokens of a target pass."""
     ms: float
-    """Of an output token; 1 without drafts."""
+    """Time of an output token; 1 without drafts."""
 
 
 def decode(alpha: float, k: int, cost: CostModel, tokens: int) -> Decoded:
-    """A single request of `tokens` that is drafted for, `k` a step, each right with the chance `alpha`."""
+    """Serve a single request of `tokens` tokens with `k` drafts per step, each right with the chance `alpha`."""
     scenario = Scenario.of(
         {
             "trace": f"synth:prompt=1,output={tokens}",
@@ -71,7 +71,7 @@ def decode(alpha: float, k: int, cost: CostModel, tokens: int) -> Decoded:
 
 
 def held(outcome: Outcome, what: str, claimed: float, got: float, right: float, unit: str = "", note: str = "") -> None:
-    """A claim against a simulated figure: corrected where that is at the closed form and the claim is not."""
+    """Compare a claim with a simulated figure: corrected where that is at the closed form and the claim is not."""
     verdict = "corrected" if abs(got / right - 1) <= EXACT else "differs"
     closed = f"closed form {right:.2f}"
     outcome.near(what, claimed, got, unit, within=EXACT, otherwise=verdict, note=closed, cause=note)
@@ -84,7 +84,7 @@ def held(outcome: Outcome, what: str, claimed: float, got: float, right: float, 
     source=f"{COURSE}; Leviathan et al., ICML 2023",
 )
 def draft_tokens(given: Given) -> Outcome:
-    """Tokens and speed-up by acceptance, one request of many tokens."""
+    """Return tokens and speed-up by acceptance, one request of many tokens."""
     outcome = Outcome()
     k, cost, tokens = given["k"], ConstantPasses(given["draft_pass"]), given["tokens"]
     found = {alpha: decode(alpha, k, cost, tokens) for alpha in (0.7, 0.8, 0.9)}
@@ -125,7 +125,8 @@ def draft_tokens(given: Given) -> Outcome:
     source=f"{COURSE}, both code sketches",
 )
 def draft_bonus(given: Given) -> Outcome:
-    """A pass without a token of the target's own after k right drafts brings what k - 1 drafts do, and costs k."""
+    """Show that a pass without a token of the target's own after k right drafts brings what k - 1 drafts do, and costs
+    k."""
     outcome = Outcome()
     alpha, k, share = given["alpha"], given["k"], given["draft_pass"]
     sketch = decode(alpha, k - 1, ConstantPasses(share, more_passes=1), given["tokens"])
@@ -142,7 +143,7 @@ def draft_bonus(given: Given) -> Outcome:
 
 
 def sketch_tokens(p: NDArray[np.float64], q: NDArray[np.float64], k: int, steps: int) -> float:
-    """Mean tokens of passes that draw k drafts from q, verify them against p, and end at the k-th."""
+    """Return the mean tokens of passes that draw k drafts from q, verify them against p, and end at the k-th."""
     draws = uniform(0, "sketch drafts", np.arange(steps * k)).reshape(steps, k)
     luck = uniform(0, "sketch verification", np.arange(steps * (k + 1))).reshape(steps, k + 1).tolist()
     drafts = np.searchsorted(np.cumsum(q), draws, side="right").tolist()
@@ -154,7 +155,7 @@ def sketch_tokens(p: NDArray[np.float64], q: NDArray[np.float64], k: int, steps:
     "draft-rejected", group="speculation", claim="A wrong draft costs the same as normal decoding", source=COURSE
 )
 def draft_rejected(given: Given) -> Outcome:
-    """Time of a token when no draft is ever right, over that without drafts."""
+    """Return the time of a token when no draft is ever right, over that without drafts."""
     outcome = Outcome()
     k, share = given["k"], given["draft_pass"]
     got = decode(0.0, k, ConstantPasses(share), given["tokens"]).ms
@@ -173,7 +174,7 @@ def draft_rejected(given: Given) -> Outcome:
     source=f"{COURSE}; Leviathan et al., ICML 2023",
 )
 def rejection_sampling(given: Given) -> Outcome:
-    """The example by draws and in closed form, and the claim over random distributions."""
+    """Check the example by draws and in closed form, and the claim over random distributions."""
     outcome = Outcome()
     p, q = np.array(given["p"]), np.array(given["q"])
     for token, name, claimed in ((0, "A", 0.6), (1, "B", 1.0)):
@@ -189,14 +190,14 @@ def rejection_sampling(given: Given) -> Outcome:
 
 
 def accepted_share(p: NDArray[np.float64], q: NDArray[np.float64], token: int, draws: int) -> float:
-    """How often a draft of `token` is accepted."""
+    """Return how often a draft of `token` is accepted."""
     luck = uniform(0, "rejection sampling", np.arange(2 * draws)).reshape(draws, 2).tolist()
     ps = np.stack([p, p])
     return float(np.mean([len(sampling.verify_chain(ps, q[None], [token], u)) == 2 for u in luck]))
 
 
 def off_target(seed: int, siblings: int) -> float:
-    """How far the output is from a random target over 2 to 9 tokens, at worst."""
+    """Return how far the output is from a random target over 2 to 9 tokens, at worst."""
     rows = np.arange(2 + seed % 8)
     weights = [-(np.log(uniform(seed, f"random {name}", rows)) ** 3) for name in ("target", "draft")]
     p, q = (weight / weight.sum() for weight in weights)

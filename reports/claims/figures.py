@@ -1,4 +1,4 @@
-"""Figures as data: an experiment says what is to be seen, the report draws it (and tells it in words)."""
+"""Figures as data: an experiment describes them, the report draws them (and states them in words)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Lines:
     """Letters, digits and hyphens; unique in the experiment."""
     title: str
     alt: str
-    """What a reader who does not see it should know."""
+    """Text alternative, for readers who cannot see it."""
     x_label: str
     y_label: str
     curves: Sequence[Curve]
@@ -57,7 +57,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Spans:
-    """What happened when, a line each: such as requests in the slots of a batch."""
+    """Spans of time, one line each: such as requests in the slots of a batch."""
 
     name: str
     title: str
@@ -75,14 +75,14 @@ Figure = Lines | Bars | Spans
 
 
 def to_dict(figure: Figure) -> dict[str, Any]:
-    """For JSON, with the kind: "lines", "bars" or "spans"."""
+    """Return the figure for JSON, with the kind: "lines", "bars" or "spans"."""
     from dataclasses import asdict
 
     return {"kind": type(figure).__name__.lower(), **asdict(figure)}
 
 
 def from_dict(document: Mapping[str, Any]) -> Figure:
-    """The figure of a JSON document."""
+    """Return the figure of a JSON document."""
     kinds: dict[str, type[Figure]] = {"lines": Lines, "bars": Bars, "spans": Spans}
     values = {key: value for key, value in document.items() if key != "kind"}
     if document["kind"] == "lines":

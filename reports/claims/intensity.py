@@ -26,7 +26,7 @@ from .outcome import COURSE
     source=f"{COURSE}; data sheet of the H100",
 )
 def arithmetic_intensity(given: Given) -> Outcome:
-    """Intensities from shapes, and where the steps of a run lie."""
+    """Compute intensities from shapes, and find where the steps of a run lie."""
     outcome = Outcome()
     gpu = Gpu.load(given["gpu"])
     ridge = gpu.flops["bf16"] / gpu.bandwidth
@@ -38,7 +38,7 @@ def arithmetic_intensity(given: Given) -> Outcome:
 
 
 def gemm_intensity(m: int, n: int, k: int) -> float:
-    """FLOP per byte of [m, k] x [k, n], each matrix moved once in 2 bytes an element."""
+    """Return the FLOP per byte of [m, k] x [k, n], each matrix moved once in 2 bytes per element."""
     return 2 * m * n * k / (2 * (m * k + n * k + m * n))
 
 
@@ -83,7 +83,7 @@ def _attention(outcome: Outcome, given: Given) -> None:
 
 
 def _decode_intensity(model: str, batch: int) -> float:
-    """FLOP per byte of what one more token of context adds to a decode step."""
+    """Return the FLOP per byte of one more token of context in a decode step."""
     spec = ModelSpec.load(model)
     near, far = (step_work(spec, decode(batch, context)) for context in (1000, 2000))
     return (far[0] - near[0]) / (far[1] - near[1])
@@ -98,13 +98,13 @@ class Kind:
     seconds: np.ndarray
 
     def utilisation(self, gpu: Gpu) -> tuple[float, float]:
-        """MFU and MBU while such steps run."""
+        """Return MFU and MBU while such steps run."""
         whole = self.seconds.sum()
         return float(self.flops.sum() / whole / gpu.flops["bf16"]), float(self.data.sum() / whole / gpu.bandwidth)
 
 
 def kinds(steps: pd.DataFrame, model: ModelSpec, least: int) -> dict[str, Kind]:
-    """Prompt steps of at least `least` tokens, and decode steps. Prompts of a step are taken as equally long."""
+    """Return prompt steps of at least `least` tokens, and decode steps. Prompts of a step are taken as equally long."""
     masks = {
         "prompts": (steps.decode_count == 0) & (steps.prefill_tokens >= least),
         "decodes": (steps.prefill_pieces == 0) & (steps.decode_count > 0),
@@ -119,7 +119,7 @@ def kinds(steps: pd.DataFrame, model: ModelSpec, least: int) -> dict[str, Kind]:
 
 
 def _batch(row: Mapping[Any, int]) -> Batch:
-    """The step in the middle of a recorded row."""
+    """Return the step in the middle of a recorded row."""
     count, pieces = row["decode_count"], row["prefill_pieces"]
     each = (row["prefill_tokens"] // max(pieces, 1), row["prefill_context"] // max(pieces, 1))
     return Batch(

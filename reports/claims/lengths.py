@@ -22,13 +22,13 @@ SHAREGPT_MEANS = (161.31, 337.99)
 """Prompt and output tokens of ShareGPT as sampled for PagedAttention (SOSP'23, section 6.1)."""
 ALPACA_MEANS = (19.31, 58.45)
 ALPACA_SIGMA = (0.6, 0.9)
-"""Of the logarithms: assumed, the paper gives means alone."""
+"""Sigma of the logarithms: assumed, the paper gives means alone."""
 SOURCE = "https://github.com/AKafakA/vidur_opt_scheduler data/trace_data/sharegpt (MIT)"
 SHAREGPT_FILE = "sharegpt-sosp23.json"
 
 
 def sharegpt(count: int, seed: int) -> tuple[Ints, Ints]:
-    """Prompt and output lengths like those of ShareGPT, its rows weighted to the published means."""
+    """Draw prompt and output lengths like those of ShareGPT, its rows weighted to the published means."""
     from servesim.traces.presets.tables import JointTable
 
     text = resources.files("servesim.reports.claims").joinpath(SHAREGPT_FILE).read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def sharegpt(count: int, seed: int) -> tuple[Ints, Ints]:
 
 
 def alpaca(count: int, seed: int) -> tuple[Ints, Ints]:
-    """Lognormal lengths of Alpaca's published means."""
+    """Draw lognormal lengths of Alpaca's published means."""
     columns = []
     for name, mean, sigma in zip(("prompt", "output"), ALPACA_MEANS, ALPACA_SIGMA, strict=True):
         z = draws.normal(seed, f"alpaca {name}", np.arange(count))
@@ -46,13 +46,13 @@ def alpaca(count: int, seed: int) -> tuple[Ints, Ints]:
 
 
 def clipped(prompt: Ints, output: Ints) -> tuple[Ints, Ints]:
-    """At least a token each, and no more than the model's positions in all."""
+    """Clip lengths to at least a token each, and no more than the model's positions in all."""
     prompt = np.clip(prompt, 1, MAX_LEN - 1)
     return prompt, np.clip(output, 1, MAX_LEN - prompt)
 
 
 def poisson(name: str, lengths: tuple[Ints, Ints], rate: float, seed: int) -> Trace:
-    """Requests of given lengths, arriving at random with a mean rate per second; each ends at its cap."""
+    """Build requests of given lengths, arriving at random with a mean rate per second; each ends at its cap."""
     prompt, output = lengths
     gaps = -np.log(draws.uniform(seed, "arrival gaps", np.arange(len(prompt)))) / rate
     zeros = np.zeros(len(prompt), dtype=np.int64)
@@ -69,7 +69,8 @@ def poisson(name: str, lengths: tuple[Ints, Ints], rate: float, seed: int) -> Tr
 
 
 def fit_sharegpt(path: Path) -> dict[str, Any]:
-    """Statistics of the rows that fit the model, tilted (weights exp(a prompt + b output)) to the published means."""
+    """Return statistics of the rows that fit the model, tilted (weights exp(a prompt + b output)) to the published
+    means."""
     import csv
 
     from scipy.optimize import fsolve

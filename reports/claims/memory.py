@@ -1,4 +1,4 @@
-"""What lecture texts say of memory: KV cache, weights by format, attention matrices, and what allocators waste."""
+"""Claims of lecture texts about memory: KV cache, weights by format, attention matrices, and waste of allocators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GB, GIB, MB, KB = 1e9, 2**30, 1e6, 1e3
     source="lecture texts on efficient inference; Kwon et al., SOSP 2023",
 )
 def memory(given: Given) -> Outcome:
-    """Every figure from model shapes and the memory of simulated servers."""
+    """Compute every figure from model shapes and the memory of simulated servers."""
     outcome = Outcome()
     _formula(outcome, given)
     _seventy(outcome, given)
@@ -98,7 +98,7 @@ def _smaller(outcome: Outcome, given: Given) -> None:
 
 
 def _kinds(outcome: Outcome, given: Given) -> None:
-    """Numbers cached for a token in a layer by kind of attention; the text counts keys alone."""
+    """Add the numbers cached for a token in a layer by kind of attention; the text counts keys alone."""
     models = {kind: changed(given["seventy"], settings) for kind, settings in given["attention"].items()}
     note = "the text counts keys alone; values are cached too"
     for kind, keys in (("MHA", 8192), ("GQA-8", 1024), ("MQA", 128)):
@@ -161,7 +161,7 @@ def _weights(outcome: Outcome, given: Given) -> None:
 
 
 def round_trip(values: Sequence[float], bits: int = 8) -> float:
-    """Largest error of a symmetric quantisation by the largest magnitude (LLM.int8(), arXiv 2208.07339)."""
+    """Return the largest error of a symmetric quantisation by the largest magnitude (LLM.int8(), arXiv 2208.07339)."""
     x = np.asarray(values, dtype=np.float64)
     scale = float(np.abs(x).max()) / (2 ** (bits - 1) - 1)
     return float(np.abs(np.rint(x / scale) * scale - x).max())
@@ -174,7 +174,7 @@ def _quantised(outcome: Outcome, given: Given) -> None:
 
 
 def _naive_attention(outcome: Outcome, given: Given) -> None:
-    """Scores of every pair of tokens, written to memory."""
+    """Add the scores of every pair of tokens, written to memory."""
     asked, heads = given["naive_attention"], ModelSpec.load(given["seventy"]).num_heads
     tokens, long, tile = asked["tokens"], asked["long_tokens"], asked["tile"]
     head = tokens**2 * dtype_bytes("fp16")
@@ -189,7 +189,7 @@ def _naive_attention(outcome: Outcome, given: Given) -> None:
 
 
 def waste(outcome: Outcome, given: Given) -> dict[str, Run]:
-    """KV memory that holds no token state while requests wait, and requests held, by allocator."""
+    """Add KV memory that holds no token state while requests wait, and requests held, by allocator."""
     asked = given["waste"]
     trace = poisson("sharegpt", sharegpt(asked["requests"], 0), float(asked["rate"]), 0)
     bench = Bench(asked, 0.0)

@@ -1,4 +1,4 @@
-"""What an experiment found: rows with a verdict each, notes, figures."""
+"""The outcome of an experiment: rows with a verdict each, notes, figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERDICTS = {
     "calibrated": "a constant was set by this figure, so that it proves nothing",
     "shown": "nothing was published to hold it against",
 }
-"""What a verdict means."""
+"""Verdicts and their meanings."""
 EXPLAINED = ("differs", "out of reach")
 """Verdicts that need a note."""
 COURSE = "lecture texts on efficient inference"
@@ -29,12 +29,12 @@ GROUPS = {
     "systems": "Systems",
     "published": "Published experiments",
 }
-"""What claims are about, in the order of the overall table, and its headings."""
+"""Subjects of claims, in the order of the overall table, and its headings."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One claim beside what the simulator makes of it; all text, units included."""
+    """One claim beside the simulator's figure; all text, units included."""
 
     what: str
     published: str
@@ -52,14 +52,14 @@ class Row:
         if self.verdict in EXPLAINED and not self.note:
             raise ValueError(f"{self.what}: {self.verdict} without a cause in the note")
         if self.verdict == "shown" and self.published not in ("", "-"):
-            raise ValueError(f"{self.what}: published {self.published!r}, but shown is what nobody claims")
+            raise ValueError(f"{self.what}: published {self.published!r}, but 'shown' is for figures without a claim")
         if self.group and self.group not in GROUPS:
             raise ValueError(f"{self.what}: group {self.group!r} is none of {', '.join(GROUPS)}")
 
 
 @dataclass
 class Outcome:
-    """What an experiment found."""
+    """The rows, notes and figures of an experiment."""
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -79,8 +79,8 @@ class Outcome:
         cause: str = "",
         group: str = "",
     ) -> None:
-        """A row that is reproduced if the simulated figure lies within a relative distance of the published one (the
-        note names the distance unless both are the same), or of the range from `published[0]` to `published[1]`.
+        """Add a row that is reproduced if the simulated figure lies within a relative distance of the published one
+        (the note names the distance unless both are the same), or of the range from `published[0]` to `published[1]`.
         `otherwise`: the verdict if not, "corrected" where the text is wrong by its own formula; `cause` is then added
         to the note."""
         low, high = (published, published) if isinstance(published, int | float) else published
@@ -109,14 +109,14 @@ class Outcome:
         cause: str = "cause not known",
         group: str = "",
     ) -> None:
-        """A row in words, reproduced if a condition holds."""
+        """Add a row in words, reproduced if a condition holds."""
         if not holds:
             note = "; ".join(text for text in (note, cause) if text)
         self.rows.append(Row(what, published, simulated, "reproduced" if holds else otherwise, note, group))
 
 
 def amount(value: float, unit: str = "") -> str:
-    """Three digits or all whole ones, and the unit: `3.36`, `16,384`, `71.9 ms`."""
+    """Format a value with three digits or all whole ones, and the unit: `3.36`, `16,384`, `71.9 ms`."""
     size = abs(value)
     if size >= 1000:
         text = f"{value:,.0f}"

@@ -33,7 +33,7 @@ APART = "Orca's attention is priced request by request, which a large batch of s
 
 @dataclass(frozen=True)
 class Run:
-    """What was seen while requests arrived, after a third of that time."""
+    """Figures over the time in which requests arrived, without its first third."""
 
     batch: float
     """Requests in an iteration, on average."""
@@ -47,8 +47,8 @@ class Run:
     latency: float
     """Mean of end-to-end latency over output tokens, seconds; infinite unless run to the end."""
     asked: dict[str, float]
-    """What the running requests will hold in the end, as a share of the KV memory: `oracle` by their lengths, `pow2`
-    and `max` as these reserve. Of the second third of the time, since it takes requests that have ended."""
+    """Memory the running requests will hold in the end, as a share of the KV memory: `oracle` by their lengths, `pow2`
+    and `max` as these reserve. Taken over the second third of the time, since it needs requests that have ended."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Bench:
         return _run(setup, to_the_end)
 
     def sustained(self, name: str, lengths: Callable[..., Any], top: float, minutes: float) -> float:
-        """The rate (requests/s) at which mean normalized latency reaches hold_s, to 2 %."""
+        """Return the rate (requests/s) at which mean normalized latency reaches hold_s, to 2 %."""
 
         def latency(log_rate: float) -> float:
             rate = float(np.exp(log_rate))
@@ -136,7 +136,7 @@ def _asked(cluster: Cluster, first: int, last: int, slots: int) -> dict[str, flo
     source="Kwon et al., SOSP 2023, table 1, figures 2, 12, 13 and 14 (OPT-13B, one A100-40G)",
 )
 def pagedattention(given: Given) -> Outcome:
-    """Table 1, and figures 2, 12, 13 and 14 on OPT-13B."""
+    """Run table 1, and figures 2, 12, 13 and 14 on OPT-13B."""
     outcome = Outcome()
     count, minutes = given["requests"], given["minutes"]
     table(outcome, given["table"])
@@ -160,7 +160,7 @@ def pagedattention(given: Given) -> Outcome:
 
 
 def table(outcome: Outcome, given: Given) -> None:
-    """Table 1, weights and KV slots by model; and the lengths of the workloads."""
+    """Add table 1, weights and KV slots by model, and the lengths of the workloads."""
     for name, row in given.items():
         model = changed(row["model"], row["shape"])
         slots = row["kv_gib"] * 2**30 / model.kv_bytes_per_token("fp16")
@@ -176,7 +176,7 @@ def table(outcome: Outcome, given: Given) -> None:
 
 
 def batches(outcome: Outcome, runs: dict[str, Run]) -> None:
-    """Figure 13a: requests in an iteration."""
+    """Add figure 13a: requests in an iteration."""
     full = runs["Orca (Max)"]
     exact = full.batch == 7 and full.least == 7
     outcome.holds("requests held, Orca (Max), ShareGPT 2/s", "7.00", f"{full.batch:.2f}", exact)
@@ -186,7 +186,7 @@ def batches(outcome: Outcome, runs: dict[str, Run]) -> None:
 
 
 def shares(outcome: Outcome, runs: dict[str, Run], crowded: Run) -> None:
-    """Figure 2: what the KV memory holds."""
+    """Add figure 2: what the KV memory holds."""
     published = {"Orca (Max)": 20.4, "Orca (Pow2)": 26.8, "Orca (Oracle)": 38.2, "vLLM": 96.3}
     for name, share in published.items():
         run = crowded if name == "vLLM" else runs[name]
@@ -253,7 +253,7 @@ def _rates(outcome: Outcome, bench: Bench, minutes: float) -> None:
 
 
 def _plentiful(outcome: Outcome, bench: Bench, minutes: float) -> None:
-    """Alpaca on OPT-175B, whose GPUs have memory for four times the tokens."""
+    """Add Alpaca on OPT-175B, whose GPUs have memory for four times the tokens."""
     base, systems = bench.given["base"], bench.given["systems"]
     large = {**base, **bench.given["large"], "engine": {**base["engine"], **bench.given["large"]["engine"]}}
     apart = systems["Orca (Oracle)"]

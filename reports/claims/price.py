@@ -1,4 +1,4 @@
-"""What tokens cost: by load, input against output, and for many users at once."""
+"""Prices of tokens: by load, input against output, and for many users at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CAUSE = "it depends on load, lengths and GPUs, and the published figures name no
     source=f"{COURSE}; H100 at $2 an hour",
 )
 def price_per_token(given: Given) -> Outcome:
-    """The price under an SLO and of a saturated server, and by load."""
+    """Return the price under an SLO and of a saturated server, and by load."""
     outcome = Outcome()
     limits = ", ".join(f"{key} {ms} ms" for key, ms in given["slo"].items())
     for name, deployment in given["deployments"].items():
@@ -65,7 +65,7 @@ def price_per_token(given: Given) -> Outcome:
 def highest_rate(
     base: Mapping[str, Any], slo: Mapping[str, float], attainment: float, low: float, high: float
 ) -> float:
-    """The highest rate between `low` and `high` at which enough requests meet the SLO, by bisection to 3 %."""
+    """Return the highest rate between `low` and `high` at which enough requests meet the SLO, by bisection to 3 %."""
     while high / low > 1.03:
         rate = (low * high) ** 0.5
         summary = simulate({**base, "rate": rate, "slo": dict(slo)}).summary
@@ -74,14 +74,14 @@ def highest_rate(
 
 
 def price_of(settings: Mapping[str, Any]) -> Price:
-    """The price of a run, prompts charged what they cost alone."""
+    """Return the price of a run, prompts charged what they cost alone."""
     whole, prompts = simulate(settings).summary["price"], prompts_alone(settings)
     share = prompts / whole["usd_per_million_input_tokens"]
     return Price(prompts, whole["usd_per_million_output_tokens"] * (1 - share))
 
 
 def prompts_alone(base: Mapping[str, Any]) -> float:
-    """Dollars per million input tokens of a saturated server that answers with one token each."""
+    """Return dollars per million input tokens of a saturated server that answers with one token each."""
     settings = {**base, "rate": float("inf"), "clients": {}}
     trace = open_scenario(Scenario.of(settings))
     one = np.ones_like(trace.output_len)
@@ -105,7 +105,7 @@ def _by_load(outcome: Outcome, given: Given) -> None:
         f"{amount(min(ratios.values()))} to {amount(max(ratios.values()))} x",
         bool(within),
         note=f"{told} clients; prompts compute at the rate of the arithmetic whatever the load, while a decode step "
-        "reads the weights, and each sequence its KV, for one token a sequence",
+        "reads the weights, and each sequence its KV, for one token per sequence",
     )
     outcome.figures.append(
         Lines(
@@ -131,7 +131,7 @@ def _by_load(outcome: Outcome, given: Given) -> None:
     source=COURSE,
 )
 def thousand_users(given: Given) -> Outcome:
-    """How many users a replica serves at that speed, and what all of them cost."""
+    """Return how many users a replica serves at that speed, and what all of them cost."""
     outcome = Outcome()
     users, usd = given["users"], given["base"]["usd_per_gpu_hour"]
     for name, deployment in given["deployments"].items():
@@ -152,7 +152,7 @@ def thousand_users(given: Given) -> Outcome:
 
 
 def most_users(base: Mapping[str, Any], given: Given) -> int:
-    """The most clients of a closed loop whose replies come fast enough, by bisection."""
+    """Return the most clients of a closed loop whose replies come fast enough, by bisection."""
     limit = 1e3 / given["tokens_per_s"]
     low, high = 1, 1025
     while high - low > max(1, low // 50):

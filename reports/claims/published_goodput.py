@@ -1,4 +1,4 @@
-"""SmartSpec: as many drafts as pay off, none under load."""
+"""SmartSpec: only drafts that pay off, none under load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Point:
     gain: float
     """Mean end-to-end latency without drafts over that with them."""
     fixed: float
-    """The same with as many drafts in every step."""
+    """That ratio with a fixed number of drafts in every step."""
     drafts: float
     """Drafts for each token position decoded, on average, where their number is chosen."""
 
@@ -28,7 +28,7 @@ class Point:
     source="Liu et al., SmartSpec / TurboSpec, arXiv 2406.14066",
 )
 def goodput_drafts(given: Given) -> Outcome:
-    """Gains and drafts by load, for several acceptances."""
+    """Return gains and drafts by load, for several acceptances."""
     outcome = Outcome()
     rates, alphas = given["rates"], given["alphas"]
     found = {alpha: [point(given, alpha, rate) for rate in rates] for alpha in alphas}

@@ -19,7 +19,7 @@ PUBLISHED = {ORCA: 6.81, "FasterTransformer": 0.185}
     source="Yu et al., Orca, OSDI 2022, figure 10",
 )
 def orca(given: Given) -> Outcome:
-    """Highest rates at the published latency per token, and latency against load."""
+    """Find the highest rates at the published latency per token, and latency against load."""
     outcome = Outcome()
     rates = {name: _rate(given, scheduler) for name, scheduler in given["systems"].items()}
     ours, fused, single, *batches = rates.values()
@@ -49,7 +49,7 @@ def _rate(given: Given, scheduler: str) -> float:
 
 
 def latency(given: Given, scheduler: str, rate: float) -> float:
-    """Median over requests of end-to-end latency per output token, ms."""
+    """Return the median over requests of end-to-end latency per output token, ms."""
     settings = {**given["base"], "trace": given["trace"], "requests": given["requests"]}
     requests = simulate(settings, scheduler=scheduler, rate=rate).requests
     return float(((requests["finished_ns"] - requests["arrival_ns"]) / requests["output_len"]).median()) / 1e6

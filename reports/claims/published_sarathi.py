@@ -27,7 +27,7 @@ NINETIETH = 1.2815515655446004
     source="Agrawal et al., Sarathi-Serve, OSDI 2024, figures 10 and 11",
 )
 def sarathi(given: Given) -> Outcome:
-    """Capacities of vLLM and Sarathi-Serve for each deployment, data set and limit."""
+    """Find the capacities of vLLM and Sarathi-Serve for each deployment, data set and limit."""
     outcome = Outcome()
     for name, deployment in given["deployments"].items():
         iteration = decode_ms(deployment)
@@ -54,12 +54,12 @@ def sarathi(given: Given) -> Outcome:
 
 
 def decode_ms(deployment: Mapping[str, Any]) -> float:
-    """The decode iteration of 32 sequences of 4,096 tokens that the paper's limits are multiples of."""
+    """Return the decode iteration of 32 sequences of 4,096 tokens that the paper's limits are multiples of."""
     return cost_of(deployment, host="none").price(decode(32, 4096)).ns / 1e6
 
 
 def lengths_of(dataset: str, shape: Mapping[str, Any], count: int) -> tuple[Ints, Ints]:
-    """Prompt and output lengths by the median and the 90th percentile of each."""
+    """Return prompt and output lengths by the median and the 90th percentile of each."""
 
     def column(what: str) -> Ints:
         median, ninetieth = shape[what]
@@ -72,7 +72,7 @@ def lengths_of(dataset: str, shape: Mapping[str, Any], count: int) -> tuple[Ints
 
 
 def capacity(given: Given, deployment: Mapping[str, Any], dataset: str, limit_ms: float, scheduler: str) -> float:
-    """The highest rate (requests/s) within the limit."""
+    """Return the highest rate (requests/s) within the limit."""
     shape = given["datasets"][dataset]
     lengths = lengths_of(dataset, shape, given["requests"])
     engine = {"async_scheduling": False, "max_model_len": shape["most"]}

@@ -1,4 +1,4 @@
-"""What PagedAttention gains where requests share memory: samples of one prompt, a common prefix, a chatbot."""
+"""Gains of PagedAttention where requests share memory: samples of one prompt, a common prefix, a chatbot."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FUSED = {"scheduler": "selective:fused_attention=true", "kv": ORACLE}
     source="Kwon et al., SOSP 2023, figures 15, 16 and 17 (A100-40G)",
 )
 def sharing(given: Given) -> Outcome:
-    """Figures 15 (parallel sampling), 16 and 17."""
+    """Run figures 15 (parallel sampling), 16 and 17."""
     outcome = Outcome()
     _parallel(outcome, given)
     _prefix(outcome, given)
@@ -49,8 +49,9 @@ def sharing(given: Given) -> Outcome:
 
 
 def saved(given: Given, workload: str, samples: int) -> float:
-    """Blocks that samples of one prompt share, over those there would be if each kept its own: the mean over time while
-    requests arrive, after a third of it. Every step by itself, since what memory holds is looked at after each."""
+    """Return the blocks that samples of one prompt share, over those there would be if each kept its own: the mean over
+    time while requests arrive, after a third of it. Steps are taken one by one, since memory is looked at after each.
+    """
     rules, load = given["parallel"], given["parallel"]["workloads"][workload]
     count = load["requests"]
     trace = poisson(workload, LENGTHS[workload](count, 0), load["rate"] * 2 / max(samples, 2), 0)
@@ -74,7 +75,7 @@ def saved(given: Given, workload: str, samples: int) -> float:
 
 
 def sustained(given: Given, rules: Given, policies: Given, trace: Callable[[int], Trace]) -> float:
-    """The highest rate at which the mean latency per output token holds. `trace`: so many requests at a rate."""
+    """Return the highest rate at which the mean latency per output token holds. `trace`: makes N requests at a rate."""
 
     def holds(rate: float) -> bool:
         drawn = trace(max(int(rate * rules["seconds"]), 100)).with_rate(rate)
@@ -129,8 +130,8 @@ def _prefix(outcome: Outcome, given: Given) -> None:
 
 
 def prefix_gains(given: Given, length: int) -> tuple[float, float]:
-    """Rate of vLLM with the prefix in its cache over that of Orca (Oracle), which computes it each time, and over that
-    of Orca with one attention kernel."""
+    """Return the rate of vLLM with the prefix in its cache over that of Orca (Oracle), which computes it each time, and
+    over that of Orca with one attention kernel."""
     rules = given["prefix"]
     low, high = _bounds(rules["sentence"])
     spec = f"synth:prompt=uniform({low + length},{high + length}),output={rules['answer']}"

@@ -1,11 +1,11 @@
-"""Speculative sampling on real distributions: what the engine's sampler does with drafts, exactly.
+"""Speculative sampling on real distributions: the engine's treatment of drafts, exactly.
 
 A draft token x, drawn from the draft distribution q, is accepted with min(1, p(x) / q(x)); after a rejection the token
 is drawn from what p has beyond q. Whatever q is, the output is distributed as p (Leviathan et al., ICML 2023; Chen et
 al., arXiv 2302.01318). Trees try several candidates at a position, each against what the ones before left of p (SpecTr,
 arXiv 2310.15141; EAGLE, arXiv 2401.15077).
 
-Distributions are arrays of shape (vocabulary,) that sum to 1; a chain has one row a position.
+Distributions are arrays of shape (vocabulary,) that sum to 1; a chain has one row per position.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Probabilities = NDArray[np.float64]
 
 
 def acceptance_probability(p: Probabilities, q: Probabilities) -> float:
-    """Chance that a draft from q is accepted by p: the mass they share."""
+    """Return the chance that a draft from q is accepted by p: the mass they share."""
     return float(np.minimum(p, q).sum())
 
 
 def residual(p: Probabilities, q: Probabilities) -> Probabilities:
-    """What p has beyond q, normalised: where a rejected draft's replacement is drawn from."""
+    """Return what p has beyond q, normalised: where a rejected draft's replacement is drawn from."""
     beyond: Probabilities = np.maximum(p - q, 0.0)
     total = float(beyond.sum())
     return beyond / total if total > 0.0 else p
@@ -33,7 +33,7 @@ def residual(p: Probabilities, q: Probabilities) -> Probabilities:
 def verify_chain(p: Probabilities, q: Probabilities, drafts: Sequence[int], uniforms: Sequence[float]) -> list[int]:
     """Tokens a verification delivers: the drafts accepted, and one more.
 
-    `p` has a row for each of the k drafts and one for the token after them, `q` a row a draft; `uniforms` are k + 1
+    `p` has a row for each of the k drafts and one for the token after them, `q` one row per draft; `uniforms` are k + 1
     draws, for the k decisions and for the last token.
     """
     for j, token in enumerate(drafts):
@@ -45,8 +45,9 @@ def verify_chain(p: Probabilities, q: Probabilities, drafts: Sequence[int], unif
 def verify_siblings(
     p: Probabilities, q: Probabilities, candidates: Sequence[int], uniforms: Sequence[float]
 ) -> tuple[int, int | None]:
-    """One level of a tree: (token delivered, index of the candidate accepted or None). The candidates were drawn from q
-    one after the other without replacement; `uniforms`: one a candidate and one for a replacement."""
+    """Verify one level of a tree; return (token delivered, index of the candidate accepted or None). The candidates
+    were drawn from q one after the other without replacement; `uniforms`: one per candidate and one for a replacement.
+    """
     p, q = p.copy(), q.copy()
     for i, token in enumerate(candidates):
         if uniforms[i] * q[token] < p[token]:
@@ -57,7 +58,7 @@ def verify_siblings(
 
 
 def without(q: Probabilities, token: int) -> Probabilities:
-    """q once a token is excluded."""
+    """Return q once a token is excluded."""
     rest = q.copy()
     rest[token] = 0.0
     total = float(rest.sum())
@@ -65,13 +66,14 @@ def without(q: Probabilities, token: int) -> Probabilities:
 
 
 def output_distribution(p: Probabilities, q: Probabilities) -> Probabilities:
-    """Of the first token a chain delivers, in closed form: it is p."""
+    """Return the distribution of the first token a chain delivers, in closed form: it is p."""
     accepted: Probabilities = np.minimum(p, q)
     return accepted + (1.0 - float(accepted.sum())) * residual(p, q)
 
 
 def sibling_acceptance(p: Probabilities, q: Probabilities, width: int) -> float:
-    """Chance that one of `width` candidates at a position is accepted, by enumeration of what they can be."""
+    """Return the chance that one of `width` candidates at a position is accepted, by enumeration of what they can
+    be."""
     if width == 0 or q.sum() <= 0.0:
         return 0.0
     accepted = np.minimum(p, q)
@@ -83,7 +85,7 @@ def sibling_acceptance(p: Probabilities, q: Probabilities, width: int) -> float:
 
 
 def sibling_output(p: Probabilities, q: Probabilities, width: int) -> Probabilities:
-    """Distribution of the token a level of a tree with `width` candidates delivers: it is p."""
+    """Return the distribution of the token a level of a tree with `width` candidates delivers: it is p."""
     if width == 0 or q.sum() <= 0.0:
         return p
     out = np.minimum(p, q)
@@ -95,8 +97,8 @@ def sibling_output(p: Probabilities, q: Probabilities, width: int) -> Probabilit
 
 
 def acceptance_rates(p: Probabilities, q: Probabilities) -> list[float]:
-    """Marginal acceptance of each position of a chain with distributions that do not depend on the tokens before:
-    for the `positions` acceptance model."""
+    """Return the marginal acceptance of each position of a chain with distributions that do not depend on the tokens
+    before: for the `positions` acceptance model."""
     rates, whole = [], 1.0
     for target, draft in zip(p, q, strict=False):
         whole *= acceptance_probability(target, draft)
@@ -105,5 +107,5 @@ def acceptance_rates(p: Probabilities, q: Probabilities) -> list[float]:
 
 
 def _draw(p: Probabilities, uniform: float) -> int:
-    """Inverse transform."""
+    """Draw by inverse transform."""
     return int(min(np.searchsorted(np.cumsum(p), uniform * p.sum(), side="right"), len(p) - 1))

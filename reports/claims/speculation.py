@@ -20,7 +20,7 @@ from . import Curve, Given, Lines, Outcome, Row, experiment
     source="vLLM blog 2024-10-17 (Llama-3-70B, 4 x H100); MagicDec (arXiv 2408.11049)",
 )
 def crossover(given: Given) -> Outcome:
-    """End-to-end latency without drafts over that with them, by load."""
+    """Return end-to-end latency without drafts over that with them, by load."""
     outcome = Outcome()
     alpha, scorer, lookup = f"independent:alpha={given['alpha']}", f"scorer={given['scorer']}", given["lookup"]
     timed = f"{lookup},{scorer},host_us_per_sequence={given['lookup_us']}"
@@ -84,7 +84,8 @@ def _speed_up(base: Given, trace: str, speculation: str, acceptance: str, rate: 
 
 
 def _magicdec(outcome: Outcome, given: Given) -> None:
-    """Speed-up of decoding alone, from what steps cost, for as many sequences as the GPUs hold."""
+    """Add the speed-up of decoding alone, from the price of steps, for the largest number of sequences the GPUs
+    hold."""
     short, long = given["contexts"]
     for name, published in given["models"].items():
         few, *_, many = (batch for batch in given["batches"] if batch <= _held(name, given, long))
@@ -99,7 +100,7 @@ def _magicdec(outcome: Outcome, given: Given) -> None:
 
 
 def _held(name: str, given: Given, context: int) -> int:
-    """Sequences that fit beside the weights."""
+    """Return the sequences that fit beside the weights."""
     return fit(ModelSpec.load(name), Gpu.load(given["gpu"]), given["tp"], "bf16", Load(context)).sequences
 
 
@@ -114,7 +115,7 @@ def _gain(name: str, given: Given, context: int, batch: int) -> float:
 
 
 def _passes(rates: list[float], ratios: list[float], level: float) -> str:
-    """Between which loads a falling ratio passes a level."""
+    """Return between which loads a falling ratio passes a level."""
     after = next((i for i, ratio in enumerate(ratios) if ratio < level), None)
     if not after:
         return f"it does not pass {level:.2f} here"

@@ -23,7 +23,7 @@ from .outcome import COURSE
     source=COURSE,
 )
 def engine_switches(given: Given) -> Outcome:
-    """Each part switched on and off."""
+    """Switch each part on and off."""
     outcome = Outcome()
     graphs(outcome, given["graphs"])
     _parallel(outcome, given["parallel"])
@@ -35,7 +35,7 @@ def engine_switches(given: Given) -> Outcome:
 
 
 def graphs(outcome: Outcome, given: Given) -> None:
-    """Steps launched kernel by kernel over replayed ones, by model and batch."""
+    """Compare steps launched kernel by kernel with replayed ones, by model and batch."""
     each = HostTerms.load(given["without"]).launch_per_kernel
     for name, base in given["models"].items():
         on, off = (cost_of(base, host=given["with"]) for _ in range(2))
@@ -86,7 +86,8 @@ def _parallel(outcome: Outcome, given: Given) -> None:
 
 
 def _throughput(base: Mapping[str, Any], clients: int, requests: int) -> tuple[float, float]:
-    """Output tokens/s, and mean TPOT in ms, of so many clients that send a request when the last is answered."""
+    """Return output tokens/s, and mean TPOT in ms, of `clients` clients that send a request when the last is
+    answered."""
     settings = {**base, "requests": requests, "rate": float("inf"), "clients": {"max_concurrency": clients}}
     summary = simulate(settings).summary
     return float(summary["throughput"]["output_throughput"]), float(summary["latency_ms"]["tpot"]["mean"])
@@ -177,7 +178,7 @@ def _cold_start(outcome: Outcome, given: Given) -> None:
     source=COURSE,
 )
 def no_kv_cache(given: Given) -> Outcome:
-    """The same request with keys and values kept, and with every token computed anew in every step."""
+    """Serve the same request with keys and values kept, and with every token recomputed in every step."""
     outcome = Outcome()
     told = given["told"]
     kept, anew = _pair(given, told)
@@ -215,7 +216,7 @@ def _pair(given: Given, one: Mapping[str, int]) -> tuple[tuple[int, float], tupl
 
 
 def _computed(settings: Mapping[str, Any]) -> tuple[int, float]:
-    """Tokens through the linear layers, and seconds to the last token."""
+    """Return tokens through the linear layers, and seconds to the last token."""
     run = simulate(settings)
     tokens = ((run.steps.prefill_tokens + run.steps.decode_count) * run.steps.k).sum()
     return int(tokens), float(run.summary["latency_ms"]["e2el"]["mean"]) / 1e3

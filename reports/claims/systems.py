@@ -1,4 +1,4 @@
-"""Systems and techniques that the texts name: each served a load, and each technique set against going without."""
+"""Systems and techniques that the texts name: each serves a load, and each technique is compared with going without."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRICS = {
     "kv": ("KV of a token on each GPU", "kB"),
     "weights": ("weights", "GB"),
 }
-"""What a technique is for -> in words, and its unit; less is better."""
+"""Purpose of a technique -> in words, and its unit; less is better."""
 
 
 @experiment(
@@ -33,7 +33,7 @@ METRICS = {
     source=COURSE,
 )
 def named_systems(given: Given) -> Outcome:
-    """Every engine serves the same requests; every technique beats the same server without it."""
+    """Check that every engine serves the same requests, and that every technique beats the same server without it."""
     outcome = Outcome()
     for name, settings in given["engines"].items():
         _engine(outcome, name, {**given["base"], **settings})
@@ -65,7 +65,7 @@ def _engine(outcome: Outcome, name: str, settings: Mapping[str, Any]) -> None:
 
 
 def answered(run: Result) -> int:
-    """Requests that are answered in full."""
+    """Return the requests that are answered in full."""
     return int(run.summary["requests"]["completed"])
 
 
@@ -83,8 +83,8 @@ def _technique(
 
 
 def measured(settings: Mapping[str, Any], metric: str) -> float:
-    """A mean latency in ms, the KV of a token in kB or weights in GB, of a server that answers everything; NaN, smaller
-    than no number, of one that does not."""
+    """Return a mean latency in ms, the KV of a token in kB or weights in GB, of a server that answers everything; NaN,
+    smaller than no number, for one that does not."""
     run = simulate(settings)
     if answered(run) != len(run.requests):
         return nan

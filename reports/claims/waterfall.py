@@ -15,7 +15,7 @@ from .outcome import COURSE
 
 @dataclass(frozen=True)
 class Run:
-    """What a configuration delivers."""
+    """The figures of a configuration."""
 
     speed: float
     """Output tokens/s."""
@@ -33,7 +33,7 @@ class Run:
     source=COURSE,
 )
 def naive_to_production(given: Given) -> Outcome:
-    """Each optimisation switched on over those before it; then each switched off alone; for every workload."""
+    """Switch each optimisation on over those before it; then switch each off alone; for every workload."""
     outcome = Outcome()
     stacks, without = {}, {}
     for workload, trace in given["workloads"].items():
@@ -67,7 +67,7 @@ def _steps(outcome: Outcome, steps: Sequence[Given], workload: str, stack: Mappi
 
 
 def _together(outcome: Outcome, given: Given, workload: str, stack: Mapping[str, Run]) -> None:
-    """The product, and what it is from the first 16-bit stage on."""
+    """Add the product, and what it is from the first 16-bit stage on."""
     naive, half, *_, last = (run.speed for run in stack.values())
     paper = prod(step["claim"] for step in given["steps"])
     outcome.near(
@@ -81,7 +81,7 @@ def _together(outcome: Outcome, given: Given, workload: str, stack: Mapping[str,
 
 
 CAUSES = {
-    "bf16": "computing prompts anew is bound by arithmetic, and tensor cores compute 16 bits 16 times as fast as CUDA "
+    "bf16": "recomputing prompts is bound by arithmetic, and tensor cores compute 16 bits 16 times as fast as CUDA "
     "cores compute 32 (8 times as TF32); a decode step alone would gain the 2 x of its bytes",
     "KV cache": "what a cache saves grows with the prompt: a step over some hundred tokens takes few times longer than "
     "one over one token, since both read the weights, and one over some thousand much longer",

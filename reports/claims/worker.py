@@ -1,4 +1,4 @@
-"""Experiments in processes of their own, so that one that fails, or dies, takes no other with it.
+"""Experiments in separate processes, so that one that fails, or dies, takes no other with it.
 
 `python -m servesim.reports.claims.worker NAME [FOLDER]` prints the experiment's document and its CPU seconds.
 """
@@ -27,7 +27,7 @@ ANSWER = "servesim experiment: "
 
 @dataclass(frozen=True)
 class Done:
-    """An experiment that has ended: its document, or one line that says what went wrong."""
+    """A finished experiment: its document, or one line that says what went wrong."""
 
     name: str
     document: dict[str, Any] | None
@@ -36,8 +36,8 @@ class Done:
 
 
 def run(one: Experiment, folder: Path | None) -> Done:
-    """Run an experiment in this process; UserError (a scenario that is wrong) comes through, and what an edited
-    scenario breaks without being checked becomes one."""
+    """Run an experiment in this process; UserError (a scenario that is wrong) comes through, and any error of an edited
+    scenario becomes one."""
     began = time.process_time()
     edited = folder / f"{one.name}.yaml" if folder is not None else None
     try:
@@ -54,7 +54,7 @@ def run(one: Experiment, folder: Path | None) -> Done:
 def run_all(
     chosen: Sequence[Experiment], folder: Path | None, jobs: int, on_done: Callable[[Done], None]
 ) -> list[Done]:
-    """Run experiments in `jobs` processes at a time; all of them, in their order, whatever happens to one."""
+    """Run experiments in `jobs` processes at a time; return all of them, in their order, whatever happens to one."""
     running: list[subprocess.Popen[str]] = []
     with ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(_ask, one.name, folder, running) for one in chosen]

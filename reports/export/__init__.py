@@ -33,7 +33,7 @@ def export(folder: Path, to: str, out: Path) -> None:
 
 
 def one_run(folder: Path, to: str) -> Result:
-    """The run in a directory; UserError where it holds an experiment of many."""
+    """Return the run in a directory; UserError where it holds an experiment of many."""
     if not (folder / "summary.json").is_file() and (folder / "cells").is_dir():
         raise UserError(f"{folder}: holds an experiment; {to} is for one run, such as one of those in {folder}/cells")
     return Result.load(folder)

@@ -18,7 +18,7 @@ from servesim.reports.tokens import Tokens
 
 
 def write(folder: Path, file: TextIO) -> None:
-    """Write one line a request."""
+    """Write one line per request."""
     result = one_run(folder, "aiperf")
     tokens = Tokens(result)
     requests: list[dict[str, Any]] = result.requests.to_dict("records")  # type: ignore[assignment]  # names of columns

@@ -25,7 +25,7 @@ def write(folder: Path, file: TextIO) -> None:
 
 
 def of_page(page: Page) -> str:
-    """Warnings, sentences and tables of an experiment's page; what comes after the first section is folded."""
+    """Return warnings, sentences and tables of an experiment's page; what comes after the first section is folded."""
     lines = [*_head(page.title, page.subtitle, page.chips), *_alerts(page.alerts)]
     first, *others = page.values["sections"]
     lines += _blocks(first)
@@ -61,7 +61,7 @@ def _alerts(alerts: Sequence[Alert]) -> list[str]:
 
 
 def of_run(run: Run) -> str:
-    """Headline, warnings, key figures and latencies of one run."""
+    """Return headline, warnings, key figures and latencies of one run."""
     lines = [*_head(title(run), subtitle(run), chips(run)), *_alerts(alerts(run))]
     figures = [(t["name"], f"{t['value']} {t['unit']}".strip(), t["note"]) for t in tiles(run)]
     lines += ["", *rows(Table("", ("figure", "value", ""), figures, (False, True, False)))]
@@ -73,14 +73,14 @@ def of_run(run: Run) -> str:
 
 
 def rows(table: Table) -> list[str]:
-    """A table as Markdown."""
+    """Return a table as Markdown."""
     align = ["---:" if numeric else "---" for numeric in table.numeric]
     cells = [table.columns, align, *table.rows]
     return ["| " + " | ".join(cell if row is align else plain(cell) for cell in row) + " |" for row in cells]
 
 
 def plain(text: object) -> str:
-    """Text that Markdown leaves as it is."""
+    """Escape text so that Markdown leaves it as it is."""
     escaped = text.replace(Markup("<small>"), Markup(" <small>")).striptags() if isinstance(text, Markup) else str(text)
     for character in "\\`*_{}[]<>|#":
         escaped = escaped.replace(character, f"\\{character}")

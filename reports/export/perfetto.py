@@ -1,8 +1,8 @@
 """Chrome trace events (JSON), as ui.perfetto.dev and chrome://tracing open them.
 
-A process a replica: one slice a step, on as many tracks as steps overlap (pipeline stages); counters of the batch and
-of KV memory; and a process of requests, each an asynchronous track of its phases. Times in microseconds, to the
-nanosecond.
+One process per replica: one slice per step, on a track for each overlapping step (pipeline stages); counters of the
+batch and of KV memory; and a process of requests, each an asynchronous track of its phases. Times in microseconds, to
+the nanosecond.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _names(steps: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _steps(table: dict[str, Any], steps: Steps) -> Iterator[dict[str, Any]]:
-    """One complete event a step, and a name for each track when its first one comes."""
+    """Yield one complete event per step, and a name for each track when its first one comes."""
     free: dict[int, list[int]] = {}
     columns = {name: table[name].tolist() for name in (*COUNTS, "replica", "kv_used", "step", "decode_context")}
     for row, step, begin, end in zip(
@@ -85,7 +85,7 @@ def _steps(table: dict[str, Any], steps: Steps) -> Iterator[dict[str, Any]]:
 
 
 def _lane(free: list[int], begin: int, end: int) -> int:
-    """The first track that is free at `begin`, from 1."""
+    """Return the first track that is free at `begin`, from 1."""
     for i, until in enumerate(free):
         if until <= begin:
             free[i] = end
@@ -95,7 +95,7 @@ def _lane(free: list[int], begin: int, end: int) -> int:
 
 
 def _counters(steps: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Values as of the first step of each row. Viewers name a counter by its event and its argument."""
+    """Yield values as of the first step of each row. Viewers name a counter by its event and its argument."""
     for i in range(len(steps["k"])):
         at = {"ph": "C", "pid": _pid(int(steps["replica"][i])), "ts": int(steps["start_ns"][i]) / 1e3}
         sequences = int(steps["decode_count"][i] + steps["prefill_pieces"][i])
@@ -105,7 +105,7 @@ def _counters(steps: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _requests(result: Any) -> Iterator[dict[str, Any]]:
-    """Nestable asynchronous events: the request, and in it waiting, prompt and output."""
+    """Yield nestable asynchronous events: the request, and in it waiting, prompt and output."""
     frame = result.requests
     names = frame["name"].tolist() if "name" in frame else frame["row"].tolist()
     columns = ["row", "state", "arrival_ns", "scheduled_ns", "first_token_ns", "finished_ns"]

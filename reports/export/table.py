@@ -9,6 +9,6 @@ from servesim.reports.export import one_run
 
 
 def write(folder: Path, file: TextIO) -> None:
-    """Write the requests; empty: has not happened."""
+    """Write the requests; an empty cell: has not happened."""
     frame = one_run(folder, "csv").requests.convert_dtypes()
     frame.to_csv(file, index=False, lineterminator="\n")

@@ -32,7 +32,7 @@ def write(folder: Path, file: TextIO) -> None:
 
 
 def record(result: Result) -> dict[str, Any]:
-    """The record as a dictionary."""
+    """Return the record as a dictionary."""
     summary, scenario, frame = result.summary, result.scenario, result.requests
     tokens = Tokens(result)
     done = (frame["state"] == State.FINISHED).to_numpy()
@@ -66,7 +66,7 @@ def record(result: Result) -> dict[str, Any]:
 
 
 def _rate(starts: Any) -> float | str:
-    """Mean rate of the arrivals; "inf" when all come at once."""
+    """Return the mean rate of the arrivals; "inf" when all come at once."""
     span = float(starts.max() - starts.min()) if len(starts) else 0.0
     return (len(starts) - 1) / span if span else "inf"
 
@@ -111,7 +111,7 @@ def _aggregates(arrays: dict[str, Any], gaps: list[Any], done: Any) -> dict[str,
 
 
 def _speculation(figures: dict[str, Any] | None) -> dict[str, Any]:
-    """Counts of speculative decoding; nothing without it, as in vLLM."""
+    """Return counts of speculative decoding; nothing without it, as in vLLM."""
     if figures is None:
         return {}
     names = ("acceptance_rate", "acceptance_length", "num_drafts", "draft_tokens", "accepted_tokens")

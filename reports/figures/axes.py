@@ -1,4 +1,4 @@
-"""What axes share: units on ticks, clocks, percentiles."""
+"""Shared by axes: units on ticks, clocks, percentiles."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def clock(span_s: float) -> tuple[float, str]:
-    """(seconds of a unit, its name) for an axis of so many seconds."""
+    """Return (seconds of a unit, its name) for an axis of `span_s` seconds."""
     return (3600.0, "hours") if span_s > 3 * 3600 else (60.0, "minutes") if span_s > 900 else (1.0, "seconds")
 
 
 def time_ticks(axis: Any, decades: bool = True) -> None:
-    """Ticks of an axis in milliseconds, written with a unit."""
+    """Write the ticks of an axis in milliseconds with a unit."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     if decades:
@@ -23,7 +23,7 @@ def time_ticks(axis: Any, decades: bool = True) -> None:
 
 
 def short_time(ms: float) -> str:
-    """`10 ms`, `2 s`, `1 min`: for ticks."""
+    """Return `10 ms`, `2 s`, `1 min`: for ticks."""
     if ms <= 0:
         return "0"
     if ms < 1:
@@ -34,7 +34,7 @@ def short_time(ms: float) -> str:
 
 
 def thousands(axis: Any) -> None:
-    """Whole numbers with separators, in thousands from 10,000 on."""
+    """Write whole numbers with separators, in thousands from 10,000 on."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(4, integer=True))
@@ -42,7 +42,7 @@ def thousands(axis: Any) -> None:
 
 
 def percents(axis: Any) -> None:
-    """Shares as percentages."""
+    """Write shares as percentages."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))

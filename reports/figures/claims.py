@@ -13,7 +13,7 @@ Legend = tuple[tuple[str, str], ...]
 
 
 def draw(name: str, figure: Figure) -> Drawing:
-    """A figure under a name that is unique on the page."""
+    """Draw a figure under a name that is unique on the page."""
     if isinstance(figure, Lines):
         return _lines(name, figure)
     return _bars(name, figure) if isinstance(figure, Bars) else _spans(name, figure)
@@ -61,7 +61,7 @@ def _guides(axes: Any, figure: Lines) -> None:
 
 
 def plain_ticks(axes: Any) -> None:
-    """Logarithmic axes with 100 and 10k instead of powers."""
+    """Label logarithmic axes with 100 and 10k instead of powers."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     for axis in (axes.xaxis, axes.yaxis):

@@ -18,7 +18,7 @@ PHASES = (("amber", "waiting"), ("violet", "prompt"), ("blue", "output tokens"))
 
 
 def window_of(run: Run) -> tuple[float, float]:
-    """Seconds from the first arrival: some thirty arrivals around the request that waited longest for its first
+    """Return seconds from the first arrival: some thirty arrivals around the request that waited longest for its first
     token."""
     first = np.where(run.done, run.requests["first_token_ns"] - run.requests["arrival_ns"], -1)
     order = np.argsort(run.requests["arrival_ns"], kind="stable")
@@ -32,7 +32,7 @@ def window_of(run: Run) -> tuple[float, float]:
 
 
 def gantt(run: Run, window_s: tuple[float, float] | None = None) -> Drawing | None:
-    """Requests that arrive in a window, or are still there when it begins; the first `MOST` of them."""
+    """Draw requests that arrive in a window, or are still there when it begins; the first `MOST` of them."""
     if not run.done.any():
         return None
     begin, end = window_s or window_of(run)
@@ -71,7 +71,7 @@ def gantt(run: Run, window_s: tuple[float, float] | None = None) -> Drawing | No
         f"in the mean they waited {seconds(waited)}, then {seconds(prompt)} for the first token and {seconds(output)} "
         f"for the rest; {int((again > 0).sum())} were preempted."
     )
-    caption = "One bar a request, numbered by its row in the trace."
+    caption = "One bar per request, numbered by its row in the trace."
     if window_s is None:
         caption += " The window lies around the longest wait for a first token."
     if again.any():

@@ -21,7 +21,7 @@ POINTS = 160
 
 
 def cdf(run: Run) -> Drawing | None:
-    """Cumulative distributions of the four latencies of requests."""
+    """Draw cumulative distributions of the four latencies of requests."""
     every = [(key, title, colour, _ms(run, column)) for key, column, title, colour in PANELS]
     panels = [panel for panel in every if len(panel[-1])]
     if not panels:
@@ -78,7 +78,7 @@ def _panel(axes: Any, values: Any, colour: str, limit: float | None, ticks: int)
 
 
 def scale(axes: Any, low: float, high: float, ticks: int) -> None:
-    """Logarithmic where latencies span more than a decade and a half."""
+    """Make the axis logarithmic where latencies span more than a decade and a half."""
     from matplotlib.ticker import MaxNLocator
 
     if high > 30 * low:
@@ -94,7 +94,7 @@ def scale(axes: Any, low: float, high: float, ticks: int) -> None:
 
 
 def mark_limit(axes: Any, limit: float, within: float | None = None) -> None:
-    """The limit as a dashed line, and beside it the share of requests within, where the curve is not."""
+    """Mark the limit as a dashed line, and beside it the share of requests within, where the curve is not."""
     axes.axvline(limit, color=INK["rose"], linestyle=(0, (4, 3)), linewidth=1.3)
     if within is None:
         return

@@ -1,4 +1,4 @@
-"""Latency against load, with the knee of each curve; what share of requests a rate leaves within the limits; prices."""
+"""Latency against load, with the knee of each curve; the share of requests within the limits by rate; prices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Curve:
 
 
 def against_load(curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]]) -> Drawing:
-    """A panel a metric, a line a variant; unstable points hollow, knees ringed."""
+    """Draw a panel for each metric, a line for each variant; unstable points hollow, knees ringed."""
 
     def paint(figure: Any, narrow: bool) -> None:
         shape = (len(metrics), 1) if narrow else (1, len(metrics))
@@ -103,7 +103,7 @@ def _axes(axes: Any, metric: Mapping[str, Any], values: Sequence[float]) -> None
 def attainment(
     points: Mapping[str, Sequence[tuple[float, float]]], palette: Mapping[str, str], target: float, unit: str
 ) -> Drawing:
-    """Share of requests within the limits, at every rate (or size) that was tried."""
+    """Draw the share of requests within the limits, at every rate (or size) that was tried."""
     from matplotlib.ticker import MaxNLocator
 
     def paint(figure: Any, narrow: bool) -> None:
@@ -132,7 +132,7 @@ def attainment(
 
 
 def pareto(rows: Sequence[tuple[str, str, float, float, float, bool]]) -> Drawing:
-    """Price against latency; the area of a dot is its throughput. Rows: (label, colour, $ per million tokens, p99
+    """Draw price against latency; the area of a dot is its throughput. Rows: (label, colour, $ per million tokens, p99
     end-to-end ms, output tokens/s, on the front)."""
     from matplotlib.ticker import MaxNLocator
 
@@ -175,7 +175,7 @@ def _axes_time(axes: Any, values: Sequence[float]) -> None:
 
 
 def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Labels above points, else below or beside them, where they lie neither on one another nor on a point."""
+    """Put labels above points, else below or beside them, where they lie neither on one another nor on a point."""
     at = [(label, *axes.transData.transform((x, y)), x, y) for label, x, y in points]
     box = axes.get_window_extent()
     taken = [(across - 11, up - 11, across + 11, up + 11) for _, across, up, _, _ in at]

@@ -1,4 +1,4 @@
-"""Where the GPU time goes, by operator and kind of step."""
+"""GPU time by operator and kind of step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from servesim.reports.words import percent, time_ms
 
 
 def operators(run: Run, priced: Priced) -> Drawing:
-    """Shares of the time of each kind of step by family of operators."""
+    """Draw shares of the time of each kind of step by family of operators."""
     by_kind = {kind: priced.families(kind) for kind in priced.kinds}
     everything = {key: sum(parts[key] for parts in by_kind.values()) for key, *_ in FAMILIES}
     bars = [("all steps", everything), *((f"{kind} steps", by_kind[kind]) for kind in by_kind)]

@@ -21,8 +21,8 @@ Latencies = Mapping[str, Mapping[str, Any]]
 
 
 def distributions(experiment: Experiment, labels: Sequence[str], more: str) -> Drawing | None:
-    """Latencies of all replicates of some variants together. `more`: what the caption adds. UserError where the runs
-    were not kept."""
+    """Draw latencies of all replicates of some variants together. `more`: what the caption adds. UserError where the
+    runs were not kept."""
     values = {}
     for label in labels:
         runs = [Run.load(experiment.path(address)) for address in experiment.addresses.get(label, [])]
@@ -39,7 +39,7 @@ def _latencies(runs: Sequence[Run], key: str) -> Any:
 
 
 def overlay(values: Latencies, palette: Mapping[str, str], slo: Mapping[str, float], caption: str) -> Drawing | None:
-    """Cumulative distributions, a line a variant."""
+    """Draw cumulative distributions, one line per variant."""
     panels = [(key, title) for key, title in PANELS if any(len(v[key]) for v in values.values())]
     if not panels:
         return None

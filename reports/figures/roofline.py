@@ -21,7 +21,7 @@ Point = tuple[str, float, float]
 def roofline(
     gpu: Gpu, dtype: str, points: Sequence[Point], labels: Sequence[str] = (), across: bool = False
 ) -> Drawing | None:
-    """Steps by arithmetic intensity and FLOP/s. `labels`: one a point, or none. `across`: across the page."""
+    """Draw steps by arithmetic intensity and FLOP/s. `labels`: one per point, or none. `across`: across the page."""
     peak = gpu.flops[COMPUTE_DTYPE[dtype]]
     if not points:
         return None
@@ -79,7 +79,7 @@ def roofline(
 
 
 def _name(axes: Any, points: Sequence[Point], labels: Sequence[str], low: float, high: float) -> None:
-    """Labels below their points, to the left of those near the right edge."""
+    """Put labels below their points, to the left of those near the right edge."""
     for label, (_, x, y) in zip(labels, points, strict=False):
         edge = np.log(x / low) > 0.75 * np.log(high / low)
         axes.annotate(

@@ -1,4 +1,4 @@
-"""What became of drafts: by position, and over time."""
+"""Acceptance of drafts: by position, and over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from servesim.reports.words import number, percent
 
 
 def by_position(figures: Mapping[str, Any]) -> Drawing | None:
-    """How often the draft at each position is accepted."""
+    """Draw how often the draft at each position is accepted."""
     rates = figures["per_position_acceptance_rates"]
     if not rates:
         return None
@@ -41,7 +41,7 @@ def by_position(figures: Mapping[str, Any]) -> Drawing | None:
 
 
 def over_time(run: Run) -> Drawing | None:
-    """Draft tokens accepted and thrown away, a second."""
+    """Draw draft tokens accepted and thrown away, per second."""
     drafts, accepted = run.steps["drafts"] * run.steps["k"], run.steps["accepted"] * run.steps["k"]
     if not drafts.any():
         return None

@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 
 def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> Drawing:
-    """A panel a metric, a line of dots a combination; `series` are the rates, or one."""
+    """Draw a panel for each metric, a line of dots for each combination; `series` are the rates, or one."""
     shown = rows[:ROWS_AT_MOST]
 
     def paint(figure: Any, narrow: bool) -> None:

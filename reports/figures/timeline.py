@@ -1,4 +1,4 @@
-"""What happened when: queue, batch, KV memory and preemptions over the run, and the map of KV memory."""
+"""Time series: queue, batch, KV memory and preemptions over the run, and the map of KV memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servesim.reports.words import percent, seconds
 
 
 def timeline(run: Run) -> Drawing | None:
-    """Requests waiting, sequences in a step, KV memory in use, preemptions."""
+    """Draw requests waiting, sequences in a step, KV memory in use, preemptions."""
     if not len(run.steps["k"]):
         return None
     unit, name = clock(float(run.clock_s[-1]))
@@ -69,7 +69,7 @@ MEMORY = (
 
 
 def memory_map(run: Run) -> Drawing | None:
-    """Used, reserved and wasted KV memory, stacked over time."""
+    """Draw used, reserved and wasted KV memory, stacked over time."""
     if not len(run.steps["k"]):
         return None
     unit, name = clock(float(run.clock_s[-1]))

@@ -57,7 +57,7 @@ def print_summary(result: Result, out: Path | None) -> None:
             console.print(_group_table(kind, rows))
     if summary["stability"]["unstable"]:
         console.print(
-            "UNSTABLE: the queue still grows when the arrivals end, so latencies tell the length of the trace",
+            "UNSTABLE: the queue was still growing when arrivals ended; latencies depend on the trace's length.",
             style="bold red",
         )
     for reason, count in summary["requests"]["rejection_reasons"].items():

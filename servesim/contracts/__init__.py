@@ -1,4 +1,4 @@
-"""What a policy author needs: the contracts, and the registries that find policies by name."""
+"""Contracts for policy authors, and the registries that find policies by name."""
 
 from typing import Any
 

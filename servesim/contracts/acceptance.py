@@ -26,17 +26,17 @@ class AcceptanceModel(ABC):
 
     @abstractmethod
     def accepted(self, request: Request, position: int, drafts: int, width: int = 1) -> int:
-        """How many of the drafts for output tokens `position` to `position + drafts - 1` are accepted: those before
-        the first wrong one. `width`: candidates at each position (trees)."""
+        """Return how many of the drafts for output tokens `position` to `position + drafts - 1` are accepted: those
+        before the first wrong one. `width`: candidates at each position (trees)."""
 
     @abstractmethod
     def rates(self, k: int) -> list[float]:
-        """Mean chance that draft positions 1 to k are accepted (marginal: all before it accepted too). Acceptance
-        length is 1 + their sum."""
+        """Return the mean chance that draft positions 1 to k are accepted (marginal: all before it accepted too).
+        Acceptance length is 1 + their sum."""
 
     def walk(self, request: Request, position: int, until: int, drafts: int, width: int = 1) -> list[int]:
-        """Tokens that successive steps deliver from `position` on, each the drafts of `drafts` accepted and the
-        target's own, until `until` is reached or passed. Default: step by step."""
+        """Return the tokens that successive steps deliver from `position` on (the accepted ones of each step's
+        `drafts`, and the target's own), until `until` is reached or passed. Default: step by step."""
         gains = []
         while position < until:
             gained = 1 + self.accepted(request, position, drafts, width)
@@ -45,7 +45,8 @@ class AcceptanceModel(ABC):
         return gains
 
     def available(self, request: Request, position: int, k: int) -> int:
-        """Drafts there are to propose at a position, at most k. Default: k; n-gram lookup often finds none."""
+        """Return how many drafts there are to propose at a position, at most k. Default: k; n-gram lookup often finds
+        none."""
         return k
 
 

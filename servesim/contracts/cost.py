@@ -1,4 +1,4 @@
-"""What a step is, to the cost model: the composition of one batch, and its price."""
+"""A step as the cost model sees it: the composition of one batch, and its price."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Batch:
         self.sampled_context = sampled_context
 
     def advance(self, k: int) -> Batch:
-        """The batch k steps later, when every sequence of this pure decode batch has k more tokens."""
+        """Return the batch k steps later, when every sequence of this pure decode batch has k more tokens."""
         n, s = self.decode_count, self.decode_context_sum
         return Batch(
             self.linear_tokens,
@@ -122,7 +122,7 @@ NO_HOST = Host()
 
 
 class Price(NamedTuple):
-    """What a step costs. `ns` is what the clock advances by; the rest says what it is made of."""
+    """The price of a step. `ns` is what the clock advances by; the rest says what it is made of."""
 
     ns: int
     """Duration of the step in nanoseconds."""
@@ -149,22 +149,23 @@ class CostModel(ABC):
 
     @abstractmethod
     def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
-        """GPU ns of k successive steps: of this batch, then, if k > 1 (pure decode only), of
+        """Return the GPU ns of k successive steps: of this batch, then, if k > 1 (pure decode only), of
         `batch.advance(1)` to `batch.advance(k - 1)`."""
 
     def gpu_ns(self, batch: Batch) -> int:
-        """`gpu_run` of one step."""
+        """Return `gpu_run` of one step."""
         return int(self.gpu_run(batch, 1)[0])
 
     num_stages: int = 1
     """Pipeline stages a step passes one after the other."""
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
-        """GPU ns of a step on each of `num_stages` stages; their sum is its `gpu_ns`. Asked only if several."""
+        """Return the GPU ns of a step on each of `num_stages` stages; their sum is its `gpu_ns`. Asked only if
+        several."""
         return (int(self.gpu_run(batch, 1)[0]),)
 
     def host(self, batch: Batch) -> Host:
-        """Host time of a step; depends on counts of the batch alone, never on contexts. Default: none."""
+        """Return the host time of a step; depends on counts of the batch alone, never on contexts. Default: none."""
         return NO_HOST
 
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:
@@ -172,12 +173,12 @@ class CostModel(ABC):
         return (0.0, 0.0, 0.0, 1.0)
 
     def price(self, batch: Batch) -> Price:
-        """Price of one step."""
+        """Return the price of one step."""
         gpu, host = int(self.gpu_run(batch, 1)[0]), self.host(batch)
         return Price(self.step_ns(gpu, host), gpu, host, self.shares(batch))
 
     def step_ns(self, gpu_ns: int, host: Host) -> int:
-        """How GPU and host time make up a step."""
+        """Combine GPU and host time into the duration of a step."""
         gpu_ns = max(gpu_ns, host.launching)
         own: Any = self  # read through Any: mypyc would bind the class attribute
         if own.asynchronous:
@@ -185,11 +186,11 @@ class CostModel(ABC):
         return gpu_ns + host.overlapped + host.exposed
 
     def price_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
-        """`ns` of k successive steps of a pure decode batch."""
+        """Return `ns` of k successive steps of a pure decode batch."""
         return self.run_ns(self.gpu_run(batch, k), self.host(batch))
 
     def run_ns(self, gpu_ns: NDArray[np.int64], host: Host) -> NDArray[np.int64]:
-        """`step_ns` for each of several steps."""
+        """Return `step_ns` for each of several steps."""
         own: Any = self
         if own.asynchronous:
             return np.maximum(gpu_ns, max(host.launching, host.overlapped)) + host.exposed

@@ -15,7 +15,7 @@ from servesim.contracts.request import Request
 
 
 class Hit(NamedTuple):
-    """What a lookup found in the prefix cache."""
+    """The result of a lookup in the prefix cache."""
 
     num_tokens: int
     """Tokens from the start of the request whose KV is there (less than its num_tokens)."""
@@ -44,7 +44,7 @@ class KVMemory:
     """The memory of one replica that an allocator hands out."""
 
     num_blocks: int
-    """As the engine counts them (vLLM: the null block included)."""
+    """Blocks as the engine counts them (vLLM: the null block included)."""
     block_size: int
     """Tokens per block."""
     max_model_len: int
@@ -65,12 +65,11 @@ class KVMemory:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class KVAllocator(ABC):
-    """Who holds which KV memory of one replica.
+    """The KV memory of one replica, and which request holds which part of it.
 
-    Lengths are in tokens. Questions (`lookup`, `can_admit`, `fits`, `usage`) change
-    nothing; verbs act. A request's `num_computed_tokens` says how far its KV is filled when a verb is called.
-    Swapping to host memory works with every allocator: a swapped request holds no memory here, but as many blocks
-    there.
+    Lengths are in tokens. Questions (`lookup`, `can_admit`, `fits`, `usage`) change nothing; verbs act. A request's
+    `num_computed_tokens` says how far its KV is filled when a verb is called. Swapping to host memory works with every
+    allocator: a swapped request holds no blocks here, but the same number there.
     """
 
     name: ClassVar[str] = "?"
@@ -78,7 +77,7 @@ class KVAllocator(ABC):
     """Where the idea is described."""
     Params: ClassVar[type[Any]] = NoParams
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What marks an oracle (of the class, or of one object by its parameters). "output_len": it may ask
+    """Oracle knowledge (of the class, or of one object by its parameters). "output_len": it may ask
     `self.output_len(request)`; "future": it is told of all requests before the first one arrives (`foresee`)."""
     supports: ClassVar[frozenset[str]] = frozenset()
     """"fork": samples of a request can share its memory."""
@@ -114,17 +113,17 @@ class KVAllocator(ABC):
         self._host_free = memory.host_blocks
 
     def fits(self, request: Request) -> bool:
-        """Whether a request can ever be held up to its length cap, alone."""
+        """Return whether a request alone can ever be held up to its length cap."""
         return request.prompt_len + request.max_tokens <= self.capacity_tokens
 
     def lookup(self, request: Request) -> Hit:
-        """Longest cached prefix of a waiting request (prompt and generated tokens). Default: nothing."""
+        """Return the longest cached prefix of a waiting request (prompt and generated tokens). Default: nothing."""
         return MISS
 
     @abstractmethod
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        """Whether `now_tokens` beyond the hit can be allocated, and `full_tokens` in all would fit too,
-        with `reserve` tokens left free either way."""
+        """Return whether `now_tokens` beyond the hit can be allocated, and `full_tokens` in all would fit too, with
+        `reserve` tokens left free either way."""
 
     @abstractmethod
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
@@ -143,24 +142,24 @@ class KVAllocator(ABC):
 
     @abstractmethod
     def slots(self, request: Request) -> int:
-        """Tokens the request has memory for (0 if it holds none)."""
+        """Return how many tokens the request has memory for (0 if it holds none)."""
 
     @abstractmethod
     def usage(self) -> Usage:
-        """Memory in use now. O(1)."""
+        """Return the memory in use now, in O(1)."""
 
     def idle_tokens(self, hit: Hit) -> int:
-        """Tokens of a hit that nobody holds: `usage().free` counts them, until they are adopted. Default: all that
-        a hit without sharing can be, none."""
+        """Return the tokens of a hit that no request holds: `usage().free` counts them until they are adopted. Default:
+        none, as for any hit without sharing."""
         return 0
 
     def can_swap_out(self, request: Request, samples: Sequence[Request] = ()) -> bool:
-        """Whether host memory has room for the KV of a running request, and of forked samples with it."""
+        """Return whether host memory has room for the KV of a running request, and of forked samples with it."""
         return self._host_blocks(request, samples) <= self._host_free
 
     def swap_out(self, request: Request, samples: Sequence[Request] = ()) -> int:
-        """Move its KV, and that of samples, to host memory, shared blocks once; tokens moved. Only after
-        `can_swap_out`."""
+        """Move the KV of a request and of `samples` to host memory, shared blocks once; return the tokens moved. Only
+        after `can_swap_out`."""
         blocks = self._host[request] = self._host_blocks(request, samples)
         self._host_free -= blocks
         for sample in samples:
@@ -175,12 +174,13 @@ class KVAllocator(ABC):
         return self.can_admit(request, MISS, request.num_computed_tokens + num_tokens, 0, reserve)
 
     def swap_in(self, request: Request, num_tokens: int, lookahead: int, samples: Sequence[Request] = ()) -> int:
-        """Bring its KV back, with memory for `num_tokens` more (each); tokens moved. Only after `can_swap_in`."""
+        """Bring the KV of a swapped request back, with memory for `num_tokens` more (each); return the tokens moved.
+        Only after `can_swap_in`."""
         self.admit(request, MISS, request.num_computed_tokens + num_tokens, lookahead)
         return self.drop_swapped(request) * self.memory.block_size
 
     def drop_swapped(self, request: Request) -> int:
-        """Forget a request's KV in host memory; blocks it had there."""
+        """Forget a request's KV in host memory; return the blocks it had there."""
         blocks = self._host.pop(request)
         self._host_free += blocks
         return blocks
@@ -192,34 +192,35 @@ class KVAllocator(ABC):
         return -(-request.num_computed_tokens // self.memory.block_size)
 
     def can_fork(self) -> bool:
-        """Whether samples can share memory, with the parameters given. Default: where `supports` says "fork"."""
+        """Return whether samples can share memory, with the parameters given. Default: where `supports` says "fork"."""
         return "fork" in self.supports
 
     def fork(self, request: Request, sample: Request) -> None:
-        """`sample` holds what `request` has computed, in the same memory until one of them writes there; never short of
-        memory. Only of those that can."""
+        """Make `sample` hold what `request` has computed, in the same memory until one of them writes there; never runs
+        out of memory. Only for allocators that can."""
         raise NotImplementedError(f"{self.name}: its memory cannot be shared between samples of a request")
 
     def sharing(self) -> tuple[int, int]:
-        """Blocks requests hold, one that several hold as often as it is held, and how many of those sharing saves.
-        Default: nobody shares."""
+        """Return the blocks requests hold, one that several hold counted once per holder, and how many of those sharing
+        saves. Default: nothing is shared."""
         return self._blocks(self.usage().used + self.usage().internal), 0
 
     def rollback(self, request: Request, num_tokens: int) -> None:
-        """The last `num_tokens` tokens (rejected drafts) are void. Default: their slots stay."""
+        """Void the last `num_tokens` tokens (rejected drafts). Default: their slots stay."""
         return None
 
     def foresee(self, requests: Sequence[Request]) -> None:
-        """All requests to come, in order of arrival; only for those that declare needs = {"future"}."""
+        """Take note of all requests to come, in order of arrival; only for allocators that declare needs =
+        {"future"}."""
         return None
 
     def publish(self, request: Request, upto: int) -> None:
-        """Tokens before `upto` are final and may be shared. The engine says so of every request that got tokens in
-        a step, once it is done. Default: nothing is shared."""
+        """Make tokens before `upto` final, so that they may be shared. The engine calls this for every request that got
+        tokens in a step, once the step is done. Default: nothing is shared."""
         return None
 
     def evict(self, num_tokens: int) -> None:
-        """Drop at least `num_tokens` tokens of cached prefixes that nobody holds, or all there are. They count as
+        """Drop at least `num_tokens` tokens of cached prefixes that no request holds, or all there are. They count as
         free before and after. Default: none are kept."""
         return None
 

@@ -1,4 +1,4 @@
-"""Tokens whose KV requests hold, counted in one place."""
+"""Counts in one place the tokens whose KV requests hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scheduler decides for one step, and the transaction in which it decides it."""
+"""A scheduler's decision for one step, and the transaction in which it makes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_END = 1 << 60
 
 
 def _not_ints(*numbers: Any) -> TypeError:
-    """What a compiled build says of a number that is not an int, and does not take."""
+    """Return the error a compiled build raises for a number that is not an int."""
     kind = next(type(number) for number in numbers if not isinstance(number, int))
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return TypeError(f"int object expected; got {module}{kind.__qualname__}")
@@ -30,12 +30,12 @@ def _not_ints(*numbers: Any) -> TypeError:
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True)
 class Plan:
-    """One step: which requests compute how many tokens, and what happened to the queues meanwhile."""
+    """One step: the tokens each request computes, and what happened to the queues meanwhile."""
 
     step_id: int
     _tokens: dict[Request, int] = field(default_factory=dict)
     drafts: dict[Request, int] = field(default_factory=dict)
-    """How many of those tokens are drafts to verify."""
+    """Number of those tokens that are drafts to verify."""
     admitted: list[Request] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Plan:
     layout: str = "mixed"
     """"mixed": what is new of each request, all tokens in one flat row. "padded": a rectangle; every request and
     `padded_rows` more rows are computed as if they were `padded_len` long. "recompute": every request is computed
-    anew from its first token."""
+    again from its first token."""
     padded_rows: int = 0
     padded_len: int = 0
     """Tokens of each row once step `padded_at` is done; each step after that adds one."""
@@ -102,7 +102,7 @@ class PlanContext:
 
     @property
     def step_id(self) -> int:
-        """Number of the step that is being planned, from 0. Count steps by it: a plan that cannot differ from the one
+        """The number of the step being planned, from 0. Count steps by it: a plan that cannot differ from the one
         before may be made without asking the scheduler."""
         return self.plan.step_id
 
@@ -125,10 +125,10 @@ class PlanContext:
 
         Optional, and never changes the plan: whatever is served here would get the same from the caller's loop, and in
         reference mode all are returned. So what the caller asks of its loop beyond `due` is told here, too. `free`:
-        nothing is served unless that many tokens of memory are free before. `steps`: the plan depends on a state of
+        nothing is served unless `free` tokens of memory are free before. `steps`: the plan depends on a state of
         the scheduler's own, which may change it after N steps, or when a request ends: it is asked again then, even if
-        nothing arrives or runs short. `overrun`: a request whose
-        last token by its length cap is still in flight gets one more (SGLang), which is thrown away.
+        nothing arrives or runs short. `overrun`: a request whose last token by its length cap is still in flight gets
+        one more (SGLang), which is thrown away.
         """
         return running
 
@@ -203,13 +203,13 @@ class PlanContext:
             self.plan.drafts[request] = drafts
 
     def unschedule(self, request: Request) -> int:
-        """Take a request out of this plan again; the tokens it had (0 if none)."""
+        """Take a request out of this plan again; return the tokens it had (0 if none)."""
         self.plan.drafts.pop(request, None)
         return self.plan._tokens.pop(request, 0)
 
     def preempt(self, request: Request) -> None:
-        """Free everything a running request holds; it computes again from its first uncached token when
-        resumed. The caller removes it from its running list and queues it again."""
+        """Free everything a running request holds; it computes again from its first uncached token when resumed. The
+        caller removes it from its running list and queues it again."""
         self._stop(request)
         request.state = State.PREEMPTED
         self.kv.free(request)
@@ -272,7 +272,7 @@ class PlanContext:
         self.plan.rejected.append(request)
 
     def output_len(self, request: Request) -> int:
-        """True output length, for schedulers that declare `needs = {"output_len"}`."""
+        """Return the true output length, for schedulers that declare `needs = {"output_len"}`."""
         if not self._oracle:
             raise PolicyError(f"{self.policy}: asks for the true output length without declaring it in `needs`")
         return request._end_tokens - request.prompt_len

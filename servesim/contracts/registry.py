@@ -26,7 +26,7 @@ _FILE_MODULE = "servesim_policy_"
 
 
 class WrongKind(UserError):
-    """The class a policy is named by is one of another kind, or no policy."""
+    """A policy's name leads to a class of another kind, or to no policy."""
 
 
 class Registry(Generic[T]):
@@ -44,7 +44,7 @@ class Registry(Generic[T]):
         self._loaded = False
 
     def register(self, name: str) -> Any:
-        """Class decorator that enters a policy under `name`."""
+        """Return a class decorator that enters a policy under `name`."""
 
         def enter(cls: type[T]) -> type[T]:
             if name in self._classes and not self._classes[name].__module__.startswith(_FILE_MODULE):
@@ -57,12 +57,12 @@ class Registry(Generic[T]):
         return enter
 
     def names(self) -> list[str]:
-        """Every known name, sorted."""
+        """Return every known name, sorted."""
         self._load()
         return sorted(self._classes)
 
     def resolve(self, spec: str) -> tuple[type[T], dict[str, str]]:
-        """The class and parameters of `name`, `name:key=value,...` or `file.py:Class[:key=value,...]`."""
+        """Return the class and parameters of `name`, `name:key=value,...` or `file.py:Class[:key=value,...]`."""
         head, _, rest = spec.partition(":")
         if head.endswith(".py"):
             class_name, _, rest = rest.partition(":")
@@ -119,7 +119,7 @@ class Registry(Generic[T]):
 
 
 def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:
-    """An instance of the frozen dataclass `cls` from strings or YAML values.
+    """Build the frozen dataclass `cls` from strings or YAML values.
 
     UserError where a key is unknown or a value not what its field says. A boolean is no number; a number is finite,
     unless it is an infinite default.
@@ -144,7 +144,7 @@ def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:
 
 
 def _first_error(error: ValidationError) -> str:
-    """One line: the parameter and what is wrong with it."""
+    """Return one line that names the parameter and what is wrong with it."""
     first = error.errors()[0]
     where = ".".join(str(p) for p in first["loc"])
     if first["type"] == "missing":

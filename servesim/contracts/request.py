@@ -11,11 +11,11 @@ from mypy_extensions import mypyc_attr
 
 LAST = 1 << 62
 SampleForm = Literal["children", "prefix-first", "fork"]
-"""How an engine serves requests for several samples (`servesim.workload.samples`)."""
+"""Ways an engine serves requests for several samples (`servesim.workload.samples`)."""
 
 
 class State(IntEnum):
-    """Where a request is."""
+    """The place of a request in its life."""
 
     WAITING = 0
     RUNNING = 1
@@ -28,14 +28,14 @@ class State(IntEnum):
 
 
 class PromptContent(Protocol):
-    """What the tokens of one request are, as far as prefix sharing needs to know."""
+    """The identity of one request's tokens, as far as prefix sharing needs it."""
 
     def prefix_key(self, stop: int) -> Hashable:
-        """A value equal for two requests exactly when their first `stop` tokens are equal."""
+        """Return a value equal for two requests exactly when their first `stop` tokens are equal."""
 
 
 class Deadline(NamedTuple):
-    """When a client's patience ends, as the engine hears of it."""
+    """The time at which a client's patience ends, as the engine hears of it."""
 
     ns: int
     first_token: bool
@@ -75,12 +75,12 @@ class Request:
     slo_class: str = ""
     """Class of service, for goodput."""
     predicted_output_len: int = 0
-    """Output tokens as a predictor of stated error sees them; filled by the workload (0: nobody predicts)."""
+    """Output tokens as a predictor of stated error sees them; filled by the workload (0: no prediction)."""
     deadlines: tuple[Deadline, ...] = ()
     """When its client gives up."""
     _stops: bool = False  # the engine's: its last token is a stop token, also where that is the last allowed
     parent: ParentRequest | None = None
-    """Of one sample of several (n > 1)."""
+    """The parent of one sample of several (n > 1)."""
     sample: int = 0
     """0: the only one; from 1: which of several; -1: computes their prompt for the prefix cache and nothing else."""
 
@@ -115,7 +115,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt tokens plus output tokens delivered so far: what the scheduler knows of."""
+        """Prompt tokens plus output tokens delivered so far: all that the scheduler knows of."""
         if self._keeper is not None:
             self._keeper.settle(self)
         return self._num_tokens
@@ -149,7 +149,7 @@ class Request:
 
     @property
     def last_token_ns(self) -> int:
-        """When its latest token came; -1: none has."""
+        """Time of its latest token; -1 if it has none."""
         if self._keeper is not None:
             self._keeper.settle(self)
         return self._last_token_ns
@@ -179,18 +179,18 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class ParentRequest:
-    """What the samples of one request have in common; each is a Request of its own."""
+    """The state that samples of one request share; each sample is itself a Request."""
 
     number: int
-    """Of the request, in all records."""
+    """Number of the request, in all records."""
     members: list[Request] = field(default_factory=list)
     """The samples, first to last."""
     outputs: list[int] = field(default_factory=list)
     """Their true output lengths: the engine's secret."""
     unforked: int = 0
-    """How many of them, the last, come to be when the prompt of the first has been computed."""
+    """Number of them, at the end, that come to be when the prompt of the first has been computed."""
     replica: int = -1
-    """Where it is served: samples share a prompt only there."""
+    """The replica that serves it: samples share a prompt only there."""
     tokenized: bool = False
     """Whether the front end has read its prompt, which it does once."""
     num_gone: int = 0
@@ -204,7 +204,8 @@ class ParentRequest:
         return self.members[: len(self.members) - self.unforked]
 
     def leave(self, request: Request) -> bool:
-        """A sample (or what computes the prompt for all) has left; whether the whole request has."""
+        """Note that a sample (or the request that computes the prompt for all) has left; return whether the whole
+        request has."""
         failed = request.state is not State.FINISHED
         if failed and not self.reason:
             self.reason = request.reason
@@ -215,5 +216,5 @@ class ParentRequest:
 
     @property
     def first_token_ns(self) -> int:
-        """When the first token of any sample came; -1: not yet."""
+        """Time of the first token of any sample; -1 if there is none yet."""
         return min((r.first_token_ns for r in self.members if r.first_token_ns >= 0), default=-1)

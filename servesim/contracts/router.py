@@ -12,7 +12,7 @@ from servesim.contracts.request import Request
 
 
 class ReplicaView(Protocol):
-    """What a router may know of a replica."""
+    """The part of a replica's state that a router may know."""
 
     @property
     def num_waiting(self) -> int:
@@ -39,7 +39,7 @@ class Router(ABC):
 
     @abstractmethod
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
-        """Index of the replica that gets the request."""
+        """Return the index of the replica that gets the request."""
 
 
 routers: Registry[Router] = Registry("router", Router, "servesim.policies.routing")

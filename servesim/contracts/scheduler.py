@@ -22,10 +22,10 @@ PREDICTED = "predicted_output_len"
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a scheduler's unset parameters are derived from."""
+    """The values a scheduler's unset parameters are derived from."""
 
     max_num_seqs: int
-    """Of vLLM V1 on this GPU."""
+    """vLLM V1's default on this GPU."""
     max_num_batched_tokens: int
     max_model_len: int
     """Longest request the model, or the user, allows."""
@@ -34,7 +34,7 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the engine tells a scheduler about itself, resolved."""
+    """The limits the engine tells a scheduler about, resolved."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -62,10 +62,10 @@ class Scheduler(ABC):
     """"async": plans correctly with a step in flight (see Request.num_output_placeholders)."""
 
     samples: ClassVar[SampleForm] = "children"
-    """How a request of several samples (n > 1) is served: see servesim.workload.samples. "fork" needs an allocator that
-    can, and `on_fork`."""
+    """The way a request of several samples (n > 1) is served: see servesim.workload.samples. "fork" needs an
+    allocator that can, and `on_fork`."""
     cannot: ClassVar[Mapping[str, str]] = {}
-    """What it refuses at start-up, and why; "samples": requests of several."""
+    """Features it refuses at start-up, and why; "samples": requests of several samples."""
 
     keeps_budget: ClassVar[bool] = True
     """Whether a step computes at most `max_num_batched_tokens` of a request."""
@@ -82,9 +82,9 @@ class Scheduler(ABC):
 
     @classmethod
     def complete(cls, params: Any, defaults: Defaults) -> Any:
-        """`params` with nothing left open. The engine takes the limits of a replica from its `max_num_seqs` and
-        `max_num_batched_tokens`, fields or not. Default: vLLM V1's, which never runs more sequences than it has
-        tokens for."""
+        """Return `params` with nothing left open. The engine takes the limits of a replica from its `max_num_seqs` and
+        `max_num_batched_tokens`, fields or not. Default: vLLM V1's, which never runs more sequences than it has tokens
+        for."""
         names = {field.name for field in fields(params)}
         if "max_num_batched_tokens" in names and params.max_num_batched_tokens is None:
             params = replace(params, max_num_batched_tokens=defaults.max_num_batched_tokens)
@@ -99,15 +99,15 @@ class Scheduler(ABC):
         can be done now; it is asked for again at the next event."""
 
     def on_arrival(self, request: Request) -> None:
-        """A request has arrived. Default: to the end of `waiting`. In fast mode running requests and memory may
-        look here as they did some steps ago; they are up to date again when `plan` is called."""
+        """Take in a request that has arrived. Default: append it to `waiting`. In fast mode running requests and memory
+        may look here as they did some steps ago; they are up to date again when `plan` is called."""
         self.waiting.append(request)
 
     def on_finish(self, requests: Sequence[Request]) -> Sequence[Request] | None:
-        """These requests (batch order) have their last token, or were cancelled. Default: drop them, free
+        """Take in that these requests (batch order) have their last token, or were cancelled. Default: drop them, free
         their memory. One that was preempted while its last token was in flight still waits.
 
-        Returns the requests whose answers go out now, among them earlier ones that were held back (static
+        Return the requests whose answers go out now, among them earlier ones that were held back (static
         batching returns a batch together); None: these."""
         for request in requests:
             if request.state is State.RUNNING:
@@ -118,8 +118,8 @@ class Scheduler(ABC):
         return None
 
     def on_fork(self, request: Request, samples: Sequence[Request]) -> None:
-        """The prompt of a request has been computed and its further samples are there, each with its first token.
-        Running as it is, or preempted as it is. Only where `samples` is "fork"."""
+        """Take in the further samples of a request whose prompt has been computed, each with its first token. They are
+        running if the request is, or preempted if it is. Only where `samples` is "fork"."""
         raise NotImplementedError(f"{self.name}: does not say where forked samples go")
 
     def drop_waiter(self, request: Request) -> None:
@@ -127,16 +127,16 @@ class Scheduler(ABC):
         self.waiting.remove(request)
 
     def commit(self, step_id: int, sampled: Sequence[Request]) -> None:
-        """A step is done and these requests, running ever since it was planned, have got their tokens;
-        those that end with them are still running. Default: nothing."""
+        """Take in that a step is done and that these requests, running ever since it was planned, have got their
+        tokens; those that end with them are still running. Default: nothing."""
         return None
 
     def waiters(self) -> Iterator[Request]:
-        """Requests that hold no slot, in the order in which they would be served."""
+        """Return the requests that hold no slot, in the order in which they would be served."""
         return iter(self.waiting)
 
     def num_waiting(self) -> int:
-        """How many requests wait."""
+        """Return how many requests wait."""
         return len(self.waiting)
 
     def check_integrity(self) -> None:
@@ -150,7 +150,8 @@ class Scheduler(ABC):
 
 
 def position(requests: list[Request], request: Request) -> int:
-    """Where in a list a request is. (`list.index` would ask each one twice whether it equals what it is not.)"""
+    """Return the index of a request in a list. (`list.index` would compare each one for equality, too, not only for
+    identity.)"""
     for i, each in enumerate(requests):
         if each is request:
             return i
@@ -158,7 +159,7 @@ def position(requests: list[Request], request: Request) -> int:
 
 
 def check_samples(scheduler: Scheduler, kv: KVAllocator) -> None:
-    """UserError unless the two can serve requests of several samples."""
+    """Raise UserError unless scheduler and allocator can serve requests of several samples."""
     if "samples" in scheduler.cannot:
         reason = scheduler.cannot["samples"]
         raise UserError(f"scheduler {scheduler.name} cannot serve requests of several samples (n > 1): {reason}")

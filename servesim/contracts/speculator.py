@@ -1,4 +1,4 @@
-"""Contract of speculators: what is drafted after a step, and what drafting costs."""
+"""Contract of speculators: drafts proposed after a step, and the cost of drafting."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from servesim.hardware.draft import DraftModel
 from servesim.hardware.model import ModelSpec
 
 MOST_DRAFTS = 1024
-"""Of a sequence in a step: far more than any method drafts."""
+"""Most drafts of a sequence in a step: far more than any method drafts."""
 
 
 @dataclass(frozen=True)
 class SpeculatorParams:
-    """What nearly every method has."""
+    """Parameters of nearly every method."""
 
     k: int = 3
     """Draft tokens a step (num_speculative_tokens); for trees their depth."""
@@ -43,7 +43,7 @@ class Speculator(ABC):
     supports: ClassVar[frozenset[str]] = frozenset({"async"})
     """"async": how many drafts there will be is known before the step in flight is done."""
     acceptance: ClassVar[str] = "independent:alpha=0.7"
-    """What is assumed of acceptance where the scenario does not say."""
+    """The acceptance assumed where the scenario states none."""
 
     lookahead: int = 0
     """KV slots kept ahead per request for drafts."""
@@ -56,7 +56,7 @@ class Speculator(ABC):
     expands: bool = False
     """Every draft is verified as a sequence of its own, which reads the whole context again (vLLM before 0.6.4)."""
     price: Callable[[Batch], int]
-    """What a step would take in ns, drafting included; set by the engine. For methods that weigh cost and gain."""
+    """Price of a step in ns, drafting included; set by the engine. For methods that weigh cost and gain."""
     rates: Callable[[int], list[float]]
     """Mean chance of acceptance of draft positions 1 to k; set by the engine for declared oracles only."""
 
@@ -66,50 +66,52 @@ class Speculator(ABC):
         self.max_drafts: int = params.k
 
     def model(self) -> DraftModel | None:
-        """What drafting passes run through. Default: nothing, drafts cost the GPU no time."""
+        """Return the model drafting passes run through. Default: None, drafts cost the GPU no time."""
         return None
 
     def limit(self, batch: Batch) -> int:
-        """Draft tokens per sequence proposed after this step, from 0 to `max_drafts`. Default: always as many."""
+        """Return the draft tokens per sequence proposed after this step, from 0 to `max_drafts`. Default: always
+        `max_drafts`."""
         return self.max_drafts
 
     def verified(self, depth: int) -> int:
-        """Draft tokens the target verifies for drafts `depth` deep; more than `depth` for trees. Default: a chain."""
+        """Return the draft tokens the target verifies for drafts `depth` deep; more than `depth` for trees. Default: a
+        chain."""
         return depth
 
     def depth(self, drafts: int) -> int:
-        """How deep `drafts` verified draft tokens reach (a plan may have trimmed them): inverse of `verified`."""
+        """Return how deep `drafts` verified draft tokens reach (a plan may have trimmed them): inverse of
+        `verified`."""
         return drafts
 
     def passes(self, batch: Batch, k: int) -> list[Batch]:
-        """Batches through `model()`, if it has one, after the target's pass over `batch`. Default: one pass over all
-        its tokens, which keeps the draft KV in step even if nothing is drafted (k = 0), then k - 1 of one token a
-        sequence."""
+        """Return the batches through `model()`, if it has one, after the target's pass over `batch`. Default: one pass
+        over all its tokens, which keeps the draft KV in step even if nothing is drafted (k = 0), then k - 1 of one
+        token per sequence."""
         return [all_tokens(batch)] + [one_token_each(batch, j) for j in range(1, k)]
 
     def follows(self) -> bool:
-        """Whether the context sum of each of `passes` that attends anything is that of the batch and a constant, and
-        nothing else of them depends on contexts, so that the steps of a run can be priced at once. Default: only if
-        `passes` is not overridden."""
+        """Return whether the context sum of each of `passes` that attends anything is that of the batch plus a
+        constant, and nothing else in them depends on contexts, so that the steps of a run can be priced at once.
+        Default: only if `passes` is not overridden."""
         return type(self).passes is Speculator.passes
 
     def host_ns(self, batch: Batch, k: int) -> int:
-        """Host time the GPU waits for while drafting. Default: none beyond the engine's own."""
+        """Return the host time the GPU waits for while drafting, in ns. Default: none beyond the engine's own."""
         return 0
 
     def observe(self, verified: Sequence[tuple[int, int]]) -> None:
-        """The drafts of a step were verified: (depth, accepted) of each request that had some. For methods that learn
-        from it. Default: nothing."""
+        """Learn from the drafts a step verified: (depth, accepted) of each request that had some. Default: nothing."""
         return None
 
     def steady(self) -> bool:
-        """Whether `limit` depends on the number of sequences in the batch alone, so that runs of equal steps can be
-        fast-forwarded. Default: only if it is not overridden."""
+        """Return whether `limit` depends on the number of sequences in the batch alone, so that runs of equal steps can
+        be fast-forwarded. Default: only if it is not overridden."""
         return type(self).limit is Speculator.limit
 
 
 def all_tokens(batch: Batch) -> Batch:
-    """A draft pass over all tokens of the target's batch; only the sequences that sample propose something."""
+    """Return a draft pass over all tokens of the target's batch; only the sequences that sample propose something."""
     return Batch(
         batch.linear_tokens,
         batch.prefill,
@@ -125,7 +127,7 @@ def all_tokens(batch: Batch) -> Batch:
 
 
 def one_token_each(batch: Batch, j: int) -> Batch:
-    """The j-th further draft pass: one token for each sequence that sampled."""
+    """Return the j-th further draft pass: one token for each sequence that sampled."""
     n = batch.sampled
     return Batch(n, [], n, batch.sampled_context + j * n, 0, batch.decode_context_max + j, 1, n)
 

@@ -1,8 +1,8 @@
 """Policies of the user's own, held to their contracts.
 
 What a policy hands to the engine is what its contract says, or one line says otherwise. A compiled build takes nothing
-else, and a pure one would carry a float or a None on to where nobody knows whose it is: here both do the same.
-Policies from `servesim` itself are left as they are; mypy has read them.
+else, and a pure one would carry a float or a None on to where its origin is lost: here both do the same. Policies from
+`servesim` itself are left as they are; mypy has read them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from servesim.errors import Interrupted, PolicyError, UserError
 
 
 class _Terms(NamedTuple):
-    """What a contract asks of a class beyond what Python asks."""
+    """The demands of a contract on a class beyond Python's own."""
 
     returns: dict[str, str]
     """Verbs by what they return."""
@@ -74,7 +74,7 @@ _adopted: WeakSet[type[Any]] = WeakSet()
 
 
 def adopt(cls: type[Any]) -> None:
-    """Hold a class to its contract: its verbs return what they should, numpy's numbers being made Python's; else
+    """Hold a class to its contract: its verbs return what they should, with numpy's numbers turned into Python's; else
     PolicyError. UserError where a verb is missing, or a class attribute hides what `__init__` sets."""
     if not is_own(cls):
         return
@@ -98,7 +98,7 @@ def adopt(cls: type[Any]) -> None:
 
 
 def make(cls: type[Any], *args: Any) -> Any:
-    """A policy of that class. PolicyError where one of the user's own cannot be made, or lacks what it must have."""
+    """Make a policy of that class. PolicyError where a user's policy cannot be made, or lacks what it must have."""
     with blaming([cls]):
         policy = cls(*args)
     if is_own(cls):
@@ -114,8 +114,8 @@ def make(cls: type[Any], *args: Any) -> Any:
 
 @contextmanager
 def blaming(classes: Iterable[type[Any]], when: Callable[[], str] = str) -> Iterator[None]:
-    """An exception becomes a PolicyError, where one of these classes is the user's own, that says whose it is and which
-    line raises it. `when`: what follows the name."""
+    """Turn an exception into a PolicyError that names the class and the line that raises it, where one of these classes
+    is the user's own. `when`: what follows the name."""
     try:
         yield
     except (UserError, PolicyError, Interrupted):
@@ -128,7 +128,7 @@ def blaming(classes: Iterable[type[Any]], when: Callable[[], str] = str) -> Iter
 
 
 def _blame(error: BaseException, own: list[type[Any]], when: str) -> PolicyError | None:
-    """None where it is nobody's."""
+    """Return the PolicyError that names the user's class at fault; None where no such class is."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         module, me = frame.f_globals.get("__name__"), type(frame.f_locals.get("self"))
         here = [cls for cls in own if any(module == each.__module__ for each in filter(is_own, cls.__mro__))]
@@ -146,7 +146,7 @@ def _blame(error: BaseException, own: list[type[Any]], when: str) -> PolicyError
 
 
 def is_own(cls: type[Any]) -> bool:
-    """Whether a class is from outside servesim and the standard library."""
+    """Return whether a class is from outside servesim and the standard library."""
     package = cls.__module__.partition(".")[0]
     return package != "servesim" and package not in sys.stdlib_module_names
 
@@ -170,8 +170,8 @@ def _pairs(by_type: Iterable[tuple[type[Any], str]]) -> Iterator[tuple[type[Any]
 
 
 def _hold(verb: Any, usual: type[Any], settle: Callable[[Any], Any], a: str) -> Callable[..., Any]:
-    """The verb, what it returns settled unless it is of the usual type. With the verb's own parameters: through *args a
-    call takes three times as long."""
+    """Return the verb with its result settled unless it is of the usual type. It keeps the verb's own parameters:
+    through *args a call takes three times as long."""
 
     def settled(policy: Any, returned: Any) -> Any:
         try:
@@ -198,7 +198,7 @@ _A = {int: "an int", bool: "True or False", list: "a list", str: "a str", frozen
 
 @functools.cache
 def _settlers() -> dict[str, tuple[type[Any], Callable[[Any], Any], str]]:
-    """By annotation: the type that needs no look inside, what makes the right thing of others, and its name."""
+    """Return, by annotation: the type that needs no look inside, what converts other values, and its name."""
     from servesim.contracts.kv import Usage
 
     def usage(four: Any) -> Usage:

@@ -1,4 +1,4 @@
-"""What a step costs: kernel tables, interpolation, the layer graph."""
+"""The cost of a step: kernel tables, interpolation, the layer graph."""
 
 from servesim.cost.build import build_cost_model
 from servesim.cost.model import TableCostModel

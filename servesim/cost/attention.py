@@ -42,16 +42,16 @@ from servesim.cost.tables import KernelTables
 
 
 class Excess(Protocol):
-    """What decodes beside a prompt take beyond the two apart."""
+    """Extra time of decodes beside a prompt over the two apart."""
 
     def at(self, count: int, context: float, new: int) -> tuple[float, int]:
-        """Nanoseconds of one layer and their source, with `count` decodes of mean `context` beside a prompt of `new`
-        tokens."""
+        """Return the excess nanoseconds of one layer and their source for `count` decodes of mean `context` beside a
+        prompt of `new` tokens."""
         ...
 
 
 class Attention(Protocol):
-    """What the cost model asks of attention; nanoseconds of one layer."""
+    """Attention as the cost model sees it; nanoseconds of one layer."""
 
     floor: float
     """Fixed cost of a call: what a mixed batch, one kernel, pays once instead of twice."""
@@ -65,15 +65,15 @@ class Attention(Protocol):
     """Decodes of unequal contexts, where measured."""
 
     def decode(self, count: int) -> Curve:
-        """Decode of `count` sequences over their mean context."""
+        """Return the decode time of `count` sequences over their mean context."""
         ...
 
     def prefill(self, count: int) -> Curve:
-        """Prefill of `count` equal pieces over the work of each."""
+        """Return the prefill time of `count` equal pieces over the work of each."""
         ...
 
     def prefill_at(self, count: float, each: float) -> tuple[float, int]:
-        """Time and source of `count` pieces of work `each`."""
+        """Return the time and source of `count` pieces of work `each`."""
         ...
 
 
@@ -153,17 +153,17 @@ class FormulaAttention:
 def roofline_attention(
     roofline: Roofline, shape: HeadShape, kv_bytes: float, window: int = 0, dtype: str = "bf16"
 ) -> FormulaAttention:
-    """KV bytes over bandwidth, or arithmetic in `dtype` over peak."""
+    """Return attention priced as KV bytes over bandwidth, or arithmetic in `dtype` over peak."""
     flops = 4.0 * shape.heads * shape.head_dim  # two matrix products for every query-key pair
     data = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes
     return FormulaAttention(roofline.launch_ns, data / roofline.rate, flops / roofline.peak(dtype), window)
 
 
 def decode_over_sum(attention: Attention, count: int, queries: int, per_request: bool, layers: int) -> Curve:
-    """Decode attention of all layers over the sum of the contexts of `count` sequences.
+    """Return the decode attention of all layers over the sum of the contexts of `count` sequences.
 
-    With several `queries` per sequence (verification) it is at least the prefill of that many tokens over the
-    context. `per_request`: one launch per sequence, each of the mean context.
+    With several `queries` per sequence (verification) it is at least the prefill of `queries` tokens over the context.
+    `per_request`: one launch per sequence, each of the mean context.
     """
     launches, together = (count, 1) if per_request else (1, count)
     curve = attention.decode(together)
@@ -173,7 +173,7 @@ def decode_over_sum(attention: Attention, count: int, queries: int, per_request:
 
 
 def _verification(attention: Attention, count: int, queries: int) -> Curve:
-    """Prefill of `queries` tokens by each of `count` sequences, over their mean context."""
+    """Return the prefill time of `queries` tokens for each of `count` sequences, over their mean context."""
     curve, window = attention.prefill(count), attention.window
     # the work of a sequence is linear in its context, so the knots of the one are knots of the other; the context
     # in the cache cannot matter beyond the window
@@ -187,7 +187,7 @@ def _verification(attention: Attention, count: int, queries: int) -> Curve:
 
 
 def prefill_ns(attention: Attention, pieces: Sequence[tuple[int, int]], per_request: bool) -> tuple[float, int]:
-    """Time of one layer's attention over prefill `pieces` [(new, past)], and its source."""
+    """Return the time of one layer's attention over prefill `pieces` [(new, past)], and its source."""
     if len(pieces) == 1:
         new, past = pieces[0]
         if past and attention.cached is not None:
@@ -209,7 +209,8 @@ def prefill_ns(attention: Attention, pieces: Sequence[tuple[int, int]], per_requ
 
 
 def _over_cache(attention: Attention, ns: float, source: int, count: int, context: float) -> tuple[float, int]:
-    """Prefill over cached tokens reads them, as a decode step over the same context does."""
+    """Return the time and source of prefill over cached tokens: at least that of a decode step over the same context,
+    which reads the same KV."""
     if source == ROOFLINE:
         return ns, source
     return max(ns, attention.decode(count).at(context)), EXTRAPOLATED

@@ -13,10 +13,10 @@ COPY, LOWER_CLOCK, DRAFTING = "copy", "lower_clock", "drafting"
 
 
 def breakdown(cost: TableCostModel, batch: Batch) -> dict[str, float]:
-    """Nanoseconds of each operator of a step, all layers, stages and repetitions together, in the order of the
-    forward pass; their sum is the step's `gpu_ns` before it is rounded. Beside the operators: `copy` (bytes over
-    PCIe and within the GPU), `lower_clock` (what the lowered clock of a long step adds) and `drafting` (all passes of
-    a draft model)."""
+    """Return the nanoseconds of each operator of a step, all layers, stages and repetitions together, in the order of
+    the forward pass; their sum is the step's `gpu_ns` before it is rounded. Beside the operators: `copy` (bytes over
+    PCIe and within the GPU), `lower_clock` (what the lowered clock of a long step adds) and `drafting` (all passes of a
+    draft model)."""
     parts = [part for stage in cost._stages for part in _of_stage(stage, batch, cost._tokens(batch))]
     for stage, passed in cost._drafts(batch):
         parts += [(DRAFTING, ns) for _, ns in _of_stage(stage, passed, cost._tokens(passed))]
@@ -28,7 +28,7 @@ def breakdown(cost: TableCostModel, batch: Batch) -> dict[str, float]:
 
 
 def _of_stage(stage: Stage, batch: Batch, tokens: int) -> Iterator[tuple[str, float]]:
-    """The same of one stage; in the steps of `Stage.constant`."""
+    """Yield the operators of one stage with their nanoseconds, in the steps of `Stage.constant`."""
     computing = 0.0
     for operator in stage._per_token:
         ns = operator.curve.at(tokens)

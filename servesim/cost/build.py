@@ -1,4 +1,4 @@
-"""From a model, a GPU and its parallelism to a cost model."""
+"""Build a cost model from a model, a GPU and its parallelism."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def build_cost_model(
     expert_parallel: bool = False,
     attention_backend: str = "auto",
 ) -> TableCostModel:
-    """The cost model of `model` on `pp` pipeline stages of `tp` GPUs of a kind each.
+    """Return the cost model of `model` on `pp` pipeline stages of `tp` GPUs of a kind each.
 
     `dtype` is that of the linear layers (the LM head and routers stay in 16 bits, as in vLLM; experts published in
     one precision alone keep it), `kv_dtype` that of the KV cache. `tables` is a folder of kernel tables measured
@@ -83,7 +83,7 @@ def build_cost_model(
 
 
 def _kernels(gpu: Gpu, tables: str | Path | None) -> tuple[KernelTables | None, Gpu]:
-    """The tables asked for, and the GPU they were measured on."""
+    """Return the tables asked for, and the GPU they were measured on."""
     if tables in (ROOFLINE_ONLY, IDEAL):
         return None, gpu
     if tables is not None:

@@ -1,4 +1,4 @@
-"""What makes a kernel table unusable: refused with file and row before anything is priced from it."""
+"""Faults that make a kernel table unusable: refused with file and row before anything is priced from it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _AGREE = 0.05
 
 
 def checked(path: Path, table: Any, keys: Sequence[str]) -> Any:
-    """The rows of `table` (a pyarrow table, as in the file at `path`), of repeats the first; UserError if a time is
-    no time, the unit cannot be microseconds, or rows of one shape (equal in `keys`) disagree."""
+    """Return the rows of `table` (a pyarrow table, as in the file at `path`), the first one where rows repeat;
+    UserError if a time is invalid, if the unit cannot be microseconds, or if rows of one shape (equal in `keys`)
+    disagree."""
     times = np.array(table["time_us"].to_pylist(), dtype=np.float64)
     bad = np.flatnonzero(~(np.isfinite(times) & (times > 0.0)))
     if len(bad):

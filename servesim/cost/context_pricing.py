@@ -18,17 +18,18 @@ class Pass(NamedTuple):
     """A pass of a model over a step's batch."""
 
     base: float
-    """What does not depend on contexts, in ns."""
+    """The part that does not depend on contexts, in ns."""
     parts: list[float]
-    """The same by source."""
+    """That part by source."""
     curve: Curve | None
     """Attention over the sum of its contexts; None: it attends nothing."""
     shift: int
-    """How much greater that is than the sum of the step's."""
+    """The difference between that sum and the step's context sum."""
 
 
 class OverContexts:
-    """Nanoseconds of steps over sums of contexts, each pass rounded for itself, to the last bit as `curve.rounded`."""
+    """Nanoseconds of steps over sums of contexts, each pass rounded on its own, equal to `curve.rounded` to the last
+    bit."""
 
     def __init__(self, passes: Sequence[Pass], host: Host) -> None:
         self.host = host
@@ -41,7 +42,7 @@ class OverContexts:
         self._whole = True
 
     def one(self, context: int) -> tuple[int, tuple[float, float, float, float]]:
-        """At one sum, and what comes from each source."""
+        """Return the nanoseconds at one context sum, and their split by source."""
         ns = 0
         a = b = c = d = 0.0
         for base, parts, curve, shift in self._passes:
@@ -64,7 +65,7 @@ class OverContexts:
         return ns, (a, b, c, d)
 
     def at(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """At sums that never fall."""
+        """Return the nanoseconds at non-decreasing context sums."""
         first, last = int(contexts[0]), int(contexts[-1])
         if not self._low <= first < self._high:
             self._seek(first)

@@ -11,19 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEASURED, INTERPOLATED, EXTRAPOLATED, ROOFLINE = range(4)
-"""Where a time comes from, in the order of `Price.shares`: a measured point; between measured points; outside
+"""Sources of a time, in the order of `Price.shares`: a measured point; between measured points; outside
 them at the share of the roofline reached at the edge; a formula with no measurement behind it."""
 
 
 _VECTOR_FROM = 10
 """Points from which numpy beats a Python loop."""
 _LIST_TO = 12
-"""The same where a list is wanted."""
+"""Points up to which a Python loop beats numpy where a list is wanted."""
 
 
 def rounded(base: float, y: float, rise: float) -> int:
-    """base + y + rise to the nearest integer. What is constant along a segment is added first, in scalar and vector
-    code alike."""
+    """Return base + y + rise rounded to the nearest integer. What is constant along a segment is added first, in scalar
+    and vector code alike."""
     return int((base + y + 0.5) + rise)
 
 
@@ -65,12 +65,12 @@ class Curve:
         self._arrays: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]] | None = None
 
     def at(self, x: float) -> float:
-        """Time at x >= 0."""
+        """Return the time at x >= 0."""
         i = bisect_right(self.xs, x) - 1
         return self.ys[i] + (x - self.xs[i]) * self.slopes[i]
 
     def at_many(self, x: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Times at every x."""
+        """Return the times at every x."""
         if self._arrays is None:
             self._arrays = (np.array(self.xs), np.array(self.ys), np.array(self.slopes))
         xs, ys, slopes = self._arrays
@@ -79,22 +79,22 @@ class Curve:
         return result
 
     def look_up(self, x: float) -> tuple[float, int]:
-        """Time at x >= 0, and where it comes from."""
+        """Return the time at x >= 0, and where it comes from."""
         i = bisect_right(self.xs, x) - 1
         start = self.xs[i]
         source = self.knot_source[i] if start == x else self.segment_source[i]
         return self.ys[i] + (x - start) * self.slopes[i], source
 
     def piece(self, x: float) -> tuple[float, float, float, int]:
-        """The segment of x >= 0: where it starts, time there, slope; and where the time at x comes from."""
+        """Return the segment of x >= 0: where it starts, time there, slope; and where the time at x comes from."""
         i = bisect_right(self.xs, x) - 1
         start = self.xs[i]
         source = self.knot_source[i] if start == x else self.segment_source[i]
         return start, self.ys[i], self.slopes[i], source
 
     def rounded_run(self, base: float, first: int, step: int, count: int) -> NDArray[np.int64]:
-        """base + time, rounded, at `count` points from `first` on, `step` > 0 apart; each the same to the last bit
-        as `rounded` of its segment."""
+        """Return base + time, rounded, at `count` points from `first` on, `step` > 0 apart; each equals `rounded` of
+        its segment to the last bit."""
         xs, last = self.xs, first + (count - 1) * step
         parts = []
         i = bisect_right(xs, first) - 1
@@ -111,7 +111,7 @@ class Curve:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def rounded_list(self, base: float, first: int, step: int, count: int) -> list[int]:
-        """`rounded_run` as a list, for runs that may be short."""
+        """Return `rounded_run` as a list, for runs that may be short."""
         xs = self.xs
         i = bisect_right(xs, first) - 1
         if i + 1 < len(xs) and xs[i + 1] <= first + (count - 1) * step:
@@ -139,30 +139,30 @@ class Curve:
 
     @property
     def known_to(self) -> float:
-        """The last knot that is not extrapolated itself."""
+        """The last knot that is not itself extrapolated."""
         return max(
             (x for x, source in zip(self.xs, self.knot_source, strict=True) if source != EXTRAPOLATED), default=0
         )
 
     def source(self, x: float) -> int:
-        """Where the time at x comes from."""
+        """Return where the time at x comes from."""
         i = bisect_right(self.xs, x) - 1
         return self.knot_source[i] if self.xs[i] == x else self.segment_source[i]
 
     def over(self, xs: Sequence[float]) -> Curve:
-        """The same knots at other places `xs`, linear between them there."""
+        """Return a curve with the same knot values at positions `xs`, linear in between."""
         return Curve(xs, self.ys, self.knot_source)
 
     def scaled(self, factor: float, x_factor: float = 1.0) -> Curve:
-        """The curve of `factor` such operators, over a quantity in units `x_factor` times as fine."""
+        """Return the curve of `factor` such operators, over a quantity in units `x_factor` times as fine."""
         copy = Curve([x * x_factor for x in self.xs], [y * factor for y in self.ys], self.knot_source)
         copy.slopes, copy.segment_source = [s * factor / x_factor for s in self.slopes], self.segment_source
         return copy
 
 
 def rise(sizes: Sequence[float], times: Sequence[float]) -> float:
-    """Nanoseconds a unit at the end of a curve: the middle one of the slopes between its last point and those at a half
-    and a quarter of it, any one of which may be an outlier."""
+    """Return the nanoseconds per unit at the end of a curve: the median of the slopes between its last point and those
+    at a half and a quarter of it, since any one of them may be an outlier."""
     last = sizes[-1]
     places = sorted({next(i for i, size in enumerate(sizes) if size * part >= last) for part in (1, 2, 4)})
     slopes = [(times[j] - times[i]) / (sizes[j] - sizes[i]) for i, j in combinations(places, 2)]
@@ -170,7 +170,7 @@ def rise(sizes: Sequence[float], times: Sequence[float]) -> float:
 
 
 def blend(a: Curve, b: Curve, weight: float, source: int = INTERPOLATED) -> Curve:
-    """(1 - weight) * a + weight * b on the knots of both; at least `source` as uncertain as that says."""
+    """Return (1 - weight) * a + weight * b on the knots of both; its source is at least as uncertain as `source`."""
     xs = sorted({*a.xs, *b.xs})
     ys = [a.at(x) * (1.0 - weight) + b.at(x) * weight for x in xs]
     sources = [max(source, a.source(x), b.source(x)) for x in xs]
@@ -179,7 +179,7 @@ def blend(a: Curve, b: Curve, weight: float, source: int = INTERPOLATED) -> Curv
 
 
 def total(curves: Sequence[Curve]) -> Curve:
-    """The sum of curves on the knots of all, at every point as uncertain as the least certain of them."""
+    """Return the sum of curves on the knots of all, at every point as uncertain as the least certain of them."""
     if len(curves) == 1:
         return curves[0]
     xs = sorted({x for curve in curves for x in curve.xs})
@@ -191,7 +191,7 @@ def total(curves: Sequence[Curve]) -> Curve:
 
 
 def upper(a: Curve, b: Curve) -> Curve:
-    """The larger of two curves at every knot of either."""
+    """Return the larger of two curves at every knot of either."""
     xs = sorted({*a.xs, *b.xs})
     pairs = [(max(a.at(x), b.at(x)), x) for x in xs]
     sources = [(a if a.at(x) >= b.at(x) else b).source(x) for x in xs]

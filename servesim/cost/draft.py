@@ -1,4 +1,4 @@
-"""What drafting adds to a step: passes of a draft model after the target's own."""
+"""Costs of drafting in a step: passes of a draft model after the target's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Drafting:
     """First and later; empty if drafting takes the GPU no time."""
 
     def work(self, batch: Batch) -> list[tuple[Stage, Batch]]:
-        """What a step of this batch runs besides the target."""
+        """Return the passes a step of this batch runs besides the target's, as (stage, batch)."""
         if not self.stages:
             return []
         first, later = self.stages
@@ -28,8 +28,8 @@ class Drafting:
 
 
 def drafting(speculator: Speculator, target: LayerGraph) -> Drafting:
-    """The cost of a speculator beside a target. Draft weights are in 16 bits, layers shared with the target in the
-    target's precision."""
+    """Return the cost of a speculator beside a target. Draft weights are in 16 bits; layers shared with the target are
+    in the target's precision."""
     model = speculator.model()
     if model is None:
         return Drafting(speculator, ())

@@ -22,7 +22,7 @@ class EagerAttention:
     mixed: Excess | None = None
 
     def __init__(self, fused: Attention, roofline: Roofline, shape: HeadShape, dtype: str = "bf16") -> None:
-        """`dtype`: of the scores, fp32 or 16 bits."""
+        """Take attention apart; `dtype` is that of the scores, fp32 or 16 bits."""
         size = 4.0 if dtype == "fp32" else 2.0
         product = max(2.0 * shape.head_dim / roofline.peak(dtype), size / roofline.rate)
         pair = shape.heads * (2 * product + 2 * size / roofline.rate)

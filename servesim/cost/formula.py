@@ -55,7 +55,7 @@ class Roofline:
 
     @classmethod
     def ideal(cls, gpu: Gpu) -> Roofline:
-        """The data sheet taken at its word: full rates, launches and activations free."""
+        """Return the roofline of the data sheet taken at its word: full rates, with launches and activations free."""
         return cls(gpu, 1.0, 1.0, 0.0, 0.0, True)
 
     @property
@@ -69,18 +69,18 @@ class Roofline:
         return self.gpu.link_bandwidth * self.bandwidth_share / 1e9
 
     def peak(self, dtype: str) -> float:
-        """Floating-point operations per nanosecond with weights in `dtype`."""
+        """Return the peak floating-point operations per nanosecond with weights in `dtype`."""
         return self.gpu.flops[COMPUTE_DTYPE[dtype]] * self.compute_share / 1e9
 
     def gemm(self, m: float, n: int, k: int, dtype: str) -> float:
-        """[m, k] x [k, n] at the data sheet's rates: the larger of arithmetic and of reading weights and inputs and
-        writing outputs."""
+        """Return the time of [m, k] x [k, n] at the data sheet's rates: the larger of arithmetic and of reading weights
+        and inputs and writing outputs."""
         flops = 2.0 * m * n * k
         data = n * k * WEIGHT_BYTES[dtype] + m * moved_bytes(n, k, dtype)
         return max(flops / self.gpu.flops[COMPUTE_DTYPE[dtype]], data / self.gpu.bandwidth) * 1e9
 
     def gemm_curve(self, n: int, k: int, dtype: str) -> Curve:
-        """A GEMM over tokens."""
+        """Return the time of a GEMM over its tokens."""
         per_token = 0.0 if self.textbook else moved_bytes(n, k, dtype) / self.rate
         return max_of_lines(
             (self.launch_ns + n * k * WEIGHT_BYTES[dtype] / self.rate, per_token),
@@ -88,35 +88,36 @@ class Roofline:
         )
 
     def memory_op(self, bytes_per_token: float, constant_bytes: float = 0.0) -> Curve:
-        """A memory-bound kernel (norm, activation, rotary embedding, lookup, sampling) over its tokens."""
+        """Return the time of a memory-bound kernel (norm, activation, rotary embedding, lookup, sampling) over its
+        tokens."""
         per_token = 0.0 if self.textbook else bytes_per_token / self.rate
         return line(self.launch_ns + constant_bytes / self.rate, per_token)
 
     def collective(self, bytes_per_token: float) -> Curve:
-        """A collective that sends `bytes_per_token` from each GPU, over its tokens."""
+        """Return the time of a collective that sends `bytes_per_token` from each GPU, over its tokens."""
         return line(self.link_latency_ns, bytes_per_token / self.link_rate)
 
     def copy_ns(self, size: int) -> float:
-        """Pinned host copies of `size` bytes."""
+        """Return the time of pinned host copies of `size` bytes."""
         return size * 1e9 / (self.gpu.pcie_bandwidth * self.bandwidth_share)
 
     def move_ns(self, size: int) -> float:
-        """Copies of `size` bytes within the GPU's memory: read and written."""
+        """Return the time of copying `size` bytes within the GPU's memory: read and written."""
         return 2 * size / self.rate
 
 
 def moved_bytes(n: int, k: int, dtype: str) -> float:
-    """Bytes of inputs and outputs of a GEMM, a token; outputs are 2 bytes (4 in fp32)."""
+    """Return the bytes of a GEMM's inputs and outputs per token; outputs are 2 bytes (4 in fp32)."""
     return k * ACTIVATION_BYTES[dtype] + n * max(2.0, ACTIVATION_BYTES[dtype])
 
 
 def line(constant: float, slope: float) -> Curve:
-    """constant + slope * x, by formula."""
+    """Return constant + slope * x, labelled as formula."""
     return Curve([0.0], [constant], ROOFLINE, last_slope=slope, beyond=ROOFLINE)
 
 
 def max_of_lines(a: tuple[float, float], b: tuple[float, float]) -> Curve:
-    """The larger of two lines (constant, slope), by formula."""
+    """Return the larger of two lines (constant, slope), labelled as formula."""
     flat, steep = sorted((a, b), key=lambda p: p[1])
     if steep[0] >= flat[0] or steep[1] == flat[1]:
         return line(max(flat[0], steep[0]), steep[1])

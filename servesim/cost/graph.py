@@ -46,12 +46,12 @@ class LayerGraph:
 
     @property
     def shape(self) -> HeadShape:
-        """Heads on this GPU."""
+        """Attention heads on this GPU."""
         model = self.model
         return HeadShape(model.num_heads // self.tp, kv_heads_per_gpu(model, self.tp), model.head_dim)
 
     def per_token(self, stage: range) -> list[Operator]:
-        """Operators over the tokens of a step, for the layers of `stage`."""
+        """Return the operators over the tokens of a step, for the layers of `stage`."""
         hidden, layers = self.model.hidden_size, [self.model.layers[i] for i in stage]
         experts_dtype = self.model.experts_dtype or self.dtype
         found: list[Operator] = []
@@ -82,7 +82,7 @@ class LayerGraph:
         return found
 
     def per_sample(self) -> list[Operator]:
-        """Operators over the sequences that sample: LM head, gathering its shards, sampler."""
+        """Return the operators over the sequences that sample: LM head, gathering its shards, sampler."""
         vocab = self.model.vocab_size
         found = [
             Operator("lm_head", self.gemms.curve(vocab // self.tp, self.model.hidden_size, self._wide)),
@@ -93,7 +93,7 @@ class LayerGraph:
         return found
 
     def attention(self, stage: range) -> list[AttentionLayers]:
-        """Attention of the layers of `stage`, by window."""
+        """Return the attention of the layers of `stage`, by window."""
         windows = Counter(self.model.layers[i].window for i in stage)
         return [AttentionLayers(self._attention(window), windows[window]) for window in sorted(windows)]
 
@@ -125,7 +125,7 @@ class LayerGraph:
         return attention
 
     def _head_linears(self, owns_kv: bool) -> list[tuple[str, Curve]]:
-        """Projections of keys, values and queries by heads; layers that share KV project queries alone."""
+        """Return the projections of keys, values and queries by heads; layers that share KV project queries alone."""
         shape, hidden = self.shape, self.model.hidden_size
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim if owns_kv else 0
         found = [
@@ -159,7 +159,7 @@ class LayerGraph:
         ]
 
     def _experts(self) -> list[tuple[str, Curve]]:
-        """Router, routed experts, and the expert every token passes."""
+        """Return router, routed experts, and the expert every token passes."""
         moe, hidden = self.model.experts, self.model.hidden_size
         assert moe is not None
         found = [
@@ -173,7 +173,7 @@ class LayerGraph:
         return experts_curve(self.gemms, moe, hidden, self.tp, dtype, self.moe_backend, self.expert_parallel)
 
     def _send(self) -> list[tuple[str, Curve]]:
-        """Hidden state and residual to the next stage, each GPU its slice; there they are gathered."""
+        """Return the hidden state and residual to the next stage, each GPU its slice; there they are gathered."""
         size = 4 * self.model.hidden_size
         found = [("send", line(self.roofline.link_latency_ns, size / self.tp / self.roofline.link_rate))]
         return found + ([("all_gather", self._collective("all_gather", size))] if self.tp > 1 else [])
@@ -187,7 +187,7 @@ class LayerGraph:
 
     @property
     def _wide(self) -> str:
-        """Format of activations and LM head."""
+        """The format of activations and LM head."""
         return "fp32" if self.dtype == "fp32" else "bf16"
 
     def _rows(self, op: str, width: int, bytes_per_row: float) -> Curve:

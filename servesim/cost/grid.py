@@ -29,8 +29,8 @@ class HeadShape:
 
 
 def work(new: float, past: float, window: int = 0) -> float:
-    """Work of a prefill piece, in query-key pairs: keys of the cache, half the new ones, and a fixed part; with a
-    window, the keys inside it."""
+    """Return the work of a prefill piece, in query-key pairs: keys of the cache, half the new ones, and a fixed part;
+    with a window, the keys inside it."""
     if not window:
         return new * (past + new / 2 + TOKEN_WORK)
     growing = min(max(window - past, 0.0), new)  # tokens that see less than a whole window
@@ -45,20 +45,20 @@ class Grid:
     """Curves by number of sequences, linear between the measured numbers."""
 
     def __init__(self, entries: Entries, spread: float = 1.0) -> None:
-        """`spread`: measured sequences that one of ours stands for."""
+        """Build the grid; `spread` is how many measured sequences one of ours stands for."""
         self._entries, self._spread = entries, spread
         self._counts = [count for count, _ in entries]
         self._curves: dict[int, Curve] = {}
 
     def curve(self, count: int) -> Curve:
-        """The curve of `count` sequences."""
+        """Return the curve of `count` sequences."""
         curve = self._curves.get(count)
         if curve is None:
             curve = self._curves[count] = self._between(count * self._spread)
         return curve
 
     def at(self, count: float, x: float) -> tuple[float, int]:
-        """Time and source at x of any number of sequences, without building its curve."""
+        """Return the time and source at x for any number of sequences, without building its curve."""
         count *= self._spread
         counts, entries = self._counts, self._entries
         if count <= counts[0]:
@@ -90,7 +90,8 @@ class Grid:
 
 
 def decode_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, slowdown: float) -> tuple[Entries, float]:
-    """Curves over mean context by sequences, and how many measured sequences one of ours stands for."""
+    """Return the curves over mean context by number of sequences, and how many measured sequences one of ours stands
+    for."""
     dim = _nearest_above(rows["head_dim"], shape.head_dim)
     rows = _where(rows, head_dim=dim)
     known = np.unique(rows["kv_heads"]).tolist()
@@ -103,7 +104,7 @@ def decode_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, slowdown: float
 
 
 def prefill_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, window: int) -> Entries:
-    """Curves over the work of a sequence by sequences."""
+    """Return the curves over the work of a sequence, by number of sequences."""
     dim = _nearest_above(rows["head_dim"], shape.head_dim)
     rows = _where(rows, head_dim=dim)
     if "past_tokens" in rows:
@@ -116,7 +117,7 @@ def prefill_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, window: int) -
 
 
 def _head_grid(rows: dict[str, NDArray[Any]], heads: float, axis: str, exact: bool, window: int = 0) -> Entries:
-    """Curves by sequences at `heads` query heads, linear between the measured numbers of heads."""
+    """Return the curves by number of sequences at `heads` query heads, linear between the measured numbers of heads."""
     counts = np.unique(rows["heads"]).tolist()
     i = bisect_right(counts, heads) - 1
     low = counts[max(i, 0)]
@@ -143,7 +144,7 @@ def _curves(rows: dict[str, NDArray[Any]], axis: str, source: int, window: int) 
 
 
 def completed(lines: Lines, source: int = MEASURED) -> Entries:
-    """Curves by line, ascending, with the points that are missing inside the grid."""
+    """Return the curves by line, ascending, with points missing inside the grid filled in."""
     gaps = missing(lines)
     entries: Entries = []
     for y in sorted(lines):
@@ -156,12 +157,12 @@ def completed(lines: Lines, source: int = MEASURED) -> Entries:
 
 
 def _marked(grid: Entries) -> Entries:
-    """The same curves for a head shape that was not measured itself."""
+    """Return the same curves marked as extrapolated, for a head shape that was not measured."""
     return [(n, Curve(c.xs, c.ys, EXTRAPOLATED, last_slope=c.slopes[-1])) for n, c in grid]
 
 
 def _rescaled(grid: Entries, factor: float) -> Entries:
-    """What lies above the fixed cost of a call, times `factor`."""
+    """Return the grid with everything above the fixed cost of a call multiplied by `factor`."""
     if factor == 1.0:
         return grid
     floor = grid[0][1].at(0.0)
@@ -173,8 +174,8 @@ def _rescaled(grid: Entries, factor: float) -> Entries:
 
 
 def at_best_rate(grid: Entries) -> Entries:
-    """Past its last context each batch reads KV at the best rate any batch reached at its own last one (large
-    batches were measured on short contexts only, short of the bandwidth; short contexts may lie in the cache)."""
+    """Extend every curve past its last context at the best rate any batch reached at its own last one (large batches
+    were measured on short contexts only, short of the bandwidth; short contexts may lie in the cache)."""
     best = min(c.ys[-1] / (n * c.xs[-1]) for n, c in grid)
     return [(n, Curve(c.xs, c.ys, c.knot_source, last_slope=n * best)) for n, c in grid]
 
@@ -182,7 +183,7 @@ def at_best_rate(grid: Entries) -> Entries:
 def window_rows(
     tables: KernelTables, shape: HeadShape, dtype: str, window: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]] | None:
-    """Decode and prefill rows measured with this window and head size; None without such."""
+    """Return the decode and prefill rows measured with this window and head size; None if there are none."""
     found = []
     for op in ("window_decode", "window_prefill"):
         rows = tables.rows(op, dtype)
@@ -195,7 +196,7 @@ def window_rows(
 
 
 def in_window(grid: Entries, window: int, measured: bool) -> Entries:
-    """Decode that no context beyond the window makes slower."""
+    """Return decode curves that do not rise for contexts beyond the window."""
     if measured:
         return [(n, Curve(c.xs, c.ys, c.knot_source, last_slope=0.0, beyond=c.segment_source[-2])) for n, c in grid]
     cut = []
@@ -209,13 +210,13 @@ def in_window(grid: Entries, window: int, measured: bool) -> Entries:
 
 
 def _nearest_above(column: NDArray[Any], value: int) -> int:
-    """The smallest measured value not below `value` (kernels pad to it), or the largest there is."""
+    """Return the smallest measured value not below `value` (kernels pad to it), or the largest there is."""
     grid: list[int] = np.unique(column).tolist()
     return next((g for g in grid if g >= value), grid[-1])
 
 
 def head_rows(rows: dict[str, NDArray[Any]], shape: HeadShape, batch: int | None = None) -> dict[str, NDArray[Any]]:
-    """The rows at exactly these heads, and of calls of `batch` sequences where given."""
+    """Return the rows at exactly these heads and, where `batch` is given, of calls of `batch` sequences."""
     found = _where(rows, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
     return found if batch is None else _where(found, batch=batch)
 

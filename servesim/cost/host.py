@@ -1,4 +1,4 @@
-"""What a serving engine adds to its kernels: host time, CUDA-graph padding, sustained clocks, front end.
+"""Time a serving engine adds to its kernels: host time, CUDA-graph padding, sustained clocks, front end.
 
 Kernel tables time one kernel at a time on a cool GPU. A served step differs in a few ways that hold for one
 engine version, whatever the model or the load; each is one term here, fitted to recorded steps by
@@ -34,12 +34,12 @@ class HostTerms:
     """Scheduling and input preparation of a step: hides behind the GPU when asynchronous."""
     overlapped_per_sequence: float = 0.0
     exposed: float = 0.0
-    """What the GPU waits for in every step: launch, sampled tokens on their way back."""
+    """Time the GPU waits for in every step: launch, sampled tokens on their way back."""
     exposed_per_sampled: float = 0.0
     launch_per_kernel: float = 0.0
-    """Of processor time, for engines without CUDA graphs: a step takes at least as long as launching its kernels."""
+    """Processor time per kernel, for engines without CUDA graphs: a step lasts at least as long as its launches."""
     attention_per_mixed_decode: float = 0.0
-    """Of GPU time, for each layer and decoding sequence beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or
+    """GPU time for each layer and decoding sequence beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or
     more, in proportion beside fewer, where no table has such steps."""
     pads_to_graphs: bool = False
     """Batches of up to 512 tokens take the linear layers' time of the next CUDA-graph size."""
@@ -63,7 +63,7 @@ class HostTerms:
 
     @classmethod
     def load(cls, source: str | Path) -> HostTerms:
-        """Shipped terms by name (`vllm-0.23-h100`), or a YAML file."""
+        """Load shipped terms by name (`vllm-0.23-h100`) or from a YAML file."""
         import yaml
 
         shipped = {path.name.removesuffix(".yaml"): path for path in _shipped()}
@@ -82,7 +82,7 @@ class HostTerms:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], name: str) -> HostTerms:
-        """Terms from a mapping, its keys and values checked."""
+        """Build terms from a mapping, checking its keys and values."""
         known = {f.name for f in fields(cls)} - {"name"}
         if not isinstance(values, Mapping):
             raise UserError(f"host terms {name}: a mapping of terms is needed")
@@ -96,13 +96,13 @@ class HostTerms:
         return cls(name=name, **kept)
 
     def to_dict(self) -> dict[str, Any]:
-        """For YAML: every term but the name."""
+        """Return every term but the name, for YAML."""
         values = asdict(self)
         del values["name"]
         return {**values, "gpus": list(self.gpus)}
 
     def on(self, gpu: str) -> HostTerms:
-        """The terms for a GPU: those of the chip only where they were fitted on that chip."""
+        """Return the terms for a GPU: those of the chip are kept only where they were fitted on that chip."""
         if not self.gpus or gpu in self.gpus:
             return self
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -110,22 +110,22 @@ class HostTerms:
         return HostTerms(**{**values, **dict.fromkeys(of_chip, 0.0), "moe_backend": "auto"})
 
     def host(self, batch: Batch) -> Host:
-        """Host time of a step, whole nanoseconds, by counts alone."""
+        """Return the host time of a step in whole nanoseconds, from counts alone."""
         exposed = self.exposed + self.exposed_per_sampled * batch.sampled
         sequences = batch.decode_count + len(batch.prefill)
         return Host(int(self.overlapped + self.overlapped_per_sequence * sequences + 0.5), int(exposed + 0.5))
 
     def padding(self) -> list[int]:
-        """Tokens that go through the linear layers, by tokens scheduled; empty without padding."""
+        """Return the tokens that go through the linear layers, by tokens scheduled; empty without padding."""
         if not self.pads_to_graphs:
             return []
         return [GRAPH_SIZES[bisect_left(GRAPH_SIZES, n)] if n else 0 for n in range(GRAPH_SIZES[-1] + 1)]
 
 
 def host_terms(engine: str, gpu: str) -> HostTerms | None:
-    """The shipped terms nearest to an engine version ("vllm 0.22.1"): the latest one not after it, else the
-    earliest; without a version the latest. Among those of one version, fitted on this GPU first. None: nothing
-    is known of the engine."""
+    """Return the shipped terms nearest to an engine version ("vllm 0.22.1"): the latest one not after it, else the
+    earliest; without a version the latest. Among those of one version, terms fitted on this GPU come first. None if
+    there are no terms for the engine."""
     name, version = _version(engine)
     version = version or (1 << 30,)
     found = []
@@ -141,7 +141,7 @@ def host_terms(engine: str, gpu: str) -> HostTerms | None:
 
 
 def _version(engine: str) -> tuple[str, tuple[int, ...]]:
-    """("vllm", (0, 23)) of "vllm 0.23.0"."""
+    """Parse an engine and its version: ("vllm", (0, 23)) from "vllm 0.23.0"."""
     name, _, version = engine.lower().partition(" ")
     parts = [part for part in version.split(".")[:2] if part.isdigit()]
     return name, tuple(int(part) for part in parts)

@@ -23,19 +23,21 @@ from servesim.hardware.layers import Latent, dtype_bytes
 
 DEEPSEEK = Latent(kv_rank=512, rope_dim=64, nope_dim=128, v_dim=128, q_rank=1536)
 DEEPSEEK_HIDDEN = 7168
-"""Of DeepSeek-V3, the model measured."""
+"""Latents and hidden width of DeepSeek-V3, the model measured."""
 
 
 def token_linears(latent: Latent, hidden: int, heads: int) -> list[tuple[int, int]]:
-    """(output width, input width) of the projections every token of a step passes: queries, latents, output.
-    Expanding the latents to heads depends on the phase and belongs to attention."""
+    """Return (output width, input width) of the projections every token of a step passes: queries, latents, output.
+
+    Expanding the latents to heads depends on the phase and belongs to attention.
+    """
     expansion = (heads * (latent.nope_dim + latent.v_dim), latent.kv_rank)
     return [shape for shape in latent.linears(hidden, heads) if shape != expansion]
 
 
 def latent_attention(gemms: GemmTables, latent: Latent, heads: int, kv_dtype: str) -> Attention:
-    """Latent attention of `heads` heads on one GPU: measured at the widths of DeepSeek-V3 and its kin, else by
-    formula."""
+    """Return the latent attention of `heads` heads on one GPU: measured at the widths of DeepSeek-V3 and its kin, else
+    by formula."""
     dtype = "bf16" if kv_dtype == "fp16" else kv_dtype
     rows = [gemms.tables.rows(op, dtype) if gemms.tables else {} for op in ("mla_decode", "mla_prefill")]
     widths = (latent.kv_rank, latent.rope_dim, latent.nope_dim, latent.v_dim)
@@ -49,7 +51,7 @@ def latent_attention(gemms: GemmTables, latent: Latent, heads: int, kv_dtype: st
 
 
 def _entries(rows: dict[str, NDArray[Any]], heads: int, projections: list[Curve]) -> Entries:
-    """Curves by sequences, over context (decode) or work (prefill), the projections taken off."""
+    """Return the curves by sequences, over context (decode) or work (prefill), the projections taken off."""
     entries: Entries = []
     mine = rows["heads"] == heads
     for batch in np.unique(rows["batch"][mine]).tolist():

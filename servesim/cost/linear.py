@@ -37,7 +37,7 @@ class GemmTables:
     error 4.7 % without and 4.3 % with it up to 16 tokens, 6.2 and 6.0 % from 65 to 256, but 3 % too fast.)"""
 
     def curve(self, n: int, k: int, dtype: str) -> Curve:
-        """Time of [m, k] x [k, n] over m."""
+        """Return the time of [m, k] x [k, n] over m."""
         rows = self.tables.rows("gemm", "bf16" if dtype == "fp16" else dtype) if self.tables else {}
         if not rows:
             return self.roofline.gemm_curve(n, k, dtype)
@@ -58,10 +58,11 @@ class GemmTables:
         return self._extended(tokens, times, source, n, k, dtype)
 
     def _extended(self, tokens: list[int], times: list[float], source: int, n: int, k: int, dtype: str) -> Curve:
-        """The curve, with a knot at twice its last token count from which on it holds the share of the roofline the
-        last three points reach in the middle: any one of them may be a bad pick of the library. (As the package does
-        that most tables come from. The largest points held out of the H100 table: mean error 13 %, and 7 % for going
-        on at the middle of the last slopes, which leaves its steps of 65,536 tokens and more by up to 8 %.)"""
+        """Return the curve, with a knot at twice its last token count; past it the curve holds the median share of the
+        roofline that the last three points reach, since any one of them may be a bad pick of the library. (As the
+        package does that most tables come from. The largest points held out of the H100 table: mean error 13 %, against
+        7 % for continuing at the median of the last slopes, which leaves its steps of 65,536 tokens and more by up to 8
+        %.)"""
         shares = sorted(self.roofline.gemm(m, n, k, dtype) / t for m, t in zip(tokens[-3:], times[-3:], strict=True))
         far = 2 * tokens[-1]
         beyond = self.roofline.gemm(far, n, k, dtype) / shares[len(shares) // 2]
@@ -71,7 +72,7 @@ class GemmTables:
 def collective_curve(
     tables: KernelTables | None, roofline: Roofline, op: str, gpus: int, bytes_per_token: int
 ) -> Curve:
-    """Time of an `all_reduce` or `all_gather` over tokens of `bytes_per_token` bytes each."""
+    """Return the time of an `all_reduce` or `all_gather` over tokens of `bytes_per_token` bytes each."""
     rows = tables.rows(op, "bf16") if tables else {}
     mask = rows["gpus"] == gpus if rows else np.zeros(0, bool)
     if not mask.any():
@@ -81,8 +82,8 @@ def collective_curve(
 
 
 def row_curve(gemms: GemmTables, op: str, width: int, bytes_per_row: float, dtype: str = "bf16") -> Curve:
-    """Time of a small operator (`norm`, `activation`, `rotary`, `kv_write`, `embedding`, `sampler`) over rows of
-    `width` outputs: measured at that width on this GPU, else by formula from the bytes a row moves."""
+    """Return the time of a small operator (`norm`, `activation`, `rotary`, `kv_write`, `embedding`, `sampler`) over
+    rows of `width` outputs: measured at that width on this GPU, else by formula from the bytes a row moves."""
     rows = gemms.tables.rows(op, dtype) if gemms.tables and gemms.roofline == gemms.measured_on else {}
     mask = rows["n"] == width if rows else np.zeros(0, bool)
     if not mask.any():
@@ -91,7 +92,7 @@ def row_curve(gemms: GemmTables, op: str, width: int, bytes_per_row: float, dtyp
 
 
 def _by_size(sizes: NDArray[Any], us: NDArray[np.float64]) -> Curve:
-    """The curve of what takes a constant time and one in proportion to its size, at the end at least."""
+    """Return the curve of an operator with a constant time and one in proportion to its size, at the end at least."""
     order = np.argsort(sizes)
     xs, times = sizes[order].tolist(), (us[order] * 1e3).tolist()
     return Curve(xs, times, last_slope=rise(xs, times))
@@ -101,7 +102,7 @@ _SITES = 4
 
 
 def _nearest(rows: dict[str, NDArray[Any]], n: int, k: int) -> list[tuple[float, int, int]]:
-    """The measured widths nearest to (n, k) as (weight, n, k); one if it is measured."""
+    """Return the measured widths nearest to (n, k) as (weight, n, k); one entry if (n, k) itself is measured."""
     sites = sorted(set(zip(rows["n"].tolist(), rows["k"].tolist(), strict=True)))
     if (n, k) in sites:
         return [(1.0, n, k)]
@@ -110,7 +111,7 @@ def _nearest(rows: dict[str, NDArray[Any]], n: int, k: int) -> list[tuple[float,
 
 
 def _points(rows: dict[str, NDArray[Any]], n: int, k: int) -> dict[int, float]:
-    """Nanoseconds by tokens at one measured pair of widths."""
+    """Return nanoseconds by tokens at one measured pair of widths."""
     mask = (rows["n"] == n) & (rows["k"] == k)
     return dict(zip(rows["m"][mask].tolist(), (rows["time_us"][mask] * 1e3).tolist(), strict=True))
 

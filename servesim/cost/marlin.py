@@ -39,7 +39,7 @@ LOADED = 2
 
 
 class Blocks(NamedTuple):
-    """What a measured shape takes, ns."""
+    """Times of a measured shape taken apart, in ns."""
 
     floor: float
     """Routing, sorting and launches."""
@@ -50,18 +50,18 @@ class Blocks(NamedTuple):
 
 
 def height(rows: float) -> int:
-    """Rows of a block in a step that has so many an expert."""
+    """Return the rows of a block in a step with `rows` rows per expert on average."""
     return next((h for h in HEIGHTS if rows / h < FULL), HEIGHTS[-1])
 
 
 def last_tokens(experts: Experts, share: float = 1.0) -> list[int]:
-    """The largest steps of each height but the last, on a GPU with `share` of the experts."""
+    """Return the largest step, in tokens, of each height but the last, on a GPU with `share` of the experts."""
     return [max(ceil(FULL * h * experts.count * share / experts.per_token) - 1, 1) for h in HEIGHTS[:-1]]
 
 
 def step_ns(blocks: Blocks, tokens: int, experts: Experts, share: float = 1.0) -> float:
-    """What a step takes beyond the floor on a GPU with `share` of the experts. (By how many rows an expert has the
-    kernel takes all rows to be for those.)"""
+    """Return the time of a step beyond the floor on a GPU with `share` of the experts. (The kernel picks the block
+    height by rows per expert as if all rows went to this GPU's experts.)"""
     chance = beta_binomial(tokens, experts.per_token / experts.count)
     high, here = height(tokens * experts.per_token / (experts.count * share)), experts.count * share
     touched, filled = here * (1.0 - float(chance[0])), here * float(chance @ -(-np.arange(tokens + 1) // high))
@@ -69,7 +69,7 @@ def step_ns(blocks: Blocks, tokens: int, experts: Experts, share: float = 1.0) -
 
 
 def beta_binomial(n: int, mean: float, a: float = SKEW) -> NDArray[np.float64]:
-    """Probabilities of 0 to n successes out of n whose chance is beta distributed around `mean`."""
+    """Return the probabilities of 0 to n successes out of n whose chance is beta distributed around `mean`."""
     if mean >= 1.0:
         return np.append(np.zeros(n), 1.0)
     b = a * (1.0 - mean) / mean
@@ -79,8 +79,8 @@ def beta_binomial(n: int, mean: float, a: float = SKEW) -> NDArray[np.float64]:
 
 
 def fit(tokens: Sequence[int], ns: Sequence[float], experts: Experts) -> Blocks | None:
-    """The times of a measured shape taken apart; None if there are too few. One token touches `per_token` experts, two
-    touch twice as many."""
+    """Take apart the times of a measured shape; None if there are too few. One token touches `per_token` experts, two
+    touch twice that number."""
     known = dict(zip(tokens, ns, strict=True))
     if 1 not in known or 2 not in known:
         return None
@@ -98,8 +98,8 @@ def fit(tokens: Sequence[int], ns: Sequence[float], experts: Experts) -> Blocks 
 
 
 def measured_blocks(tokens: int, experts: Experts) -> int:
-    """Blocks of a measured step: the experts' rows spread evenly over a power law from 1 to 0.8 `tokens`, scaled to
-    their sum and rounded (aiconfigurator, collector/helper.py, which draws at random)."""
+    """Return the blocks of a measured step: the experts' rows spread evenly over a power law from 1 to 0.8 `tokens`,
+    scaled to their sum and rounded (aiconfigurator, collector/helper.py, which draws at random)."""
     low, high = 1.0, (0.8 * tokens) ** (1.0 - POWER)
     spread = (low + (high - low) * (np.arange(experts.count) + 0.5) / experts.count) ** (1.0 / (1.0 - POWER))
     rows = np.rint(spread / spread.sum() * tokens * experts.per_token)

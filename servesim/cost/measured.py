@@ -20,7 +20,7 @@ class CachedPrefill:
     """Time of one prompt piece over its work, by tokens cached before it; linear between those."""
 
     def __init__(self, rows: _Rows) -> None:
-        """`rows` of one head shape and one sequence each."""
+        """Build from `rows` of one head shape and one sequence each."""
         lines: Lines = {}
         for (past, new), ns in _by(rows, "past_tokens", "new_tokens").items():
             lines.setdefault(float(past), {})[float(new)] = ns
@@ -29,14 +29,14 @@ class CachedPrefill:
 
     @classmethod
     def of(cls, rows: _Rows, shape: HeadShape) -> CachedPrefill | None:
-        """From the rows of a table; None where it has none over cached tokens at these heads."""
+        """Build from the rows of a table; None where it has none over cached tokens at these heads."""
         if "past_tokens" not in rows:
             return None
         found = head_rows(rows, shape, 1)
         return cls(found) if len(found["time_us"]) and found["past_tokens"].any() else None
 
     def at(self, new: int, past: int) -> tuple[float, int]:
-        """Time and source of `new` tokens over `past`."""
+        """Return the time and source of `new` tokens over `past` cached ones."""
         i = bisect_right(self._past, past) - 1
         if i < 0:
             return self._curves[0].at(work(new, past)), EXTRAPOLATED
@@ -47,13 +47,13 @@ class CachedPrefill:
         if i + 1 == len(self._past):
             return ns * (work(new, past) / work(new, low)), EXTRAPOLATED
         high = self._past[i + 1]
-        above, its = self._curves[i + 1].look_up(work(new, high))
+        above, source_above = self._curves[i + 1].look_up(work(new, high))
         weight = (past - low) / (high - low)
-        return ns * (1.0 - weight) + above * weight, max(INTERPOLATED, source, its)
+        return ns * (1.0 - weight) + above * weight, max(INTERPOLATED, source, source_above)
 
 
 class MixedExcess:
-    """What one kernel over decodes and a prompt takes beyond the two apart, the fixed cost paid once.
+    """Extra time of one kernel over decodes and a prompt beyond the two apart, the fixed cost paid once.
 
     Kernels give up on decodes, beside a prompt, what they do for decodes alone (splitting the context over the GPU,
     sharing what heads have in common), so this is up to half of a mixed call. It is linear in sequences, in their
@@ -62,7 +62,8 @@ class MixedExcess:
     """
 
     def __init__(self, points: _Points) -> None:
-        """`points`: (context, excess in ns) by tokens of the prompt and by sequences, ascending; not empty."""
+        """Build from `points`: (context, excess in ns) by tokens of the prompt and by sequences, ascending; not
+        empty."""
         lines = {new: {n: Curve(*_unzip(line)) for n, line in sizes.items()} for new, sizes in points.items()}
         curves = [curve for sizes in lines.values() for curve in sizes.values()]
         self._new = list(points)
@@ -73,14 +74,14 @@ class MixedExcess:
 
     @classmethod
     def of(cls, rows: _Rows, decode: _Rows, prefill: _Rows, shape: HeadShape) -> MixedExcess | None:
-        """From the rows of a table; None where it has none at these heads."""
+        """Build from the rows of a table; None where it has none at these heads."""
         if not rows:
             return None
         points = _excess(head_rows(rows, shape), head_rows(decode, shape), head_rows(prefill, shape, 1))
         return cls(points) if points else None
 
     def at(self, count: int, context: float, new: int) -> tuple[float, int]:
-        """Time and source, with `count` decodes of mean `context` beside a prompt of `new` tokens."""
+        """Return the excess and its source for `count` decodes of mean `context` beside a prompt of `new` tokens."""
         last, scale, source = self._counts[-1], 1.0, INTERPOLATED
         if count > last:
             scale, source = count / last, EXTRAPOLATED
@@ -106,21 +107,21 @@ class MixedExcess:
 
 
 class SkewExcess:
-    """What decodes of unequal contexts take beyond as many of equal ones with the same sum.
+    """The extra time of decodes of unequal contexts over equally many of equal contexts with the same sum.
 
-    Where the kernel does not split contexts over the GPU, the longest goes on when the others are done: the excess is
-    so many nanoseconds for each token by which it exceeds the mean. Beside a prompt no context is split; alone,
-    those of large batches. (RTX PRO 6000, decodes of which one or more have 4 times the context of the others: off by
-    3.7 % in the mean without this and 1.8 % with it; beside a prompt without cached context 13 % and 5 %.)
+    Where the kernel does not split contexts over the GPU, the longest goes on when the others are done: the excess is a
+    fixed time for each token by which it exceeds the mean. Beside a prompt no context is split; alone, those of large
+    batches. (RTX PRO 6000, decodes of which one or more have 4 times the context of the others: off by 3.7 % in the
+    mean without this and 1.8 % with it; beside a prompt without cached context 13 % and 5 %.)
     """
 
     def __init__(self, alone: Curve, beside: Curve) -> None:
-        """Nanoseconds a token over the number of decodes."""
+        """Take the nanoseconds per token over the number of decodes, alone and beside a prompt."""
         self._alone, self._beside = alone, beside
 
     @classmethod
     def of(cls, rows: _Rows, shape: HeadShape) -> SkewExcess | None:
-        """From the rows of a table, those of equal contexts among them; None where it has none at these heads."""
+        """Build from the rows of a table, those of equal contexts among them; None where it has none at these heads."""
         if not rows:
             return None
         calls = _by(head_rows(rows, shape), "new_tokens", "batch", "past_tokens", "longest")
@@ -142,18 +143,18 @@ class SkewExcess:
         return cls(*curves)
 
     def beside_prompts(self) -> SkewExcess:
-        """This where decodes stand beside a prompt, nothing where they are alone."""
+        """Return this excess for decodes beside a prompt, and none for decodes alone."""
         return SkewExcess(self._alone.scaled(0.0), self._beside)
 
     def at(self, count: int, excess: int, beside: bool) -> tuple[float, int]:
-        """Time and source, with `count` decodes whose contexts lack `excess` tokens of all being as long as the
-        longest; beside a prompt or not."""
+        """Return the time and source for `count` decodes whose contexts lack `excess` tokens of all being as long as
+        the longest, beside a prompt or not."""
         rate, source = (self._beside if beside else self._alone).look_up(count)
         return rate * excess / count, max(INTERPOLATED, source)
 
 
 def _place(knots: Sequence[float], x: float) -> tuple[int, float]:
-    """The knot at or below x, the first and last at least, and the share of the way to the next."""
+    """Return the index of the knot at or below x (at least the first one), and the fraction of the way to the next."""
     i = bisect_right(knots, x) - 1
     if i < 0:
         return 0, 0.0
@@ -168,7 +169,8 @@ def _unzip(line: list[tuple[int, float]]) -> tuple[list[float], list[float]]:
 
 
 def _excess(rows: _Rows, decode: _Rows, prefill: _Rows) -> _Points:
-    """By tokens of the prompt and by sequences, from calls with both and from decodes and prompts alone."""
+    """Return the excess by tokens of the prompt and by sequences, from calls with both and from decodes and prompts
+    alone."""
     alone = _by(decode, "batch", "past_tokens")
     prompt = {new: ns for (new, past), ns in _by(prefill, "new_tokens", "past_tokens").items() if not past}
     found: _Points = {}
@@ -182,7 +184,8 @@ def _excess(rows: _Rows, decode: _Rows, prefill: _Rows) -> _Points:
 
 
 def _at(lines: dict[int, Curve], count: int, context: float) -> float:
-    """Excess of `count` sequences, linear between those measured beside the prompt, in proportion beyond them."""
+    """Return the excess of `count` sequences, linear between those measured beside the prompt, in proportion beyond
+    them."""
     counts = list(lines)
     if count > counts[-1]:
         return lines[counts[-1]].at(context) * (count / counts[-1])
@@ -192,6 +195,6 @@ def _at(lines: dict[int, Curve], count: int, context: float) -> float:
 
 
 def _by(rows: _Rows, *keys: str) -> dict[tuple[int, ...], float]:
-    """Nanoseconds by the columns `keys`."""
+    """Return the nanoseconds by the columns `keys`."""
     columns = [rows[key].tolist() for key in keys]
     return dict(zip(zip(*columns, strict=True), (rows["time_us"] * 1e3).tolist(), strict=True))

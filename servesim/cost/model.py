@@ -52,7 +52,7 @@ class TableCostModel(CostModel):
         self._padded = host.padding() if host is not None else []
 
     def extrapolated(self, reach: Mapping[int, int]) -> list[str]:
-        """What of the steps priced so far lay outside the tables, a line an operator. `reach`: the largest sum of
+        """Return the operators of priced steps that lay outside the tables, one line each. `reach`: the largest sum of
         contexts by number of decoding sequences (runs of steps are priced, but not all of them taken)."""
         found: dict[str, str] = {}
         for stage in self._all_stages():
@@ -60,11 +60,11 @@ class TableCostModel(CostModel):
         return [f"{name}: {found[name]}" for name in sorted(found)]
 
     def priced(self) -> list[Priced]:
-        """What of the steps priced so far `extrapolated` goes by, for `add_priced` of another process's model."""
+        """Return the extremes of the steps priced so far, per stage, for `add_priced` of another process's model."""
         return [stage.priced() for stage in self._all_stages()]
 
     def add_priced(self, other: Sequence[Priced]) -> None:
-        """Steps priced by an equal model elsewhere count too."""
+        """Count steps priced by an equal model elsewhere, too."""
         for stage, priced in zip(self._all_stages(), other, strict=True):
             stage.add_priced(priced)
 
@@ -72,14 +72,16 @@ class TableCostModel(CostModel):
         return (*self._stages, *(self._drafting.stages if self._drafting is not None else ()))
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
-        """GPU ns of a step on each pipeline stage, sending to the next one included; their sum is `gpu_ns`."""
+        """Return the GPU ns of a step on each pipeline stage, sending to the next one included; their sum is
+        `gpu_ns`."""
         tokens = self._tokens(batch)
         times = [stage.cost(batch, tokens)[0] for stage in self._stages]
         times[-1] += sum(stage.cost(passed, self._tokens(passed))[0] for stage, passed in self._drafts(batch))
         return tuple(times)
 
     def computing_ns(self, batch: Batch) -> float:
-        """GPU ns of a step but for decode attention: what the clock is lowered for when it goes on for long."""
+        """Return the GPU ns of a step without decode attention: the computing for which the clock is lowered when it
+        lasts long."""
         tokens = self._tokens(batch)
         return sum(stage.constant(batch, tokens)[0] for stage in self._stages)
 
@@ -105,7 +107,8 @@ class TableCostModel(CostModel):
         return over.at(contexts) if over is not None else None
 
     def _over_contexts(self, batch: Batch) -> OverContexts | None:
-        """The price of steps like a batch over the sum of their contexts; None: it depends on more than that."""
+        """Return the price of steps like a batch over the sum of their contexts; None if it depends on more than
+        that."""
         if batch.prefill or batch.bytes_moved or batch.bytes_copied:
             return None
         if batch.sampled_context != batch.decode_context_sum:
@@ -158,7 +161,7 @@ class TableCostModel(CostModel):
         return host
 
     def price(self, batch: Batch) -> Price:
-        """Price of one step."""
+        """Return the price of one step."""
         over = self._over_contexts(batch) if self._drafting is not None else None
         if over is not None:
             gpu, of_source = over.one(batch.decode_context_sum)
@@ -207,8 +210,9 @@ class TableCostModel(CostModel):
         return gpu, [(g if g > least else least) + more for g in gpu], host_ns, _shares(*parts)
 
     def _decode_terms(self, batch: Batch) -> tuple[float, list[float], Curve, int, int, int]:
-        """Of a decode batch, by its count alone: nanoseconds of all but attention, those by source, attention over the
-        contexts, host time, what a step takes at least, and what the host adds to that and to GPU time."""
+        """Return the terms of a decode batch that follow from its count alone: nanoseconds of all but attention, those
+        by source, attention over the contexts, host time, the minimum time of a step, and what the host adds to that
+        minimum and to GPU time."""
         stage, host = self._stages[0], self.host(batch)
         ns, parts = stage.constant(batch, self._tokens(batch))
         if self.asynchronous:
@@ -218,15 +222,15 @@ class TableCostModel(CostModel):
         return ns, parts, stage.decode_curve(batch), sum(host), least, more
 
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:
-        """Fractions of the GPU time by source (slowing down under load is not counted)."""
+        """Return the fractions of the GPU time by source (slowing down under load is not counted)."""
         return self.price(batch).shares
 
     def _drafts(self, batch: Batch) -> Sequence[tuple[Stage, Batch]]:
-        """Draft passes of a step, each rounded for itself."""
+        """Return the draft passes of a step, each rounded on its own."""
         return self._drafting.work(batch) if self._drafting is not None else ()
 
     def _tokens(self, batch: Batch) -> int:
-        """Tokens through the linear layers."""
+        """Return the tokens through the linear layers."""
         tokens = batch.linear_tokens + batch.padded_tokens
         return self._padded[tokens] if tokens < len(self._padded) else tokens
 

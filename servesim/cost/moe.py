@@ -38,8 +38,8 @@ from servesim.errors import UserError, suggest
 from servesim.hardware.layers import Experts
 
 MOE_BACKENDS = ("auto", "triton", "marlin")
-"""As vLLM's `--moe-backend`: Marlin's kernel for 4-bit weights and bf16 arithmetic; the two others are the fastest
-kernel a table has for the weights, which for mxfp4 on Hopper is the Triton one."""
+"""The choices of vLLM's `--moe-backend`: Marlin's kernel for 4-bit weights and bf16 arithmetic; the other two are the
+fastest kernel a table has for the weights, which for mxfp4 on Hopper is the Triton one."""
 _MARLIN = "mxfp4_marlin"
 """Marlin's rows on mxfp4 weights in a table whose `mxfp4` is another kernel."""
 _MARLINS = (_MARLIN, "int4")
@@ -80,8 +80,8 @@ def experts_curve(
     backend: str = "auto",
     expert_parallel: bool = False,
 ) -> Curve:
-    """Routing to sum of the routed experts of one layer on one of `tp` GPUs, over tokens. `backend`: see
-    `MOE_BACKENDS`; those a weight format does not have leave it as it is."""
+    """Return the time from routing to the sum of the routed experts of one layer on one of `tp` GPUs, over tokens.
+    `backend`: see `MOE_BACKENDS`; those a weight format does not have leave it as it is."""
     if backend not in MOE_BACKENDS:
         raise UserError(f"unknown moe_backend {backend!r}{suggest(backend, MOE_BACKENDS)}")
     share = 1.0 / tp if expert_parallel else 1.0
@@ -105,13 +105,14 @@ def experts_curve(
 
 
 def experts_ns(roofline: Roofline, shape: ExpertShape, dtype: str, tokens: float, share: float = 1.0) -> float:
-    """Two grouped GEMMs by formula: the larger of reading the weights touched and activations, and arithmetic; of
-    `share` of the experts."""
+    """Return the formula time of two grouped GEMMs of `share` of the experts: the larger of arithmetic and of reading
+    the weights touched and the activations."""
     return 2 * roofline.launch_ns + _work_ns(roofline, shape, dtype, tokens, share)
 
 
 def experts_work(shape: ExpertShape, dtype: str, tokens: float, share: float = 1.0) -> tuple[float, float, float]:
-    """Of the two grouped GEMMs of `share` of the experts: FLOPs, bytes of the weights touched, bytes of activations."""
+    """Return FLOPs, bytes of the weights touched, and bytes of activations of the two grouped GEMMs of `share` of the
+    experts."""
     width, hidden = shape.size, shape.hidden
     routed = tokens * shape.per_token * share
     touched = share * Experts(shape.experts, shape.per_token, width).touched(tokens)
@@ -129,7 +130,7 @@ def _work_ns(roofline: Roofline, shape: ExpertShape, dtype: str, tokens: float, 
 def _transferred(
     gemms: GemmTables, near: _Measured, found: list[_Measured], shape: ExpertShape, dtype: str, share: float
 ) -> Curve:
-    """The curve of `shape` from that of the shape `near`."""
+    """Return the curve of `shape` from that of the shape `near`."""
     there = gemms.measured_on
 
     def work(known: _Measured, tokens: float) -> float:
@@ -138,7 +139,7 @@ def _transferred(
     family = [known for known in found if known.kernel == near.kernel and known.shape[1:] == near.shape[1:]]
     floor = max(0.0, min(known.times[0] - work(known, known.tokens[0]) for known in family))
     beyond = [max(t - floor, 0.0) / work(near, m) for m, t in zip(near.tokens, near.times, strict=True)]
-    # as many tokens an expert there as here
+    # equally many tokens per expert there and here
     there_per_here = shape.per_token / shape.experts * near.shape.experts / near.shape.per_token
     ratios = np.interp([log(m * there_per_here) for m in near.tokens], [log(m) for m in near.tokens], beyond)
     times = [
@@ -151,8 +152,8 @@ def _transferred(
 def _by_blocks(
     gemms: GemmTables, near: _Measured, found: list[_Measured], shape: ExpertShape, dtype: str, share: float
 ) -> Curve | None:
-    """The curve of `shape` in Marlin's kernel from blocks of the shape `near`; the floor, which grows with the number
-    of experts, from the shapes with the nearest number. None if too little was measured."""
+    """Return the curve of `shape` in Marlin's kernel from blocks of the shape `near`; the floor, which grows with the
+    number of experts, from the shapes with the nearest number. None if too little was measured."""
     blocks = marlin.fit(near.tokens, near.times, near.shape.layer)
     if blocks is None:
         return None
@@ -170,7 +171,7 @@ def _by_blocks(
 
 
 def _floor(found: list[_Measured], experts: int) -> float:
-    """Nanoseconds of Marlin's kernel beside its blocks."""
+    """Return the nanoseconds of Marlin's kernel beside its blocks."""
     alike = [known for known in found if known.kernel in _MARLINS]
     fits = [(k.shape.experts, fit.floor) for k in alike if (fit := marlin.fit(k.tokens, k.times, k.shape.layer))]
     nearest = min((count for count, _ in fits), key=lambda count: abs(log(count / experts)))
@@ -178,7 +179,7 @@ def _floor(found: list[_Measured], experts: int) -> float:
 
 
 def _kernels(dtype: str, backend: str) -> list[str]:
-    """Kernels of a table that run experts in `dtype`, or tell how one does."""
+    """Return the kernels of a table that run experts in `dtype`, or tell how one does."""
     if dtype == "mxfp4":
         return [_MARLIN, "int4"] if backend == "marlin" else ["mxfp4", _MARLIN]
     return [dtype, "fp8_block"] if dtype == "fp8" else [dtype]
@@ -193,7 +194,7 @@ def _same_bytes(kernel: str, dtype: str) -> bool:
 
 
 def _padded(shape: ExpertShape) -> ExpertShape:
-    """As vLLM pads mxfp4 experts for Marlin: width to 128, hidden to 256 (fused_moe/oracle/mxfp4.py)."""
+    """Pad mxfp4 experts as vLLM does for Marlin: width to 128, hidden to 256 (fused_moe/oracle/mxfp4.py)."""
     return shape._replace(size=-(-shape.size // 128) * 128, hidden=-(-shape.hidden // 256) * 256)
 
 
@@ -202,7 +203,7 @@ def _distance(a: ExpertShape, b: ExpertShape) -> float:
 
 
 def _rows(gemms: GemmTables, kernel: str) -> list[_Measured]:
-    """Every shape measured with a kernel."""
+    """Return every shape measured with a kernel."""
     rows: dict[str, NDArray[Any]] = gemms.tables.rows("moe", kernel) if gemms.tables else {}
     if not rows:
         return []

@@ -1,4 +1,4 @@
-"""What each operator of a step has to do on one GPU, and the least time its data sheet allows for that.
+"""Work of each operator of a step on one GPU, and the least time its data sheet allows for that.
 
 Linear layers and small operators are those of the layer graph, with the widths it prices; attention is counted by the
 query-key pairs and tokens of the batch. Traffic is that of separate kernels: weights, activations in and out, keys and
@@ -38,25 +38,25 @@ class Work(NamedTuple):
     """Sent to other GPUs."""
 
     def roofline_ns(self, gpu: Gpu) -> float:
-        """The least time: arithmetic, memory and links each at the data sheet's rate, all at once."""
+        """Return the least time: arithmetic, memory and links each at the data sheet's rate, all at once."""
         return max(self.compute_ns, self.bytes / gpu.bandwidth * 1e9, self.link_bytes / gpu.link_bandwidth * 1e9)
 
     def bound(self, gpu: Gpu) -> str:
-        """What takes that time: "compute", "memory" or "links"."""
+        """Return the resource that takes that time: "compute", "memory" or "links"."""
         if self.link_bytes / gpu.link_bandwidth * 1e9 == self.roofline_ns(gpu):
             return "links"
         return "compute" if self.compute_ns == self.roofline_ns(gpu) else "memory"
 
     def plus(self, other: Work) -> Work:
-        """Both together."""
+        """Return both works added up."""
         return Work(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 def operator_work(
     model: ModelSpec, gpu: Gpu, batch: Batch, dtype: str = "bf16", kv_dtype: str = "bf16", tp: int = 1
 ) -> dict[str, Work]:
-    """Work of every operator of a step, by the names of `servesim.cost.breakdown` and in its order. One pipeline stage,
-    fused attention; padding included."""
+    """Return the work of every operator of a step, by the names of `servesim.cost.breakdown` and in its order. One
+    pipeline stage, fused attention; padding included."""
     tokens, rows = batch.linear_tokens + batch.padded_tokens, batch.sampled + batch.drafts
     counts: dict[str, list[float]] = {}
     for i, kind in enumerate(KINDS):
@@ -98,7 +98,8 @@ def _attention(model: ModelSpec, gpu: Gpu, batch: Batch, dtype: str, kv_dtype: s
 
 
 def _per_pair(model: ModelSpec, tp: int) -> tuple[float, float, float]:
-    """FLOPs of one query-key pair on one GPU when decoding and in a prompt; weights that expand latents to heads.
+    """Return the FLOPs of one query-key pair on one GPU in decode and in a prompt, and the weights that expand latents
+    to heads.
 
     Latent attention decodes over the compressed vectors, with the expansion absorbed into queries and outputs, and
     expands keys and values of a prompt."""
@@ -134,7 +135,7 @@ class _Counts(Roofline):
 
 @dataclass(frozen=True)
 class _Counting(LayerGraph):
-    """The layer graph of a step of so many tokens."""
+    """The layer graph of a step of N tokens."""
 
     tokens: int = 0
 

@@ -43,7 +43,7 @@ class Roof:
         return self.peak / self.gpu.bandwidth
 
     def describe(self, steps: Iterable[Steps]) -> dict[str, Any]:
-        """For JSON."""
+        """Return the roof and its steps as a JSON-ready mapping."""
         return {
             "model": self.model.name,
             "gpu": self.gpu.name,
@@ -76,14 +76,14 @@ class Steps:
     roofline_ns: float = 0.0
     kernels_ns: float = 0.0
     by_source: list[float] = field(default_factory=lambda: [0.0] * 4)
-    """Of kernels_ns: measured, interpolated, extrapolated, formula."""
+    """Shares of kernels_ns: measured, interpolated, extrapolated, formula."""
     work: dict[str, Work] = field(default_factory=dict)
     operator_ns: dict[str, float] = field(default_factory=dict)
     points: list[tuple[float, float]] = field(default_factory=list)
     """(FLOP per byte, FLOP/s of a GPU) of each step."""
 
     def add(self, batch: Batch, times: int = 1, gpu_ns: float | None = None) -> None:
-        """A step that was taken so many times and `gpu_ns` in all; None: what its kernels take."""
+        """Add a step taken `times` times, with `gpu_ns` in all; None: the time of its kernels."""
         roof = self.roof
         model, gpu, tp = roof.model, roof.gpu, roof.tp
         price = roof.cost.price(batch)
@@ -118,7 +118,7 @@ class Steps:
         return self.roofline_ns / self.kernels_ns
 
     def describe(self) -> dict[str, Any]:
-        """For JSON; times in ns of one step, the mean if there are several."""
+        """Return a JSON-ready mapping; times in ns of one step, the mean if there are several."""
         names = [*self.operator_ns, *(name for name in self.work if name not in self.operator_ns)]
         total = sum(self.by_source) or 1.0
         return {
@@ -137,7 +137,7 @@ class Steps:
         }
 
     def _operator(self, name: str) -> dict[str, Any]:
-        """What has no work of its own (copies, drafting, a lowered clock) has no roof."""
+        """Describe an operator; one without work of its own (copies, drafting, a lowered clock) has no roof."""
         ns, work, gpu = self.operator_ns.get(name, 0.0), self.work.get(name), self.roof.gpu
         least = work.roofline_ns(gpu) if work else None
         return {
@@ -151,7 +151,7 @@ class Steps:
 
 
 def decode_step(batch: int, context: int) -> Batch:
-    """`batch` sequences of `context` tokens (their new one included) that take one token each."""
+    """Return a step of `batch` sequences of `context` tokens (their new one included) that take one token each."""
     return Batch(
         linear_tokens=batch,
         decode_count=batch,
@@ -164,5 +164,5 @@ def decode_step(batch: int, context: int) -> Batch:
 
 
 def prefill_step(prompt: int) -> Batch:
-    """One prompt, nothing of it cached."""
+    """Return a step of one prompt with nothing cached."""
     return Batch(linear_tokens=prompt, prefill=[(prompt, 0)], sampled=1, sampled_context=prompt)

@@ -58,13 +58,13 @@ class Stage:
         copied: float = 1.0,
         heat: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        """`copied`: share of swapped and copied bytes that is this stage's. `heat`: compute time of a step in ns until
-        the clock is lowered, and how much slower it is then."""
+        """Build a stage. `copied`: share of swapped and copied bytes that is this stage's. `heat`: compute time of a
+        step in ns until the clock is lowered, and how much slower it is then."""
         self._per_token, self._per_sample, self._attention = per_token, per_sample, attention
         self._roofline, self._copied = roofline, copied
         self._cool_ns, self._slowdown = heat
         self.skewed = any(layer.attention.skew is not None for layer in attention)
-        """Whether decode costs more the more unequal contexts are."""
+        """Whether decode costs more for more unequal contexts."""
         # What repeats from step to step is remembered; the keys fix the values, so prices stay pure.
         self._token_costs: dict[int, tuple[float, list[float]]] = {}
         self._cold = [operator for operator in per_token if not operator.heats] if heat[1] else []
@@ -72,11 +72,11 @@ class Stage:
         self._decode_costs: dict[tuple[int, int], tuple[float, list[float]]] = {}
         self._decode_curves: dict[tuple[int, int, str], Curve] = {}
         self._attended, self._over_cache = 0, False
-        """Of prompt pieces extrapolated: most tokens attended, and whether any were cached before them."""
+        """Extremes of extrapolated prompt pieces: most tokens attended, and whether any were cached before them."""
 
     def constant(self, batch: Batch, tokens: int) -> tuple[float, list[float]]:
-        """Everything but decode attention, which does not change along a decode run: nanoseconds, and those by
-        source (slowing down under load is not counted)."""
+        """Return the nanoseconds of everything but decode attention, which do not change along a decode run, and those
+        nanoseconds by source (slowing down under load is not counted)."""
         if batch.prefill or batch.bytes_moved or batch.bytes_copied:
             return self._constant(batch, tokens)
         key = (tokens, batch.sampled + batch.drafts)
@@ -112,18 +112,19 @@ class Stage:
         return ns, parts
 
     def launches(self, sampled: bool) -> int:
-        """Kernels of a step, one an operator."""
+        """Return the kernels a step launches, one per operator."""
         operators = [*self._per_token, *(self._per_sample if sampled else ())]
         return sum(o.runs for o in operators) + sum(layer.layers for layer in self._attention)
 
     def lower_clock(self, computing: float, tokens: int) -> float:
-        """What the power limit adds to a step that computes for `computing` ns, decode attention and sampling apart."""
+        """Return the time the power limit adds to a step that computes for `computing` ns, decode attention and
+        sampling apart."""
         for operator in self._cold:
             computing -= operator.curve.at(tokens)
         return max(0.0, computing - self._cool_ns) * self._slowdown
 
     def cost(self, batch: Batch, tokens: int) -> tuple[int, list[float]]:
-        """The whole step: nanoseconds, rounded once, and those by source."""
+        """Return the nanoseconds of the whole step, rounded once, and those by source."""
         ns, parts = self.constant(batch, tokens)
         if not batch.decode_count:
             return int(ns + 0.5), parts
@@ -138,7 +139,7 @@ class Stage:
         return rounded(ns, y, rise), parts
 
     def run(self, batch: Batch, tokens: int, k: int) -> NDArray[np.int64]:
-        """Nanoseconds of k successive steps: of a pure decode batch if k > 1."""
+        """Return the nanoseconds of k successive steps; the batch must be pure decode if k > 1."""
         base = self.constant(batch, tokens)[0]
         if not batch.decode_count:
             return np.array([int(base + 0.5)], dtype=np.int64)
@@ -148,8 +149,8 @@ class Stage:
         return curve.rounded_run(base, batch.decode_context_sum, batch.decode_count, k)
 
     def over_contexts(self, batch: Batch, tokens: int, context: int) -> Pass | None:
-        """What a step of decodes alone takes over the sum of contexts, of which the whole step's is `context`; None: it
-        depends on more of them."""
+        """Return the price of a step of decodes alone over the sum of contexts, of which the whole step's is `context`;
+        None if it depends on more than the sum."""
         base, parts = self.constant(batch, tokens)
         if not batch.decode_count:
             return Pass(base, parts, None, 0)
@@ -158,19 +159,19 @@ class Stage:
         return Pass(base, parts, self.decode_curve(batch), batch.decode_context_sum - context)
 
     def skew(self, batch: Batch) -> tuple[float, int]:
-        """What unequal contexts cost beyond equal ones, and its source; it does not change along a run."""
+        """Return the time unequal contexts add to equal ones, and its source; it does not change along a run."""
         excess = batch.decode_count * batch.decode_context_max - batch.decode_context_sum
         whole, source = 0.0, 0
         if excess <= 0 or batch.queries_per_sequence > 1 or batch.attention == "per_request":
             return whole, source
         for attention, layers in self._attention:
             if attention.skew is not None:
-                ns, its = attention.skew.at(batch.decode_count, excess, bool(batch.prefill))
-                whole, source = whole + ns * layers, max(source, its)
+                ns, skew_source = attention.skew.at(batch.decode_count, excess, bool(batch.prefill))
+                whole, source = whole + ns * layers, max(source, skew_source)
         return whole, source
 
     def decode_curve(self, batch: Batch) -> Curve:
-        """Decode attention of all layers over the sum of the contexts."""
+        """Return the decode attention of all layers over the sum of the contexts."""
         return self._decode_curve((batch.decode_count, batch.queries_per_sequence, batch.attention))
 
     def _decode_curve(self, key: tuple[int, int, str]) -> Curve:
@@ -183,12 +184,12 @@ class Stage:
         return curve
 
     def priced(self) -> Priced:
-        """What of the steps priced so far `extrapolated` goes by."""
+        """Return the extremes of the steps priced so far, which `extrapolated` goes by."""
         most = max(self._token_costs, default=None), max(self._sample_costs, default=None)
         return Priced(*most, tuple(sorted(self._decode_curves)), self._attended, self._over_cache)
 
     def add_priced(self, other: Priced) -> None:
-        """Steps priced elsewhere count too."""
+        """Count steps priced elsewhere, too."""
         for most, costs, operators in (
             (other.tokens, self._token_costs, self._per_token),
             (other.samples, self._sample_costs, self._per_sample),
@@ -200,8 +201,8 @@ class Stage:
         self._attended, self._over_cache = max(self._attended, other.attended), self._over_cache or other.over_cache
 
     def extrapolated(self, reach: Mapping[int, int]) -> dict[str, str]:
-        """What of the steps priced so far lay outside the tables, by operator. `reach`: the largest sum of contexts
-        by number of decoding sequences."""
+        """Return which of the steps priced so far lay outside the tables, by operator. `reach`: the largest sum of
+        contexts by number of decoding sequences."""
         found: dict[str, str] = {}
         for operators, priced in ((self._per_token, self._token_costs), (self._per_sample, self._sample_costs)):
             most = max(priced, default=0)
@@ -225,7 +226,7 @@ class Stage:
             elif curve.source(contexts) == EXTRAPOLATED:
                 longest = max(longest, (contexts // count, count, int(curve.known_to) // count))
         if unknown:
-            return f"up to {unknown:,} sequences, so many or their heads were not measured"
+            return f"up to {unknown:,} sequences, where that number or these heads were not measured"
         context, count, known = longest
         return f"contexts up to {context:,} of {count:,} sequences, measured up to {known:,}" if count else ""
 
@@ -238,8 +239,8 @@ class Stage:
                 if attention.mixed is not None:
                     context = batch.decode_context_sum / batch.decode_count
                     new = sum(piece[0] for piece in batch.prefill)
-                    excess, its = attention.mixed.at(batch.decode_count, context, new)
-                    ns, origin = max(0.0, ns + excess), max(origin, its)
+                    excess, mixed_source = attention.mixed.at(batch.decode_count, context, new)
+                    ns, origin = max(0.0, ns + excess), max(origin, mixed_source)
             whole += ns * layers
             if origin > source:
                 source = origin

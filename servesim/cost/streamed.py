@@ -10,7 +10,7 @@ LONG_PROMPT = 1024
 
 
 class BesidePrompt:
-    """What decodes beside a prompt take beyond the two apart, where no table has such calls: the same for every
+    """Extra time of decodes beside a prompt over the two apart, where no table has such calls: the same for every
     decode, whatever its context, in proportion to the tokens of the prompt up to `LONG_PROMPT`. Recorded steps show
     this on H100: nothing to speak of beside a cached prompt's last 16 tokens (Llama-2-70B, CodeLlama-34B), and the
     more the longer the prompt (Qwen3-14B). Counted as formula."""
@@ -30,7 +30,7 @@ class StreamedDecode:
     the rate is the data sheet's, its share fitted to recorded steps."""
 
     def __init__(self, inner: Attention, ns_per_token: float) -> None:
-        """`ns_per_token`: reading the KV of one token in one layer."""
+        """Take `ns_per_token`, the time to read the KV of one token in one layer."""
         self._inner = inner
         self._ns_per_token = ns_per_token
         self.floor = inner.floor

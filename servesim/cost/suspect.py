@@ -1,4 +1,4 @@
-"""Measurements that are numbers, and yet cannot be what a sound server does."""
+"""Measurements that are numbers but cannot come from a sound server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ to 80 % (NVLink)."""
 
 
 def slow_collectives(tables: KernelTables, gpu: Gpu, gpus: int | None = None) -> list[str]:
-    """Collectives (of so many `gpus`, or all) that at no size come near the rate of the link, a line each."""
+    """Return the collectives (of `gpus` GPUs, or all) that at no size come near the rate of the link, one line each."""
     found = []
     for op, rounds in ROUNDS.items():
         rows = tables.rows(op, "bf16")

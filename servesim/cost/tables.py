@@ -84,7 +84,7 @@ Rows = dict[str, NDArray[Any]]
 
 
 def schema(spread: bool = False) -> Any:
-    """The pyarrow schema of every kernel table; with the columns of the spread where there are such."""
+    """Return the pyarrow schema of every kernel table, with the columns of the spread if `spread`."""
     import pyarrow as pa
 
     def kind(name: str) -> Any:
@@ -123,7 +123,7 @@ class KernelTables:
 
     @classmethod
     def load(cls, name: str | None = None, folder: str | Path | None = None) -> KernelTables:
-        """The shipped tables called `name`, or those in a folder of one's own (or shipped under its name)."""
+        """Load the shipped tables called `name`, or those in a user's folder (or shipped under its name)."""
         if folder is None:
             return _shipped(str(name))
         path = Path(folder)
@@ -134,32 +134,32 @@ class KernelTables:
         return cls(path)
 
     def loaded(self) -> KernelTables:
-        """The same, read: its files are no longer needed."""
+        """Read all files, which are no longer needed afterwards, and return these tables."""
         _ = self._by_op, self.provenance
         return self
 
     def with_rows(self, op: str, dtype: str, rows: Rows) -> KernelTables:
-        """The same tables with these rows of one operator in one dtype."""
+        """Return these tables with other rows for one operator in one dtype."""
         copy = KernelTables(self.folder, self.trusted)
         copy.__dict__["_by_op"] = {**self._by_op, (op, dtype): rows}
         return copy
 
     def rows(self, op: str, dtype: str) -> Rows:
-        """The rows of one operator in one dtype as numpy columns without nulls; empty when not measured."""
+        """Return the rows of one operator in one dtype as numpy columns without nulls; empty when not measured."""
         return self._by_op.get((op, dtype), {})
 
     @property
     def measured(self) -> list[tuple[str, str]]:
-        """What was measured: (operator, dtype)."""
+        """The (operator, dtype) pairs that were measured."""
         return sorted(self._by_op)
 
     def dtypes(self, op: str) -> list[str]:
-        """The dtypes `op` was measured in."""
+        """Return the dtypes `op` was measured in."""
         return sorted(dtype for name, dtype in self._by_op if name == op)
 
     @cached_property
     def provenance(self) -> dict[str, dict[str, Any]]:
-        """What each file says about where it comes from, by file name."""
+        """The provenance each file states, by file name."""
         import pyarrow.parquet as pq
 
         found = {}
@@ -170,8 +170,8 @@ class KernelTables:
 
     @property
     def relative_error(self) -> float | None:
-        """Relative standard error of one time, the largest any file states (`relative_error` of its provenance, from
-        repeated measurements); None where none does."""
+        """The relative standard error of one time, the largest any file states (`relative_error` of its provenance,
+        from repeated measurements); None where none does."""
         stated = [entry.get("relative_error") for entry in self.provenance.values()]
         return max((float(error) for error in stated if error is not None), default=None)
 
@@ -189,7 +189,7 @@ class KernelTables:
 
 
 def _split(path: Path, trusted: bool) -> dict[tuple[str, str], Rows]:
-    """One file as numpy columns by (op, dtype), columns of nulls left out."""
+    """Read one file as numpy columns by (op, dtype), leaving out columns of nulls."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -218,6 +218,6 @@ def _split(path: Path, trusted: bool) -> dict[tuple[str, str], Rows]:
 
 @cache
 def _shipped(name: str) -> KernelTables:
-    """The shipped tables stay in memory once read: every run of a sweep uses the same ones."""
+    """Return shipped tables, which stay in memory once read: every run of a sweep uses the same ones."""
     folder = Path(str(resources.files("servesim.calibrate.tables"))) / name
     return KernelTables(folder, trusted=True)

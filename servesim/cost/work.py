@@ -1,4 +1,4 @@
-"""Arithmetic and memory traffic of a step: where it lies under the roofline."""
+"""Arithmetic and memory traffic of a step: its place under the roofline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from servesim.hardware.model import ModelSpec
 def step_work(
     model: ModelSpec, batch: Batch, dtype: str = "bf16", kv_dtype: str = "bf16", tp: int = 1
 ) -> tuple[float, float]:
-    """(FLOPs, bytes) that the GPUs of a step need together, padding not included.
+    """Return (FLOPs, bytes) that the GPUs of a step need together, padding not included.
 
     FLOPs: 2 per weight a token passes through, 2 per LM-head weight and sampled row, and attention's two matrix
     products over every query-key pair (latent attention: over the compressed vectors). Bytes: weights once (of
@@ -31,7 +31,7 @@ def step_work(
 
 
 def _attended(batch: Batch, window: int) -> tuple[float, float]:
-    """Query-key pairs and tokens read in one layer."""
+    """Return the query-key pairs and tokens read in one layer."""
     pairs, read = decode_attended(batch, window)
     for new, past in batch.prefill:
         pairs += prefill_pairs(new, past, window)
@@ -40,7 +40,7 @@ def _attended(batch: Batch, window: int) -> tuple[float, float]:
 
 
 def decode_attended(batch: Batch, window: int) -> tuple[float, float]:
-    """Query-key pairs and tokens read by the sequences that decode, in one layer."""
+    """Return the query-key pairs and tokens read by the decoding sequences in one layer."""
     if not batch.decode_count:
         return 0.0, 0.0
     mean = batch.decode_context_sum / batch.decode_count
@@ -49,7 +49,7 @@ def decode_attended(batch: Batch, window: int) -> tuple[float, float]:
 
 
 def prefill_pairs(new: int, past: int, window: int) -> float:
-    """Query-key pairs of a prompt piece in one layer."""
+    """Return the query-key pairs of a prompt piece in one layer."""
     past = min(past, window) if window else past
     own = min(new, window) if window else new
     return new * past + own * (own + 1) / 2 + (new - own) * own

@@ -30,12 +30,12 @@ LABEL = "measured"
 
 
 def is_recording(source: Any) -> bool:
-    """Whether a scenario argument is a measured run: JSON, as `vllm bench serve --save-result` writes it."""
+    """Return whether a scenario argument is a measured run: JSON, as `vllm bench serve --save-result` writes it."""
     return not isinstance(source, Mapping) and str(source).endswith((".json", ".json.gz"))
 
 
 def read_recording(path: str | Path) -> RecordedRun:
-    """A measured run with times of its requests; UserError otherwise."""
+    """Read a measured run with times of its requests; UserError for anything else."""
     run = read_folder(Path(path))[0]
     if run.unpriced and run.concurrency is None:
         raise UserError(f"{path}: {run.unpriced}")
@@ -48,7 +48,7 @@ def read_recording(path: str | Path) -> RecordedRun:
 
 
 def measured_metrics(run: RecordedRun, names: Sequence[str] | str | None) -> list[Metric]:
-    """Those asked for, or the usual ones, of the latencies that were measured."""
+    """Return the metrics asked for, or the usual ones, of the latencies that were measured."""
     known = _known(run)
     usual = [name for name in DEFAULTS if name.rpartition("_")[0] in known]
     names = listed("metrics", names) if isinstance(names, str) else list(names or usual)
@@ -66,7 +66,8 @@ def _known(run: RecordedRun) -> list[str]:
 def measured_variants(
     run: RecordedRun, objects: Objects, given: Mapping[str, Any], axes: Mapping[str, Any]
 ) -> list[Variant]:
-    """Scenarios that replay the run: the recorded server's settings, where the scenario and the axes say nothing.
+    """Return scenarios that replay the run: the recorded server's settings, where the scenario and the axes say
+    nothing.
 
     The requests become one of `objects`.
     """
@@ -94,7 +95,7 @@ def measured_variants(
 def measured_document(
     runner: Runner, recording: RecordedRun, variants: Sequence[Variant], metrics: Sequence[Metric], settings: Settings
 ) -> dict[str, Any]:
-    """The comparison's document (see servesim.experiments.compare), without what only simulated runs have."""
+    """Return the comparison's document (see servesim.experiments.compare), without what only simulated runs have."""
     cells = [runner.cell(v.settings) for v in variants]
     runner.run(cells)
     errors = [runner.errors.get(cell.address) for cell in cells]
@@ -148,7 +149,7 @@ def measured_document(
 
 
 def as_run(recording: RecordedRun, simulated: Run) -> Run:
-    """The measured run in the form of a simulated one; sent when the simulated requests were."""
+    """Return the measured run in the form of a simulated one, its requests sent when the simulated ones were."""
     c = simulated.columns
     if len(c["arrival_ns"]) != len(recording):
         raise UserError(f"{recording.path}: {len(recording)} requests, the replay has {len(c['arrival_ns'])}")

@@ -40,7 +40,7 @@ class Variant:
 
 
 def split_values(key: str, text: str) -> list[str]:
-    """The values of a comma list; see the module's docstring for the rule."""
+    """Split a comma list into its values; see the module's docstring for the rule."""
     values: list[str] = []
     for part in listed(key, text):
         head, equals, _ = part.partition("=")
@@ -52,7 +52,7 @@ def split_values(key: str, text: str) -> list[str]:
 
 
 def axis_values(key: str, given: Any) -> list[Any]:
-    """The values of an axis: a comma list on the command line, a list in YAML or Python, or one value."""
+    """Return the values of an axis: a comma list on the command line, a list in YAML or Python, or one value."""
     if key in SINGLE or (isinstance(given, str) and key.partition(".")[0] == "slo_classes"):
         return [given]
     if isinstance(given, str):
@@ -71,7 +71,7 @@ def axis_values(key: str, given: Any) -> list[Any]:
 
 
 def _plain(key: str, value: Any) -> float | str:
-    """What two ways to write the same value have in common."""
+    """Return a form that two ways to write the same value have in common."""
     try:
         return label_of(key, value) if key in NAMES else float(value)
     except (TypeError, ValueError):
@@ -79,7 +79,7 @@ def _plain(key: str, value: Any) -> float | str:
 
 
 def product(settings: Mapping[str, Any], axes: Mapping[str, Any]) -> list[Variant]:
-    """Every combination of the axes' values over the settings, the last axis varying fastest.
+    """Return every combination of the axes' values over the settings, the last axis varying fastest.
 
     Axes with one value are settings and not part of the labels.
     """
@@ -98,7 +98,7 @@ def product(settings: Mapping[str, Any], axes: Mapping[str, Any]) -> list[Varian
 def load_grid(
     scenario: str | Path | Mapping[str, Any] | None, axes: Mapping[str, Any]
 ) -> tuple[Settings, dict[str, Any]]:
-    """Settings and axes of a scenario that may have a key `axes`, overridden by the axes given."""
+    """Return settings and axes of a scenario that may have a key `axes`, overridden by the axes given."""
     settings = dict(load_settings(scenario) if isinstance(scenario, str | Path) else scenario or {})
     own = settings.pop("axes", None) or {}
     if not isinstance(own, Mapping):
@@ -107,7 +107,7 @@ def load_grid(
 
 
 def check_key(key: str) -> None:
-    """UserError, with a suggestion, if no scenario has such a setting."""
+    """Raise UserError, with a suggestion, if no scenario has such a setting."""
     outer, dot, inner = key.partition(".")
     if outer not in Scenario.model_fields:
         raise UserError(f"unknown setting {outer!r}{suggest(outer, Scenario.model_fields)}")
@@ -116,7 +116,7 @@ def check_key(key: str) -> None:
 
 
 def label_of(key: str, value: Any) -> str:
-    """How a value of an axis is named in tables."""
+    """Return the name of an axis value in tables."""
     if isinstance(value, Mapping):
         rest = ",".join(f"{k}={v}" for k, v in value.items() if k != "name")
         value = f"{value.get('name', '')}{':' if rest else ''}{rest}"

@@ -3,8 +3,8 @@
 Written under `out`:
 
     capacity.json        the document below
-    capacity.parquet     tidy, one row a run: label, replicate, rate, replicas, address, unstable, attainment, and one
-                         column a metric
+    capacity.parquet     tidy, one row per run: label, replicate, rate, replicas, address, unstable, attainment, and one
+                         column per metric
     cells/<address>/     one result directory a run, as `servesim run --out` writes it
 
 capacity.json, keys sorted, NaN and infinity as null:
@@ -73,7 +73,7 @@ def capacity(
     on_progress: OnProgress | None = None,
     **axes: Any,
 ) -> pd.DataFrame:
-    """The highest rate each variant carries within its SLO; with `rate`, the replicas each needs and the cheapest.
+    """Find the highest rate each variant carries within its SLO; with `rate`, the replicas each needs and the cheapest.
 
     `attainment`: share of requests that must meet every SLO; `tolerance`: where bisection stops, as a ratio. The
     document is in `.attrs["document"]`. UserError where the question makes no sense.

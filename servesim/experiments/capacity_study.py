@@ -41,7 +41,8 @@ class Study:
         self._errors: dict[str, str] = {}
 
     def highest_rates(self, tolerance: float) -> list[dict[str, Any]]:
-        """Three searches a variant: where the mean attainment meets its target, and the ends of its interval do."""
+        """Run three searches per variant: where the mean attainment meets its target, and where the ends of its
+        interval do."""
         searches = {v.label: [RateSearch(f * tolerance) for f in (1, ENDS, ENDS)] for v in self._variants}
         while True:
             wanted = []
@@ -59,7 +60,7 @@ class Study:
         return _marked([self._rate_row(v, *searches[v.label]) for v in self._variants])
 
     def _bounds(self, points: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
-        """Mean attainment over the replicates, and its interval (t); 0 where half of them are unstable."""
+        """Return the mean attainment over the replicates, and its interval (t); 0 where half of them are unstable."""
         if 2 * sum(p["unstable"] for p in points) >= len(points):
             return 0.0, 0.0, 0.0
         shares = np.array([p["attainment"] for p in points])
@@ -81,7 +82,7 @@ class Study:
         }
 
     def cheapest(self, rate: float, max_replicas: int) -> list[dict[str, Any]]:
-        """One search a variant, over the number of replicas."""
+        """Run one search per variant, over the number of replicas."""
         searches = {v.label: ReplicaSearch(max_replicas) for v in self._variants}
         while True:
             wanted = [
@@ -108,7 +109,7 @@ class Study:
         return _marked(rows)
 
     def _run(self, asked: Sequence[tuple[Variant, int, dict[str, Any]]]) -> list[dict[str, Any]]:
-        """Compute these runs; the points of those that did not fail."""
+        """Compute these runs; return the points of those that did not fail."""
         cells = []
         for v, j, change in asked:
             cells.append(self._runner.cell({**v.settings, **self.repeats.changes[j], **change}))
@@ -139,7 +140,7 @@ class Study:
         return found
 
     def _means(self, label: str, key: str, value: float) -> dict[str, Any]:
-        """Of all replicates at one rate or size."""
+        """Return the means over all replicates at one rate or size."""
         points = [p for p in self.points if p["label"] == label and p[key] == value]
         values = {m.name: float(np.mean([p["values"][m.name] for p in points])) for m in self._metrics}
         share, low, high = self._bounds(points)
@@ -166,7 +167,7 @@ class Study:
         return row
 
     def notes(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """What a reader must know."""
+        """Return the notes a reader must know."""
         notes = [f"{row['label'] or 'the deployment'} failed: {row['error']}" for row in rows if row["error"]]
         if any(row["verdict"] == "no limit" for row in rows):
             notes.append("no limit was found: the trace ends before the deployment is full; give more --requests")
@@ -175,14 +176,14 @@ class Study:
         return notes
 
     def columns(self) -> dict[str, list[Any]]:
-        """The points as columns."""
+        """Return the points as columns."""
         names = [name for name in self.points[0] if name != "values"] if self.points else []
         table = {name: [p[name] for p in self.points] for name in names}
         return table | {m.name: [p["values"][m.name] for p in self.points] for m in self._metrics}
 
 
 def _marked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With the Pareto front and the cheapest marked."""
+    """Mark the Pareto front and the cheapest row."""
     carried = [row for row in rows if row["verdict"] == "carries"]
     front = pareto_front(carried)
     cheapest = min(carried, key=lambda row: float(row["usd_per_hour"] / row["rate"]), default=None)

@@ -29,7 +29,7 @@ comparison.json, keys sorted, NaN and infinity as null:
 `value` is the mean over replicates, the geometric one where scale is "ratio"; there `change` is value /
 baseline_value - 1, else value - baseline_value. verdict: better, worse, equivalent (the interval lies within the
 margin), undecided, identical; baseline; unstable (in at least half of the runs of one of the two a queue grows without
-end: its latencies tell the length of the trace); failed. `more_replicates`: how many more would probably decide; null:
+end: its latencies depend on the trace's length); failed. `more_replicates`: how many more would probably decide; null:
 not undecided, or no reasonable number. `gap_to_oracle`: change from the best oracle compared to this variant; null
 without an oracle.
 """
@@ -145,7 +145,7 @@ def _simulated(
     metrics: Sequence[str] | str | None,
     settings: Settings,
 ) -> dict[str, Any]:
-    """Policies against each other."""
+    """Compare policies against each other."""
     same_workload(variants)
     if baseline is not None:
         variants = put_first(variants, named(variants, baseline))
@@ -169,7 +169,7 @@ def _simulated(
 def _measured(
     recordings: Sequence[Any], scenarios: Sequence[Any], axes: Mapping[str, Any], objects: Objects
 ) -> tuple[RecordedRun, list[Variant]]:
-    """The measured run and what is compared with it."""
+    """Return the measured run and the variants compared with it."""
     if len(recordings) > 1 or len(scenarios) > 1:
         raise UserError("compare: one measured run and at most one scenario are compared")
     recording = read_recording(recordings[0])
@@ -184,7 +184,7 @@ def _with_measured(
     metrics: Sequence[str] | str | None,
     settings: Settings,
 ) -> dict[str, Any]:
-    """Policies against one measured run."""
+    """Compare policies against one measured run."""
     wanted = _with_goal(measured_metrics(recording, metrics), settings.rank_by)
     judged = measured_document(runner, recording, variants, wanted, settings)
     return _document(judged, Replicates("blocks", ({},)), wanted, settings)
@@ -196,7 +196,7 @@ def _with_goal(metrics: list[Metric], goal: str) -> list[Metric]:
 
 
 class _Values(NamedTuple):
-    """What the runs of a variant came to."""
+    """The values from the runs of a variant."""
 
     values: NDArray[np.float64]
     """Shape (replicates, metrics); NaN where there is nothing."""
@@ -226,7 +226,7 @@ def _judged(
     metrics: Sequence[Metric],
     settings: Settings,
 ) -> dict[str, Any]:
-    """What depends on what is compared."""
+    """Return the part of the document that depends on what is compared."""
     values = np.stack([m.values for m in found])
     errors = [m.error for m in found]
     if errors[0] is not None:
@@ -301,10 +301,10 @@ def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[s
     notes = [f"{v['label']} failed: {v['error']}" for v in variants if v["error"] is not None]
     for v in variants:
         if v["unstable"]:
-            so = "its latencies tell the length of the trace, they are not compared and it is not ranked"
+            so = "its latencies depend on the trace's length, so they are not compared and it is not ranked"
             notes.append(
-                f"{v['label']} is unstable in {v['unstable']} of {len(repeats)} runs (the queue still grows when the "
-                f"arrivals end): {so if is_unstable(v) else 'it is near its limit'}"
+                f"{v['label']} is unstable in {v['unstable']} of {len(repeats)} runs (the queue was still growing when "
+                f"arrivals ended): {so if is_unstable(v) else 'it is near its limit'}"
             )
     if len(repeats) == 1:
         notes.append("one run of each: intervals come from moving blocks within it and say nothing about other traces")

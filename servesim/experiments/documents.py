@@ -1,4 +1,5 @@
-"""Documents of experiments: JSON and tidy Parquet, written beside and renamed; the same inputs give the same bytes."""
+"""Documents of experiments: JSON and tidy Parquet, written under a temporary name and renamed; the same inputs give the
+same bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def write_document(
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold: NaN and infinity become null, numpy numbers Python's."""
+    """Return a value as JSON can hold it: NaN and infinity become null, numpy numbers Python's."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Where two policies part, and which requests paid for it: two result directories of one workload, row by row."""
+"""Two result directories of one workload, row by row: the first decision that differs, and the requests it cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ DECISION = (
 
 
 def drill_down(base: Path, other: Path) -> dict[str, Any]:
-    """Requests that got worse under `other`, by cause, the worst of them, and the first decision that differs."""
+    """Return the requests that got worse under `other`, by cause, the worst of them, and the first decision that
+    differs."""
     a, b = Run.load(base), Run.load(other)
     steps_a, steps_b = _steps(base), _steps(other)
     return {
@@ -44,7 +45,7 @@ def _steps(folder: Path) -> dict[str, NDArray[np.int64]]:
 
 
 def _parts(run: Run) -> dict[str, Array]:
-    """The three stretches of a request's life in ns; NaN where it did not complete."""
+    """Return the three stretches of a request's life in ns; NaN where it did not complete."""
     c = {name: np.where(run.done, run.columns[name], np.nan) for name in run.columns}
     return {
         "queue": c["scheduled_ns"] - c["arrival_ns"],
@@ -54,7 +55,7 @@ def _parts(run: Run) -> dict[str, Array]:
 
 
 def _interference(run: Run, steps: dict[str, NDArray[np.int64]]) -> Array:
-    """Time in ns, of each request's decoding, of the steps that also computed prompts."""
+    """Return, for each request, the ns of its decoding in steps that also computed prompts."""
     terms = run.summary["provenance"]["host_terms"] or {}
     out = float(terms.get("front_out", 0.0))  # clients hear of tokens this much later
     spent = np.zeros(len(run.done))
@@ -100,7 +101,7 @@ def _worse(a: Run, b: Run, prompts_a: Array, prompts_b: Array) -> dict[str, Any]
 
 
 def _cause(row: int, a: Run, b: Run, delta: dict[str, Array], prompts: Array) -> str:
-    """The cause by the stretch that grew most."""
+    """Return the cause by the stretch that grew most."""
     if b.columns["num_preemptions"][row] > a.columns["num_preemptions"][row]:
         return "preemption"
     most = max(delta, key=lambda name: float(delta[name][row]))
@@ -115,7 +116,7 @@ def _cause(row: int, a: Run, b: Run, delta: dict[str, Array], prompts: Array) ->
 def _divergence(
     a: Run, b: Run, steps_a: dict[str, NDArray[np.int64]], steps_b: dict[str, NDArray[np.int64]]
 ) -> dict[str, Any] | None:
-    """The first step, by time, that computes something else; None where all are the same."""
+    """Return the first step, by time, that computes something else; None where all are the same."""
     found = []
     for replica in sorted({*steps_a["replica"].tolist(), *steps_b["replica"].tolist()}):
         first, second = _expanded(steps_a, replica), _expanded(steps_b, replica)
@@ -132,7 +133,7 @@ def _divergence(
 
 
 def _expanded(steps: dict[str, NDArray[np.int64]], replica: int) -> dict[str, NDArray[np.int64]]:
-    """The decisions of one replica, one entry a step: rows of k equal steps are written out."""
+    """Return the decisions of one replica, one entry per step: rows of k equal steps are written out."""
     mine = steps["replica"] == replica
     k = steps["k"][mine]
     offset = np.arange(int(k.sum())) - np.repeat(np.cumsum(k) - k, k)
@@ -144,7 +145,7 @@ def _expanded(steps: dict[str, NDArray[np.int64]], replica: int) -> dict[str, ND
 
 
 def _decision(run: Run, steps: dict[str, NDArray[np.int64]], at: int) -> dict[str, Any] | None:
-    """What a policy's step `at` computes, and the requests it takes in; None if it has none any more."""
+    """Return what step `at` of a policy computes, and the requests it takes in; None if it has none left."""
     if at >= len(steps["step"]):
         return None
     now = int(steps["planned_ns"][at])
@@ -156,7 +157,7 @@ def _decision(run: Run, steps: dict[str, NDArray[np.int64]], at: int) -> dict[st
 
 
 def divergence_text(found: dict[str, Any] | None, baseline: str, variant: str) -> str:
-    """The first decision that differs, in a sentence."""
+    """Describe in a sentence the first decision that differs."""
     if found is None:
         return f"{variant} and {baseline} take the same decisions throughout"
     sides = [f"{name} {_does(found[key])}" for name, key in ((baseline, "baseline"), (variant, "variant"))]

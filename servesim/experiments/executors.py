@@ -1,4 +1,4 @@
-"""Where cells are computed: in this process, in worker processes of this machine, or on a Ray cluster.
+"""Executors of cells: in this process, in worker processes of this machine, or on a Ray cluster.
 
 Every executor takes cells and a store, and calls `on_done(cell, error)` in the caller's thread as each ends, with
 None or one line that says what went wrong. A worker that dies takes its cell with it once: the cell is tried
@@ -28,7 +28,7 @@ DIED = "the worker process died twice computing this cell (out of memory?)"
 
 
 def executor(name: str = "local", jobs: int | None = None) -> Executor:
-    """`local` (as many processes as `jobs`, or cores) or `ray[:address]`."""
+    """Return the executor `local` (`jobs` processes, by default one per core) or `ray[:address]`."""
     kind, _, address = name.partition(":")
     if kind == "ray":
         from servesim.experiments.ray_executor import RayExecutor
@@ -48,7 +48,7 @@ class Processes:
         self.jobs = jobs
 
     def __call__(self, cells: Sequence[Cell], store: Store, on_done: OnDone) -> None:
-        """Compute all; see the module's docstring."""
+        """Compute all cells; see the module's docstring."""
         jobs = min(self.jobs, len(cells))
         if jobs <= 1:
             for cell in cells:
@@ -79,8 +79,8 @@ class _Worker(threading.Thread):
         self._stopped = False
 
     def run(self) -> None:
-        """Until there is nothing left to do."""
-        # A process started here inherits this: an interrupt is for the one who feeds it, from its first import on.
+        """Compute cells until none is left."""
+        # A process started here inherits this: an interrupt is for the process that feeds it, from its first import on.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while (cell := self._todo.get()) is not None and not self._stopped:
             try:
@@ -99,7 +99,7 @@ class _Worker(threading.Thread):
             self.join(0.05)
 
     def _ask(self, cell: Cell) -> dict[str, Any] | None:
-        """What the process answers; None if it died instead."""
+        """Send a cell to the process and return its answer; None if the process died instead."""
         if self._stopped:
             return None
         if self._process is None:

@@ -27,7 +27,7 @@ LARGE = 1 << 20
 
 
 def input_digests(scenario: Scenario) -> dict[str, str]:
-    """sha256 by name, as the scenario has it, sorted; names that lead to no file are left out."""
+    """Return sha256 by name, as the scenario has it, sorted; names that lead to no file are left out."""
     found = {}
     for name, path in _named(scenario):
         inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
@@ -36,7 +36,7 @@ def input_digests(scenario: Scenario) -> dict[str, str]:
 
 
 def digest_of(path: Path) -> str:
-    """sha256 (hex) of a file's bytes."""
+    """Return the sha256 (hex) of a file's bytes."""
     status = path.stat()
     if status.st_size < LARGE:
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -50,7 +50,7 @@ def _digest(path: Path, written_ns: int, size: int) -> str:
 
 
 def _named(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
-    """(name, place) of files and folders; not all of them are there."""
+    """Yield (name, place) of files and folders, whether they exist or not."""
     from servesim.traces.shape import parse
 
     if not scenario.trace.startswith(DRAWN):
@@ -83,7 +83,7 @@ def _model(name: str) -> tuple[Path, Path]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a value, whatever it is made of."""
+    """Yield every text in a value, whatever it is made of."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -94,7 +94,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _code(registry: Any, name: str) -> Iterator[tuple[Path, Path]]:
-    """The file of a policy of one's own, or the package that an installed one comes in."""
+    """Yield the file of a user's policy, or the package that an installed one comes in."""
     head, py, _ = name.partition(".py:")
     if py:
         yield _same(f"{head}.py")

@@ -1,17 +1,17 @@
-"""Where a curve of latency against load bends."""
+"""The bend in a curve of latency against load."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 BEND = 0.1
-"""How far below its chord a curve must reach, as a share of its rise, to have a knee."""
+"""Depth below its chord, as a share of its rise, from which a curve has a knee."""
 
 
 def knee(rates: Sequence[float], values: Sequence[float | None], stable: Sequence[bool]) -> float | None:
-    """The rate at which a curve that rises with load bends most: of the stable points the one farthest below the chord
-    from the first to the last point (Satopaa et al., Kneedle, 2011). None with fewer than three points, or where none
-    lies below it by a tenth of the rise."""
+    """Return the rate at which a curve that rises with load bends most: of the stable points the one farthest below the
+    chord from the first to the last point (Satopaa et al., Kneedle, 2011). None with fewer than three points, or where
+    none lies below it by a tenth of the rise."""
     known = [(r, v, ok) for r, v, ok in zip(rates, values, stable, strict=True) if v is not None]
     if len(known) < 3 or known[-1][1] <= known[0][1]:
         return None

@@ -28,7 +28,7 @@ class RateSearch:
         return max((rate for rate in self._carried if rate < self.high), default=0.0)
 
     def next(self) -> float | None:
-        """The rate to try; None when the bracket is narrow enough, or there is none to be found."""
+        """Return the rate to try; None when the bracket is narrow enough, or there is none to be found."""
         if self.low == 0 and self.high == math.inf:
             return START
         if self.high == math.inf:
@@ -40,7 +40,7 @@ class RateSearch:
         return None if narrow or not self.low < middle < self.high else middle
 
     def tell(self, rate: float, carried: bool) -> None:
-        """What came of a rate."""
+        """Take in whether a rate was carried."""
         if carried:
             self._carried.append(rate)
         else:
@@ -57,14 +57,14 @@ class ReplicaSearch:
         """The fewest known to carry it."""
 
     def next(self) -> int | None:
-        """The number to try; None when found, or when the most allowed are too few."""
+        """Return the number to try; None when found, or when the most allowed are too few."""
         if self.fewest is None:
             return min(max(1, 2 * self._too_few), self._most) if self._too_few < self._most else None
         middle = (self._too_few + self.fewest) // 2
         return middle if middle > self._too_few else None
 
     def tell(self, replicas: int, carried: bool) -> None:
-        """What came of a number."""
+        """Take in whether a number of replicas carried the load."""
         if carried:
             self.fewest = replicas
         else:

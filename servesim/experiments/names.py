@@ -25,8 +25,8 @@ Check = Callable[[Scenario], Any]
 
 
 def check_names(variants: Sequence[Variant], objects: Mapping[str, Trace]) -> None:
-    """UserError where a setting's value is wrong in every variant that has it: no scenario takes it, or nothing is
-    called so. `objects`: traces that are no files, by name."""
+    """Raise UserError where a setting's value is wrong in every variant that has it: no scenario takes it, or nothing
+    has that name. `objects`: traces that are not files, by name."""
     scenarios = [Scenario.of(v.settings) for v in variants]
     for key, check in _checks(objects).items():
         known: dict[str, UserError | None] = {}
@@ -43,7 +43,7 @@ def check_names(variants: Sequence[Variant], objects: Mapping[str, Trace]) -> No
 
 
 def _checks(objects: Mapping[str, Trace]) -> dict[str, Check]:
-    """What looks a setting's value up, by setting."""
+    """Return, by setting, the function that looks up its value."""
     return {
         "model": lambda s: ModelSpec.load(s.model),
         "gpu": lambda s: Gpu.load(s.gpu),

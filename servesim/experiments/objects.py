@@ -1,4 +1,4 @@
-"""Traces that experiments in Python are handed as objects: named by what is in them, kept beside the runs.
+"""Traces handed to experiments as Python objects: named by their content, kept beside the runs.
 
     DIR/traces/<digest>.parquet
 
@@ -23,7 +23,7 @@ class Objects(dict[str, Trace]):
     """Traces by their names in scenarios."""
 
     def named(self, value: Any) -> Any:
-        """Settings or axes with a name in place of each trace or DataFrame in them."""
+        """Return settings or axes with a name in place of each trace or DataFrame in them."""
         if isinstance(value, Trace) or _is_frame(value):
             return self.add(value)
         if isinstance(value, Mapping):
@@ -33,7 +33,7 @@ class Objects(dict[str, Trace]):
         return value
 
     def add(self, given: Any) -> str:
-        """Its name in scenarios."""
+        """Add a trace; return its name in scenarios."""
         from servesim.traces import load_trace, trace_digest
 
         trace = given if isinstance(given, Trace) else load_trace(given)
@@ -43,7 +43,7 @@ class Objects(dict[str, Trace]):
         return name
 
     def keep(self, root: Path) -> None:
-        """Write them where runs find them."""
+        """Write the traces where runs find them."""
         from servesim.traces import save_trace
 
         for name, trace in self.items():
@@ -54,18 +54,18 @@ class Objects(dict[str, Trace]):
 
 
 def title(trace: str) -> str:
-    """What a trace is called in titles: without the digest, if it is an object."""
+    """Return the name of a trace in titles: without the digest, if it is an object."""
     return trace.removeprefix(OBJECT).rpartition("@")[0] if trace.startswith(OBJECT) and "@" in trace else trace
 
 
 def trace_file(settings: Mapping[str, Any], root: Path) -> Path | None:
-    """Where the trace of a run in `root` is kept; None if it is no object."""
+    """Return where the trace of a run in `root` is kept; None if it is not an object."""
     name = str(settings.get("trace", ""))
     return root / TRACES / _file(name) if name.startswith(OBJECT) else None
 
 
 def kept_trace(settings: Mapping[str, Any], root: Path) -> Trace | None:
-    """The trace of a run in `root`, if it is an object."""
+    """Return the trace of a run in `root`, if it is an object."""
     from servesim.traces import load_trace
 
     path = trace_file(settings, root)

@@ -44,7 +44,7 @@ def search(table: Any, variants: Sequence[Variant], goals: Sequence[Metric], tri
             asked.append((trial, values))
         fresh = {values for _, values in asked} - done
         repeats = 0 if fresh else repeats + 1
-        if repeats > BATCH:  # it keeps to what it knows: the next that nobody has tried
+        if repeats > BATCH:  # it repeats what it knows: take the next untried one
             fresh = {next(values for values in by_values if values not in done)}
         table.run([by_values[values] for values in by_values if values in fresh])
         done |= fresh

@@ -22,8 +22,8 @@ class RayExecutor:
     """One Ray task a cell, each on one CPU."""
 
     def __init__(self, address: str | None = None) -> None:
-        """`address`: host:port of a running cluster, "auto" for the one on this machine; None: a cluster of one's
-        own, or the one RAY_ADDRESS names."""
+        """Connect to a cluster. `address`: host:port of a running cluster, "auto" for the one on this machine; None: a
+        new cluster, or the one RAY_ADDRESS names."""
         try:
             import ray
         except ImportError:
@@ -60,7 +60,8 @@ class RayExecutor:
 
 
 def _compute(cell: Cell, folder: str, trace_name: str | None, trace: bytes | None) -> str | dict[str, bytes]:
-    """On a node: the files of the result, or what went wrong. Relative paths are those of `folder`, if it is there."""
+    """Compute a cell on a node; return the files of the result, or what went wrong. Relative paths are those of
+    `folder`, if it is there."""
     if os.path.isdir(folder):
         os.chdir(folder)
     with tempfile.TemporaryDirectory() as scratch:

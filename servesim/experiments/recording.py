@@ -24,7 +24,7 @@ METRICS = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True)
 class Server:
-    """What the recorded engine ran on. None: not recorded, the engine's default."""
+    """The machine of the recorded engine. None: not recorded, the engine's default."""
 
     model: str | None = None
     gpu: str | None = None
@@ -45,7 +45,7 @@ class Server:
     speculation: str = ""
     """The speculator that stands for the engine's own; empty: none."""
     acceptance: str = ""
-    """What its counters say was accepted."""
+    """Acceptance by its counters."""
     scheduler: str = "vllm"
     """The policy that stands for the engine's own scheduler, as on the command line."""
 
@@ -88,7 +88,7 @@ class RecordedRun:
 
 
 def read_text(path: Path) -> str:
-    """A text file, gzipped or not."""
+    """Read a text file, gzipped or not."""
     data = path.read_bytes()
     try:
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
@@ -97,7 +97,7 @@ def read_text(path: Path) -> str:
 
 
 def csv_columns(text: str, path: Path) -> dict[str, list[str]]:
-    """Columns of a CSV by name."""
+    """Return the columns of a CSV by name."""
     reader = csv.reader(io.StringIO(text))
     header = next(reader, [])
     rows = [row for row in reader if row]
@@ -108,7 +108,7 @@ def csv_columns(text: str, path: Path) -> dict[str, list[str]]:
 
 
 def numbers(columns: dict[str, list[str]], name: str, path: Path) -> Floats:
-    """A numeric column; what is wrong is named with its line."""
+    """Return a numeric column; an error names the line of a wrong value."""
     values = np.empty(len(columns[name]))
     for i, text in enumerate(columns[name]):
         try:
@@ -119,7 +119,7 @@ def numbers(columns: dict[str, list[str]], name: str, path: Path) -> Floats:
 
 
 def settings_beside(path: Path, root: Path) -> dict[str, Any]:
-    """`server_config.json` of the file's folder, or of the nearest folder above it up to `root`."""
+    """Read `server_config.json` from the file's folder, or from the nearest folder above it up to `root`."""
     folder = path.parent
     while True:
         config = folder / "server_config.json"
@@ -131,7 +131,7 @@ def settings_beside(path: Path, root: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object."""
+    """Read a JSON object."""
     try:
         loaded = json.loads(read_text(path))
     except ValueError as error:
@@ -142,7 +142,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def run_name(path: Path, root: Path) -> str:
-    """Path below the folder, without suffixes."""
+    """Return the path below the folder, without suffixes."""
     name = path.relative_to(root).as_posix()
     for suffix in (".gz", ".csv", ".jsonl", ".json"):
         name = name.removesuffix(suffix)
@@ -150,7 +150,7 @@ def run_name(path: Path, root: Path) -> str:
 
 
 def known_model(name: str | None) -> str | None:
-    """The bundled model of a Hugging Face name; the name itself if none matches."""
+    """Return the bundled model of a Hugging Face name; the name itself if none matches."""
     if name is None:
         return None
     bare = name.split("/")[-1].lower().removesuffix("-hf").removesuffix("-instruct")
@@ -159,14 +159,14 @@ def known_model(name: str | None) -> str | None:
 
 
 def known_gpu(text: str) -> str | None:
-    """The GPU a text names: "H100 SXM", "RTXPRO6000", or a folder called `..._h200`."""
+    """Return the GPU a text names: "H100 SXM", "RTXPRO6000", or a folder called `..._h200`."""
     plain = _plain(text)
     found = [gpu for gpu in gpu_names() if _plain(gpu) in plain]
     return max(found, key=len, default=None)
 
 
 def gpu_of(path: Path, settings: dict[str, Any]) -> str | None:
-    """The GPU by the settings' own word, else by the nearest folder whose name holds one."""
+    """Return the GPU the settings name, else that of the nearest folder whose name holds one."""
     for key in ("gpu", "gpu_name", "hardware", "device"):
         if settings.get(key):
             return known_gpu(str(settings[key])) or str(settings[key])

@@ -39,7 +39,7 @@ SPANS_PROMPTS = 100
 
 
 def read_folder(folder: Path) -> list[RecordedRun]:
-    """Every recorded run under a folder (or the one in a file), in order of path."""
+    """Read every recorded run under a folder (or the one in a file), in order of path."""
     if folder.is_file():
         paths, root = [folder], folder.parent
     elif folder.is_dir():
@@ -56,7 +56,7 @@ def read_folder(folder: Path) -> list[RecordedRun]:
 
 
 def read_run(path: Path, root: Path) -> RecordedRun | None:
-    """The run in a file; None when it holds something else."""
+    """Read the run in a file; None when it holds something else."""
     text = read_text(path)
     first = text[:4096].lstrip()
     if first.startswith("{"):
@@ -75,7 +75,7 @@ def read_run(path: Path, root: Path) -> RecordedRun | None:
 
 
 def _json_keys(text: str) -> set[str]:
-    """Keys of the first JSON object of a text."""
+    """Return the keys of the first JSON object of a text."""
     try:
         first, _ = json.JSONDecoder().raw_decode(text.lstrip())
     except ValueError:
@@ -84,7 +84,7 @@ def _json_keys(text: str) -> set[str]:
 
 
 def _ordered(run: RecordedRun) -> RecordedRun:
-    """Rows by time of sending, times checked."""
+    """Sort rows by time of sending and check their times."""
     for name in ("prompt_len", "output_len"):
         bad = np.flatnonzero(getattr(run, name) < 1)
         if len(bad):
@@ -101,7 +101,7 @@ def _ordered(run: RecordedRun) -> RecordedRun:
 
 
 def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
-    """CSV of a streaming client: when it sent a request, got the first and the last chunk (epoch us)."""
+    """Read CSV of a streaming client: when it sent a request, got the first and the last chunk (epoch us)."""
     columns = csv_columns(text, path)
     send, first, last = (numbers(columns, f"{name}_time_us", path) for name in ("send", "first_chunk", "last_chunk"))
     prompt = numbers(columns, "server_input_tokens" if "server_input_tokens" in columns else "input_tokens", path)
@@ -136,7 +136,7 @@ def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
 
 
 def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
-    """JSONL of an engine's own clock (seconds): queued, scheduled, first and last token."""
+    """Read JSONL of an engine's own clock (seconds): queued, scheduled, first and last token."""
     rows = []
     for i, line in enumerate(text.splitlines()):
         if line.strip():
@@ -181,7 +181,7 @@ def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
 
 
 def _spans(text: str, path: Path, root: Path) -> RecordedRun:
-    """CSV with arrival, TTFT and E2E of each request, beside a `<stem>.meta.json` of the server."""
+    """Read CSV with arrival, TTFT and E2E of each request, beside a `<stem>.meta.json` of the server."""
     columns = csv_columns(text, path)
     arrival, prompt, output, ttft, e2e = (
         numbers(columns, name, path) for name in ("arrival_time_us", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
@@ -222,8 +222,8 @@ def _spans(text: str, path: Path, root: Path) -> RecordedRun:
 
 
 def _asked_output(profile: dict[str, Any]) -> int | None:
-    """Tokens the server was made to answer with, whatever the text says: a client that counts tokens by encoding the
-    text again finds fewer (empty answers among them) although the server took the same time for all."""
+    """Return the tokens the server was made to answer with, whatever the text says: a client that counts tokens by
+    encoding the text again finds fewer (empty answers among them) although the server took the same time for all."""
     if not profile.get("server", {}).get("ignore_eos"):
         return None
     data = profile.get("data", {})
@@ -232,13 +232,13 @@ def _asked_output(profile: dict[str, Any]) -> int | None:
 
 
 def server_dtype(name: str | None) -> str:
-    """As vLLM names formats; without a word, or "auto", what checkpoints have."""
+    """Return servesim's name of a vLLM format; that of checkpoints where none is given, or "auto"."""
     known = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8"}
     return known.get(name, name) if name and name != "auto" else "bf16"
 
 
 def _sheet(path: Path, hardware: str) -> str | None:
-    """The data sheet of the GPU, where the log holds one."""
+    """Return the data sheet of the GPU, where the log holds one."""
     sheet = path.parent / hardware
     return str(sheet) if hardware.endswith((".yaml", ".yml")) and sheet.is_file() else None
 

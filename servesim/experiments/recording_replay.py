@@ -26,7 +26,7 @@ FAST = MODES["fast"]
 
 @dataclass(frozen=True)
 class Replay:
-    """What the simulated server did, by request in recorded order; NaN where one was refused."""
+    """Times on the simulated server, by request in recorded order; NaN where one was refused."""
 
     ttft_ms: Floats
     tpot_ms: Floats

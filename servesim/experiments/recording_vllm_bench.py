@@ -28,7 +28,7 @@ NO_LENGTHS = "lengths of requests are not recorded: all take the mean"
 
 
 def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
-    """JSON of `vllm bench serve`: aggregates, and lengths and times of requests when it was told to keep them."""
+    """Read JSON of `vllm bench serve`: aggregates, and lengths and times of requests when it was told to keep them."""
     record = read_json(path)
     settings = {**_cache_config(_counters(path)), **settings_beside(path, root)}
     count = int(record["completed"])
@@ -77,7 +77,7 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
 
 
 def with_lengths(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
-    """Runs without recorded lengths take those of a run beside them that sent the same prompts.
+    """Fill in runs without recorded lengths from a run beside them that sent the same prompts.
 
     The client draws prompt lengths from one seed, so a shorter run sends the first prompts of a longer one; the sum
     says whether it did, to the token. Answers are drawn after all prompts: they have the same distribution, not the
@@ -100,7 +100,7 @@ def _with_lengths(run: RecordedRun, known: Sequence[RecordedRun]) -> RecordedRun
 
 
 def _summing_to(lengths: Ints, total: int) -> Ints:
-    """Lengths in proportion to the given ones, of a given sum, at least 1 each."""
+    """Return lengths in proportion to the given ones, of a given sum, at least 1 each."""
     scaled = np.diff(np.rint(np.cumsum(lengths) * (total / lengths.sum())), prepend=0.0)
     whole: Ints = np.maximum(scaled, 1).astype(np.int64)
     return whole
@@ -114,21 +114,21 @@ def _lengths(record: dict[str, Any], name: str, total: str, count: int) -> Ints:
 
 
 def _counters(path: Path, when: str = "m1") -> str:
-    """The server's counters after the run (`<stem>.m1.gz`; before it: m0), empty without."""
+    """Return the server's counters after the run (`<stem>.m1.gz`; before it: m0), empty without."""
     paths = [path.with_name(f"{path.name.removesuffix('.json')}.{when}{end}") for end in (".gz", "")]
     return "\n".join(read_text(p) for p in paths if p.is_file())
 
 
 def _cache_config(counters: str) -> dict[str, Any]:
-    """KV blocks and their size as the server states them among its counters."""
+    """Return KV blocks and their size as the server states them among its counters."""
     line = next((row for row in counters.splitlines() if row.startswith("vllm:cache_config_info{")), "")
     stated = dict(re.findall(r'(\w+)="([^"]*)"', line))
     return {key: int(stated[key]) for key in ("num_gpu_blocks", "block_size") if stated.get(key, "").isdigit()}
 
 
 def _speculation(path: Path, settings: dict[str, Any], record: dict[str, Any]) -> tuple[str, str, str]:
-    """(speculator, acceptance, why it is not known) from the settings beside a run, the names of its folders and the
-    server's counters of drafts; empty without drafts.
+    """Return (speculator, acceptance, why it is not known) from the settings beside a run, the names of its folders and
+    the server's counters of drafts; empty without drafts.
 
     The counters hold warm-up requests too, a fifth more. What the run itself had accepted follows from its mean gap
     between chunks: rates are theirs, scaled to its acceptance length."""
@@ -149,15 +149,15 @@ def _speculation(path: Path, settings: dict[str, Any], record: dict[str, Any]) -
 
 
 def _acceptance_length(record: dict[str, Any]) -> float | None:
-    """Tokens a chunk of a streamed answer, first ones aside: tokens over gaps, of which there are as many as the mean
-    gap fits into all the time after first tokens."""
+    """Return the tokens per chunk of a streamed answer, first ones aside: tokens over gaps, whose number is the time
+    after first tokens over the mean gap."""
     count, gap = record["completed"], record.get("mean_itl_ms")
     decoding = count * (record.get("mean_e2el_ms", 0.0) - record["mean_ttft_ms"])
     return (record["total_output_tokens"] - count) / (decoding / gap) if gap and decoding > 0 else None
 
 
 def _accepted(path: Path) -> list[float]:
-    """Accepted drafts of each position over verifications, during the run."""
+    """Return accepted drafts of each position over verifications, during the run."""
     after, before = (_spec_counters(_counters(path, when)) for when in ("m1", "m0"))
     drafts = after.get("drafts", 0.0) - before.get("drafts", 0.0)
     if drafts <= 0:
@@ -167,7 +167,7 @@ def _accepted(path: Path) -> list[float]:
 
 
 def _spec_counters(text: str) -> dict[str, float]:
-    """`drafts`, and accepted tokens by position."""
+    """Return `drafts`, and accepted tokens by position."""
     found = {}
     for line in text.splitlines():
         name, _, rest = line.partition("{")

@@ -33,20 +33,20 @@ class Replicates:
     kind: str
     """seeds or windows."""
     changes: tuple[Settings, ...]
-    """What each one changes in the scenario: {"seed"}, or {"skip", "requests"} and, where policies draw, {"seed"}."""
+    """Changes of each one to the scenario: {"seed"}, or {"skip", "requests"} and, where policies draw, {"seed"}."""
 
     def __len__(self) -> int:
         return len(self.changes)
 
 
 def counted(replicates: Mapping[str, Any]) -> str:
-    """What a document says of its replicates, such as "1 seed" and "3 windows"."""
+    """Return a document's replicates in words, such as "1 seed" and "3 windows"."""
     count, kind = replicates["count"], replicates["kind"]
     return f"{count} {kind.removesuffix('s') if count == 1 else kind}"
 
 
 def check_count(count: int) -> None:
-    """UserError for a number of replicates that makes no sense."""
+    """Raise UserError for a number of replicates that makes no sense."""
     if not 1 <= count <= MOST:
         raise UserError(f"replicates is {count}, must be from 1 to {MOST:,}")
 
@@ -57,10 +57,10 @@ def replicates_of(
     others: Sequence[Mapping[str, Any]] = (),
     objects: Mapping[str, Trace] | None = None,
 ) -> Replicates:
-    """`count` replicates of a scenario's workload, or fewer windows if a recorded trace is shorter than that.
+    """Return `count` replicates of a scenario's workload, or fewer windows if a recorded trace is shorter than that.
 
-    With `requests` each window has as many; without, the trace is cut into `count` equal ones. `others`: settings of
-    what it is compared with; `objects`: traces that are no files, by name.
+    With `requests` each window has that number; without, the trace is cut into `count` equal ones. `others`: settings
+    of what it is compared with; `objects`: traces that are not files, by name.
     """
     check_count(count)
     scenario = Scenario.of(settings)
@@ -80,7 +80,8 @@ def replicates_of(
 
 
 def _draws(settings: Mapping[str, Any]) -> bool:
-    """Whether a replay of a recorded trace draws anything: which drafts are accepted, what lengths are predicted."""
+    """Return whether a replay of a recorded trace draws anything: which drafts are accepted, what lengths are
+    predicted."""
     try:
         scenario = Scenario.of(settings)
     except UserError:

@@ -1,9 +1,9 @@
-"""One number a run and metric, over the steady part of the run.
+"""One number per run and metric, over the steady part of the run.
 
-Requests that arrive in the first `warmup` of the arrival span (the server fills up) and in its last `cooldown`
-(nothing presses from behind any more) are left out, and rates are taken over the time between. The window
-is fixed before anything is seen, and the same for all that is compared. Names are those of servesim.metrics:
-`ttft_p99`, `tpot_mean`, `output_throughput`, `slo_attainment`, ....
+Requests that arrive in the first `warmup` of the arrival span (the server fills up) and in its last `cooldown` (no
+later arrivals add load) are left out, and rates are taken over the time between. The window is fixed before anything is
+seen, and the same for all that is compared. Names are those of servesim.metrics: `ttft_p99`, `tpot_mean`,
+`output_throughput`, `slo_attainment`, ....
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Columns = dict[str, NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Metric:
-    """What a metric is called, in what unit it comes, and which way is better."""
+    """A metric: its name, its unit, and which way is better."""
 
     name: str
     unit: str
@@ -85,14 +85,14 @@ _SHORT = dict(zip(LATENCIES, ("TTFT", "TPOT", "E2E", "latency per token", "queue
 
 
 def metric_label(name: str) -> str:
-    """How a metric is called in tables and sentences."""
+    """Return a metric's name in tables and sentences."""
     latency, _, statistic = name.rpartition("_")
     plain = name.replace("_", " ")
     return LABELS.get(name) or (f"{_SHORT[latency]} {statistic}" if latency in _SHORT else plain)
 
 
 def metrics_of(names: Sequence[str] | str | None, slo: Mapping[str, Any]) -> list[Metric]:
-    """The metrics asked for; by default the usual ones, and those of the SLO if there is one."""
+    """Return the metrics asked for; by default the usual ones, and those of the SLO if there is one."""
     if names is None:
         names = (*DEFAULTS, *(SLO_DEFAULTS if slo else ()))
     names = listed("metrics", names) if isinstance(names, str) else list(names)
@@ -109,7 +109,7 @@ def metrics_of(names: Sequence[str] | str | None, slo: Mapping[str, Any]) -> lis
 
 @dataclass(frozen=True)
 class Run:
-    """What experiments need of one result directory."""
+    """The part of a result directory that experiments need."""
 
     summary: dict[str, Any]
     columns: Columns
@@ -118,7 +118,7 @@ class Run:
 
     @classmethod
     def load(cls, folder: Path) -> Run:
-        """A result directory as `servesim run --out` writes it."""
+        """Load a result directory as `servesim run --out` writes it."""
         import pyarrow.parquet as pq
 
         with reading(folder):
@@ -130,23 +130,23 @@ class Run:
 
     @property
     def unstable(self) -> bool:
-        """The queue still grew when the arrivals ended."""
+        """Whether the queue was still growing when arrivals ended."""
         return bool(self.summary["stability"]["unstable"])
 
     @property
     def done(self) -> NDArray[np.bool_]:
-        """Which requests completed."""
+        """Mask of the requests that completed."""
         return np.asarray(self.columns["state"] == State.FINISHED)
 
     def latency_ms(self, name: str) -> NDArray[np.float64]:
-        """A latency of every request; NaN where it has none."""
+        """Return a latency of every request; NaN where it has none."""
         if name == "ntpot":
             return np.asarray(self.columns["e2el_ns"] / np.maximum(self.columns["output_len"], 1) / MS)
         return np.asarray(self.columns[f"{name}_ns"] / MS)
 
 
 def check_window(warmup: float, cooldown: float) -> None:
-    """UserError unless both are shares that leave something between them."""
+    """Raise UserError unless both are shares that leave something between them."""
     if not (0 <= warmup < 1 and 0 <= cooldown < 1 and warmup + cooldown <= 0.9):
         raise UserError(f"warmup {warmup:g} and cooldown {cooldown:g}: shares of the arrivals, at most 0.9 together")
 
@@ -154,7 +154,7 @@ def check_window(warmup: float, cooldown: float) -> None:
 def measure(
     run: Run, metrics: Sequence[Metric], warmup: float, cooldown: float, rows: NDArray[np.int64] | None = None
 ) -> dict[str, float]:
-    """The value of each metric; NaN where nothing in the window has one.
+    """Return the value of each metric; NaN where nothing in the window has one.
 
     `rows`, if given, are the requests to take instead of those of the window, repeats allowed (latencies only).
     """
@@ -172,12 +172,12 @@ def measure(
 
 
 def steady_rows(run: Run, warmup: float, cooldown: float) -> NDArray[np.int64]:
-    """Rows of the requests in the window."""
+    """Return the rows of the requests in the window."""
     return np.flatnonzero(_window(run, warmup, cooldown)[2])
 
 
 def _window(run: Run, warmup: float, cooldown: float) -> tuple[float, float, NDArray[np.bool_]]:
-    """Start and end in ns, and which requests arrive between; the end of the run without a cooldown."""
+    """Return start and end in ns, and which requests arrive between; the end of the run without a cooldown."""
     arrival = run.columns["arrival_ns"]
     first, span = arrival.min(), np.ptp(arrival)
     start, stop = first + warmup * span, first + (1 - cooldown) * span
@@ -197,7 +197,7 @@ def _between(times: NDArray[np.float64], start: float, end: float) -> NDArray[np
 
 
 def _output_tokens(run: Run, start: float, end: float) -> float:
-    """Tokens delivered in the window; those of a request lie evenly between its first and its last."""
+    """Return the tokens delivered in the window; those of a request lie evenly between its first and its last."""
     c, done = run.columns, run.done
     first, last, count = c["first_token_ns"][done], c["last_token_ns"][done], c["output_len"][done]
     inside = np.clip(np.minimum(last, end) - np.maximum(first, start), 0, None)
@@ -212,7 +212,8 @@ def _tokens(run: Run, start: float, end: float) -> float:
 
 
 def _good(run: Run) -> NDArray[np.bool_]:
-    """Completed within every limit, of its class where that has its own; a request without a TPOT has one of 0."""
+    """Return which requests completed within every limit, of their class where that has its own; a request without a
+    TPOT has one of 0."""
     good, scenario = run.done, run.summary["scenario"]
     limits: Mapping[str, Any] = scenario["slo"]
     if scenario["slo_classes"] and run.classes is not None:

@@ -18,7 +18,7 @@ from servesim.experiments.store import Cell, Store
 
 @dataclass(frozen=True)
 class Progress:
-    """One more cell is there."""
+    """The state after one more cell."""
 
     done: int
     total: int
@@ -27,9 +27,9 @@ class Progress:
     computed: bool
     """False: it was there before."""
     best: str = ""
-    """What a sweep has found to be best so far."""
+    """The best variant a sweep has found so far."""
     damage: str | None = None
-    """What was wrong with the result that was there before, if it had to be computed again."""
+    """Damage of the earlier result, if it had to be computed again."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -43,14 +43,14 @@ class Runner:
     execute: Executor
     on_progress: OnProgress = lambda progress: None
     errors: dict[str, str] = field(default_factory=dict)
-    """What went wrong, by address."""
+    """Errors by address."""
     objects: Objects = field(default_factory=Objects)
     """Traces that are no files."""
     _read: set[str] = field(default_factory=set)
     """Addresses of results that are known to be whole."""
 
     def run(self, cells: Sequence[Cell]) -> None:
-        """Have every cell computed that is neither stored whole nor known to fail."""
+        """Compute every cell that is neither stored whole nor known to fail."""
         wanted = {cell.address: cell for cell in cells}
         damages = self._drop_damaged(wanted)
         missing = [cell for address, cell in wanted.items() if address not in self.store and address not in self.errors]
@@ -72,7 +72,7 @@ class Runner:
             self._read |= {cell.address for cell in missing}
 
     def _drop_damaged(self, addresses: Iterable[str]) -> dict[str, str]:
-        """What was wrong with the stored results that are not whole, now removed; each is looked at once."""
+        """Remove stored results that are not whole and return what was wrong with them; each is looked at once."""
         found = {}
         for address in addresses:
             if address in self.store and address not in self._read:
@@ -83,24 +83,24 @@ class Runner:
         return found
 
     def cell(self, settings: Mapping[str, Any]) -> Cell:
-        """The cell of these settings; one that no scenario can be made of has failed already."""
+        """Return the cell of these settings; settings that make no scenario give a cell that has failed already."""
         try:
             return Cell.of(settings)
         except UserError as error:
             return self.failed(settings, str(error))
 
     def failed(self, settings: Mapping[str, Any], error: str) -> Cell:
-        """A cell that is known not to run."""
+        """Return a cell that is known not to run."""
         address = f"invalid {len(self.errors)}"
         self.errors[address] = error
         return Cell(address, dict(settings))
 
     def load(self, cell: Cell) -> Run:
-        """What a computed cell found."""
+        """Load the result of a computed cell."""
         return Run.load(self.store.folder(cell.address))
 
     def folder(self, cell: Cell) -> Path:
-        """The result directory of a cell."""
+        """Return the result directory of a cell."""
         return self.store.folder(cell.address)
 
 
@@ -113,7 +113,8 @@ def open_runner(
     on_progress: OnProgress | None,
     objects: Objects | None = None,
 ) -> Iterator[Runner]:
-    """A runner over `out`, where `document` will stand, or over a temporary directory that is gone afterwards."""
+    """Open a runner over `out`, where `document` will stand, or over a temporary directory that is removed
+    afterwards."""
     with tempfile.TemporaryDirectory(prefix="servesim-") as scratch, Store(out or scratch, document).open() as store:
         progress = on_progress or (lambda progress: None)
         yield Runner(store, executor(where, jobs), progress, objects=Objects() if objects is None else objects)

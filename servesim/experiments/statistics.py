@@ -1,4 +1,4 @@
-"""How sure a comparison is: pure functions on arrays of paired differences, one a replicate.
+"""Statistics of comparisons: pure functions on arrays of paired differences, one per replicate.
 
 Requests of one run share its queue and are never taken for independent: replicates are, and within one long
 trace moving blocks of successive requests are resampled. Differences are of logarithms where a metric is
@@ -30,7 +30,7 @@ METHODS = ("auto", "t", "studentised", "bca")
 
 
 def check_method(name: str) -> None:
-    """UserError unless `interval` knows the method."""
+    """Raise UserError unless `interval` knows the method."""
     if name not in METHODS:
         raise UserError(f"interval is {name!r}{suggest(name, METHODS)}")
 
@@ -43,7 +43,8 @@ class Interval(NamedTuple):
 
 
 def interval(d: Floats, method: str = "auto", level: float = LEVEL) -> Interval:
-    """Of the mean of independent values: `t`, `studentised`, `bca`, or by number t below 30 and BCa from there on."""
+    """Return an interval of the mean of independent values: `t`, `studentised`, `bca`, or by number t below 30 and BCa
+    from there on."""
     if method == "auto":
         method = "bca" if len(d) >= BCA_FROM else "t"
     if len(d) < 2:
@@ -54,13 +55,14 @@ def interval(d: Floats, method: str = "auto", level: float = LEVEL) -> Interval:
 
 
 def t_interval(d: Floats, level: float = LEVEL) -> Interval:
-    """Student's t: exact for normal values, good for symmetric ones."""
+    """Return Student's t interval: exact for normal values, good for symmetric ones."""
     half = _t_quantile(0.5 + level / 2, len(d) - 1) * _standard_error(d)
     return Interval(float(d.mean() - half), float(d.mean() + half))
 
 
 def studentised_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
-    """Bootstrap-t (Efron and Tibshirani 1993, ch. 12): the distribution of t is resampled, not assumed."""
+    """Return the bootstrap-t interval (Efron and Tibshirani 1993, ch. 12): the distribution of t is resampled, not
+    assumed."""
     n = len(d)
     resampled = d[np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))]
     spread = resampled.std(axis=1, ddof=1) / np.sqrt(n)
@@ -72,10 +74,10 @@ def studentised_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Inte
 
 
 def bca_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
-    """Bias-corrected and accelerated bootstrap (Efron 1987), by scipy.
+    """Return the bias-corrected and accelerated bootstrap interval (Efron 1987), by scipy.
 
     Resampled means vary less than true ones, by sqrt(1 - 1/n), and have normal tails, not t's: the level is
-    raised by as much (Hesterberg 2015, "expanded" interval), or 95 % would be 93.5 % at 30 replicates.
+    raised to make up for it (Hesterberg 2015, "expanded" interval), or 95 % would be 93.5 % at 30 replicates.
     """
     from scipy.special import ndtr
     from scipy.stats import bootstrap
@@ -90,7 +92,7 @@ def bca_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
 
 
 def sign_flip_p(d: Floats, seed: int = 0) -> float:
-    """Two-sided p-value of no difference: each pair might as well have been the other way round.
+    """Return the two-sided p-value of no difference: each pair might as well have been the other way round.
 
     Exact where there are fewer than 2^n ways than resamples (n <= 13), else by random flips, by scipy.
     """
@@ -110,7 +112,7 @@ def sign_flip_p(d: Floats, seed: int = 0) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjusted p-values of a family (Holm 1979): the chance of any false alarm stays below the level."""
+    """Adjust the p-values of a family (Holm 1979): the chance of any false alarm stays below the level."""
     adjusted = [1.0] * len(p)
     worst = 0.0
     for rank, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
@@ -120,7 +122,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def block_length(series: Floats) -> int:
-    """Automatic block length for the moving-block bootstrap of a mean (Politis and White 2004, corrected by
+    """Return the automatic block length for the moving-block bootstrap of a mean (Politis and White 2004, corrected by
     Patton, Politis and White 2009), at most a fifth of the series so that there is something to resample."""
     n = len(series)
     centred = series - series.mean()
@@ -153,8 +155,8 @@ def block_interval(
     resamples: int = 999,
     seed: int = 0,
 ) -> tuple[Interval, float]:
-    """Moving-block bootstrap (Künsch 1989) of a statistic of n successive requests, given as row numbers: the
-    percentile interval, and a two-sided p-value of 0 read off the same distribution.
+    """Apply the moving-block bootstrap (Künsch 1989) to a statistic of n successive requests, given as row numbers;
+    return the percentile interval, and a two-sided p-value of 0 read off the same distribution.
 
     Blocks wrap around, so that every request is drawn as often as any other.
     """
@@ -180,8 +182,8 @@ def replicates_needed(
     power: float = POWER,
     effect: float | None = None,
 ) -> int | None:
-    """Replicates in all with which a difference like the one seen would be told from 0, or found to lie within
-    the margin, whichever takes fewer, with probability `power`; None where more than 100,000 would be needed.
+    """Return the replicates in all with which a difference like the one seen would be told from 0, or found to lie
+    within the margin, whichever takes fewer, with probability `power`; None where more than 100,000 would be needed.
 
     The spread is the one seen; from few replicates that is a rough guess. `family`: comparisons Holm adjusts for.
     `effect`: a difference to look for, instead of the one seen.
@@ -205,8 +207,8 @@ def replicates_needed(
 
 
 def verdict(d: Floats, found: Interval, p_adjusted: float, better: str, margin: float, level: float = LEVEL) -> str:
-    """`identical` if no replicate differs; `better` or `worse` if the interval leaves out 0 and the adjusted test
-    agrees; `equivalent` if the interval lies within the margin; else `undecided`.
+    """Return `identical` if no replicate differs; `better` or `worse` if the interval leaves out 0 and the adjusted
+    test agrees; `equivalent` if the interval lies within the margin; else `undecided`.
 
     A difference that is certain and within the margin is equivalent: too small to matter, by the margin's word.
     """

@@ -1,4 +1,4 @@
-"""Results by what they are results of: a cell's address is a hash of everything that could change it.
+"""Results stored by their inputs: a cell's address is a hash of everything that could change it.
 
     DIR/cells/<address>/    one result directory as `servesim run --out` writes it, whole or not there
 
@@ -33,7 +33,7 @@ from servesim.run.simulate import simulate, versions
 
 CELLS = "cells"
 DOCUMENTS = ("comparison.json", "sweep.json", "capacity.json")
-"""What experiments leave beside their runs, each with a table of the same name."""
+"""Documents that experiments leave beside their runs, each with a table of the same name."""
 _TABLES = tuple(name.replace(".json", ".parquet") for name in DOCUMENTS)
 _CODE = ("*.py", "*.json", "*.yaml", "*.npz", "*.parquet")
 _PACKAGES = (
@@ -51,12 +51,12 @@ class Cell:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Cell:
-        """UserError where the settings are no scenario."""
+        """Build a cell from settings; UserError where they are no scenario."""
         return cls(address_of(settings), dict(settings))
 
 
 def address_of(settings: Mapping[str, Any]) -> str:
-    """20 hexadecimal digits that name the result of these settings with this code."""
+    """Return 20 hexadecimal digits that name the result of these settings with this code."""
     scenario = Scenario.of(settings)
     made_of = {
         "scenario": scenario.model_dump(mode="json"),
@@ -69,7 +69,7 @@ def address_of(settings: Mapping[str, Any]) -> str:
 
 
 def compute(cell: Cell, folder: Path) -> str | None:
-    """Run a cell into its folder; None, or what went wrong in one line."""
+    """Run a cell into its folder; return None, or one line that says what went wrong."""
     try:
         if address_of(cell.settings) != cell.address:
             return "this machine has other code or files than the one that asked: install the same version and inputs"
@@ -84,20 +84,20 @@ class Store:
     """The results of one experiment directory."""
 
     def __init__(self, root: str | Path, document: str = "") -> None:
-        """`document`: the name of the file that the experiment leaves there."""
+        """Open the store below `root`. `document`: the name of the file that the experiment leaves there."""
         self.root = Path(root)
         self.cells = self.root / CELLS
         self._document = document
 
     def folder(self, address: str) -> Path:
-        """Where the result of a cell stands or will stand."""
+        """Return where the result of a cell stands or will stand."""
         return self.cells / address
 
     def __contains__(self, address: str) -> bool:
         return (self.folder(address) / SUMMARY).is_file()
 
     def damage(self, address: str) -> str | None:
-        """What is wrong with the files of a result that is there, in one line; None if they can all be read."""
+        """Return in one line what is wrong with the files of a stored result; None if they can all be read."""
         import pyarrow.parquet as pq
 
         folder = self.folder(address)
@@ -115,7 +115,7 @@ class Store:
         shutil.rmtree(self.folder(address))
 
     def put(self, address: str, files: Mapping[str, bytes]) -> None:
-        """A result computed elsewhere, whole or not at all."""
+        """Store a result computed elsewhere, whole or not at all."""
         partial = self.cells / f"{address}.{os.getpid()}.partial"
         partial.mkdir()
         for name, data in files.items():
@@ -127,7 +127,8 @@ class Store:
 
     @contextmanager
     def open(self) -> Iterator[Store]:
-        """The directory is ours alone until the end; what a killed run left half-written is removed."""
+        """Hold the directory until the end, locked against other processes; what a killed run left half-written is
+        removed."""
         import fcntl
 
         self._refuse_foreign()
@@ -149,7 +150,8 @@ class Store:
             os.close(handle)
 
     def _refuse_foreign(self) -> None:
-        """An earlier experiment of this kind goes on; what else may be there is left alone."""
+        """Raise UserError if the directory holds anything but an earlier experiment of this kind, which is
+        continued."""
         if self.root.is_dir():
             for name in sorted(path.name for path in self.root.iterdir()):
                 if name in DOCUMENTS and self._document not in ("", name):
@@ -162,7 +164,7 @@ class Store:
 
 @cache
 def code_digest() -> str:
-    """Hash of the code and tables a result depends on; experiments, reports and command line are not among them."""
+    """Hash the code and tables a result depends on; experiments, reports and command line are not among them."""
     digest = hashlib.sha256()
     here = Path(__file__).resolve().parents[1]
     files = [(f"servesim/{p.name}", p) for p in sorted(here.glob("*.py"))]

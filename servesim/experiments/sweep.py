@@ -3,7 +3,7 @@
 Written under `out`:
 
     sweep.json           the document below
-    sweep.parquet        tidy, one row a run: label, one column an axis (as text), replicate, address, status, error,
+    sweep.parquet        tidy, one row per run: label, one column per axis (as text), replicate, address, status, error,
                          unstable, and one column a metric (null: nothing to measure)
     cells/<address>/     one result directory a run, as `servesim run --out` writes it
 
@@ -70,11 +70,11 @@ def sweep(
     on_progress: OnProgress | None = None,
     **axes: Any,
 ) -> pd.DataFrame:
-    """Run every combination of the axes; one row a run. The document is in `.attrs["document"]`.
+    """Run every combination of the axes; return one row per run. The document is in `.attrs["document"]`.
 
     `scenario` may be a YAML file or mapping with a key `axes`: {setting: [values]}; keywords override both. A run that
     fails is recorded with its error and the rest goes on. `best_by`: the metric of the best so far (goodput with an
-    SLO, else mean end-to-end latency). `trials`: let Optuna (extra `search`) choose so many combinations instead of
+    SLO, else mean end-to-end latency). `trials`: let Optuna (extra `search`) choose N combinations instead of
     trying all, for best_by, or for several metrics with commas between. UserError where the question makes no sense.
     """
     import pandas as pd
@@ -171,7 +171,7 @@ class Table:
             self._unstable[cell.address] = run.unstable
 
     def value(self, v: Variant, metric: Metric) -> float | None:
-        """Mean over the replicates; None for a variant that failed or is unstable."""
+        """Return the mean over the replicates; None for a variant that failed or is unstable."""
         found = self._variant(v.label)
         return None if found["status"] == "failed" or is_unstable(found) else found["values"][metric.name]
 
@@ -195,7 +195,7 @@ class Table:
         }
 
     def document(self) -> dict[str, Any]:
-        """All but the axes and how the sweep was made."""
+        """Return all of the document but the axes and how the sweep was made."""
         found = [self._variant(label) for label in self._cells]
         usable = [v for v in found if v["status"] == "ok" and not is_unstable(v)]
         front = pareto_front(usable)
@@ -217,7 +217,7 @@ class Table:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a run."""
+        """Return one row per run."""
         rows = []
         for label, (v, _, cells) in self._cells.items():
             for i, cell in enumerate(cells):
@@ -239,7 +239,7 @@ class Table:
 
 
 def pareto_front(variants: Sequence[Mapping[str, Any]], metrics: Sequence[str] = PARETO) -> set[str]:
-    """Labels of the variants (with `values` by metric) that none other dominates."""
+    """Return the labels of the variants (with `values` by metric) that no other dominates."""
     signs = np.array([1 if METRICS[name].better == "lower" else -1 for name in metrics])
     known = [v for v in variants if all(v["values"].get(name) is not None for name in metrics)]
     points = np.array([[v["values"][name] for name in metrics] for v in known]).reshape(-1, len(metrics)) * signs

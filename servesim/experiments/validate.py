@@ -1,4 +1,4 @@
-"""How far simulated servers are from recorded ones: figures of both, errors, and the noise of repeats."""
+"""Errors of simulated servers against recorded ones: figures of both, and the noise of repeats."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Comparison:
     notes: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: errors as signed fractions, per_request as the mean of their sizes."""
+        """Return a JSON-ready mapping: errors as signed fractions, per_request as the mean of their sizes."""
         return {
             "name": self.run.name,
             "format": self.run.format,
@@ -69,8 +69,8 @@ def validate(
     tables: str | Path | None = None,
     on_run: Callable[[str], None] | None = None,
 ) -> list[Comparison]:
-    """Replay every recorded run under a folder. `host`: instead of the shipped terms of each run's engine;
-    `model` and `gpu`: of runs that do not state theirs; `tables`: kernel tables instead of the shipped ones."""
+    """Replay every recorded run under a folder. `host`: instead of the shipped terms of each run's engine; `model` and
+    `gpu`: for runs that do not state theirs; `tables`: kernel tables instead of the shipped ones."""
     if tables is not None and tables not in (ROOFLINE_ONLY, IDEAL):
         KernelTables.load(folder=tables)  # a wrong folder is no fault of the runs
     found = []
@@ -113,7 +113,7 @@ def compare(run: RecordedRun, host: HostTerms | None = None, tables: str | None 
 
 
 def measured_figures(run: RecordedRun) -> Figures:
-    """Figures of the recorded run."""
+    """Return the figures of the recorded run."""
     columns = {"ttft": run.ttft_ms, "tpot": run.tpot_ms, "e2el": run.e2el_ms}
     figures: Figures = {metric: _statistics(values) for metric, values in columns.items()}
     for metric in METRICS:
@@ -125,7 +125,7 @@ def measured_figures(run: RecordedRun) -> Figures:
 
 
 def simulated_figures(outcome: Replay) -> Figures:
-    """Figures of a replay."""
+    """Return the figures of a replay."""
     columns = {"ttft": outcome.ttft_ms, "tpot": outcome.tpot_ms, "e2el": outcome.e2el_ms}
     figures: Figures = {metric: _statistics(values) for metric, values in columns.items()}
     figures["output_throughput"] = _throughput(outcome.arrival_ns, outcome.e2el_ms, outcome.output_len)
@@ -133,7 +133,7 @@ def simulated_figures(outcome: Replay) -> Figures:
 
 
 def errors(run: RecordedRun, measured: Figures, outcome: Replay) -> Figures:
-    """Signed fractions by figure; `per_request`: mean over requests of the size of theirs."""
+    """Return errors as signed fractions by figure; `per_request`: mean over requests of the absolute error."""
     simulated = simulated_figures(outcome)
     columns = {
         "ttft": (run.ttft_ms, outcome.ttft_ms),
@@ -177,8 +177,8 @@ def _per_request(theirs: Floats, ours: Floats) -> float | None:
 
 
 def _noise(found: list[Comparison]) -> Iterator[tuple[str, Figures]]:
-    """Spread over runs that sent as many requests, equally long in all, within 1 % of the same time or by as many
-    clients, to the same kind of server."""
+    """Yield the spread over runs that sent equally many requests, equally long in all, within 1 % of the same time or
+    by equally many clients, to the same kind of server."""
     groups: dict[Any, list[Comparison]] = {}
     for c in found:
         run = c.run

@@ -1,4 +1,4 @@
-"""What is compared with what: variants of one workload, and which of them are oracles."""
+"""Variants of one workload that are compared, and which of them are oracles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def variants_of(scenarios: Sequence[str | Path | Mapping[str, Any]], axes: Mapping[str, Any]) -> list[Variant]:
-    """What is compared: every combination of the axes over every scenario."""
+    """Return every combination of the axes over every scenario."""
     given = [load_grid(s, axes) for s in scenarios] or [({}, dict(axes))]
     if len(given) == 1:
         return product(*given[0])
@@ -32,7 +32,7 @@ def variants_of(scenarios: Sequence[str | Path | Mapping[str, Any]], axes: Mappi
 
 
 def is_oracle(settings: Mapping[str, Any]) -> bool:
-    """Whether a policy among the settings is told true output lengths."""
+    """Return whether a policy among the settings is told true output lengths."""
     for registry in REGISTRIES:
         if settings.get(registry.kind) is not None:
             name = policy_settings(settings[registry.kind])["name"]
@@ -77,10 +77,10 @@ def named(variants: Sequence[Variant], label: str) -> int:
 
 
 def put_first(items: Sequence[T], index: int) -> list[T]:
-    """The same with one of them in front."""
+    """Return the items with one of them in front."""
     return [items[index], *items[:index], *items[index + 1 :]]
 
 
 def shared_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings that are the same in all."""
+    """Return the settings that are the same in all."""
     return {k: v for k, v in sorted(settings[0].items()) if all(k in s and s[k] == v for s in settings)}

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 class Settings(NamedTuple):
-    """How a comparison is made."""
+    """Settings of a comparison."""
 
     level: float
     margin: float
@@ -50,8 +50,8 @@ def judge(
     settings: Settings,
     runs: Sequence[Run | None] | None,
 ) -> list[Row]:
-    """A row for each metric and variant. `values`: (variants, replicates, metrics), the baseline first; `runs`: the
-    one run of each variant (None: it failed), where there is one replicate and blocks within it are resampled."""
+    """Return a row for each metric and variant. `values`: (variants, replicates, metrics), the baseline first; `runs`:
+    the one run of each variant (None: it failed), where there is one replicate and blocks within it are resampled."""
     rows = []
     for m, metric in enumerate(metrics):
         rows += _metric_rows(variants, values[:, :, m], metric, settings, runs)
@@ -59,8 +59,8 @@ def judge(
 
 
 def is_unstable(variant: Mapping[str, Any]) -> bool:
-    """Whether a queue grows without end in at least half of a variant's runs. Leaving out the unstable ones of
-    the others would compare survivors."""
+    """Return whether a queue grows without end in at least half of a variant's runs. Leaving out the unstable runs
+    would compare survivors."""
     ran = sum(address is not None for address in variant["cells"])
     return bool(2 * variant["unstable"] >= max(ran, 1))
 
@@ -122,7 +122,7 @@ def _judged(
 
 
 def _blocks(base: Run, other: Run, metric: Metric, settings: Settings, ratio: bool) -> tuple[Interval, float]:
-    """Within one run: successive requests are resampled together, in both runs alike."""
+    """Return interval and p-value within one run: successive requests are resampled together, in both runs alike."""
     rows = steady_rows(base, settings.warmup, settings.cooldown)
     name = metric.name.rpartition("_")[0]
     gaps = other.latency_ms(name)[rows] - base.latency_ms(name)[rows]
@@ -162,7 +162,7 @@ def _figures(
 
 
 def _usual(baseline: Array, metric: Metric) -> float:
-    """What a margin is a share of: 1 for shares and counts a request, else the baseline's mean."""
+    """Return the value a margin is a share of: 1 for shares and counts per request, else the baseline's mean."""
     if metric.unit in ("share", "") or np.isnan(baseline).all():
         return 1.0
     return float(np.abs(np.nanmean(baseline))) or 1.0
@@ -171,7 +171,7 @@ def _usual(baseline: Array, metric: Metric) -> float:
 def _oracle(
     variants: Sequence[Mapping[str, Any]], centres: Sequence[float], metric: Metric, unstable: Sequence[bool]
 ) -> float | None:
-    """The best oracle's value; None without one."""
+    """Return the best oracle's value; None without one."""
     known = [c for v, c, u in zip(variants, centres, unstable, strict=True) if v["oracle"] and not u and c == c]
     if not known:
         return None
@@ -185,13 +185,13 @@ def _value(centre: float, ratio: bool) -> float | None:
 
 
 def _change(difference: float, ratio: bool) -> float | None:
-    """On the scale people read; None where nothing is known."""
+    """Return a change on the scale people read; None where it is not finite."""
     changed = float(np.expm1(difference)) if ratio else difference
     return changed if np.isfinite(changed) else None
 
 
 def ranking(variants: Sequence[Mapping[str, Any]], rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
-    """Best first; unstable and failed ones are named, not ranked."""
+    """Rank variants, best first; unstable and failed ones are named, not ranked."""
     value = {row["variant"]: row["value"] for row in rows if row["metric"] == metric.name}
     unstable = [v["label"] for v in variants if is_unstable(v) and v["error"] is None]
     failed = [v["label"] for v in variants if v["error"] is not None]
@@ -202,7 +202,7 @@ def ranking(variants: Sequence[Mapping[str, Any]], rows: Sequence[Row], metric: 
 
 
 def sentence(row: Row, baseline: str) -> str:
-    """A row in words."""
+    """Return a row in words."""
     name, who = metric_label(row["metric"]), row["variant"]
     if row["verdict"] == "failed":
         return f"{who} does not run"

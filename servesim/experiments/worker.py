@@ -1,6 +1,6 @@
-"""A worker process: cells come in as lines of JSON, what came of each goes out as one.
+"""A worker process: cells come in as lines of JSON, the outcome of each goes out as one.
 
-It ends at once, in the middle of a cell, when whoever feeds it is gone.
+It ends at once, in the middle of a cell, when the process that feeds it is gone.
 """
 
 from __future__ import annotations

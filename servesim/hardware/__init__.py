@@ -1,4 +1,4 @@
-"""What the simulated engine runs on: model shapes, GPUs, memory."""
+"""The hardware and models under the simulated engine: model shapes, GPUs, memory."""
 
 from servesim.hardware.gpu import Gpu, gpu_names
 from servesim.hardware.kv import KvGroup, block_bytes, kv_groups, max_concurrency, page_bytes

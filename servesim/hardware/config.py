@@ -36,7 +36,7 @@ _KINDS = {"layer_types": list, "mlp_only_layers": list, "quantization_config": d
 
 
 def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """The fields of `ModelSpec` but its name."""
+    """Return the fields of `ModelSpec` but its name."""
     _refuse_unsupported(config, where)
     _check_types(config, where)
     kind = config.get("model_type") or ""
@@ -109,7 +109,7 @@ def _latent(config: dict[str, Any], where: str) -> Latent | None:
 
 
 def _layers(config: dict[str, Any], experts: bool, where: str) -> tuple[Layer, ...]:
-    """The kind of every layer."""
+    """Return the kind of every layer."""
     count = _count(config, "num_hidden_layers", where, MOST_LAYERS)
     windows, dense = _windows(config, count, where), _dense_layers(config, count)
     shared = _kv_shared(config, count, where)
@@ -140,15 +140,15 @@ def _windows(config: dict[str, Any], count: int, where: str) -> list[int]:
 
 
 def _dense_layers(config: dict[str, Any], count: int) -> set[int]:
-    """Layers of a mixture-of-experts model that have one MLP all the same."""
+    """Return the layers of a mixture-of-experts model that have a dense MLP all the same."""
     dense = set(range(config.get("first_k_dense_replace") or 0)) | set(config.get("mlp_only_layers") or [])
     every = config.get("decoder_sparse_step") or 1
     return dense | {i for i in range(count) if (i + 1) % every}
 
 
 def _kv_shared(config: dict[str, Any], count: int, where: str) -> set[int]:
-    """Layers that attend the KV of an earlier one: the last ones (num_kv_shared_layers), or all but the first of
-    every group (cla_share_factor, where use_cla is set)."""
+    """Return the layers that attend the KV of an earlier one: the last ones (num_kv_shared_layers), or all but the
+    first of every group (cla_share_factor, where use_cla is set)."""
     last = config.get("num_kv_shared_layers") or 0
     if not 0 <= last < count:
         raise UserError(f"{where}: num_kv_shared_layers must be from 0 to {count - 1}, not {last}")

@@ -1,4 +1,4 @@
-"""What drafts: a small model, a layer on top of the target, or heads alone."""
+"""Models that draft: a small model, a layer on top of the target, or heads alone."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class DraftModel:
     linears: tuple[tuple[int, int], ...] = ()
     """(output width, input width) of further linear layers over every token of every pass."""
     first_linears: tuple[tuple[int, int], ...] = ()
-    """The same in the first pass alone."""
+    """Those in the first pass alone."""
     owns_lm_head: bool = True
     """False: the target's, whose weights are there already (embeddings are always the target's)."""
     shares_layers: bool = False
     """True: the layers are the target's own (early exit): neither weights nor KV of its own."""
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes beside the target's weights; whole model, before tensor parallelism."""
+        """Return the bytes beside the target's weights; whole model, before tensor parallelism."""
         if self.shares_layers:
             return 0
         layers = range(self.spec.num_layers if self.decoder else 0)
@@ -42,15 +42,16 @@ class DraftModel:
 
 
 def eagle_head(target: ModelSpec, draft_vocab: int | None = None) -> DraftModel:
-    """EAGLE (arXiv 2401.15077): one decoder layer of the target's shape, fed by a linear layer over the embedding and
-    the target's last hidden state; LM head and embedding are the target's."""
+    """Return the EAGLE head (arXiv 2401.15077): one decoder layer of the target's shape, fed by a linear layer over the
+    embedding and the target's last hidden state; LM head and embedding are the target's."""
     h = target.hidden_size
     return DraftModel(_layers(target, 1, draft_vocab), linears=((h, 2 * h),), owns_lm_head=draft_vocab is not None)
 
 
 def eagle3_head(target: ModelSpec, draft_vocab: int, mlp_width: int) -> DraftModel:
-    """EAGLE-3 (arXiv 2503.01840): one dense layer whose attention reads embedding and hidden state side by side; hidden
-    states of three target layers are fused before the first pass; an LM head over a reduced vocabulary."""
+    """Return the EAGLE-3 head (arXiv 2503.01840): one dense layer whose attention reads embedding and hidden state side
+    by side; hidden states of three target layers are fused before the first pass; an LM head over a reduced vocabulary.
+    """
     h = target.hidden_size
     qkv = target.q_size + 2 * target.kv_size
     spec = replace(_layers(target, 1, draft_vocab), intermediate_size=mlp_width)
@@ -58,27 +59,27 @@ def eagle3_head(target: ModelSpec, draft_vocab: int, mlp_width: int) -> DraftMod
 
 
 def mtp_head(target: ModelSpec) -> DraftModel:
-    """Multi-token prediction (DeepSeek-V3, arXiv 2412.19437): one layer of the target's last kind over embedding and
-    hidden state side by side; embedding and LM head are the target's."""
+    """Return the multi-token prediction head (DeepSeek-V3, arXiv 2412.19437): one layer of the target's last kind over
+    embedding and hidden state side by side; embedding and LM head are the target's."""
     h = target.hidden_size
     spec = _layers(target, 1, None, kinds=target.layers[-1:])
     return DraftModel(spec, linears=((h, 2 * h),), owns_lm_head=False)
 
 
 def medusa_head(target: ModelSpec) -> DraftModel:
-    """Medusa (arXiv 2401.10774): a residual block and an LM head of its own for each draft position."""
+    """Return Medusa's heads (arXiv 2401.10774): a residual block and an LM head for each draft position."""
     h = target.hidden_size
     return DraftModel(_layers(target, 1, None), decoder=False, linears=((h, h),))
 
 
 def early_exit(target: ModelSpec, layers: int) -> DraftModel:
-    """The target's first layers and its LM head."""
+    """Return the target's first layers and its LM head."""
     spec = _layers(target, layers, None, kinds=target.layers[:layers])
     return DraftModel(spec, owns_lm_head=False, shares_layers=True)
 
 
 def _layers(target: ModelSpec, count: int, vocab: int | None, kinds: tuple[Layer, ...] = ()) -> ModelSpec:
-    """So many layers of a target's shape: of these kinds, or (draft heads) dense with full attention."""
+    """Return `count` layers of a target's shape: of the given kinds, or (draft heads) dense with full attention."""
     return replace(
         target,
         name=f"{target.name} draft",

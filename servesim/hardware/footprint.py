@@ -1,4 +1,4 @@
-"""What a model takes: KV cache by layer and token, weights by format, and the GPUs it fits on.
+"""Memory of a model: KV cache by layer and token, weights by format, and the GPUs it fits on.
 
 GB are 10^9 bytes. Memory alone: whether a GPU has arithmetic for a format is another question.
 """
@@ -20,13 +20,13 @@ from servesim.hardware.model import ModelSpec, check_tp, read_config
 TP_DEGREES = (1, 2, 4, 8)
 FORMATS = ("fp32", "bf16", "fp8", "int8", "int4", "q4_k_m", "int3", "ternary")
 FORMATS_TRIED = ("bf16", "fp8", "int4")
-"""Those a GPU is looked at with unless told otherwise."""
+"""The formats each GPU is sized with by default."""
 KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is to be held in KV memory, and how."""
+    """The load that KV memory must hold, and its format."""
 
     context: int = 4096
     """Tokens of a sequence, prompt and output."""
@@ -36,7 +36,7 @@ class Load:
     memory_utilization: float = 0.92
 
     def check(self) -> None:
-        """UserError where a figure cannot be."""
+        """Raise UserError for a figure that cannot be."""
         for name in ("context", "sequences", "block_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -66,7 +66,7 @@ class Fit:
 
 
 def changed(name_or_path: str, settings: dict[str, Any]) -> ModelSpec:
-    """A model with some keys of its `config.json` set anew; UserError for a key that is not there and changes
+    """Return a model with some keys of its `config.json` replaced; UserError for a key that is not there and changes
     nothing."""
     config, name = read_config(name_or_path)
     model = ModelSpec.from_config({**config, **settings}, name)
@@ -81,7 +81,7 @@ def changed(name_or_path: str, settings: dict[str, Any]) -> ModelSpec:
 
 
 def _builds(config: dict[str, Any], model: ModelSpec) -> bool:
-    """Whether a config describes that very model."""
+    """Return whether a config describes that very model."""
     try:
         return ModelSpec.from_config(config, model.name) == model
     except UserError:
@@ -89,7 +89,7 @@ def _builds(config: dict[str, Any], model: ModelSpec) -> bool:
 
 
 def attention_kind(model: ModelSpec) -> str:
-    """The field's name for how its heads share keys and values."""
+    """Return the field's name for how the heads share keys and values."""
     if model.latent is not None:
         return f"MLA, a latent of {model.latent.kv_rank} + {model.latent.rope_dim} numbers"
     if model.num_kv_heads == model.num_heads:
@@ -98,7 +98,7 @@ def attention_kind(model: ModelSpec) -> str:
 
 
 def fit(model: ModelSpec, gpu: Gpu, tp: int, weights: str, load: Load) -> Fit:
-    """How much KV cache is left beside the weights; UserError for a `tp` that does not divide the heads."""
+    """Return how much KV cache is left beside the weights; UserError for a `tp` that does not divide the heads."""
     check_tp(model, tp)
     limits, groups = vllm_defaults(gpu), kv_groups(model.layers)
 
@@ -133,8 +133,8 @@ def fit(model: ModelSpec, gpu: Gpu, tp: int, weights: str, load: Load) -> Fit:
 def fits(
     model: ModelSpec, gpus: Sequence[Gpu], formats: Sequence[str], load: Load, degrees: Sequence[int] = ()
 ) -> list[Fit]:
-    """On each GPU and in each format: at the smallest TP degree that holds the load (the largest if none does), or
-    at each of the `degrees` given."""
+    """Fit a model on each GPU in each format: at the smallest TP degree that holds the load (the largest if none does),
+    or at each of the `degrees` given."""
     found = []
     for gpu in gpus:
         for weights in formats:
@@ -162,7 +162,7 @@ def footprint(
     formats: Sequence[str] = (),
     degrees: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Everything `servesim size` says of a model, ready for JSON: bytes, tokens, counts."""
+    """Return everything `servesim size` says of a model, ready for JSON: bytes, tokens, counts."""
     load.check()
     kinds = Counter((layer.window, layer.owns_kv) for layer in model.layers)
     groups = kv_groups(model.layers)

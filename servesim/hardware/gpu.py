@@ -32,7 +32,7 @@ class Gpu:
 
     @classmethod
     def load(cls, name: str) -> Gpu:
-        """The GPU called `name`, or the data sheet in a YAML file with one GPU's fields."""
+        """Return the GPU called `name`, or the data sheet in a YAML file with one GPU's fields."""
         if name.endswith((".yaml", ".yml")):
             return _from_file(Path(name))
         known = _gpus()
@@ -48,7 +48,7 @@ class Gpu:
 
 
 def gpu_names() -> list[str]:
-    """Every GPU known."""
+    """Return every GPU known."""
     return sorted(_gpus())
 
 

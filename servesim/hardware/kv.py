@@ -29,7 +29,7 @@ class KvGroup:
     """Tokens their queries attend; 0: all."""
 
     def blocks(self, tokens: int, block_size: int, in_flight: int = 1) -> int:
-        """Blocks a request of `tokens` tokens holds at most, of which `in_flight` are computed in one step. One
+        """Return the most blocks a request of `tokens` tokens holds, of which `in_flight` are computed in one step. One
         window may straddle a block more than its length needs."""
         if not self.window:
             return -(-tokens // block_size)
@@ -37,7 +37,7 @@ class KvGroup:
 
 
 def kv_groups(layers: Sequence[Layer]) -> list[KvGroup]:
-    """The groups of `layers` (of a model, or of one pipeline stage), full attention first, then by window."""
+    """Group `layers` (of a model, or of one pipeline stage) by block table: full attention first, then by window."""
     kinds = Counter(layer.window for layer in layers if layer.owns_kv)
     if len(kinds) <= 1:
         return [KvGroup(count, window) for window, count in kinds.items()]
@@ -53,24 +53,25 @@ def kv_groups(layers: Sequence[Layer]) -> list[KvGroup]:
 
 
 def page_bytes(model: ModelSpec, block_size: int, kv_dtype: str = "bf16", tp: int = 1) -> int:
-    """Bytes of a block in one layer on one GPU."""
+    """Return the bytes of a block in one layer on one GPU."""
     return block_size * model.kv_bytes_per_token_per_layer(kv_dtype, tp)
 
 
 def block_bytes(groups: Sequence[KvGroup], page: int) -> int:
-    """Bytes of a block in the pool all groups draw from: the pages of the largest group."""
+    """Return the bytes of a block in the pool all groups draw from: the pages of the largest group."""
     return page * max((group.layers for group in groups), default=0)
 
 
 def max_concurrency(
     num_blocks: int, groups: Sequence[KvGroup], block_size: int, max_model_len: int, in_flight: int
 ) -> float:
-    """Requests of `max_model_len` tokens that `num_blocks` blocks hold at a time, as vLLM reports it at start-up."""
+    """Return how many requests of `max_model_len` tokens `num_blocks` blocks hold at a time, as vLLM reports it at
+    start-up."""
     return num_blocks / sum(group.blocks(max_model_len, block_size, in_flight) for group in groups)
 
 
 def longest(num_blocks: int, groups: Sequence[KvGroup], block_size: int, in_flight: int) -> int:
-    """Tokens of the longest request that `num_blocks` blocks hold."""
+    """Return the length in tokens of the longest request that `num_blocks` blocks hold."""
     low, high = 0, num_blocks * block_size
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""What the layers of a decoder are made of, where they are not all the same: windows, experts, latent attention."""
+"""Kinds of decoder layers, where they are not all the same: windows, experts, latent attention."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ class Experts:
     """The only precision the experts are published in; None: that of the other linear layers."""
 
     def params(self, hidden: int) -> int:
-        """Weights of the experts of one layer, without router and shared expert."""
+        """Return the weights of the experts of one layer, without router and shared expert."""
         bias = 2 * self.size + hidden if self.bias else 0
         return self.count * (3 * hidden * self.size + bias)
 
     def router_params(self, hidden: int) -> int:
-        """Weights of the router of one layer."""
+        """Return the weights of the router of one layer."""
         return self.count * (hidden + (1 if self.bias else 0))
 
     def touched(self, tokens: float) -> float:
-        """Expected number of distinct experts that `tokens` tokens use, when each picks its experts uniformly
+        """Return the expected number of distinct experts that `tokens` tokens use if each picks its experts uniformly
         and independently of the others."""
         return self.count * float(1.0 - (1.0 - self.per_token / self.count) ** tokens)
 
@@ -91,7 +91,7 @@ class Latent:
         return self.kv_rank + self.rope_dim
 
     def linears(self, hidden: int, heads: int) -> list[tuple[int, int]]:
-        """(output width, input width) of the projections of `heads` heads. Those to the latents are whole on
+        """Return (output width, input width) of the projections of `heads` heads. Those to the latents are whole on
         every GPU; those from and to heads split."""
         query = self.nope_dim + self.rope_dim
         down = [(self.q_rank + self.width, hidden), (heads * query, self.q_rank)]
@@ -101,7 +101,7 @@ class Latent:
 
 
 def dtype_bytes(dtype: str) -> float:
-    """Bytes of one element of `dtype`."""
+    """Return the bytes of one element of `dtype`."""
     known = DTYPE_BYTES | GGUF_BYTES
     if dtype not in known:
         raise UserError(f"unknown dtype {dtype!r}{suggest(dtype, known)}")
@@ -109,14 +109,14 @@ def dtype_bytes(dtype: str) -> float:
 
 
 def wide_bytes(dtype: str) -> float:
-    """Bytes of one weight of embeddings, LM head, routers and final norm where linear layers are in `dtype`: never
-    below 2 (vLLM leaves them unquantised), but in GGUF files, whose figure is a mean over everything."""
+    """Return the bytes of one weight of embeddings, LM head, routers and final norm where linear layers are in `dtype`:
+    never below 2 (vLLM leaves them unquantised), but in GGUF files, whose figure is a mean over everything."""
     return GGUF_BYTES.get(dtype) or max(2.0, dtype_bytes(dtype))
 
 
 def pipeline_layers(num_layers: int, stages: int) -> list[range]:
-    """The layers of each pipeline stage, split as vLLM does: evenly, what remains one each to the stages before
-    the last, from the back (the last one has the LM head)."""
+    """Split layers into pipeline stages as vLLM does: evenly, the remainder one each to the stages before the last,
+    from the back (the last one has the LM head)."""
     if not 1 <= stages <= num_layers:
         raise UserError(f"pp = {stages} must be from 1 to the {num_layers} layers of the model")
     counts = [num_layers // stages] * stages

@@ -1,4 +1,4 @@
-"""How many KV blocks fit, computed the way vLLM does at start-up, and vLLM's default limits by GPU.
+"""The number of KV blocks that fit, computed the way vLLM does at start-up, and vLLM's default limits by GPU.
 
 vLLM takes `ceil(total memory * utilization)`, subtracts the weights, the peak of a profile run, memory
 outside torch and an estimate of its CUDA graphs, and divides the rest by the bytes of a block. The profile
@@ -32,7 +32,7 @@ _SAMPLER_BYTES_PER_LOGIT = 18
 
 @dataclass(frozen=True, slots=True)
 class VllmDefaults:
-    """What vLLM chooses when the user does not."""
+    """vLLM's limits when the user sets none."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -42,7 +42,7 @@ class VllmDefaults:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Where one GPU's memory goes, in bytes, and the KV blocks that fit in the rest."""
+    """The uses of one GPU's memory, in bytes, and the KV blocks that fit in the rest."""
 
     usable: int
     """ceil(total * utilization)."""
@@ -59,7 +59,7 @@ class MemoryBudget:
 
 
 def vllm_defaults(gpu: Gpu, usage: str = "server") -> VllmDefaults:
-    """vLLM's max_num_batched_tokens and max_num_seqs by GPU memory; usage is "server" or "offline".
+    """Return vLLM's max_num_batched_tokens and max_num_seqs by GPU memory; usage is "server" or "offline".
 
     At least 160 GB: 16384 tokens. At least 70 GB and not an A100: 16384 offline, 8192 as a server.
     Others: 8192 offline, 2048 as a server. Sequences: 1024 on the two large classes, 256 on others.
@@ -79,7 +79,7 @@ def vllm_defaults(gpu: Gpu, usage: str = "server") -> VllmDefaults:
 def peak_activation_bytes(
     model: ModelSpec, tp: int, max_num_batched_tokens: int, max_num_seqs: int, samples: bool = True
 ) -> int:
-    """Peak of the profile run: the larger of the MLP on a full batch and the sampler on full sequences.
+    """Return the peak of the profile run: the larger of the MLP on a full batch and the sampler on full sequences.
 
     MLP: gate and up outputs, their product, residual and hidden state, 2 bytes each; experts: the same for every
     routed copy of a token, and its output. Sampler (where the stage `samples`): logits of every sequence over the
@@ -95,8 +95,8 @@ def peak_activation_bytes(
 
 
 def stage_weight_bytes(model: ModelSpec, layers: range, dtype: str) -> int:
-    """Bytes of the weights of a pipeline stage that runs `layers`, all its GPUs together: the embedding on the
-    first stage, LM head (a copy of a tied embedding) and final norm on the last."""
+    """Return the bytes of the weights of a pipeline stage that runs `layers`, all its GPUs together: the embedding on
+    the first stage, LM head (a copy of a tied embedding) and final norm on the last."""
     first, last = layers.start == 0, layers.stop == model.num_layers
     if first and last:
         return model.weight_bytes(dtype)
@@ -122,13 +122,14 @@ def memory_budget(
     hybrid: bool = False,
     draft: DraftModel | None = None,
 ) -> MemoryBudget:
-    """The memory budget of one of `tp` GPUs; with `pp` stages, of a GPU of the stage where the fewest blocks fit.
+    """Return the memory budget of one of `tp` GPUs; with `pp` stages, of a GPU of the stage where the fewest blocks
+    fit.
 
-    `num_blocks` overrides the count (vLLM's num_gpu_blocks_override). `ignore_memory` asks what would happen
-    with all the KV memory one likes: `num_blocks` blocks, or 2^31 when none are given. `hybrid`: a block is one of
-    a group of layers (`kv_groups`), as vLLM lays out models with windows in some layers; without it every layer
-    keeps every token (vLLM's disable_hybrid_kv_cache_manager), and one block table is all a request has. `draft`: its
-    weights and the KV of its layers lie beside the model's, on the last stage.
+    `num_blocks` overrides the count (vLLM's num_gpu_blocks_override). `ignore_memory` asks what would happen with
+    unlimited KV memory: `num_blocks` blocks, or 2^31 when none are given. `hybrid`: a block is one of a group of layers
+    (`kv_groups`), as vLLM lays out models with windows in some layers; without it every layer keeps every token (vLLM's
+    disable_hybrid_kv_cache_manager), and one block table is all a request has. `draft`: its weights and the KV of its
+    layers lie beside the model's, on the last stage.
     """
     if not 0.0 < gpu_memory_utilization <= 1.0:
         raise UserError(f"gpu_memory_utilization must be above 0 and at most 1, not {gpu_memory_utilization}")
@@ -163,7 +164,7 @@ def memory_budget(
 
 
 def _fit(budget: MemoryBudget, what: str, gpu: Gpu, dtype: str, num_blocks: int | None) -> MemoryBudget:
-    """The budget with the blocks that fit, or the error that says by how much they do not."""
+    """Return the budget with the blocks that fit, or raise an error that says how much memory is missing."""
     taken = budget.weights + budget.activations + budget.non_torch + budget.cuda_graphs
     # a stage whose layers all attend the KV of another one keeps none itself
     fitting = (budget.usable - taken) // budget.block_bytes if budget.block_bytes else 2**31

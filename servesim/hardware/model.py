@@ -62,12 +62,12 @@ class ModelSpec:
 
     @classmethod
     def load(cls, name_or_path: str) -> ModelSpec:
-        """A bundled model by name, or a decoder from a `config.json` or the folder that holds one."""
+        """Load a bundled model by name, or a decoder from a `config.json` or the folder that holds one."""
         return cls.from_config(*read_config(name_or_path))
 
     @classmethod
     def from_config(cls, config: dict[str, Any], name: str) -> ModelSpec:
-        """From the content of a Hugging Face `config.json`; what the simulator cannot price is refused."""
+        """Build from the content of a Hugging Face `config.json`; what the simulator cannot price is refused."""
         return cls(name=name, **model_fields(config, f"model config {name}"))
 
     @property
@@ -133,46 +133,48 @@ class ModelSpec:
 
     @property
     def experts_dtype(self) -> str | None:
-        """The precision the experts stay in whatever the other layers have; None: there is no such."""
+        """The precision the experts stay in whatever the other layers have; None if there is none."""
         return self.experts.dtype if self.experts else None
 
     def layer_bytes(self, layer: Layer, dtype: str) -> float:
-        """Bytes of the weights of one layer with linear layers in `dtype`; the router never below 2 bytes."""
+        """Return the bytes of the weights of one layer with linear layers in `dtype`; the router never below 2
+        bytes."""
         linear, router, experts = _layer_params(self, layer)
         experts_bytes = experts * dtype_bytes(self.experts_dtype or dtype)
         return linear * dtype_bytes(dtype) + router * wide_bytes(dtype) + experts_bytes
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of the weights: linear layers in `dtype`, embeddings, LM head and final norm as `wide_bytes` says."""
+        """Return the bytes of the weights: linear layers in `dtype`, embeddings, LM head and final norm as `wide_bytes`
+        says."""
         final_norm = self.hidden_size * (2 if self.layer_norm_bias else 1)
         layers = sum(self.layer_bytes(layer, dtype) for layer in self.layers)
         return int(layers + (self.embedding_params + final_norm) * wide_bytes(dtype))
 
     def kv_elements(self, tp: int = 1) -> int:
-        """Numbers one token keeps on one of `tp` GPUs in one layer that keeps any: key and value of at least one KV
-        head. Latent attention keeps one vector that serves as both, a copy of it on every GPU."""
+        """Return the numbers one token keeps on one of `tp` GPUs in one layer that keeps any: key and value of at least
+        one KV head. Latent attention keeps one vector that serves as both, a copy of it on every GPU."""
         if self.latent is not None:
             return self.latent.width
         return 2 * kv_heads_per_gpu(self, tp) * self.head_dim
 
     def kv_bytes_per_token_per_layer(self, dtype: str = "bf16", tp: int = 1) -> int:
-        """Bytes of those numbers."""
+        """Return the bytes of the numbers `kv_elements` counts."""
         return int(self.kv_elements(tp) * dtype_bytes(dtype))
 
     def kv_bytes_per_token(self, dtype: str = "bf16", tp: int = 1) -> int:
-        """Bytes of keys and values one token keeps on one of `tp` GPUs, all layers, windows not considered."""
+        """Return the bytes of keys and values one token keeps on one of `tp` GPUs, all layers, ignoring windows."""
         return sum(layer.owns_kv for layer in self.layers) * self.kv_bytes_per_token_per_layer(dtype, tp)
 
     def kv_bytes(self, tokens: int, dtype: str = "bf16", tp: int = 1) -> int:
-        """Bytes of keys and values a sequence of `tokens` tokens needs on one of `tp` GPUs: layers with a window keep
-        their window alone, layers that attend another one's KV nothing."""
+        """Return the bytes of keys and values a sequence of `tokens` tokens needs on one of `tp` GPUs: layers with a
+        window keep their window alone, layers that attend another one's KV nothing."""
         kept = sum(min(layer.window or tokens, tokens) for layer in self.layers if layer.owns_kv)
         return kept * self.kv_bytes_per_token_per_layer(dtype, tp)
 
 
 @cache
 def _layer_params(model: ModelSpec, layer: Layer) -> tuple[int, int, int]:
-    """Weights of one layer: (attention, norms and MLP or shared expert; router; experts)."""
+    """Return the weights of one layer: (attention, norms and MLP or shared expert; router; experts)."""
     attention = model.attention_params
     if not layer.owns_kv and model.latent is None:  # no projections of keys and values
         attention -= 2 * model.kv_size * (model.hidden_size + model.qkv_bias) + model.qk_norm * model.head_dim
@@ -183,7 +185,7 @@ def _layer_params(model: ModelSpec, layer: Layer) -> tuple[int, int, int]:
 
 
 def kv_heads_per_gpu(model: ModelSpec, tp: int) -> int:
-    """KV heads on each GPU; with fewer KV heads than GPUs every GPU holds a copy of one."""
+    """Return KV heads on each GPU; with fewer KV heads than GPUs every GPU holds a copy of one."""
     return 1 if model.latent else max(1, model.num_kv_heads // tp)
 
 
@@ -203,7 +205,7 @@ def check_tp(model: ModelSpec, tp: int) -> None:
 
 
 def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
-    """What the `config.json` of a bundled model, of a file or of a folder says, and the model's name."""
+    """Read the `config.json` of a bundled model, of a file or of a folder; return its content and the model's name."""
     if not name_or_path:
         raise UserError("no model is named: a bundled one such as llama-3.1-8b, or a config.json")
     path = Path(name_or_path)
@@ -221,7 +223,7 @@ def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
 
 
 def bundled_models() -> list[str]:
-    """Names `ModelSpec.load` knows without a file."""
+    """Return names `ModelSpec.load` knows without a file."""
     folder = resources.files("servesim.hardware").joinpath("models")
     names = [entry.name for entry in folder.iterdir()]
     return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))

@@ -15,8 +15,8 @@ Slos = Mapping[str, Mapping[str, float]]
 
 
 def by_class(whole: Part, parts: Mapping[str, Part], slo: Mapping[str, float], slos: Slos) -> dict[str, Any]:
-    """Each class's requests, latencies and goodput within its own limits (`slos`; `slo` where it has none), and the
-    goodput of all together. `parts`: the records by class."""
+    """Return each class's requests, latencies and goodput within its own limits (`slos`; `slo` where it has none), and
+    the goodput of all together. `parts`: the records by class."""
     classes = {name: _figures(whole, part, slos.get(name, slo)) for name, part in parts.items()}
     good = sum(figures["goodput"]["good_requests"] for figures in classes.values() if figures["goodput"])
     return {
@@ -30,18 +30,18 @@ def by_class(whole: Part, parts: Mapping[str, Part], slo: Mapping[str, float], s
 def class_limits(
     labels: Sequence[str], rows: NDArray[np.int64], slo: Mapping[str, float], slos: Slos
 ) -> dict[str, NDArray[np.float64]]:
-    """The limits in ms of the requests of these trace rows, by metric: those of their class where it has its own;
-    infinite where there is none."""
+    """Return the limits in ms of the requests of these trace rows, by metric: those of their class where it has its
+    own; infinite where there is none."""
     own = [slos.get(labels[row], slo) for row in rows.tolist()]
     known = [name for name in SLO_METRICS if name in slo or any(name in limits for limits in slos.values())]
     return {name: np.array([limits.get(name, np.inf) for limits in own], dtype=np.float64) for name in known}
 
 
 def by_tenant(whole: Part, parts: Mapping[str, Part], rows: int, slo: Mapping[str, float]) -> dict[str, Any]:
-    """Each tenant's figures and service, and Jain's index of fairness over tenants: 1 when all are alike, 1/n when one
-    has everything. Of `service` (weighted tokens answered per weighted token asked for), of `speed` (output tokens per
-    second of waiting, the harmonic mean over requests) and, with an SLO, of `slo_attainment`. `parts`: the records by
-    tenant; `rows`: of the trace."""
+    """Return each tenant's figures and service, and Jain's index of fairness over tenants: 1 when all are alike, 1/n
+    when one has everything. The index is over `service` (weighted tokens answered per weighted token asked for),
+    `speed` (output tokens per second of waiting, the harmonic mean over requests) and, with an SLO, `slo_attainment`.
+    `parts`: the records by tenant; `rows`: of the trace."""
     tenants = {}
     for name, part in parts.items():
         service = part.service(rows)
@@ -56,13 +56,13 @@ def by_tenant(whole: Part, parts: Mapping[str, Part], rows: int, slo: Mapping[st
 
 
 def jain_index(values: Sequence[float | None]) -> float | None:
-    """(sum x)^2 / (n sum x^2) (Jain, Chiu & Hawe, 1984); what is missing counts as 0."""
+    """Return (sum x)^2 / (n sum x^2) (Jain, Chiu & Hawe, 1984); what is missing counts as 0."""
     x = np.array([value or 0.0 for value in values], dtype=np.float64)
     return per(float(x.sum() ** 2), float(len(x) * (x**2).sum()))
 
 
 def parts_of(columns: RequestColumns, labels: Sequence[str]) -> dict[str, RequestColumns]:
-    """The records of each label, in order of the labels (one a trace row); retries belong to their row."""
+    """Return the records of each label, in order of the labels (one per trace row); retries belong to their row."""
     names = np.array(labels)[columns.table["row"] % len(labels)]
     return {str(name): columns.take(names == name) for name in np.unique(names)}
 

@@ -13,7 +13,7 @@ Numbers = NDArray[np.int64] | NDArray[np.float64]
 
 
 def describe(values: Numbers, unit: float = 1.0) -> dict[str, float] | None:
-    """Count, mean, std (of the population), min, max and percentiles of `values`, each divided by `unit`.
+    """Return count, mean, std (of the population), min, max and percentiles of `values`, each divided by `unit`.
 
     None when there are no values: no number would be true.
     """
@@ -25,7 +25,7 @@ def describe(values: Numbers, unit: float = 1.0) -> dict[str, float] | None:
 
 
 def describe_counted(values: Numbers, counts: NDArray[np.int64], unit: float = 1.0) -> dict[str, float] | None:
-    """The same of the multiset that holds `values[i]` `counts[i]` times, without writing it out."""
+    """Describe the multiset that holds `values[i]` `counts[i]` times, without writing it out."""
     present = counts > 0
     order = np.argsort(values[present], kind="stable")
     scaled, counts = values[present][order] / unit, counts[present][order]
@@ -40,7 +40,8 @@ def describe_counted(values: Numbers, counts: NDArray[np.int64], unit: float = 1
 
 
 def _percentile(values: Numbers, ends: NDArray[np.int64], total: int, q: float) -> float:
-    """numpy's linear method; it interpolates from the nearer neighbour, and so does this, to the last bit."""
+    """Return a percentile by numpy's linear method; it interpolates from the nearer neighbour, as numpy does, to the
+    last bit."""
     position = (total - 1) * (q / 100)
     low = math.floor(position)
     a = float(values[np.searchsorted(ends, low, side="right")])

@@ -16,7 +16,7 @@ class RecentHitRate:
         self._requests = self._queries = self._hits = 0
 
     def observe(self, requests: int, queries: int, hits: int) -> None:
-        """So many requests looked up `queries` tokens in all and found `hits`."""
+        """Take in that `requests` requests looked up `queries` tokens in all and found `hits`."""
         if not requests:
             return
         self._seen.append((requests, queries, hits))
@@ -31,5 +31,5 @@ class RecentHitRate:
 
     @property
     def rate(self) -> float:
-        """0 where nothing was looked up."""
+        """Share of looked-up tokens that were found; 0 where nothing was looked up."""
         return self._hits / self._queries if self._queries else 0.0

@@ -24,7 +24,7 @@ MS = 1e6
 SECOND = 1e9
 ALL = "all limits"
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
-"""Of tokens in a tenant's service, as in VTC (Sheng et al., OSDI'24): outputs cost more than inputs."""
+"""Weights of tokens in a tenant's service, as in VTC (Sheng et al., OSDI'24): outputs cost more than inputs."""
 
 Limits = Mapping[str, float] | Mapping[str, NDArray[np.float64]]
 """Milliseconds by metric, of all requests alike or of each completed one."""
@@ -32,7 +32,7 @@ Stats = dict[str, float] | None
 
 
 class Service(NamedTuple):
-    """What clients got and what they did not."""
+    """Tokens and requests that clients got, and those they did not."""
 
     given: float
     """Weighted tokens of the answers and their prompts."""
@@ -44,44 +44,45 @@ class Service(NamedTuple):
 
 
 class Part(Protocol):
-    """What figures of some requests are computed from: their records, or what is kept of records that went by."""
+    """The source of the figures of some requests: their records, or sums over records that went by."""
 
     def total(self, name: str) -> int:
-        """One of TOTALS."""
+        """Return one of TOTALS."""
 
     def latency_ms(self, name: str) -> Stats:
-        """Statistics of one of LATENCIES; None when there is none."""
+        """Return the statistics of one of LATENCIES; None when there is none."""
 
     def met(self, limits: Limits) -> dict[str, int]:
-        """Completed requests within each limit (value <= limit), and within every one (ALL)."""
+        """Return the completed requests within each limit (value <= limit), and within every one (ALL)."""
 
     def service(self, rows: int) -> Service:
-        """What was answered; `rows`: of the trace."""
+        """Return what was answered; `rows`: of the trace."""
 
     @property
     def duration_ns(self) -> int:
-        """From the first arrival of all to the last token of all, the drain at the end included."""
+        """Time from the first arrival of all to the last token of all, the drain at the end included."""
 
 
 class Requests(Part, Protocol):
-    """The same of all requests of a run."""
+    """The figures of all requests of a run."""
 
     def why(self, ended: State) -> dict[str, int]:
-        """How many requests ended so, by reason."""
+        """Return how many requests ended in state `ended`, by reason."""
 
     def max_concurrency(self) -> int:
-        """Most completed requests in the system at once; at one instant departures come before arrivals."""
+        """Return the most completed requests in the system at once; at one instant departures come before arrivals."""
 
     def lookups(self, count: int) -> list[tuple[int, int]]:
-        """(prompt tokens, of them found in the cache) of the `count` requests admitted last, in that order."""
+        """Return (prompt tokens, those of them found in the cache) of the `count` requests admitted last, in that
+        order."""
 
     def load(self) -> Load | None:
-        """Numbers waiting and in the system over the arrival span; None: there is no span."""
+        """Return the numbers waiting and in the system over the arrival span; None if there is no span."""
 
 
 @dataclass(frozen=True)
 class RequestColumns:
-    """The request records as named columns, in order of trace row; latencies in nanoseconds of those completed."""
+    """The request records as named columns, in order of trace row; latencies in nanoseconds, of completed requests."""
 
     table: dict[str, NDArray[np.int64]]
     done: NDArray[np.bool_]
@@ -89,11 +90,11 @@ class RequestColumns:
     reasons: Mapping[int, str] = field(default_factory=dict)
     """Why they ended, by row."""
     sequences: dict[str, NDArray[np.int64]] = field(default_factory=dict)
-    """The records of each output sequence: of requests of several samples as many."""
+    """The records of each output sequence: of a request of n samples, n of them."""
 
     @classmethod
     def of(cls, rows: Rows, reasons: Mapping[int, str] | None = None) -> RequestColumns:
-        """From the recorder's table, whatever its order."""
+        """Build from the recorder's table, whatever its order."""
         rows = rows[np.argsort(rows[:, REQUEST_COLUMNS.index("row")], kind="stable")]
         sequences = {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(REQUEST_COLUMNS)}
         table = requests_of(sequences)
@@ -103,7 +104,7 @@ class RequestColumns:
         return len(self.done)
 
     def completed(self, column: str) -> NDArray[np.int64]:
-        """One recorded column of the completed requests."""
+        """Return one recorded column of the completed requests."""
         return self.table[column][self.done]
 
     @property
@@ -134,13 +135,13 @@ class RequestColumns:
 
     @property
     def duration_ns(self) -> int:
-        """From the first arrival of all to the last token of all, the drain at the end included."""
+        """Time from the first arrival of all to the last token of all, the drain at the end included."""
         if not self.done.any():
             return 0
         return int(self.completed("last_token_ns").max() - self.table["arrival_ns"].min())
 
     def take(self, which: NDArray[np.bool_] | NDArray[np.int64]) -> RequestColumns:
-        """Some of the records, by a mask or by their places."""
+        """Return some of the records, by a mask or by their indices."""
         table = {name: column[which] for name, column in self.table.items()}
         mine = np.isin(numbers_of(self.sequences), table["row"])
         sequences = {name: column[mine] for name, column in self.sequences.items()}
@@ -181,7 +182,7 @@ class RequestColumns:
         return Service(float(given.sum()), float(asked.sum()), len(seconds), float(seconds.sum()))
 
     def stays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """When each request that was not rejected arrived, when its wait ended, and when it left."""
+        """Return arrival, end of waiting and departure of each request that was not rejected."""
         table = self.table
         kept = np.flatnonzero(table["state"] != State.REJECTED)
         kept = kept[np.argsort(table["arrival_ns"][kept], kind="stable")]  # closed loops send out of the trace's order
@@ -202,7 +203,8 @@ def _of_completed(column: str) -> Callable[[RequestColumns], int]:
 
 
 def _looked_up(c: RequestColumns) -> NDArray[np.bool_]:
-    """Which sequences were admitted by themselves: one forked off another has all of its prompt, and asked nobody."""
+    """Return which sequences were admitted by themselves: one forked off another has all of its prompt and did no
+    lookup."""
     table = c.sequences
     forked = (table["sample"] > 1) & (table["hit_tokens"] == table["prompt_len"])
     asked: NDArray[np.bool_] = (table["scheduled_ns"] >= 0) & ~forked
@@ -214,8 +216,8 @@ def _of_admitted(column: str) -> Callable[[RequestColumns], int]:
 
 
 def _computed(c: RequestColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each completed sequence, the tokens whose keys and values it needs (the prompt and all outputs but the last),
-    and how many of them were there."""
+    """Return, for each completed sequence, the tokens whose keys and values it needs (the prompt and all outputs but
+    the last), and how many of them were there."""
     done = c.sequences["state"] == State.FINISHED
     prompt, output, hit = (c.sequences[name][done] for name in ("prompt_len", "output_len", "hit_tokens"))
     return prompt + output - 1, hit
@@ -258,13 +260,14 @@ LATENCIES: dict[str, Callable[[RequestColumns], Numbers]] = {
 
 
 def latencies_ms(requests: Requests, itl: Stats) -> dict[str, Stats]:
-    """Statistics of every latency in milliseconds; `itl`: those of the gaps between tokens, pooled over requests."""
+    """Return the statistics of every latency in milliseconds; `itl`: those of the gaps between tokens, pooled over
+    requests."""
     found = {name: requests.latency_ms(name) for name in LATENCIES}
     return {"ttft": found.pop("ttft"), "tpot": found.pop("tpot"), "itl": itl, **found}
 
 
 def throughput(requests: Requests) -> dict[str, float | None]:
-    """Completed requests, their output tokens and their input + output tokens per second of the duration."""
+    """Return completed requests, their output tokens and their input + output tokens per second of the duration."""
     seconds = requests.duration_ns / SECOND
     output = requests.total("output_tokens")
     return {
@@ -275,7 +278,7 @@ def throughput(requests: Requests) -> dict[str, float | None]:
 
 
 def counts(requests: Requests) -> dict[str, Any]:
-    """How many requests arrived and what became of them; reasons of rejection with their numbers."""
+    """Return how many requests arrived and what became of them, with rejections by reason."""
     names = ("arrived", "completed", "rejected", "aborted", "input_tokens", "output_tokens", "output_sequences")
     return {
         **{name: requests.total(name) for name in names},
@@ -287,7 +290,7 @@ def counts(requests: Requests) -> dict[str, Any]:
 
 
 def most_at_once(enter: NDArray[np.int64], leave: NDArray[np.int64]) -> int:
-    """Most of these stays that overlap; at one instant those that end go first."""
+    """Return the most of these stays that overlap; at one instant those that end go first."""
     if not len(enter):
         return 0
     arrivals, departures = np.sort(enter), np.sort(leave)
@@ -296,8 +299,8 @@ def most_at_once(enter: NDArray[np.int64], leave: NDArray[np.int64]) -> int:
 
 
 def goodput(requests: Part, slo: Mapping[str, float], limits: Limits | None = None) -> dict[str, Any]:
-    """Requests within every SLO: per second, and as a share of all arrivals. `limits`: those of each completed
-    request, where they are not all alike."""
+    """Return the requests within every SLO: per second, and as a share of all arrivals. `limits`: those of each
+    completed request, where they are not all alike."""
     arrived, met = requests.total("arrived"), requests.met(slo if limits is None else limits)
     good = met.pop(ALL)
     return {
@@ -310,5 +313,5 @@ def goodput(requests: Part, slo: Mapping[str, float], limits: Limits | None = No
 
 
 def per(amount: float, of: float) -> float | None:
-    """A ratio; None where there is nothing to divide by."""
+    """Return a ratio; None where there is nothing to divide by."""
     return amount / of if of else None

@@ -15,8 +15,9 @@ Columns = dict[str, NDArray[np.int64]]
 
 
 def requests_of(table: Columns) -> Columns:
-    """The records of sequences (servesim.engine.recorder.REQUEST_COLUMNS, in order of rows) as those of requests, in
-    order of theirs: without `sample` and `request`, with how many `samples` there are and the `longest_output_len`."""
+    """Return the records of sequences (servesim.engine.recorder.REQUEST_COLUMNS, in order of rows) as records of
+    requests, in order of requests: without `sample` and `request`, with the number of `samples` and the
+    `longest_output_len`."""
     alone = {name: column for name, column in table.items() if name not in ("sample", "request")}
     if not table["sample"].any():
         return alone | {"samples": np.ones_like(table["row"]), "longest_output_len": table["output_len"]}
@@ -31,7 +32,7 @@ def requests_of(table: Columns) -> Columns:
         return reduced
 
     def first(name: str, of: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        """The earliest time of any that has one."""
+        """Return the earliest time of any sample that has one."""
         never = np.iinfo(np.int64).max
         has = table[name][order] >= 0
         time = over(np.minimum, name, has if of is None else has & of, never)
@@ -57,12 +58,12 @@ def requests_of(table: Columns) -> Columns:
 
 
 def numbers_of(table: Columns) -> NDArray[np.int64]:
-    """The request each sequence belongs to, by row."""
+    """Return the request each sequence belongs to, by row."""
     return np.where(table["sample"] != 0, table["request"], table["row"])
 
 
 def reasons_of(table: Columns, reasons: Mapping[int, str]) -> dict[int, str]:
-    """By request, why it ended: the reason of the sample that ended last of those that ended worst."""
+    """Return the reason each request ended: the reason of the sample that ended last among those that ended worst."""
     if not table["sample"].any() or not reasons:
         return dict(reasons)
     number = numbers_of(table)

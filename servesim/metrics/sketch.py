@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from servesim.metrics.distribution import PERCENTILES, Numbers, named
 
 RELATIVE_ERROR = 0.001
-"""Of every percentile: the exact one, interpolated between its two neighbours, times 1 +- this at most."""
+"""Largest relative error of a percentile, against the exact one interpolated between its two neighbours."""
 _LOG_RATIO = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 
 
@@ -63,7 +63,7 @@ class Sketch:
         self._counts, self._first = grown, low
 
     def describe(self, unit: float = 1.0) -> dict[str, float] | None:
-        """What `distribution.describe` says of the values, each divided by `unit`; None when there are none."""
+        """Describe the values, each divided by `unit`, as `distribution.describe` does; None when there are none."""
         if self._count == 0:
             return None
         ends = self._zeros + np.cumsum(self._counts)
@@ -78,7 +78,8 @@ class Sketch:
         return a + (b - a) * (position - low)
 
     def _at(self, ends: NDArray[np.int64], rank: int) -> float:
-        """The value of a rank, counted from 0: the point of its bucket that is nearest, relatively, to both bounds."""
+        """Return the value of a rank, counted from 0: the point of its bucket that is nearest, relatively, to both
+        bounds."""
         if rank < self._zeros:
             return 0.0
         bucket = self._first + int(np.searchsorted(ends, rank, side="right"))

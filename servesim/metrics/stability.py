@@ -1,4 +1,4 @@
-"""Whether the queue still grows when the arrivals end: then percentiles say how long the trace was, not more."""
+"""Test of whether the queue is still growing when arrivals end: then percentiles depend on the trace's length."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Times = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Load:
-    """How full a system was over the arrival span, in tenths."""
+    """Load of a system over the arrival span, in tenths."""
 
     waiting: NDArray[np.float64]
     """Mean number waiting (not yet scheduled for the first time) in each tenth."""
@@ -33,7 +33,8 @@ class Load:
 
 
 def load_of(arrival: Times, waits: Times, leaves: Times) -> Load | None:
-    """From when each request arrived (ascending), stopped waiting and left; None where they arrive at once."""
+    """Return the load, from the times each request arrived (ascending), stopped waiting and left; None where they
+    arrive at once."""
     span = int(arrival[-1] - arrival[0]) if len(arrival) else 0
     if span < TENTHS:
         return None
@@ -43,12 +44,12 @@ def load_of(arrival: Times, waits: Times, leaves: Times) -> Load | None:
 
 
 def stability(requests: Requests) -> dict[str, Any]:
-    """The verdict and what it rests on: mean numbers waiting and in the system in tenths of the arrival span.
+    """Return the verdict and what it rests on: mean numbers waiting and in the system in tenths of the arrival span.
 
     Unstable is a run in which the number waiting (not yet scheduled for the first time) rises through the last
     three tenths and is there higher than in some earlier tenth by at least max(10, 2 %, 2 sqrt) of the requests
     that arrived in between: more than the chance wandering of a queue below capacity, which is of the order of the
-    square root. Engines that admit everybody and slow down show it in the number in the system instead; there
+    square root. Engines that admit every request and slow down show it in the number in the system instead; there
     only the second half counts, once it is three times the mean time in service, so that the filling
     of an empty server is not taken for growth. Where it is not, and nothing waits longer and longer, the trace is too
     short to tell: undecided.
@@ -68,7 +69,7 @@ def stability(requests: Requests) -> dict[str, Any]:
 
 
 def mean_between(enter: Times, leave: Times, edges: Times) -> NDArray[np.float64]:
-    """Mean number present between successive edges, exactly: the integral of the number over the width."""
+    """Return the mean number present between successive edges, exactly: the integral of the number over the width."""
     width = np.diff(edges)
     stay = [
         np.maximum(np.minimum(leave, b) - np.maximum(enter, a), 0).sum(dtype=np.float64)
@@ -78,7 +79,7 @@ def mean_between(enter: Times, leave: Times, edges: Times) -> NDArray[np.float64
 
 
 def _grows(number: NDArray[np.float64], arrived: Times, tenths: int) -> bool:
-    """Whether growth shows in the last `tenths`; `arrived` counts arrivals before each edge."""
+    """Return whether growth shows in the last `tenths`; `arrived` counts arrivals before each edge."""
     if not (np.diff(number[-RISING:]) > 0).all():
         return False
     for since in range(TENTHS - tenths, TENTHS - RISING + 1):

@@ -76,21 +76,21 @@ class StepTotals:
         return self.sums["k"]
 
     def batch_size(self) -> dict[str, float] | None:
-        """Sequences per step, over steps."""
+        """Return the distribution of sequences per step, over steps."""
         return _described(self._batch)
 
     def tokens_per_step(self) -> dict[str, float] | None:
-        """Tokens computed per step (padding not included), over steps."""
+        """Return the distribution of tokens computed per step (padding not included), over steps."""
         return _described(self._tokens)
 
     def cost_shares(self) -> dict[str, float | None]:
-        """Shares of the GPU time by where it comes from: measured kernels, between them, beyond them, formula."""
+        """Return the shares of the GPU time by source: measured kernels, between them, beyond them, formula."""
         total = sum(self.gpu_ns_by_origin.values())
         return {origin: per(ns, total) for origin, ns in self.gpu_ns_by_origin.items()}
 
     def uncertainty(self, relative_error: float | None) -> float | None:
-        """Half-width of a 95 % interval on the GPU time, relative to it, from the standard error of one table entry
-        by its repeats; None where that is not known.
+        """Return the half-width of a 95 % interval on the GPU time, relative to it, from the standard error of one
+        table entry by its repeats; None where that is not known.
 
         Errors of entries are taken to go together (one session, one clock), so they do not average out. Latencies
         that no queue lengthens vary by as much at most. What is extrapolated or formula is off by more than repeats
@@ -103,7 +103,7 @@ class StepTotals:
 
 
 def exact_sum(column: Rows) -> int:
-    """The sum as a Python integer: token-nanoseconds of a long run exceed 64 bits."""
+    """Return the sum as a Python integer: token-nanoseconds of a long run exceed 64 bits."""
     return (int((column >> 32).sum()) << 32) + int((column & 0xFFFFFFFF).sum())
 
 

@@ -12,9 +12,9 @@ from servesim.metrics.prefix_cache import RecentHitRate
 from servesim.metrics.requests import LATENCIES, MS, TOTALS, Limits, RequestColumns, Service, Stats
 from servesim.metrics.sketch import Sketch
 from servesim.metrics.stability import TENTHS, Load
+from servesim.sentinels import NEVER
 
 Times = NDArray[np.int64]
-NEVER = 1 << 62
 
 
 class StreamedPart:
@@ -57,10 +57,10 @@ class StreamedPart:
 
 
 class StreamedRequests(StreamedPart):
-    """The same of all requests of a run (`metrics.requests.Requests`)."""
+    """Streamed figures of all requests of a run (`metrics.requests.Requests`)."""
 
     def __init__(self, origin_ns: int) -> None:
-        """`origin_ns`: nothing arrives before."""
+        """Begin with nothing; no request arrives before `origin_ns`."""
         super().__init__()
         self._why: dict[State, Counter[str]] = {}
         self._overlap = Overlap()
@@ -68,7 +68,8 @@ class StreamedRequests(StreamedPart):
         self._recent = np.empty((0, 4), dtype=np.int64)  # scheduled, row, prompt, hit
 
     def take(self, columns: RequestColumns, limits: Limits, settled_ns: int) -> None:
-        """Take in records; all that arrived before `settled_ns` and ended have been taken in then."""
+        """Take in records; those of all requests that arrived before `settled_ns` and ended must have been taken in by
+        then."""
         self.add(columns, limits)
         for state in (State.FINISHED, State.REJECTED, State.ABORTED):
             self._why.setdefault(state, Counter()).update(columns.why(state))
@@ -100,7 +101,7 @@ class Overlap:
         self._inside = 0  # of those settled: entered and not left
 
     def add(self, enter: Times, leave: Times, settled_ns: int) -> None:
-        """More stays; no further one begins before `settled_ns`."""
+        """Add stays; no further one begins before `settled_ns`."""
         enter, leave = np.concatenate([self._enter, enter]), np.concatenate([self._leave, leave])
         entered, left = enter < settled_ns, leave < settled_ns
         if entered.any():
@@ -128,7 +129,7 @@ class LoadGrid:
         self._service_ns = self._stays = 0
 
     def add(self, arrival: Times, waits: Times, leaves: Times) -> None:
-        """When requests arrived, stopped waiting and left."""
+        """Add the times at which requests arrived, stopped waiting and left."""
         if not len(arrival):
             return
         self._first, self._last = min(self._first, int(arrival.min())), max(self._last, int(arrival.max()))
@@ -150,7 +151,7 @@ class LoadGrid:
         self._width *= 2
 
     def load(self) -> Load | None:
-        """As `stability.load_of`; None where all arrive at once."""
+        """Return the load as `stability.load_of` does; None where all requests arrive at once."""
         span = self._last - self._first
         if span < TENTHS:
             return None

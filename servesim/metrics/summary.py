@@ -17,7 +17,7 @@ from servesim.metrics.steps import StepTotals
 
 @dataclass(frozen=True)
 class Deployment:
-    """What served: as much of it as figures depend on."""
+    """The serving system, as far as figures depend on it."""
 
     model: ModelSpec
     gpu: Gpu
@@ -45,8 +45,8 @@ class Deployment:
 def summarize(
     requests: Requests, itl: Stats, totals: StepTotals, deployment: Deployment, slo: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Figures of a finished run. Latencies are in ms, durations in s, shares between 0 and 1; None where there
-    is nothing to say (no request completed, no SLO given)."""
+    """Return the figures of a finished run. Latencies are in ms, durations in s, shares between 0 and 1; None where
+    there is nothing to say (no request completed, no SLO given)."""
     return {
         "requests": counts(requests),
         "duration_s": requests.duration_ns / SECOND,
@@ -63,7 +63,8 @@ def summarize(
 
 
 def engine(requests: Requests, totals: StepTotals, deployment: Deployment) -> dict[str, Any]:
-    """Steps, batches and how busy the GPUs were. `preemptions` and `recomputed_tokens` count all requests."""
+    """Return the figures of steps and batches, and how busy the GPUs were. `preemptions` and `recomputed_tokens` count
+    all requests."""
     seconds = requests.duration_ns / SECOND
     return {
         "steps": totals.steps,
@@ -82,7 +83,7 @@ def engine(requests: Requests, totals: StepTotals, deployment: Deployment) -> di
 
 
 def mfu(requests: Requests, deployment: Deployment) -> float | None:
-    """Model FLOPs utilization: arithmetic the answers needed over what the GPUs could do in the duration.
+    """Return model FLOPs utilization: the arithmetic the answers needed over what the GPUs could do in the duration.
 
     Per completed request: 2 per weight outside the embeddings and token computed (prompt without its prefix hit, and
     all outputs but the last), 4 per query-key pair and head dimension, 2 per LM-head weight and output token.
@@ -101,8 +102,8 @@ def mfu(requests: Requests, deployment: Deployment) -> float | None:
 
 
 def mbu(requests: Requests, totals: StepTotals, deployment: Deployment) -> float | None:
-    """Memory bandwidth utilization: weights once per step (of embeddings only a tied LM head), and keys and values
-    of every context attended (those a prefill piece finds included), over what the GPUs could read meanwhile.
+    """Return memory bandwidth utilization: weights once per step (of embeddings only a tied LM head), and keys and
+    values of every context attended (those a prefill piece finds included), over what the GPUs could read meanwhile.
     None for models whose layers are not all alike and dense."""
     model = deployment.model
     if not _plain(model):
@@ -116,12 +117,12 @@ def mbu(requests: Requests, totals: StepTotals, deployment: Deployment) -> float
 
 
 def _plain(model: ModelSpec) -> bool:
-    """Every layer computes all its weights for every token and attends the whole context."""
+    """Return whether every layer computes all its weights for every token and attends the whole context."""
     return model.latent is None and all(layer == Layer() for layer in model.layers)
 
 
 def kv_memory(requests: Requests, totals: StepTotals, deployment: Deployment) -> dict[str, Any]:
-    """KV memory over time and replicas: mean shares of the capacity while the run lasted, and the peak of one
+    """Return KV memory over time and replicas: mean shares of the capacity while the run lasted, and the peak of one
     replica. Between steps nothing runs and nothing is held."""
     capacity = deployment.capacity_tokens
     whole = capacity * requests.duration_ns * deployment.replicas
@@ -143,8 +144,8 @@ def kv_memory(requests: Requests, totals: StepTotals, deployment: Deployment) ->
 
 
 def prefix_cache(requests: Requests, deployment: Deployment) -> dict[str, Any] | None:
-    """Prompt tokens looked up when requests were first admitted, and those found; `recent_hit_rate` is what vLLM
-    would log at the end: of the last 1000 of them. None without prefix caching."""
+    """Return the prompt tokens looked up when requests were first admitted, and those found; `recent_hit_rate` is what
+    vLLM would log at the end: that of the last 1000 requests. None without prefix caching."""
     if not deployment.prefix_caching:
         return None
     queried, hits = requests.total("queried_tokens"), requests.total("hit_tokens")
@@ -160,7 +161,8 @@ def prefix_cache(requests: Requests, deployment: Deployment) -> dict[str, Any] |
 
 
 def price(requests: Requests, deployment: Deployment) -> dict[str, float | None]:
-    """GPU time of the duration and its price; each price per million tokens lays all of it on those tokens."""
+    """Return the GPU time of the duration and its price; each price per million tokens lays all of it on those
+    tokens."""
     hours = deployment.gpus * requests.duration_ns / SECOND / 3600
     usd = hours * deployment.usd_per_gpu_hour
     prompt, output = requests.total("input_tokens"), requests.total("output_tokens")

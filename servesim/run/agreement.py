@@ -1,4 +1,4 @@
-"""Whether two runs agree: every request, step, delivery and gap between tokens, to the nanosecond."""
+"""Agreement of two runs: every request, step, delivery and gap between tokens, to the nanosecond."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _STEP = {name: i for i, name in enumerate(STEP_COLUMNS)}
 COMPOSITION = (
     "prefill_tokens", "prefill_pieces", "prefill_context", "decode_count", "decode_context", "sampled", "padded_tokens",
 )  # fmt: skip
-"""What a row says of each of its steps; decode contexts grow by `decode_count` from one to the next."""
+"""Columns that hold for each step of a row; decode contexts grow by `decode_count` from one to the next."""
 FIRST = ("planned_ns", "start_ns", "kv_used", "kv_internal", "kv_external")
-"""What a row says of its first step."""
+"""Columns that hold for the first step of a row."""
 SUMMED = (
     "elapsed_ns", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "accepted", "bytes_moved",
 )  # fmt: skip
-"""What a row says of its steps together."""
+"""Columns that sum over the steps of a row."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves behind, in an order that does not depend on how it was run."""
+    """The records of a run, in an order that does not depend on how it was run."""
 
     requests: Rows
     reasons: dict[int, str]
@@ -37,7 +37,7 @@ class Outcome:
 
     @classmethod
     def of(cls, cluster: Cluster) -> Outcome:
-        """The outcome of a run that has ended."""
+        """Return the outcome of a run that has ended."""
         recorder = cluster.recorder
         return cls(
             _sorted(recorder.requests.array(), [0]),
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def difference(run: Outcome, plain: Outcome, elsewhere: str = "in reference mode") -> str:
-    """Say in one line what differs first; nothing where all agrees. Each row of steps of `plain` is one step; one of
+    """Describe in one line what differs first; empty where all agrees. Each row of steps of `plain` is one step; one of
     `run` may stand for several. `elsewhere` says what `plain` is."""
     told = [*_requests(run, plain, elsewhere), *_steps(run.steps, plain.steps, elsewhere)]
     if not told:
@@ -68,7 +68,7 @@ def _sorted(rows: Rows, by: Sequence[int]) -> Rows:
 
 
 def _requests(run: Outcome, plain: Outcome, elsewhere: str) -> list[str]:
-    """The first request that differs."""
+    """Return a line about the first request that differs."""
     a, b = run.requests, plain.requests
     if not np.array_equal(a[:, 0], b[:, 0]):
         row = int(np.setxor1d(a[:, 0], b[:, 0])[0])
@@ -85,7 +85,7 @@ def _requests(run: Outcome, plain: Outcome, elsewhere: str) -> list[str]:
 
 
 def _steps(run: Rows, plain: Rows, elsewhere: str) -> list[str]:
-    """The first step that differs, of the replica where that is earliest."""
+    """Return a line about the first step that differs, of the replica where that is earliest."""
     found = []
     for replica in np.union1d(run[:, 0], plain[:, 0]).tolist():
         first = _first_step(run[run[:, 0] == replica], plain[plain[:, 0] == replica], elsewhere)
@@ -95,7 +95,7 @@ def _steps(run: Rows, plain: Rows, elsewhere: str) -> list[str]:
 
 
 def _first_step(run: Rows, plain: Rows, elsewhere: str) -> tuple[int, int, str] | None:
-    """When the first step that differs on one replica starts, its id, and what differs."""
+    """Return when the first step that differs on one replica starts, its id, and what differs."""
     k = run[:, _STEP["k"]]
     at, starts = np.repeat(np.arange(len(run)), k), np.cumsum(k) - k
     behind = np.arange(len(at)) - starts[at]
@@ -118,7 +118,7 @@ def _first_step(run: Rows, plain: Rows, elsewhere: str) -> tuple[int, int, str] 
 
 
 def _sums(run: Rows, plain: Rows, starts: Rows, elsewhere: str) -> tuple[int, int, str] | None:
-    """As `_first_step`, of what rows say of their steps together."""
+    """Compare as `_first_step` does, by the sums that rows state over their steps."""
     if not len(run):
         return None
     parts = {name: np.add.reduceat(plain[:, _STEP[name]], starts) for name in SUMMED}

@@ -34,7 +34,7 @@ def check_beginning(setup: Setup, requests: int = REQUESTS) -> None:
 
 
 def _outcome(setup: Setup, mode: str, requests: int) -> Outcome | PolicyError:
-    """What the first requests come to."""
+    """Serve the first requests and return their outcome."""
     trace = setup.trace.take(np.arange(min(requests, len(setup.trace))))
     whole: dict[str, Any] = {
         "requests": None,

@@ -1,4 +1,4 @@
-"""Settings that change nothing in this run, and assumptions its reader must know: said, never silently ignored.
+"""Settings that change nothing in this run, and assumptions its reader must know: reported, never silently ignored.
 
 A setting is reported when it differs from its default and yet cannot have had an effect. What is said depends
 on the resolved scenario and on the run alone, so that a rerun of the resolved scenario says the same.
@@ -20,12 +20,13 @@ from servesim.workload.trace_stream import TraceFacts
 def before_run(
     scenario: Scenario, trace: TraceFacts, scheduler: Scheduler, kv: KVAllocator, fitting_blocks: int | None
 ) -> Iterator[str]:
-    """What can be told from the scenario and the trace. `fitting_blocks`: KV blocks the GPU's memory would give."""
+    """Yield what can be told from the scenario and the trace. `fitting_blocks`: KV blocks the GPU's memory would
+    give."""
     yield from _oracles(scheduler, kv)
     if scenario.engine.async_scheduling and "async" not in scheduler.supports:
         yield f"async_scheduling: scheduler {scheduler.name} plans synchronously, so no step is planned ahead"
     if scenario.engine.async_scheduling and scenario.pp > 1:
-        yield "async_scheduling: pipeline stages are planned synchronously, one batch a stage in flight"
+        yield "async_scheduling: pipeline stages are planned synchronously, one batch per stage in flight"
     if kv.shares and not trace.has_content and not trace.samples:
         yield (
             f"kv {kv.name}: the trace does not say what its prompts contain, so no two share a prefix and "
@@ -57,7 +58,7 @@ def before_run(
 
 
 def after_run(scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, summary: dict[str, Any]) -> Iterator[str]:
-    """What only the run shows."""
+    """Yield what only the run shows."""
     batch = summary["engine"]["batch_size"]
     most_seqs = scenario.scheduler.get("max_num_seqs")
     if batch and most_seqs is not None and most_seqs != defaults.max_num_seqs and batch["max"] < most_seqs:
@@ -82,7 +83,7 @@ def after_run(scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, sum
 
 
 def on_costs(cost: TableCostModel, decode_reach: Mapping[int, int]) -> Iterator[str]:
-    """What the kernel tables do not vouch for. `decode_reach`: the largest sum of contexts attended in a step, by
+    """Yield costs that the kernel tables lack. `decode_reach`: the largest sum of contexts attended in a step, by
     number of decoding sequences."""
     beyond = cost.extrapolated(decode_reach)
     if beyond:
@@ -145,7 +146,7 @@ def _memory_settings(scenario: Scenario, fitting_blocks: int | None) -> Iterator
     engine = scenario.engine
     default = type(engine).model_fields["gpu_memory_utilization"].default
     if engine.ignore_memory:
-        yield f"ignore_memory: {engine.num_gpu_blocks} KV blocks a replica, whatever the GPU's memory"
+        yield f"ignore_memory: {engine.num_gpu_blocks} KV blocks per replica, whatever the GPU's memory"
     if engine.gpu_memory_utilization != default and (engine.ignore_memory or engine.num_gpu_blocks != fitting_blocks):
         by = "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is given"
         yield f"gpu_memory_utilization={engine.gpu_memory_utilization:g} changes nothing: {by}"

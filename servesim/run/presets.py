@@ -14,7 +14,7 @@ POLICIES = ("scheduler", "kv", "router")
 
 @cache
 def engine_presets() -> dict[str, dict[str, Any]]:
-    """Version, source and settings of each system."""
+    """Return version, source and settings of each system."""
     import yaml
 
     text = resources.files("servesim.run").joinpath("engines.yaml").read_text(encoding="utf-8")
@@ -23,7 +23,7 @@ def engine_presets() -> dict[str, dict[str, Any]]:
 
 
 def preset_settings(name: Any) -> dict[str, Any]:
-    """The settings of a system; UserError for one nobody knows."""
+    """Return the settings of a system; UserError for an unknown name."""
     known = engine_presets()
     if name not in known:
         raise UserError(f"preset: unknown engine {name!r}{suggest(str(name), known)}")
@@ -32,8 +32,8 @@ def preset_settings(name: Any) -> dict[str, Any]:
 
 
 def under(settings: Mapping[str, Any], policy_settings: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """The settings with those of their `preset`, if any, where they say nothing. Parameters of a preset's policy hold
-    for that policy alone."""
+    """Complete settings with those of their `preset`, if any. Parameters of a preset's policy hold for that policy
+    alone."""
     name = settings.get("preset")
     if name is None:
         return dict(settings)

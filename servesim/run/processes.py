@@ -1,4 +1,4 @@
-"""Replicas that do not depend on each other, in processes of their own, with the result of one process to the byte.
+"""Replicas that do not depend on each other, in separate processes, with the result of one process to the byte.
 
 Every process replays all arrivals and routes them, so that clocks, tokenizers and horizons are the same everywhere, and
 serves those of its own replicas. Their records are put in the order in which one process would have written them: by
@@ -30,14 +30,14 @@ from servesim.errors import PolicyError, UserError
 from servesim.run.records import clients_of
 from servesim.run.scenario import Scenario
 from servesim.run.setup import Setup, set_up
-from servesim.workload.streamed import NEVER
+from servesim.sentinels import NEVER
 from servesim.workload.trace import Trace
 from servesim.workload.workload import TraceWorkload
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is told."""
+    """The input of a worker."""
 
     scenario: dict[str, Any]
     trace: Trace | None
@@ -47,7 +47,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Share:
-    """What a worker found out."""
+    """The output of a worker."""
 
     steps: tuple[Rows, Rows]
     """Rows, and when each was recorded."""
@@ -63,7 +63,7 @@ class Share:
 
 
 def check_independent(setup: Setup) -> None:
-    """UserError where replicas depend on each other, or on answers."""
+    """Raise UserError where replicas depend on each other, or on answers."""
     scenario, clients = setup.scenario, setup.scenario.clients
     reasons = {
         f"router {scenario.router['name']} looks at the replicas": not setup.router.blind,
@@ -82,8 +82,8 @@ def check_independent(setup: Setup) -> None:
 
 
 def run_apart(setup: Setup, scenario: Scenario, trace: Trace | None, jobs: int, recorder: Recorder) -> float:
-    """Serve everything in up to `jobs` processes and record it; CPU seconds of their loops. `scenario` and `trace` are
-    what the setup was made of."""
+    """Serve everything in up to `jobs` processes and record it; return the CPU seconds of their loops. The setup was
+    made from `scenario` and `trace`."""
     count = len(setup.cores)
     jobs = min(jobs, count)
     tasks = [Task(scenario.model_dump(), trace, tuple(range(first, count, jobs))) for first in range(jobs)]
@@ -117,7 +117,7 @@ def _merge(table: Table, parts: Sequence[tuple[Rows, Rows]], replica: Any) -> No
 
 def _start(task: Task) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
-    # The process inherits what is blocked: an interrupt is for the one who started it, from its first import on.
+    # The process inherits what is blocked: an interrupt is for its parent, from its first import on.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -149,7 +149,7 @@ class _Dated(Table):
         self.ns = array("q")
         self.cluster: Cluster | None = None
         self.closing = False
-        """What is recorded now waited for a step that goes on, and none came: it stands at the end."""
+        """Whether the run has ended: records that waited for a step still running then go at the end."""
 
     def add(self, row: tuple[int, ...]) -> None:
         assert self.cluster is not None
@@ -162,7 +162,7 @@ class _Dated(Table):
         super().extend(rows)
 
     def dated(self) -> tuple[Rows, Rows]:
-        """All rows and their times."""
+        """Return all rows and their times."""
         return self.array(), np.array(self.ns, dtype=np.int64)
 
 
@@ -201,7 +201,7 @@ def serve(task: Task) -> Share:
 
 
 def main() -> None:
-    """One task."""
+    """Run one task."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a policy prints is no answer
     task = pickle.load(sys.stdin.buffer)

@@ -1,4 +1,4 @@
-"""What made a result besides its scenario."""
+"""The inputs of a result besides its scenario."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from servesim.workload.trace_stream import TraceFacts
 
 
 def provenance(scenario: Scenario, trace: TraceFacts, gpu: Gpu, cost: TableCostModel) -> dict[str, Any]:
-    """Hashes of trace, kernel tables and policy files, and the host terms in use."""
+    """Return hashes of trace, kernel tables and policy files, and the host terms in use."""
     files = {}
     for kind in ("scheduler", "kv", "router", "speculation"):
         path, py, _ = getattr(scenario, kind)["name"].partition(".py:")
@@ -30,7 +30,7 @@ def provenance(scenario: Scenario, trace: TraceFacts, gpu: Gpu, cost: TableCostM
 
 
 def _kernel_tables(scenario: Scenario, gpu: Gpu) -> dict[str, Any] | None:
-    """Hashes of the kernel tables by file, and whose measurements they are; None without tables."""
+    """Return hashes of the kernel tables by file, and whose measurements they are; None without tables."""
     if scenario.kernel_tables in (ROOFLINE_ONLY, IDEAL):
         return None
     if scenario.kernel_tables is not None:
@@ -48,12 +48,12 @@ def _kernel_tables(scenario: Scenario, gpu: Gpu) -> dict[str, Any] | None:
 
 
 def measured_by(provenance: dict[str, Any]) -> str:
-    """`project version (licence)` of one table's provenance."""
+    """Return `project version (licence)` of one table's provenance."""
     project, version = provenance.get("project", "unknown"), provenance.get("project_version", "")
     licence = provenance.get("licence")
     return f"{project} {version}".strip() + (f" ({licence})" if licence else "")
 
 
 def sha256_of(path: Path) -> str:
-    """Hash of a file's bytes."""
+    """Hash a file's bytes."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""What is kept of a run for its figures and its result: all records, or, of a streamed run, what they add up to."""
+"""Records of a run, for its figures and its result: all of them, or, of a streamed run, their sums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUPS = ("class", "tenant")
 
 
 class Records:
-    """Everything, in memory; steps and deliveries go to the result directory while the run goes on, if there is one."""
+    """All records, in memory; steps and deliveries go to the result directory during the run, if there is one."""
 
     workload: TraceWorkload
     notes: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Records:
         self._steps(rows)
 
     def flush(self) -> None:
-        """The run is over: hand on what is buffered."""
+        """Hand on what is buffered at the end of the run."""
         self.recorder.steps.flush()
         self.recorder.deliveries.flush()
 
@@ -97,7 +97,7 @@ class Records:
 
 
 class StreamedRecords(Records):
-    """What records add up to; themselves they go to the result directory, or nowhere."""
+    """Sums over records; the records themselves go to the result directory, or nowhere."""
 
     workload: StreamedWorkload
     notes = (
@@ -162,7 +162,7 @@ class StreamedRecords(Records):
 
 
 def _by_text(texts: Sequence[str]) -> list[tuple[str, Any]]:
-    """Each distinct text and where it stands."""
+    """Return each distinct text and where it stands."""
     names, code = np.unique(np.array(texts), return_inverse=True)
     order = np.argsort(code, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
@@ -170,7 +170,7 @@ def _by_text(texts: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def clients_of(settings: ClientSettings) -> Clients:
-    """Those who send, in nanoseconds."""
+    """Return the client settings with times in nanoseconds."""
 
     def ns(seconds: float | None) -> int | None:
         return round(seconds * SECOND) if seconds is not None else None

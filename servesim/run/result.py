@@ -1,4 +1,4 @@
-"""What a run found out: figures, records as DataFrames, and everything that made them."""
+"""The findings of a run: figures, records as DataFrames, and everything that made them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SUMMARY_KEYS = (
     *("cost_shares", "duration_s", "engine", "goodput", "kv", "latency_ms", "notes", "prefix_cache", "price"),
     *("provenance", "requests", "scenario", "speculation", "stability", "throughput", "uncertainty"),
 )
-"""What every summary has; `classes` and `tenants` only where the trace has such labels."""
+"""Keys of every summary; `classes` and `tenants` only where the trace has such labels."""
 
 
 NOT_KEPT = "a streamed run keeps records only in its result directory: give it one (out=...)"
@@ -56,29 +56,29 @@ class Result:
         streamed: Mapping[str, list[Rows] | Path | None],
         samples: Any = None,
     ) -> None:
-        """`requests` is a pyarrow table, or where it was written; `streamed` the chunks of the tables of steps and
-        deliveries by the names of their files, or the Parquet files themselves. None: not kept. `samples`: where
-        requests have several, a pyarrow table of these."""
+        """Build a result. `requests` is a pyarrow table, or where it was written; `streamed` the chunks of the tables
+        of steps and deliveries by the names of their files, or the Parquet files themselves. None: not kept. `samples`:
+        a pyarrow table of the samples, where requests have several."""
         self.summary = summary
         """All figures, as in summary.json: latencies in ms, durations in s, shares between 0 and 1."""
         self.scenario = scenario
         """Fully resolved: running it again gives the same result."""
         self.timing = timing
-        """What the run cost here, as in timing.json."""
+        """Time and memory of the run itself, as in timing.json."""
         self._requests = requests
         self._samples = samples
         self._streamed = streamed
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One row a request, in trace order. Times in ns; -1 or null: has not happened."""
+        """One row per request, in trace order. Times in ns; -1 or null: has not happened."""
         frame: pd.DataFrame = self._request_table().to_pandas()
         return frame
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """One row an output sequence, in order of their numbers: `requests` themselves, but where one asks for several
-        samples (n > 1) a row for each of these (columns: servesim.engine.recorder.REQUEST_COLUMNS)."""
+        """One row per output sequence, in order of their numbers: `requests` themselves, but a row for each sample
+        where a request asks for several (n > 1) (columns: servesim.engine.recorder.REQUEST_COLUMNS)."""
         import pandas as pd
 
         if self._samples is None:
@@ -92,23 +92,24 @@ class Result:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """One row a step, or `k` steps alike; columns: servesim.engine.recorder.STEP_COLUMNS."""
+        """One row per step, or per `k` steps alike; columns: servesim.engine.recorder.STEP_COLUMNS."""
         return self._frame(STEPS)
 
     @cached_property
     def deliveries(self) -> pd.DataFrame:
-        """Where a step delivered otherwise than one token to each request; see servesim.engine.recorder."""
+        """Steps that delivered anything but one token to each request; see servesim.engine.recorder."""
         return self._frame(DELIVERIES)
 
     def figure(self, name: str, window_s: tuple[float, float] | None = None) -> Drawing:
-        """One figure of the report, such as "latency_cdf" (see servesim.figure; servesim.figures(result) names all)."""
+        """Draw one figure of the report, such as "latency_cdf" (see servesim.figure; servesim.figures(result) names
+        all)."""
         import servesim
 
         drawn: Drawing = servesim.figure(self, name, window_s=window_s)
         return drawn
 
     def save(self, out: str | Path) -> Path:
-        """Write the directory `servesim run --out` writes, but for its report."""
+        """Write the directory `servesim run --out` writes, without its report."""
         requests = self._request_table()
         writer = ResultWriter(out)
         try:
@@ -122,7 +123,7 @@ class Result:
 
     @classmethod
     def load(cls, path: str | Path) -> Result:
-        """A saved result."""
+        """Load a saved result."""
         import pyarrow.parquet as pq
 
         folder = Path(path)
@@ -146,7 +147,8 @@ class Result:
             )
 
     def _request_table(self) -> Any:
-        """As a pyarrow table, in trace order (a streamed run writes it in the order in which requests leave)."""
+        """Return the requests as a pyarrow table, in trace order (a streamed run writes it in the order in which
+        requests leave)."""
         import pyarrow.parquet as pq
 
         if self._requests is None:
@@ -169,7 +171,7 @@ class Result:
         return pd.DataFrame(rows, columns=list(columns))
 
     def _chunks(self, file: str) -> list[Rows]:
-        """A table in the pieces it was recorded in."""
+        """Return a table in the pieces it was recorded in."""
         source = self._streamed[file]
         if source is None:
             raise UserError(NOT_KEPT)
@@ -184,13 +186,13 @@ class Result:
 
 
 def _complete(wanted: Iterable[str], found: Iterable[str]) -> None:
-    """ValueError if a part of a file is not there."""
+    """Raise ValueError if a part of a file is missing."""
     if missing := sorted(set(wanted) - set(found)):
         raise ValueError(f"no {', '.join(missing)} in it (written by another version?)")
 
 
 def sample_table(columns: RequestColumns) -> Any:
-    """The records of the sequences of requests of several samples as a pyarrow table; None if there are none."""
+    """Return the records of the sequences of requests of several samples as a pyarrow table; None if there are none."""
     import pyarrow as pa
 
     which = columns.sequences["sample"] != 0
@@ -200,8 +202,8 @@ def sample_table(columns: RequestColumns) -> Any:
 
 
 def request_table(columns: RequestColumns, texts: Mapping[str, list[str]]) -> Any:
-    """The request records as a pyarrow table: recorded columns, then reason, `texts` (the trace's names and labels) and
-    latencies (null unless completed; tpot null for a single output token)."""
+    """Return the request records as a pyarrow table: recorded columns, then reason, `texts` (the trace's names and
+    labels) and latencies (null unless completed; tpot null for a single output token)."""
     import pyarrow as pa
 
     rows, done = columns.table["row"].tolist(), columns.done

@@ -1,4 +1,4 @@
-"""Result directories: written beside, then renamed, so that there is a whole result or none.
+"""Result directories: written under a temporary name, then renamed, so that there is a whole result or none.
 
 The bytes of every file but `timing.json` depend on the inputs alone.
 """
@@ -35,7 +35,7 @@ class ResultWriter:
     """A result directory in the making: `out` with `.partial` after its name until `finish`."""
 
     def __init__(self, out: str | Path) -> None:
-        """Claims the place; UserError, before any work is done, if a result cannot be written there."""
+        """Claim the place; UserError, before any work is done, if a result cannot be written there."""
         self.out = Path(out)
         self._open: dict[str, Any] = {}
         _refuse_foreign(self.out)
@@ -118,7 +118,7 @@ class ResultWriter:
 
 @contextmanager
 def writable(out: Path) -> Iterator[None]:
-    """What cannot be written there is a UserError that names it."""
+    """Turn an OSError while writing there into a UserError that names it."""
     try:
         yield
     except OSError as error:
@@ -126,7 +126,7 @@ def writable(out: Path) -> Iterator[None]:
 
 
 def arrow_array(values: Numbers, valid: NDArray[np.bool_] | None = None) -> Any:
-    """int64 or float64 values as an Arrow array, null where not `valid`.
+    """Return int64 or float64 values as an Arrow array, null where not `valid`.
 
     By its buffers: `pyarrow.array` imports pandas, which a run has no other need for.
     """
@@ -138,7 +138,7 @@ def arrow_array(values: Numbers, valid: NDArray[np.bool_] | None = None) -> Any:
 
 
 def arrow_strings(values: Sequence[str]) -> Any:
-    """Strings as an Arrow array, by its buffers likewise."""
+    """Return strings as an Arrow array, by its buffers likewise."""
     import pyarrow as pa
 
     encoded = [value.encode() for value in values]
@@ -147,7 +147,7 @@ def arrow_strings(values: Sequence[str]) -> Any:
 
 
 def to_json(value: Mapping[str, Any]) -> str:
-    """JSON with sorted keys; NaN and infinity have no place in it."""
+    """Return JSON with sorted keys; NaN and infinity have no place in it."""
     return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
@@ -165,7 +165,7 @@ def write_text(path: Path, text: str, option: str) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What cannot be read there is a UserError that names it."""
+    """Turn an error while reading there into a UserError that names it."""
     try:
         yield
     except (OSError, ValueError, TypeError) as error:
@@ -173,7 +173,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _refuse_foreign(out: Path) -> None:
-    """An earlier result is replaced; anything else that is there is left alone."""
+    """Raise UserError where a result would replace anything but an earlier result."""
     if not out.name:
         raise UserError(f'--out "{out}": names no directory')
     if out.is_symlink():

@@ -1,4 +1,4 @@
-"""One validated description of a run. Every default of servesim stands here, documented, once.
+"""One validated description of a run. Every default of servesim is here, documented, once.
 
 A scenario comes from YAML, from the command line, or from Python keywords. Fields and their docstrings are also the
 options of `servesim run`, `compare`, `sweep` and `capacity` and their help (servesim.cli.options). Unknown keys are
@@ -52,7 +52,7 @@ class EngineSettings(_Section):
     gpu_memory_utilization: float = Field(default=0.92, gt=0, le=1)
     """Share of the GPU's memory the engine may use."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)
-    """KV blocks of a replica; none: as many as fit."""
+    """KV blocks of a replica; none: all that fit."""
     swap_space_gib: float = Field(default=4.0, ge=0, le=1e6)
     """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
@@ -66,11 +66,11 @@ class EngineSettings(_Section):
     max_queued_requests: int | None = Field(default=None, ge=0)
     """Requests that may wait on a replica; further ones are rejected. None: any number, as in vLLM."""
     ignore_memory: bool = False
-    """What if memory did not matter: room for everything the trace can ask for, unless num_gpu_blocks says less."""
+    """Ignore memory limits: room for everything the trace can ask for, unless num_gpu_blocks says less."""
 
 
 class ClientSettings(_Section):
-    """Those who send. By default each request goes out at its time, and everyone waits for as long as it takes."""
+    """Client behavior. By default each request goes out at its time, and clients wait for as long as it takes."""
 
     max_concurrency: int | None = Field(default=None, ge=1)
     """Closed loop: the most requests outstanding, the others queue outside; none: no limit."""
@@ -83,7 +83,7 @@ class ClientSettings(_Section):
     ttft_timeout_s: float | None = Field(default=None, gt=0, le=1e7)
     """Seconds after which a client gives up if its first token has not come; none: never."""
     retries: int = Field(default=0, ge=0, le=100)
-    """How often a request that was rejected or timed out is sent again."""
+    """Times a request that was rejected or timed out is sent again."""
     retry_delay_s: float = Field(default=1.0, ge=0, le=1e7)
     """Seconds before a request is sent again."""
 
@@ -91,8 +91,8 @@ class ClientSettings(_Section):
 class Scenario(_Section):
     """A run: a trace, served by a model on GPUs under policies.
 
-    Policies are `name`, `name:key=value,...` or a mapping with `name` and the parameters; a policy of one's own
-    is named `path/to/file.py:Class`.
+    Policies are `name`, `name:key=value,...` or a mapping with `name` and the parameters; a user's policy is named
+    `path/to/file.py:Class`.
     """
 
     trace: str
@@ -131,7 +131,7 @@ class Scenario(_Section):
     tp: int = Field(default=1, ge=1)
     """GPUs of a stage (tensor parallelism)."""
     pp: int = Field(default=1, ge=1)
-    """Stages of a replica (pipeline parallelism); as many steps are in flight, planned synchronously."""
+    """Stages of a replica (pipeline parallelism); one step per stage is in flight, planned synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)
     """Copies of the model behind the router."""
     preset: str | None = None
@@ -146,7 +146,7 @@ class Scenario(_Section):
     speculation: Settings = Field(default={"name": "none"})
     """How drafts are made: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
     acceptance: Settings | None = None
-    """Which drafts turn out right, such as `positions:marginal=0.73/0.52/0.36`: part of the workload. None: what the
+    """Acceptance of drafts, such as `positions:marginal=0.73/0.52/0.36`: part of the workload. None: what the
     method assumes, which is then noted."""
     engine: EngineSettings = EngineSettings()
     slo: dict[str, float] = Field(default={})
@@ -162,14 +162,14 @@ class Scenario(_Section):
     check: bool = False
     """Check invariants of scheduler and memory after every step, and the first 300 requests against reference mode."""
     host: str = "auto"
-    """What the engine adds to its kernels: a shipped set of host terms or a YAML file; auto: the latest of vLLM
-    that is shipped; none: kernel times alone."""
+    """Host terms, the time the engine adds to its kernels: a shipped set or a YAML file; auto: the latest shipped
+    terms of vLLM; none: kernel times alone."""
     kernel_tables: str | None = None
     """A folder of kernel tables measured on this GPU instead of the shipped ones, or the name of other shipped ones
     (`h100-trtllm`: GEMMs and attention of TensorRT-LLM); `roofline`: none, everything by formula; `ideal`: by formula
     at the data sheet's full rates, launches and activations free, as in hand calculations."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
-    """Price of a GPU; none: the assumption that stands with the GPU's data sheet."""
+    """Price of a GPU; none: the assumption in the GPU's data sheet."""
 
     @field_validator("scheduler", "kv", "router", "speculation", "acceptance", mode="before")
     @classmethod
@@ -203,14 +203,14 @@ class Scenario(_Section):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:
-        """A scenario from plain settings; `source` names their file, if any, in errors."""
+        """Build a scenario from plain settings; `source` names their file, if any, in errors."""
         try:
             return cls.model_validate(under(settings, policy_settings))
         except ValidationError as error:
             raise UserError(f"{source}: {_first_error(error, cls)}".removeprefix(": ")) from None
 
     def to_yaml(self) -> str:
-        """The scenario as YAML, every key spelt out."""
+        """Return the scenario as YAML, every key spelt out."""
         import yaml
 
         text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -218,7 +218,7 @@ class Scenario(_Section):
 
 
 def load_settings(path: str | Path) -> Settings:
-    """The settings in a YAML file, not yet validated."""
+    """Read the settings in a YAML file, not yet validated."""
     import yaml
 
     try:
@@ -264,7 +264,7 @@ def read_yaml(what: str, text: str) -> Any:
 
 
 def policy_settings(value: Any) -> Settings:
-    """`name`, `name:key=value,...`, `file.py:Class:key=value,...` or a mapping, as a mapping with `name`."""
+    """Return `name`, `name:key=value,...`, `file.py:Class:key=value,...` or a mapping, as a mapping with `name`."""
     if isinstance(value, str):
         path, py, rest = value.partition(".py:")
         if py:
@@ -280,7 +280,7 @@ def policy_settings(value: Any) -> Settings:
 
 
 def _limits(value: Any) -> Any:
-    """Limits as text or a mapping; anything else is left for the validation to refuse."""
+    """Parse limits given as text or a mapping; anything else is left for the validation to refuse."""
     if isinstance(value, Mapping):
         return {name: spelt(limit) for name, limit in value.items()}
     return parse_slo(value) if isinstance(value, str) else value
@@ -304,7 +304,7 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
 
 
 def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
-    """One line: the key, what is wrong, what would be right."""
+    """Return one line: the key, what is wrong, what would be right."""
     # A misspelt key also leaves one missing: the misspelling is what helps.
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     *outer, last = [str(part) for part in first["loc"] if part not in ("int", "literal['auto']")]

@@ -63,15 +63,15 @@ class Setup:
     defaults: VllmDefaults
     notes: list[str]
     provenance: dict[str, Any]
-    """What made the results besides the scenario: hashes of trace, kernel tables and policy files."""
+    """Inputs of the results besides the scenario: hashes of trace, kernel tables and policy files."""
 
     @property
     def out_ns(self) -> int:
-        """How long a token takes from the engine to the client."""
+        """Time a token takes from the engine to the client, in ns."""
         return round(self.cost.terms.front_out) if self.cost.terms is not None else 0
 
     def cluster(self, workload: Workload, recorder: Recorder, **options: Any) -> Cluster:
-        """The replicas behind router and front end; `options`: further ones of Cluster."""
+        """Return the replicas behind router and front end; `options`: further ones of Cluster."""
         terms = self.cost.terms
         in_ns, token_ns = (round(terms.front_in), terms.front_in_per_token) if terms is not None else (0, 0.0)
         return Cluster(
@@ -180,8 +180,8 @@ def _kv_memory(
     in_flight: int,
     ahead: int,
 ) -> KVMemory:
-    """What an allocator hands out. `in_flight`: tokens that steps in flight may compute; `ahead`: those of one request,
-    drafts included, that may be planned before it is known to have ended."""
+    """Return the memory an allocator hands out. `in_flight`: tokens that steps in flight may compute; `ahead`: those of
+    one request, drafts included, that may be planned before it is known to have ended."""
     engine, block_bytes = scenario.engine, budget.block_bytes
     return KVMemory(
         budget.num_blocks,
@@ -241,7 +241,7 @@ def _resolve(registry: Any, kind: str, settings: Settings) -> tuple[Any, Any]:
 
 
 def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> None:
-    """As vLLM at start-up: without chunks a prompt must fit one step."""
+    """Raise UserError, as vLLM does at start-up, where a prompt does not fit one step without chunks."""
     if max_num_batched_tokens < max_model_len:
         raise UserError(
             f"scheduler max_num_batched_tokens={max_num_batched_tokens} is less than max_model_len={max_model_len}: "
@@ -250,7 +250,7 @@ def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> Non
 
 
 def cost_model_of(scenario: Scenario) -> TableCostModel:
-    """The cost model a scenario is priced with."""
+    """Return the cost model a scenario is priced with."""
     gpu = Gpu.load(scenario.gpu)
     model = ModelSpec.load(scenario.model)
     return _cost_model(scenario, model, gpu, _host_terms(scenario, gpu), Speculation.of(scenario, model))

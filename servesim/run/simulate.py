@@ -41,13 +41,13 @@ def simulate(
     jobs: int = 1,
     **settings: Any,
 ) -> Result:
-    """Replay a trace and return what came of it.
+    """Replay a trace and return its result.
 
     The run is described by keywords (`servesim.Scenario` lists them), by a scenario (an object, a mapping, or
     a YAML file), or by a scenario with keywords that override it. `trace` may be a Trace, or a DataFrame that
     servesim.load_trace makes one of. With `out` the result directory is written too, step records while the run goes
     on. `on_ready` is told the resolved setup before the run begins and may return a callback for progress. With `jobs`
-    replicas are served in so many processes, where a router splits requests without looking at them; the result is the
+    replicas are served in `jobs` processes, where a router splits requests without looking at them; the result is the
     same to the byte.
 
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
@@ -128,7 +128,7 @@ def _summary(setup: Setup, records: Records) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions a result depends on to the byte."""
+    """Return the versions a result depends on to the byte."""
     from importlib.metadata import version
 
     names = ("servesim", "simpy", "numpy", "pyarrow")
@@ -145,7 +145,7 @@ class _Clock:
 def _timing(
     began: _Clock, loop: _Clock, ended: _Clock, apart_s: float, summary: Mapping[str, Any]
 ) -> dict[str, float | None]:
-    """`apart_s`: CPU seconds of other processes."""
+    """Return the timing of a run; `apart_s`: CPU seconds of other processes."""
     cpu = ended.cpu - loop.cpu + apart_s
     requests, steps = summary["requests"]["arrived"], summary["engine"]["steps"]
     return {
@@ -161,7 +161,7 @@ def _timing(
 
 
 def _peak_memory_mb() -> float | None:
-    """Peak resident memory of the process; None where the system does not say."""
+    """Return the peak resident memory of the process; None where the system does not say."""
     try:
         import resource
     except ImportError:

@@ -1,4 +1,4 @@
-"""How much KV memory a scenario's replicas have, and how long a request may be."""
+"""Sizes of a scenario: the KV memory of its replicas, and the length of its longest request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kv_budget(
     max_num_seqs: int,
     draft: DraftModel | None,
 ) -> tuple[MemoryBudget, int | None]:
-    """The budget of the run, and the blocks that fit by utilization (None: no block does)."""
+    """Return the budget of the run, and the blocks that fit by utilization (None: no block does)."""
     engine = scenario.engine
 
     def budget(num_blocks: int | None, ignore: bool) -> MemoryBudget:
@@ -58,7 +58,8 @@ def kv_budget(
 
 
 def layer_groups(scenario: Scenario, model: ModelSpec, allocator: type[KVAllocator]) -> list[KvGroup]:
-    """Groups of layers with block tables of their own; one of all layers where the allocator knows no groups."""
+    """Return the groups of layers that have their own block tables; one of all layers where the allocator knows no
+    groups."""
     if not allocator.grouped:
         return [KvGroup(model.num_layers)]
     if scenario.pp > 1:
@@ -67,7 +68,7 @@ def layer_groups(scenario: Scenario, model: ModelSpec, allocator: type[KVAllocat
 
 
 def longest_request(scenario: Scenario, model: ModelSpec, room: int) -> int:
-    """As vLLM: what the model was made for and one request can be held with in `room` tokens."""
+    """Return the longest request, as vLLM does: what the model was made for and what `room` tokens hold."""
     asked = scenario.engine.max_model_len
     if asked == "auto":
         return min(model.max_position, room)

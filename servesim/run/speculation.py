@@ -41,7 +41,7 @@ class Speculation:
 
     @classmethod
     def of(cls, scenario: Scenario, target: ModelSpec) -> Speculation | None:
-        """None without speculation. UserError where a name or a parameter is wrong."""
+        """Resolve a scenario's speculation; None without. UserError where a name or a parameter is wrong."""
         if scenario.speculation["name"] != "none":
             return cls.resolve(scenario.speculation, scenario.acceptance, scenario.seed, target)
         if scenario.acceptance is not None:
@@ -50,7 +50,7 @@ class Speculation:
 
     @classmethod
     def resolve(cls, method: Settings, acceptance: Settings | None, seed: int, target: ModelSpec) -> Speculation:
-        """From settings of both; without `acceptance` the method's own assumption."""
+        """Resolve a method and its acceptance from settings; without `acceptance` the method's own assumption."""
         speculator, params = _resolve(speculators, "speculation", method)
         settings = acceptance or policy_settings(speculator.acceptance)
         model, values = _resolve(acceptance_models, "acceptance", settings)
@@ -58,25 +58,25 @@ class Speculation:
         return cls(method["name"], speculator, params, target, truth, settings["name"], assumed)
 
     def make(self) -> Speculator:
-        """A speculator of its own for each replica."""
+        """Return a new speculator, one for each replica."""
         made: Speculator = make(self.speculator, self.params, self.target)
         if "acceptance" in made.needs:
             made.rates = self.acceptance.rates
         return made
 
     def priced(self, cost: CostModel) -> Speculator:
-        """One that knows what steps cost."""
+        """Return a speculator that knows what steps cost."""
         made = self.make()
         made.price = lambda batch: cost.price(batch).ns
         return made
 
     def check(self, scheduler: type[Scheduler]) -> None:
-        """UserError where a scheduler cannot run drafts."""
+        """Raise UserError where a scheduler cannot run drafts."""
         if "speculation" not in scheduler.supports:
             raise UserError(f"scheduler {scheduler.name} cannot verify drafts (choose one that can, such as vllm)")
 
     def tune(self, params: Any) -> Any:
-        """Parameters of a scheduler or an allocator, with room for drafts where the user gave none."""
+        """Return the parameters of a scheduler or an allocator, with room for drafts where the user gave none."""
         speculator = self.make()
         fixed = speculator.steady() and getattr(self.params, "adapt", "fixed") == "fixed"
         wanted = {
@@ -96,14 +96,14 @@ class Speculation:
         return speculator.verified(speculator.max_drafts)
 
     def resolved(self) -> dict[str, Settings]:
-        """Both settings spelt out."""
+        """Return both settings spelt out."""
         return {
             "speculation": {"name": self.method, **dataclasses.asdict(self.params)},
             "acceptance": {"name": self.acceptance_name, **dataclasses.asdict(self.acceptance.params)},
         }
 
     def notes(self, trace: TraceFacts) -> Iterator[str]:
-        """What a reader must know, and settings that change nothing."""
+        """Yield what a reader must know, and settings that change nothing."""
         if self.assumed:
             rates = "/".join(f"{rate:.2f}" for rate in self.acceptance.rates(self.make().max_drafts))
             yield (
@@ -117,8 +117,8 @@ class Speculation:
 
 
 def figures(stats: Iterable[SpecStats]) -> dict[str, Any] | None:
-    """What came of speculation on all replicas, under vLLM's names; None if nothing was drafted. `num_drafts` counts
-    verifications of at least one draft token; drafts of requests that were preempted or ended first are
+    """Return the outcome of speculation on all replicas, under vLLM's names; None if nothing was drafted. `num_drafts`
+    counts verifications of at least one draft token; drafts of requests that were preempted or ended first are
     `unverified_tokens`. The acceptance length counts the target's own token: 1 + accepted / drafts."""
     parts = list(stats)
     proposed, drafts, tokens, accepted = (

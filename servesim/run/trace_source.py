@@ -13,12 +13,12 @@ from servesim.workload.trace import Trace
 from servesim.workload.trace_stream import TraceStream
 
 OBJECT = "object:"
-"""What stands before the name of a trace that was handed over as an object."""
+"""Prefix of the name of a trace that was handed over as an object."""
 DRAWN = ("preset:", "synth:")
 
 
 def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
-    """The trace a scenario names, or the one given, shaped and cut."""
+    """Open the trace a scenario names, or the one given, shaped and cut."""
     from servesim.traces import open_trace
 
     if trace is not None:
@@ -48,7 +48,7 @@ def _cut(trace: Trace, scenario: Scenario) -> Trace:
 
 
 def open_stream(scenario: Scenario, trace: Trace | None, kv: type[KVAllocator]) -> TraceStream:
-    """The same trace as chunks; UserError for what needs all of it at once."""
+    """Open the same trace as chunks; UserError for what needs all of it at once."""
     from servesim.traces import open_stream as opened
 
     clients = scenario.clients

@@ -1,1 +1,1 @@
-"""Who sends requests: traces as columns, and how they arrive."""
+"""Requests to send: traces as columns, and how they arrive."""

@@ -18,14 +18,15 @@ class Prefixes:
         self._numbers: dict[tuple[int, int, int], int] = {}
 
     def extend(self, prefix: int, run_length: int, content: int) -> int:
-        """The sequence `prefix`, whose last run has `run_length` tokens, followed by a run of `content`."""
+        """Return the number of the sequence `prefix`, whose last run has `run_length` tokens, followed by a run of
+        `content`."""
         return self._numbers.setdefault((prefix, run_length, content), len(self._numbers) + 1)
 
 
 def joined(content: Content) -> Content:
-    """The same prompts in fewer runs: a run and the one after it are one, of the first one's id, where all prompts that
-    go on behind the first do so with the second, and none has more of the first. The output of a row stays a run of
-    its own, wherever it appears."""
+    """Return the same prompts in fewer runs: a run and the one after it become one, with the first one's id, where all
+    prompts that go on behind the first do so with the second, and none has more of the first. The output of a row
+    remains a run of its own, wherever it appears."""
     offsets, ids, lengths = content.offsets, content.ids, content.lengths
     if not len(ids):
         return content
@@ -92,7 +93,7 @@ class RunContent:
         return (self._sequence[i] << 32) | (stop - start)
 
     def prefix_keys(self, stops: range) -> list[int]:
-        """`prefix_key` of each, ascending."""
+        """Return `prefix_key` of each stop, ascending."""
         keys: list[int] = []
         stop, step = stops.start, stops.step
         while stop < stops.stop:
@@ -105,9 +106,9 @@ class RunContent:
         return keys
 
     def block_runs(self, start: int, stop: int, size: int, lookahead: int = 0) -> list[tuple[int, int]]:
-        """Blocks start to stop of `size` tokens each, by the sequence of runs in which a block ends (or a few tokens
-        behind it, the `lookahead`): that, and the block where it changes. What two requests have in a block and all
-        before it is equal exactly when the sequences are."""
+        """Return blocks `start` to `stop` of `size` tokens each by the sequence of runs in which a block ends (or
+        `lookahead` tokens behind it): the number of that sequence, and the block where it changes. Two requests are
+        equal up to the end of a block exactly when these numbers are."""
         runs: list[tuple[int, int]] = []
         ends = self._ends
         i = bisect_left(ends, (start + 1) * size + lookahead)

@@ -31,19 +31,19 @@ class FanOut:
         self._due: list[tuple[int, int, Request, int]] = []
 
     def next_ns(self) -> int | None:
-        """When the next sample is sent."""
+        """Return when the next sample is sent."""
         return self._due[0][0] if self._due else None
 
     def pop(self) -> tuple[Request, int]:
-        """It, and its output length."""
+        """Pop the next sample and its output length."""
         _, _, request, output_len = heappop(self._due)
         return request, output_len
 
     def open(
         self, number: int, output_len: int, make: Callable[[int | None], Request], now: int
     ) -> tuple[Request, int]:
-        """What is sent at once for request `number`, and its output length. `make` gives the request, or a sample whose
-        answer is text i: that of row i, and of further samples by their place behind the rows."""
+        """Return what is sent at once for request `number`, and its output length. `make` makes the request, or a
+        sample whose answer is text i: that of row i, and for further samples by their place behind the rows."""
         attempt, row = divmod(number, self._rows)
         lengths = self._samples.lengths(row)
         if not lengths:
@@ -68,7 +68,7 @@ class FanOut:
         return parent.members[0], output_len
 
     def leave(self, request: Request, now: int) -> bool:
-        """A client hears at `now` that a sample has left; whether the whole request has."""
+        """Note that a client hears at `now` that a sample has left; return whether the whole request has."""
         parent = request.parent
         assert parent is not None
         gone = parent.leave(request)

@@ -1,4 +1,4 @@
-"""Which requests of a trace wait for which: conversations, agents and their sub-agents, as they unfold."""
+"""Waits between requests of a trace: conversations, agents and their sub-agents, as they unfold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Entry = tuple[int, int]
 
 
 class Sessions:
-    """What is known of the rows that wait for others; with a limit, of plays that wait for their turn.
+    """State of the rows that wait for others and, with a limit, of plays that wait for their turn.
 
     A play begins at its first recorded arrival or when a slot becomes free, and its recorded times move with it.
     """
@@ -37,7 +37,7 @@ class Sessions:
             self._begun = 0
 
     def start(self) -> list[Entry]:
-        """The rows that wait for nothing, as a heap."""
+        """Return the rows that wait for nothing, as a heap."""
         if self._slots is not None:
             entries = [entry for _ in range(len(self._slots)) for entry in self._begin()]
         else:
@@ -46,7 +46,7 @@ class Sessions:
         return entries
 
     def release(self, row: int, trigger: int, now: int) -> list[Entry]:
-        """A trigger of `row` has happened at `now`: the rows that wait for nothing any more."""
+        """Fire a trigger of `row` at `now`; return the rows that no longer wait for anything."""
         entries = []
         for waiter, delay in self._followers[trigger].get(row, ()):
             self._ready[waiter] = max(self._ready[waiter], now + delay)
@@ -56,14 +56,15 @@ class Sessions:
         return entries
 
     def give_up(self, row: int) -> int:
-        """`row` has failed: how many rows will never be sent because they wait for it, directly or not."""
+        """Give up `row`, which has failed; return how many rows will never be sent because they wait for it, directly
+        or not."""
         lost = 0
         waits = [waiter for waiter, _ in self._followers[COMPLETION].get(row, ())]
         while waits:
             waiter = waits.pop()
             if self._blocked[waiter] < 0:
                 continue
-            self._blocked[waiter] = -1  # no trigger brings it to 0 any more
+            self._blocked[waiter] = -1  # no trigger can bring it to 0
             lost += 1
             if self._slots is not None:
                 self._unfinished[self._play[waiter]] -= 1
@@ -72,7 +73,7 @@ class Sessions:
         return lost
 
     def end(self, row: int, now: int) -> list[Entry]:
-        """`row` is over for good: the first rows of the play that begins because this one's has ended."""
+        """End `row` for good; return the first rows of the play that begins because this one's has ended."""
         if self._slots is None:
             return []
         play = self._play[row]

@@ -6,19 +6,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from servesim.contracts.request import Request
+from servesim.sentinels import NEVER
 from servesim.workload.trace import Ints, Trace
 from servesim.workload.workload import Clients, TraceWorkload
 
-NEVER = 1 << 62
-
 
 class StreamedWorkload(TraceWorkload):
-    """As TraceWorkload, without sessions, retries and oracles."""
+    """Like TraceWorkload, without sessions, retries and oracles."""
 
     def __init__(
         self, chunks: Iterator[Trace], count: int, predict: Callable[[Trace, int], Ints], clients: Clients
     ) -> None:
-        """`count`: rows of all chunks; `predict` is told a chunk and the number of its first row."""
+        """Begin a replay. `count`: rows of all chunks; `predict` is told a chunk and the number of its first row."""
         self._chunks = chunks
         self._predict = predict
         self._starts: list[int] = []  # first row of each chunk that is in memory
@@ -47,13 +46,13 @@ class StreamedWorkload(TraceWorkload):
         return None
 
     def settled_ns(self) -> int:
-        """All that were sent before have left."""
+        """Return a time; all requests sent before it have left."""
         if self._sent:
             return next(iter(self._sent.values()))  # rows are sent in order of time
         return self._now if self._left else NEVER
 
     def texts(self, rows: Sequence[int]) -> dict[str, list[str]]:
-        """Names and labels of rows not yet forgotten, where the trace has such."""
+        """Return the names and labels of rows not yet forgotten, where the trace has them."""
         found: dict[str, list[str]] = {}
         for row in rows:
             chunk = bisect_right(self._starts, row) - 1
@@ -65,7 +64,7 @@ class StreamedWorkload(TraceWorkload):
         return found
 
     def forget(self, rows: Sequence[int]) -> None:
-        """Nobody will ask for these rows again."""
+        """Forget rows that no caller will ask for again."""
         for row in rows:
             self._unread[bisect_right(self._starts, row) - 1] -= 1
         gone = [i for i, left in enumerate(self._unread) if left == 0]

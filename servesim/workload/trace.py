@@ -1,4 +1,4 @@
-"""A request trace as columns: what arrives when, how long it is, and what its prompt is made of."""
+"""A request trace as columns: arrival times, lengths, and the content of prompts."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Ints = NDArray[np.int64]
 
 LENGTH_CAPPED = "finish reason not in the trace: every request ends at its length cap"
 LABELS = ("session", "play", "tenant", "class", "model")
-"""What rows may be labelled with; a session is a conversation, a play all that an agent and its sub-agents do."""
+"""Labels of rows; a session is a conversation, a play all that an agent and its sub-agents do."""
 DISPATCH, COMPLETION = 0, 1
 """Triggers of a dependency: the earlier request was sent; the client heard of its end."""
 TRIGGERS = ("dispatch", "completion")
 RELATIONS = ("sequence", "spawn", "join", "replay_barrier")
-"""What a dependency means: it tells readers, the engine goes by triggers."""
+"""Meanings of a dependency, for readers; the engine goes by triggers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What prompts are made of, without tokens: each prompt is a sequence of (content id, length) runs.
+    """The content of prompts without their tokens: each prompt is a sequence of (content id, length) runs.
 
     The runs of row r are `ids[offsets[r]:offsets[r+1]]` with `lengths` beside them; their lengths add up to
     the row's prompt_len. Two prompts share a prefix exactly as far as their runs agree: token j of a run with
@@ -37,13 +37,13 @@ class Content:
     lengths: Ints
 
     def runs(self, row: int) -> list[tuple[int, int]]:
-        """(content id, length) runs of one row."""
+        """Return (content id, length) runs of one row."""
         a, b = int(self.offsets[row]), int(self.offsets[row + 1])
         return list(zip(self.ids[a:b].tolist(), self.lengths[a:b].tolist(), strict=True))
 
     def take(self, rows: Ints) -> Content:
-        """The content of the given rows, in that order. The output of row r is the content -(r + 1): it follows
-        its row; that of a row left behind becomes a text like others."""
+        """Return the content of the given rows, in that order. The output of row r is the content -(r + 1): it follows
+        its row; that of a row left behind becomes a text like any other."""
         offsets, index = _pick(self.offsets, rows)
         ids = self.ids[index]
         said = np.flatnonzero(ids < 0)
@@ -56,7 +56,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """What requests wait for. Edge e of row r, e in offsets[r]:offsets[r+1], says: not before the trigger of row
+    """Waits between requests. Edge e of row r, e in offsets[r]:offsets[r+1], says: not before the trigger of row
     `rows[e]` plus `delays_ns[e]`. A row is sent when all its edges and its arrival_ns allow it."""
 
     offsets: Ints  # n + 1
@@ -67,19 +67,19 @@ class After:
 
     @classmethod
     def of(cls, edges: Sequence[Sequence[tuple[int, int, int, int]]]) -> After | None:
-        """From each row's (row, trigger, delay in ns, relation); None if nothing waits."""
+        """Build from each row's (row, trigger, delay in ns, relation); None if nothing waits."""
         flat = np.array([edge for row in edges for edge in row], dtype=np.int64).reshape(-1, 4)
         offsets = np.concatenate(([0], np.cumsum([len(row) for row in edges]))).astype(np.int64)
         return cls(offsets, *(np.ascontiguousarray(flat[:, i]) for i in range(4))) if len(flat) else None
 
     def edges(self, row: int) -> list[tuple[int, int, int, int]]:
-        """(row, trigger, delay in ns, relation) of one row."""
+        """Return (row, trigger, delay in ns, relation) of one row."""
         a, b = int(self.offsets[row]), int(self.offsets[row + 1])
         columns = (self.rows, self.triggers, self.delays_ns, self.relations)
         return list(zip(*(column[a:b].tolist() for column in columns), strict=True))
 
     def take(self, rows: Ints) -> After:
-        """The edges between the given rows, renumbered in that order; those from rows left behind are gone."""
+        """Return the edges between the given rows, renumbered in that order; those from rows left behind are gone."""
         offsets, index = _pick(self.offsets, rows)
         source = _renumbered(len(self.offsets) - 1, rows)[self.rows[index]]
         kept = source >= 0
@@ -98,7 +98,7 @@ class Samples:
 
     @classmethod
     def of(cls, counts: Ints, output_len: Ints) -> Samples | None:
-        """From how many further answers each row has; None if none has any."""
+        """Build from the number of further answers of each row; None if there are none."""
         offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         return cls(offsets, output_len) if len(output_len) else None
 
@@ -108,25 +108,25 @@ class Samples:
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def lengths(self, row: int) -> list[int]:
-        """Output tokens of one row's further answers."""
+        """Return the output tokens of one row's further answers."""
         lengths: list[int] = self.output_len[self.offsets[row] : self.offsets[row + 1]].tolist()
         return lengths
 
     def take(self, rows: Ints) -> Samples | None:
-        """Those of the given rows, in that order; None if there are none."""
+        """Return the further answers of the given rows, in that order; None if there are none."""
         offsets, index = _pick(self.offsets, rows)
         return Samples(offsets, self.output_len[index]) if len(index) else None
 
 
 def _pick(offsets: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Offsets of the given rows' elements side by side, and where those stood."""
+    """Return the offsets of the given rows' elements side by side, and their former indices."""
     counts = offsets[rows + 1] - offsets[rows]
     new = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     return new, np.repeat(offsets[rows] - new[:-1], counts) + np.arange(new[-1])
 
 
 def _renumbered(count: int, rows: Ints) -> Ints:
-    """The new number of each old row; -1: not among `rows`."""
+    """Return the new number of each old row; -1: not among `rows`."""
     new = np.full(count, -1, dtype=np.int64)
     new[rows] = np.arange(len(rows))
     return new
@@ -209,8 +209,8 @@ class Trace:
         samples: Samples | None = None,
         notes: tuple[str, ...] = (),
     ) -> Trace:
-        """A trace that states lengths only. Documented default: every request ends by its length cap; of several
-        answers to one prompt the longest does, the others by a stop token."""
+        """Build a trace from lengths alone. Documented default: every request ends by its length cap; of several
+        answers to one prompt the longest does, the others end by a stop token."""
         output = np.asarray(output_len, dtype=np.int64)
         n = len(output)
         cap = output.copy()
@@ -233,12 +233,12 @@ class Trace:
         )
 
     def take(self, rows: Ints, name: str | None = None) -> Trace:
-        """The given rows (ascending by arrival), renumbered from 0."""
+        """Return the given rows (ascending by arrival), renumbered from 0."""
         columns = {f.name: take_rows(getattr(self, f.name), rows) for f in fields(self) if f.name not in _WHOLE}
         return replace(self, name=name or self.name, **columns)
 
     def at(self, arrival_ns: Ints) -> Trace:
-        """The same requests at other times, put in their order."""
+        """Return the same requests at other times, in order of those."""
         order = np.argsort(arrival_ns, kind="stable")
         moved = replace(self, arrival_ns=np.zeros_like(arrival_ns))
         if (np.diff(order) != 1).any():
@@ -246,8 +246,8 @@ class Trace:
         return replace(moved, arrival_ns=arrival_ns[order])
 
     def plays(self) -> Ints:
-        """The number of each row's play, in order of first rows: all rows that wait for each other or bear one label
-        `play` (without such labels: `session`)."""
+        """Return the number of each row's play, in order of first rows: all rows that wait for each other or bear one
+        label `play` (without such labels: `session`)."""
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
@@ -265,8 +265,8 @@ class Trace:
         return np.argsort(np.argsort(where))[play].astype(np.int64)
 
     def with_rate(self, rate: float, span: tuple[int, int, int] | None = None) -> Trace:
-        """The same requests with all gaps scaled so that the mean arrival rate is `rate` requests/s; `inf`: all are
-        there at once. `span`: requests, first and last arrival of the whole this is a part of."""
+        """Return the same requests with all gaps scaled so that the mean arrival rate is `rate` requests/s; `inf`: all
+        arrive at once. `span`: requests, first and last arrival of the whole trace this is a part of."""
         count, start, end = span or (len(self), int(self.arrival_ns[0]), int(self.arrival_ns[-1]))
         if rate == float("inf"):
             note = "rate inf: every request that waits for no other is there from the start"
@@ -286,7 +286,7 @@ _WHOLE = ("name", "notes")  # fields of Trace that belong to no row
 
 
 def take_rows(column: Any, rows: Ints) -> Any:
-    """One column of a Trace at the given rows, in that order."""
+    """Return one column of a Trace at the given rows, in that order."""
     if column is None:
         return None
     if isinstance(column, np.ndarray):
@@ -299,7 +299,7 @@ def take_rows(column: Any, rows: Ints) -> Any:
 
 
 def check_samples(name: str, samples: Samples, max_tokens: Ints) -> None:
-    """UserError where an answer has no tokens, or more than its request allows."""
+    """Raise UserError where an answer has no tokens, or more than its request allows."""
     if len(samples.offsets) != len(max_tokens) + 1 or samples.offsets[-1] != len(samples.output_len):
         raise UserError(f"trace {name}: samples of {len(samples.offsets) - 1} rows, not {len(max_tokens)}")
     rows = samples.rows
@@ -310,7 +310,7 @@ def check_samples(name: str, samples: Samples, max_tokens: Ints) -> None:
 
 
 def check_after(name: str, after: After, n: int) -> None:
-    """UserError where rows wait for rows there are not, for themselves in a ring, or for less than no time."""
+    """Raise UserError where rows wait for rows that do not exist, for themselves in a ring, or for a negative time."""
     if len(after.rows) and not (after.rows.min() >= 0 and after.rows.max() < n and after.delays_ns.min() >= 0):
         raise UserError(f"trace {name}: a request waits for a row that is not there, or for a negative time")
     waiters = np.repeat(np.arange(n), np.diff(after.offsets))

@@ -1,4 +1,4 @@
-"""Traces larger than memory: chunks that can be read again and again, and what is said of a trace as a whole."""
+"""Traces larger than memory: chunks that can be read again and again, and facts about a trace as a whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TraceStream:
 
     @classmethod
     def of(cls, trace: Trace, chunk: int | None = None) -> TraceStream:
-        """A trace in memory, cut up."""
+        """Cut a trace in memory into a stream."""
         if trace.after is not None:
             raise waits(trace.name)
 
@@ -37,7 +37,7 @@ class TraceStream:
         return cls(trace.name, read)
 
     def cut(self, skip: int, requests: int | None) -> TraceStream:
-        """Without the first `skip` requests, and at most `requests` of the others."""
+        """Return the stream without its first `skip` requests, and with at most `requests` of the others."""
 
         def read() -> Iterator[Trace]:
             first, end = skip, None if requests is None else skip + requests
@@ -54,7 +54,7 @@ class TraceStream:
         return replace(self, read=read) if skip or requests is not None else self
 
     def with_rate(self, rate: float) -> TraceStream:
-        """As Trace.with_rate; reads all of it once, for its span."""
+        """Scale gaps as Trace.with_rate does; reads the whole stream once, for its span."""
         count = first = last = 0
         for chunk in self.read():
             first = first if count else int(chunk.arrival_ns[0])
@@ -64,7 +64,7 @@ class TraceStream:
 
 
 def waits(name: str) -> UserError:
-    """Of a trace that has no chunks."""
+    """Return the error for a trace that cannot be cut into chunks."""
     return UserError(
         f"trace {name}: requests wait for others (conversations or agents), which a streamed run does not follow; run "
         "it without --stream"
@@ -73,7 +73,7 @@ def waits(name: str) -> UserError:
 
 @dataclass(frozen=True)
 class TraceFacts:
-    """What a run has to know of its trace as a whole."""
+    """Facts about a whole trace that a run needs."""
 
     name: str
     requests: int
@@ -90,7 +90,7 @@ class TraceFacts:
     """Every request is as long as its cap."""
     has_content: bool
     samples: bool
-    """Whether requests ask for several (n > 1)."""
+    """Whether requests ask for several samples (n > 1)."""
     labels: tuple[str, ...]
     """Kinds of labels its rows have."""
     classes: frozenset[str]
@@ -101,7 +101,7 @@ class TraceFacts:
 
     @classmethod
     def of(cls, trace: Trace | TraceStream, block_size: int) -> TraceFacts:
-        """Reads a stream once. UserError where it is empty, runs backwards, or changes its kind on the way."""
+        """Read a stream once. UserError where it is empty, runs backwards, or changes its kind on the way."""
         from servesim.traces import TraceDigest
 
         chunks: Iterable[Trace] = (trace,) if isinstance(trace, Trace) else trace.read()

@@ -1,4 +1,4 @@
-"""Where requests come from: arrivals of a trace, in time or in answer to what has finished."""
+"""Sources of requests: arrivals of a trace, in time or in answer to what has finished."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ class Workload(Protocol):
 
     @property
     def open_loop(self) -> bool:
-        """Requests come when they come, whatever is answered: they may be asked for ahead of time."""
+        """Whether requests arrive regardless of what is answered: they may then be asked for ahead of time."""
 
     def next_ns(self) -> int | None:
-        """When the next request arrives; None: none is due (one may still follow from a finish)."""
+        """Return when the next request arrives; None if none is due (one may still follow from a finish)."""
 
     def pop(self) -> tuple[Request, int] | None:
-        """The next request and its true output length; None: what is due is not a request yet. Called only when
-        `next_ns()` is not None."""
+        """Return the next request and its true output length; None if what is due is not a request yet. Called only
+        when `next_ns()` is not None."""
 
     def on_finish(self, request: Request, now: int) -> None:
-        """A client hears at `now` that a request has left (finished, rejected or aborted)."""
+        """Take in that a client hears at `now` that a request has left (finished, rejected or aborted)."""
 
     def remaining(self) -> int:
-        """Requests that have not arrived yet and may still."""
+        """Return how many requests have not arrived yet and may still."""
 
     def future(self) -> list[Request] | None:
-        """All requests in the order in which they will arrive, for oracles; None: it depends on answers."""
+        """Return all requests in the order in which they will arrive, for oracles; None if it depends on answers."""
 
 
 @dataclass(frozen=True)
 class Clients:
-    """How those who send behave. Default: at the trace's times, with endless patience."""
+    """Behavior of clients. Default: they send at the trace's times, with endless patience."""
 
     max_concurrency: int | None = None
     """Requests outstanding at most; the others queue outside, first due first (closed loop)."""
@@ -59,9 +59,9 @@ class Clients:
     ttft_timeout_ns: int | None = None
     """Longest wait for the first token. One on its way when patience ends still counts."""
     retries: int = 0
-    """How often a request that was rejected or timed out is sent again."""
+    """Times a request that was rejected or timed out is sent again."""
     retry_ns: int = 1_000_000_000
-    """How long after it heard so a client sends again."""
+    """Delay from a client's hearing of it until it sends again."""
 
 
 class TraceWorkload:
@@ -80,8 +80,8 @@ class TraceWorkload:
         form: SampleForm = "children",
         count: int | None = None,
     ) -> None:
-        """`predicted`: output tokens as policies are told them, by row and then by further sample; None: their caps.
-        `count`: rows of the whole, where `trace` is only the beginning (engine.streamed_workload)."""
+        """Begin a replay. `predicted`: output tokens as policies are told them, by row and then by further sample;
+        None: their caps. `count`: rows of the whole, where `trace` is only the beginning (engine.streamed_workload)."""
         self.unsent = 0
         """Requests that follow a failed one."""
         self._clients = clients = clients or Clients()
@@ -167,7 +167,7 @@ class TraceWorkload:
         return self._request(number, row, now), self._output[row - self._first]
 
     def on_finish(self, request: Request, now: int) -> None:
-        """A client is free; what waited for this may follow."""
+        """Free the client of a finished request; what waited for it may follow."""
         number, failed, reason = request.row, request.state is not State.FINISHED, request.reason
         if (parent := request.parent) is not None:
             assert self._fan_out is not None
@@ -214,7 +214,7 @@ class TraceWorkload:
             heappush(self._due, entry)
 
     def _request(self, number: int, row: int, now: int, text: int | None = None) -> Request:
-        """Request `number`; with a `text`, one sample of it, whose answer that is."""
+        """Return request `number` or, with a `text`, the sample of it whose answer that is."""
         attempt, at = number // self._count, row - self._first
         name = self._ids[at] if self._ids is not None else str(row)
         content = None
@@ -262,7 +262,7 @@ class FrontEnd:
         self._token_ns = token_ns
         self._free_ns = 0  # when the tokenizer is done with all that came so far
         self._tokenized: deque[tuple[int, Request, int]] = deque()  # by the time they reach the queue
-        self._ahead = inner.open_loop  # then nobody need wake when one is sent, only when it reaches the queue
+        self._ahead = inner.open_loop  # then the clock need not stop when one is sent, only when it reaches the queue
 
     @property
     def open_loop(self) -> bool:
@@ -294,7 +294,7 @@ class FrontEnd:
         return self._read(due)
 
     def _read(self, due: int) -> tuple[Request, int] | None:
-        """Take in what is sent at `due`; None: it has to be tokenized before it is a request."""
+        """Take in what is sent at `due`; return None if it has to be tokenized before it is a request."""
         popped = self._inner.pop()
         if popped is None:
             return None

@@ -1,4 +1,4 @@
-"""Which drafts turn out right: part of the workload, shared by every policy compared on it."""
+"""Acceptance models: whether drafts turn out right is part of the workload, shared by every policy compared on it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _chunk(seed: int, purpose: str, row: int, chunk: int) -> list[float]:
 
 @lru_cache(maxsize=256)
 def _delivered(seed: int, block: int, chunk: int, chances: tuple[float, ...]) -> list[bytes]:
-    """Of neighbouring rows, the tokens of a step from each position of a chunk: drafts right in a row, and one more.
-    Together they cost little more than one."""
+    """Return, for neighbouring rows, the tokens a step delivers from each position of a chunk: drafts right in a row,
+    and one more. All rows of a block together cost little more than one."""
     import numpy as np
 
     rows, first = np.arange(block * _ROWS, (block + 1) * _ROWS), chunk * _STARTS
@@ -39,7 +39,7 @@ def _delivered(seed: int, block: int, chunk: int, chances: tuple[float, ...]) ->
 
 
 def luck(seed: int, purpose: str, row: int, position: int) -> float:
-    """The one uniform draw of an output token."""
+    """Return the one uniform draw of an output token."""
     return _chunk(seed, purpose, row, position // _CHUNK)[position % _CHUNK]
 
 
@@ -48,11 +48,11 @@ class ByPosition(AcceptanceModel):
     one draw of its output token falls below it. Candidates beyond the first are independent second guesses."""
 
     def conditional(self, request: Request) -> Sequence[float]:
-        """Chance of draft 1, 2, ... given those before; the last one goes on for ever."""
+        """Return the chance of draft 1, 2, ... given those before; the last one holds from there on."""
         raise NotImplementedError
 
     def _chain(self, request: Request, drafts: int, width: int) -> list[float]:
-        """That a draft at each position has a right candidate, those before it having one."""
+        """Return, for each position, the chance that it has a right candidate, those before it having one."""
         chances = self.conditional(request)
         last = len(chances) - 1
         kinds = [chances[j] if j < last else chances[last] for j in range(drafts)]
@@ -94,7 +94,7 @@ class ByPosition(AcceptanceModel):
 
 
 def running_product(chances: Sequence[float], k: int) -> list[float]:
-    """Marginal rates 1 to k of conditional ones, the last of which goes on for ever."""
+    """Return marginal rates 1 to k from conditional ones, the last of which holds from there on."""
     rates, whole = [], 1.0
     for j in range(k):
         whole *= chances[min(j, len(chances) - 1)]
@@ -103,7 +103,7 @@ def running_product(chances: Sequence[float], k: int) -> list[float]:
 
 
 def vector(what: str, text: str) -> list[float]:
-    """Chances written as 0.7/0.5/0.3."""
+    """Parse chances written as 0.7/0.5/0.3."""
     try:
         values = [float(part) for part in text.split("/")]
     except ValueError:

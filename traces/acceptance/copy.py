@@ -27,7 +27,7 @@ class CopyParams:
 
 @acceptance_models.register("copy")
 class Copy(AcceptanceModel):
-    """Whether a token copies earlier text depends on how long it has been doing so, not on where steps begin: the chain
+    """A token's chance to copy earlier text depends on the run of copies before it, not on where steps begin: the chain
     is drawn along the output. Where no run is under way a lookup may find nothing."""
 
     Params = CopyParams
@@ -38,7 +38,7 @@ class Copy(AcceptanceModel):
         self._chances = tuple(vector("chances", params.chances))
 
     def _run(self, row: int, position: int) -> int:
-        """Right tokens in a row that end with the one before `position`."""
+        """Return how many tokens in a row are right, ending with the one before `position`."""
         return _runs(self.seed, self._chances, row, position // _CHUNK)[position % _CHUNK]
 
     def accepted(self, request: Request, position: int, drafts: int, width: int = 1) -> int:
@@ -53,7 +53,7 @@ class Copy(AcceptanceModel):
         return 0 if luck(self.seed, "no draft", request.row, position) < self.params.none else k
 
     def rates(self, k: int) -> list[float]:
-        """From many outputs, walked as steps of k drafts do."""
+        """Return rates from many outputs, walked as steps of k drafts do."""
         counts, drafts = [0] * k, 0
         for row in range(100):
             request, position = Request(row, "rates", 1, 1, 0), 0
@@ -72,7 +72,7 @@ _CHUNK = 256
 
 @lru_cache(maxsize=4096)
 def _runs(seed: int, chances: tuple[float, ...], row: int, chunk: int) -> list[int]:
-    """Lengths of the runs that end before each position of a chunk; a run starts anew with every request."""
+    """Return the lengths of the runs that end before each position of a chunk; runs do not span requests."""
     first = chunk * _CHUNK
     run = _after(seed, chances, row, first - 1, _runs(seed, chances, row, chunk - 1)[-1]) if chunk else 0
     runs = [run]
@@ -83,6 +83,6 @@ def _runs(seed: int, chances: tuple[float, ...], row: int, chunk: int) -> list[i
 
 
 def _after(seed: int, chances: tuple[float, ...], row: int, position: int, run: int) -> int:
-    """The run that ends with `position`, after one of length `run`."""
+    """Return the run that ends with `position`, after one of length `run`."""
     chance = chances[min(run, len(chances) - 1)]
     return run + 1 if luck(seed, "accept", row, position) < chance else 0

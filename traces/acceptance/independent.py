@@ -35,5 +35,6 @@ class Independent(ByPosition):
 
 
 def expected_tokens(alpha: float, k: int) -> float:
-    """Mean tokens of a step with k drafts, the one the target adds included (Leviathan et al., equation 1)."""
+    """Return the mean tokens of a step with k drafts, the one the target adds included (Leviathan et al., equation
+    1)."""
     return k + 1.0 if alpha == 1.0 else (1.0 - alpha ** (k + 1)) / (1.0 - alpha)

@@ -1,4 +1,4 @@
-"""Acceptance as it was measured on a real model by `servesim calibrate acceptance`."""
+"""Acceptance as measured on a real model by `servesim calibrate acceptance`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Rates:
 
     @classmethod
     def of(cls, counts: dict[str, Any]) -> Rates:
-        """From a table's counts. Positions reached fewer than ten times go on as the last one reached oftener."""
+        """Build from a table's counts. Positions reached fewer than ten times take the chance of the last one reached
+        more often."""
         accepted, reached, proposed = (counts[name] for name in ("accepted", "reached", "proposed"))
         pairs = enumerate(zip(accepted, reached, strict=True))
         chances = tuple(hits / tries for j, (hits, tries) in pairs if tries >= (1 if j == 0 else _ENOUGH))
@@ -49,11 +50,11 @@ class Rates:
         return cls(counts["prompts"], chances or (0.0,), tuple(count / steps for count in proposed))
 
     def has(self, j: int) -> float:
-        """Chance that a step has draft j (from 0)."""
+        """Return the chance that a step has draft j (from 0)."""
         return self.found[min(j, len(self.found) - 1)]
 
     def accepted(self, k: int) -> list[float]:
-        """Accepted drafts of positions 1 to k, a step."""
+        """Return accepted drafts of positions 1 to k, per step."""
         return [run * self.has(j) for j, run in enumerate(running_product(self.conditional, k))]
 
 
@@ -91,7 +92,7 @@ class Measured(ByPosition):
         return next((j for j in range(k) if drawn >= rates.has(j)), k)
 
     def rates(self, k: int) -> list[float]:
-        """Over verifications. Domains weigh as their outputs, of one length each, take steps."""
+        """Return rates over verifications. Domains weigh as their outputs, of one length each, take steps."""
         steps = [domain.weight / (1.0 + sum(domain.accepted(k))) for domain in self._domains]
         verifications = sum(n * domain.has(0) for n, domain in zip(steps, self._domains, strict=True))
         if not verifications:

@@ -29,7 +29,7 @@ class PositionsParams:
     conditional: str = ""
     """Chance of each position, those before it accepted."""
     spread: float = 0.0
-    """How much requests differ: standard deviation over mean of the passes a token takes (1 / acceptance length), which
+    """Spread over requests: standard deviation over mean of the passes a token takes (1 / acceptance length), which
     is what drafts add to the spread of TPOT. The rates above are those of all drafts together."""
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class PositionsParams:
 
 
 def conditional(params: PositionsParams) -> list[float]:
-    """Conditional chances."""
+    """Return conditional chances."""
     if params.conditional:
         return vector("conditional", params.conditional)
     marginal = vector("marginal", params.marginal)
@@ -90,20 +90,20 @@ class Positions(ByPosition):
 
 
 def length(chances: Sequence[float]) -> float:
-    """Acceptance length."""
+    """Return the acceptance length."""
     return 1.0 + sum(running_product(chances, len(chances)))
 
 
 def shifted(chances: Sequence[float], by: float) -> list[float]:
-    """Chances whose odds are exp(by) times as good."""
+    """Return chances whose odds are exp(by) times as good."""
     odds = exp(by)
     return [chance * odds / (1.0 - chance + chance * odds) for chance in chances]
 
 
 @cache
 def spread_out(chances: tuple[float, ...], spread: float) -> tuple[float, float]:
-    """(sigma, shift) so that over requests with odds of exp(shift + sigma z), z normal, the passes a token takes have
-    the mean that `chances` give and the relative standard deviation `spread`. ValueError if that is too much."""
+    """Return (sigma, shift) so that over requests with odds of exp(shift + sigma z), z normal, the passes a token takes
+    have the mean that `chances` give and the relative standard deviation `spread`. ValueError if that is too much."""
     mean = 1.0 / length(chances)
 
     def passes(sigma: float, shift: float) -> list[float]:
@@ -124,7 +124,7 @@ def spread_out(chances: tuple[float, ...], spread: float) -> tuple[float, float]
 
 
 def _root(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Where a rising function passes 0, by bisection."""
+    """Find where a rising function passes 0, by bisection."""
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < 0.0 else (low, middle)

@@ -1,4 +1,4 @@
-"""Acceptance as it was recorded."""
+"""Acceptance from a recording."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from servesim.errors import UserError
 
 @dataclass(frozen=True)
 class RecordedParams:
-    """Where the record lies."""
+    """The file of the recording."""
 
     path: str = ""
     """JSONL: {"row": 0, "right": "1101..."} a request; letter i says whether a draft of output token i is right."""
@@ -20,8 +20,8 @@ class RecordedParams:
 
 @acceptance_models.register("recorded")
 class Recorded(AcceptanceModel):
-    """Whether a draft of each output token is right, token by token; beyond the record, and for rows that are not in
-    it, as for the row modulo their number."""
+    """Recorded outcomes of drafts, output token by output token; positions beyond the record, and rows that are not
+    in it, take those of the row modulo their number."""
 
     Params = RecordedParams
     params: RecordedParams

@@ -1,4 +1,4 @@
-"""A wanted mean acceptance length, as engines take it for benchmarks."""
+"""A chosen mean acceptance length, as engines take it for benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import ByPosition, running_product
 
 @dataclass(frozen=True)
 class SyntheticParams:
-    """The knob."""
+    """The chosen length."""
 
     length: float = 2.5
     """Mean tokens a step delivers, the target's own included (vLLM synthetic_acceptance_length, SGLang
@@ -25,8 +25,8 @@ class SyntheticParams:
 
 
 def acceptance_rates(length: float, k: int) -> list[float]:
-    """Marginal rate of each of k positions with that mean length and the least variance: 1 for the first whole ones,
-    then the fraction (vllm/config/speculative.py)."""
+    """Return the marginal rate of each of k positions with that mean length and the least variance: 1 for the first
+    whole ones, then the fraction (vllm/config/speculative.py)."""
     accepted = min(length - 1.0, float(k))
     whole = floor(accepted + 1e-9)
     return [1.0 if j < whole else round(accepted - whole, 12) if j == whole else 0.0 for j in range(k)]

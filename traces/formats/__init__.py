@@ -36,14 +36,14 @@ HEAD_BYTES = 1 << 16
 
 @lru_cache(maxsize=1)
 def formats() -> dict[str, ModuleType]:
-    """Every format module by its NAME."""
+    """Return every format module by its NAME."""
     names = sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     return {module.NAME: module for module in modules}
 
 
 def read_head(path: Path) -> bytes:
-    """The first bytes of a file, or one clear line why there are none."""
+    """Read the first bytes of a file; UserError with one clear line where there are none."""
     if path.is_dir():
         path = first_of(path)
     if not path.exists():
@@ -64,7 +64,7 @@ def read_head(path: Path) -> bytes:
 
 
 def first_of(folder: Path) -> Path:
-    """The first file of a folder that holds one session a JSON file, or a trace in Parquet files."""
+    """Return the first file of a folder that holds one session per JSON file, or a trace in Parquet files."""
     files = sorted(folder.glob("*.json*")) or sorted(folder.glob("*.parquet"))
     if not files:
         raise UserError(f"{folder}: is a folder without session files (*.json) or Parquet files, not a trace file")
@@ -72,7 +72,7 @@ def first_of(folder: Path) -> Path:
 
 
 def detect_format(path: Path) -> str:
-    """The name of the one format this file's content looks like."""
+    """Return the name of the one format this file's content looks like."""
     head = read_head(path)
     for name, module in formats().items():
         if module.detect(head):
@@ -83,7 +83,7 @@ def detect_format(path: Path) -> str:
 
 
 def format_module(name: str) -> ModuleType:
-    """The module of a named format."""
+    """Return the module of a named format."""
     if name not in formats():
         raise UserError(f"unknown trace format {name!r}{suggest(name, formats())}")
     return formats()[name]

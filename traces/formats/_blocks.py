@@ -16,7 +16,8 @@ class SessionBlocks:
     """
 
     def __init__(self, block_size: int, next_id: int, outputs: bool) -> None:
-        """`outputs`: the first prompt that extends a whole earlier one goes on with that call's output."""
+        """Begin a session. `outputs`: the first prompt that extends a whole earlier one goes on with that call's
+        output."""
         self.next_id = next_id
         self._size = block_size
         self._outputs = outputs
@@ -27,7 +28,8 @@ class SessionBlocks:
         self._calls: dict[int, tuple[Runs, int, int]] = {}  # position -> runs, prompt, output
 
     def add(self, path: Path, line: int, position: int, blocks: Runs, prompt: int, output: int) -> Runs:
-        """The next prompt as content runs; `blocks` are (first id, count) of successive ids, as long as can be."""
+        """Add the next prompt and return it as content runs; `blocks` are (first id, count) of successive ids, as long
+        as can be."""
         total = sum(count for _, count in blocks)
         if total != prompt // self._size:
             raise UserError(
@@ -52,7 +54,8 @@ class SessionBlocks:
         return runs
 
     def _match(self, blocks: Runs) -> tuple[int, int | None, int | None]:
-        """Most leading blocks shared with an earlier prompt, a holder of them, and who has these and no more."""
+        """Return the most leading blocks shared with an earlier prompt, a prompt that has them, and one that has these
+        and no more."""
         node = shared = 0
         holder = whole = None
         for first, count in blocks:

@@ -1,4 +1,4 @@
-"""What formats of conversations and agents share: calls that wait for calls, and timing by think time or by clock."""
+"""Shared by formats of conversations and agents: calls that wait for calls, and timing by think time or by clock."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Call:
 
 
 def build(path: Path, calls: Sequence[Call], notes: tuple[str, ...] = ()) -> Trace:
-    """The calls as a trace, in order of time; those of one time in order of the file."""
+    """Return the calls as a trace, in order of time; those of one time in order of the file."""
     if not calls:
         raise UserError(f"{path}: no requests")
     lines = [call.line for call in calls]
     unknown = [call.line for call in calls if call.runs is None]
     if 0 < len(unknown) < len(calls):
-        raise UserError(f"{path}: line {unknown[0]}: its content is not told; all requests tell theirs or none")
+        raise UserError(f"{path}: line {unknown[0]}: its content is missing; all requests state theirs or none")
     present = [name for name in LABELS if any(call.labels.get(name) for call in calls)]
     arrival = np.array([call.at_ns for call in calls], dtype=np.int64)
     start = int(arrival.min()) if arrival.min() > _text.YEAR_NS else 0
@@ -70,7 +70,7 @@ def build(path: Path, calls: Sequence[Call], notes: tuple[str, ...] = ()) -> Tra
 
 
 def _renumbered(content: Content) -> Content:
-    """Texts numbered from 0 in order of first use."""
+    """Renumber texts from 0 in order of first use."""
     ids = content.ids.copy()
     texts = ids >= 0
     _, first, which = np.unique(ids[texts], return_index=True, return_inverse=True)
@@ -79,7 +79,7 @@ def _renumbered(content: Content) -> Content:
 
 
 def content_of(runs: Sequence[Runs]) -> Content | None:
-    """Runs by row as content; None if there are none."""
+    """Return runs by row as content; None if there are none."""
     if not runs:
         return None
     flat = np.array([run for row in runs for run in row], dtype=np.int64).reshape(-1, 2)
@@ -88,18 +88,18 @@ def content_of(runs: Sequence[Runs]) -> Content | None:
 
 
 def check_timing(path: Path, timing: str, known: Sequence[str] = TIMINGS) -> None:
-    """UserError unless `timing` is one of those."""
+    """Raise UserError unless `timing` is one of `known`."""
     if timing not in known:
         raise UserError(f"{path}: timing is {timing!r}, must be one of {', '.join(known)}")
 
 
 def seconds_ns(path: Path, line: int, key: str, value: object, unit_ns: int = 1_000_000_000) -> int:
-    """A time of at least 0 in units of `unit_ns`."""
+    """Return a time of at least 0 in units of `unit_ns` as ns."""
     return int(_text.times_ns(path, key, [value], [line], unit_ns)[0])
 
 
 def count(path: Path, line: int, key: str, value: object, least: int = 1) -> int:
-    """A whole number of at least `least`."""
+    """Return a whole number of at least `least`."""
     if type(value) is not int or not least <= value <= _text.MAX_TOKENS:
         raise UserError(f"{path}: line {line}: {key} is {value!r}, must be a whole number of at least {least}")
     return value
@@ -108,8 +108,8 @@ def count(path: Path, line: int, key: str, value: object, least: int = 1) -> int
 def block_runs(
     path: Path, line: int, ids: object, length: int, size: int, numbers: dict[object, int], scope: object = None
 ) -> Runs:
-    """A prompt of `length` tokens cut into hashed blocks of `size` (the last may be partial) as runs. `numbers`
-    gives each (scope, id) its content id, in order of first use."""
+    """Return a prompt of `length` tokens, cut into hashed blocks of `size` (the last may be partial), as runs.
+    `numbers` gives each (scope, id) its content id, in order of first use."""
     blocks = -(-length // size)
     if not isinstance(ids, list) or len(ids) != blocks:
         raise UserError(

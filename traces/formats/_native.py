@@ -1,4 +1,4 @@
-"""What the JSONL, CSV and Parquet forms of servesim's own trace format share: columns, defaults, checks."""
+"""Shared by the JSONL, CSV and Parquet forms of servesim's own trace format: columns, defaults, checks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def build(
     sort: bool,
     start: int | None = None,
 ) -> Trace:
-    """A Trace from cells by column (text or JSON values); columns that are absent get Trace's defaults. `start`: see
-    _text.in_order."""
+    """Build a Trace from cells by column (text or JSON values); columns that are absent get Trace's defaults. `start`:
+    see _text.in_order."""
     columns: dict[str, Any] = {
         "arrival_ns": _text.times_ns(path, "arrival_ns", cells["arrival_ns"], lines, 1),
         "prompt_len": _text.token_counts(path, "prompt_len", cells["prompt_len"], lines),
@@ -72,7 +72,7 @@ def build(
 def parts(
     path: Path, name: str, notes: tuple[str, ...], chunks: Iterable[tuple[dict[str, list[Any]], list[int]]]
 ) -> Iterator[Trace]:
-    """Successive parts of a trace, from the cells and line numbers of each."""
+    """Yield successive parts of a trace, from the cells and line numbers of each."""
     start = None
     for cells, lines in chunks:
         if "after" in cells:
@@ -83,14 +83,14 @@ def parts(
 
 
 def sample_cells(trace: Trace) -> list[list[int]] | None:
-    """By row, the output tokens of all its samples; None if every row has one."""
+    """Return, by row, the output tokens of all its samples; None if every row has one."""
     if trace.samples is None:
         return None
     return [[own, *trace.samples.lengths(row)] for row, own in enumerate(trace.output_len.tolist())]
 
 
 def samples_of(path: Path, rows: Sequence[Sequence[int]], output_len: Ints, lines: Sequence[int]) -> Samples | None:
-    """From the output tokens of all samples by row; the first is the row's output_len."""
+    """Build samples from the output tokens of all samples by row; the first is the row's output_len."""
     for row, own, line in zip(rows, output_len.tolist(), lines, strict=True):
         if not row or row[0] != own or min(row) < 1:
             raise UserError(
@@ -103,7 +103,8 @@ def samples_of(path: Path, rows: Sequence[Sequence[int]], output_len: Ints, line
 
 
 def _samples(path: Path, cells: dict[str, list[Any]], output_len: Ints, lines: list[int]) -> Samples | None:
-    """Of `samples`, the output tokens of each, or of `n`, how many there are, all of output_len."""
+    """Build samples from the cells of `samples`, the output tokens of each, or of `n`, how many there are, all of
+    output_len."""
     if "samples" in cells:
         return samples_of(
             path, [_lengths(path, *c) for c in zip(cells["samples"], lines, strict=True)], output_len, lines
@@ -124,7 +125,7 @@ def _lengths(path: Path, cell: Any, line: int) -> list[int]:
 
 
 def edge_cells(trace: Trace) -> list[list[list[Any]]] | None:
-    """By row, what it waits for as [row, trigger, delay in ns, relation]; None if nothing waits."""
+    """Return, by row, what it waits for as [row, trigger, delay in ns, relation]; None if nothing waits."""
     if trace.after is None:
         return None
     rows = [trace.after.edges(row) for row in range(len(trace))]
@@ -159,7 +160,7 @@ def _flags(path: Path, cells: list[Any], lines: list[int]) -> Any:
 
 
 def check_caps(path: Path, columns: dict[str, Any], lines: Sequence[int]) -> None:
-    """A request that ends by length ends at its cap; none ends after it."""
+    """Raise UserError unless a request that ends by length ends at its cap, and none ends after it."""
     bad = np.flatnonzero(columns["max_tokens"] < columns["output_len"])
     if len(bad):
         raise UserError(f"{path}: line {lines[bad[0]]}: max_tokens is less than output_len")

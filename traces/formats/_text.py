@@ -1,4 +1,4 @@
-"""What the text formats share: lines with their numbers, integer columns, order of arrival."""
+"""Shared by the text formats: lines with their numbers, integer columns, order of arrival."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_TOKENS = 1 << 40  # far above any real length, far below where sums of int64
 
 
 def is_delta(head: bytes) -> bool:
-    """Whether Mooncake rows are turns that state only what is new: a later turn begins with another hash than the
-    one before, or, without hashes, is shorter."""
+    """Return whether Mooncake rows are turns that state only what is new: a later turn begins with another hash than
+    the one before, or, without hashes, is shorter."""
     before: dict[str, dict[str, Any]] = {}
     for line in head.split(b"\n")[:1000]:
         row = first_object(line)
@@ -39,7 +39,7 @@ def is_delta(head: bytes) -> bool:
 
 
 def open_text(path: Path, newline: str | None = None) -> TextIO:
-    """A text file, gzipped or not."""
+    """Open a text file, gzipped or not."""
     with path.open("rb") as file:
         packed = file.read(2) == GZIP
     if packed:
@@ -48,13 +48,13 @@ def open_text(path: Path, newline: str | None = None) -> TextIO:
 
 
 def header_fields(head: bytes) -> list[str]:
-    """Column names of the first line of a CSV."""
+    """Return the column names of the first line of a CSV."""
     line = head.split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf")
     return [name.strip().strip('"') for name in line.decode("utf-8", errors="replace").split(",")]
 
 
 def first_object(head: bytes) -> dict[str, Any] | None:
-    """The first line of a JSONL file when it is a whole object."""
+    """Return the first line of a JSONL file when it is a whole object."""
     line = head.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
     try:
         value = json.loads(line)
@@ -64,14 +64,14 @@ def first_object(head: bytes) -> dict[str, Any] | None:
 
 
 def csv_columns(path: Path, needed: Sequence[str]) -> tuple[list[str], list[list[str]], list[int]]:
-    """Header, cells by column and line numbers of a CSV; short and long rows are refused."""
+    """Return header, cells by column and line numbers of a CSV; short and long rows are refused."""
     return next(csv_chunks(path, needed, None))
 
 
 def csv_chunks(
     path: Path, needed: Sequence[str], chunk: int | None
 ) -> Iterator[tuple[list[str], list[list[str]], list[int]]]:
-    """The same, `chunk` rows at a time."""
+    """Yield the columns of a CSV, `chunk` rows at a time."""
     rows: list[list[str]] = []
     lines: list[int] = []
     empty = True
@@ -113,7 +113,7 @@ def _columns(rows: list[list[str]]) -> list[list[str]]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of a JSONL file; blank lines are skipped."""
+    """Yield (line number, object) of a JSONL file; blank lines are skipped."""
     number = 0
     with open_text(path) as file:
         try:
@@ -135,7 +135,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def token_counts(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -> Ints:
-    """A column of token counts >= 1. `512.0` is 512; text, fractions, zero and negatives name their line."""
+    """Parse a column of token counts >= 1. `512.0` is 512; text, fractions, zero and negatives name their line."""
     try:
         values = np.array(cells, dtype=np.int64) if all(type(c) is int for c in cells) else _parse(cells)
     except (TypeError, ValueError, OverflowError):
@@ -169,7 +169,7 @@ def _is_count(cell: Any) -> bool:
 
 
 def times_ns(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int], unit_ns: int) -> Ints:
-    """Relative times in units of `unit_ns` as integer nanoseconds; integers stay exact."""
+    """Parse relative times in units of `unit_ns` as integer nanoseconds; integers stay exact."""
     out = np.empty(len(cells), dtype=np.int64)
     for i, cell in enumerate(cells):
         try:
@@ -188,7 +188,7 @@ def times_ns(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]
 
 
 def whole(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -> Ints:
-    """A column of whole numbers of any sign."""
+    """Parse a column of whole numbers of any sign."""
     out = np.zeros(len(cells), dtype=np.int64)
     for i, cell in enumerate(cells):
         try:
@@ -203,7 +203,7 @@ def whole(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -
 def in_order(
     path: Path, trace_columns: dict[str, Any], lines: Sequence[int], sort: bool, start: int | None = None
 ) -> dict[str, Any]:
-    """Columns by arrival: refused when times run backwards, unless `sort`, which is noted.
+    """Sort columns by arrival: refused when times run backwards, unless `sort`, which is noted.
 
     Times more than a year from zero are clock times: they are counted from the first (`start`: that of the file this
     is a part of).
@@ -232,13 +232,13 @@ def in_order(
 
 
 def milliseconds(ns: int) -> int | float:
-    """Nanoseconds as milliseconds: whole where they are, with all digits where not."""
+    """Return nanoseconds as milliseconds: whole where they are, with all digits where not."""
     whole, rest = divmod(ns, 1_000_000)
     return whole + rest / 1e6 if rest else whole
 
 
 def need(path: Path, number: int, row: dict[str, Any], key: str) -> Any:
-    """A required key of a JSON line."""
+    """Return a required key of a JSON line."""
     if key not in row:
         raise UserError(f"{path}: line {number}: no {key!r}")
     return row[key]
@@ -247,5 +247,5 @@ def need(path: Path, number: int, row: dict[str, Any], key: str) -> Any:
 def lengths_trace(
     path: Path, columns: dict[str, Any], lines: Sequence[int], sort: bool, start: int | None = None
 ) -> Trace:
-    """A trace named after its file from columns of lengths, checked for order (see in_order)."""
+    """Build a trace named after its file from columns of lengths, checked for order (see in_order)."""
     return Trace.from_lengths(path.stem, **in_order(path, columns, lines, sort, start))

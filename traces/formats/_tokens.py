@@ -31,8 +31,8 @@ class TokenTree:
         self._rests: dict[tuple[int, int], int] = {}
 
     def runs(self, answers: Sequence[Tokens | None]) -> list[Runs]:
-        """Each prompt as runs of the tree's nodes; where one goes on with the whole answer to an earlier prompt it
-        begins with, that answer stands as the earlier row's output. Empty for an unknown prompt."""
+        """Return each prompt as runs of the tree's nodes; where one goes on with the whole answer to an earlier prompt
+        it begins with, that answer stands as the earlier row's output. Empty for an unknown prompt."""
         return [self._walk(prompt, answers) if prompt is not None else [] for prompt in self._prompts]
 
     def _walk(self, prompt: Tokens, answers: Sequence[Tokens | None]) -> Runs:
@@ -56,7 +56,7 @@ class TokenTree:
         return runs
 
     def _rest(self, node: _Node, skip: int) -> int:
-        """A number for what follows the first `skip` tokens of a node."""
+        """Return a number for what follows the first `skip` tokens of a node."""
         key = (node.number, skip)
         if key not in self._rests:
             self._rests[key] = self._texts
@@ -82,7 +82,7 @@ class TokenTree:
 
 
 def _common(tokens: Tokens, prompt: Tokens, at: int) -> int:
-    """How many of `tokens` the prompt goes on with."""
+    """Return how many of `tokens` the prompt goes on with."""
     if prompt[at : at + len(tokens)] == tokens:
         return len(tokens)
     return next(i for i, token in enumerate(tokens) if at + i == len(prompt) or prompt[at + i] != token)

@@ -91,8 +91,8 @@ def _edge(path: Path, line: int, dependency: Any, positions: dict[str, int]) -> 
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Content cut into blocks keeps them; other content is cut finely enough for engines. Ids are of local scope
-    unless plays share any."""
+    """Write a trace. Content cut into blocks keeps them; other content is cut finely enough for engines. Ids are of
+    local scope unless plays share any."""
     n = len(trace)
     plays = trace.labels.get("play") or tuple([f"play-{number}" for number in trace.plays().tolist()])
     sessions = trace.labels.get("session") or plays

@@ -1,4 +1,4 @@
-"""Agents as turns of stated lengths (applied_compute_agentic): JSON lines, a session each.
+"""Agents as turns of stated lengths (applied_compute_agentic): JSON lines, one session each.
 
 {"num_turns", "input_prompt_length", "assistant_response_length": [...], "tool_call_output_length": [...],
 "tool_call_latency": [s, ...], "final_assistant_response_length"}: the prompt grows by each response and each tool's

@@ -34,7 +34,7 @@ def read(path: Path, *, sort: bool = False) -> Trace:
 
 
 def stream(path: Path, chunk: int) -> TraceStream:
-    """Times count from the first row's."""
+    """Read a trace in chunks; times count from the first row's."""
 
     def chunks() -> Iterator[Trace]:
         start = None
@@ -61,7 +61,7 @@ def _trace(
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Clock times from 2000-01-01 with nine decimals; content, names and priorities have no place here."""
+    """Write clock times from 2000-01-01 with nine decimals; content, names and priorities are not written."""
     clock = np.datetime64("2000-01-01", "ns") + trace.arrival_ns.astype("timedelta64[ns]")
     stamps = np.char.replace(np.datetime_as_string(clock, unit="ns"), "T", " ")
     with path.open("w", encoding="utf-8", newline="") as file:

@@ -54,7 +54,8 @@ def read(path: Path, *, sort: bool = False, timing: str = "think") -> Trace:
 
 
 def _turns(sessions: tuple[str, ...], sent: Ints, spent: Ints, timing: str) -> tuple[After | None, Ints]:
-    """Each turn after the one before of its session, and each row's first turn of its session (-1: is the first)."""
+    """Return each turn's wait for the one before in its session, and each row's first turn of its session (-1: is the
+    first)."""
     edges: list[list[_calls.Edge]] = []
     last: dict[str, tuple[int, int]] = {}  # session -> its turn before, and its first
     first = np.full(len(sent), -1, dtype=np.int64)

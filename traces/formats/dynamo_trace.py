@@ -75,7 +75,7 @@ class _Recorded:
 
 
 def _runs(path: Path, line: int, hashes: object, prompt: int, size: int, numbers: dict[object, int]) -> _calls.Runs:
-    """Hashes name full blocks; some recorders hash the partial last one too."""
+    """Return the runs of a prompt. Hashes name full blocks; some recorders hash the partial last one too."""
     full = prompt // size
     if isinstance(hashes, list) and len(hashes) == full and prompt % size:
         rest = numbers.setdefault(("tail", line), len(numbers))
@@ -85,7 +85,7 @@ def _runs(path: Path, line: int, hashes: object, prompt: int, size: int, numbers
 
 
 def _blocking(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """(child session, request that consumed its result) of a tool that was a sub-agent."""
+    """Return (child session, request that consumed its result) of a tool that was a sub-agent."""
     said = [part for part in (row.get("tool") or {}).values() if isinstance(part, dict)]
     return [
         (str(part["child_session_id"]), str(part["consumer_request_id"]))
@@ -97,8 +97,8 @@ def _blocking(row: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _link(requests: list[_Recorded], joins: list[tuple[str, str]], timing: str) -> None:
-    """Edges of sequences within a session, from a parent to its child's first request, and from a child's last request
-    to the one that waited for it."""
+    """Link the sequence within each session, a parent to its child's first request, and a child's last request to the
+    one that waited for it."""
     sessions: dict[str, list[_Recorded]] = {}
     by_name = {recorded.name: recorded for recorded in requests}
     for recorded in requests:
@@ -119,7 +119,7 @@ def _link(requests: list[_Recorded], joins: list[tuple[str, str]], timing: str) 
 
 
 def _follow(later: _Recorded, earlier: _Recorded, relation: int, timing: str) -> None:
-    """After the end of the earlier one; after it was sent, where they ran at the same time."""
+    """Make a call wait for the end of an earlier one, or for its start where both ran at the same time."""
     ended = earlier.end <= later.start
     pause = later.start - (earlier.end if ended else earlier.start) if timing == "think" else 0
     later.call.after.append((earlier.position, COMPLETION if ended else DISPATCH, pause, relation))

@@ -37,7 +37,8 @@ def detect(head: bytes) -> bool:
 
 
 def read(path: Path, *, sort: bool = False, block_size: int = BLOCK_SIZE, spread_ticks: str = "none") -> Trace:
-    """`spread_ticks="uniform"` spreads requests that share a clock tick over the tick (fixed keyed draws)."""
+    """Read a trace. `spread_ticks="uniform"` spreads requests that share a clock tick over the tick (fixed keyed
+    draws)."""
     if spread_ticks not in SPREADS:
         raise UserError(f"{path}: spread_ticks is {spread_ticks!r}, must be one of {', '.join(SPREADS)}")
     if block_size < 1:
@@ -72,7 +73,7 @@ def read(path: Path, *, sort: bool = False, block_size: int = BLOCK_SIZE, spread
 
 
 class _Turns:
-    """Which rows are later turns of a session, and when they may be sent."""
+    """Rows that are later turns of a session, and the times at which they may be sent."""
 
     def __init__(self, path: Path) -> None:
         self.edges: list[list[tuple[int, int, int, int]]] = []
@@ -83,7 +84,7 @@ class _Turns:
         self._last: dict[str, tuple[int, Any]] = {}  # session -> row and time of its turn before
 
     def add(self, line: int, row: dict[str, Any]) -> Any:
-        """The row's timestamp; that of the turn before where it has a delay instead."""
+        """Add a row and return its timestamp; that of the turn before where it has a delay instead."""
         name = str(row["session_id"]) if row.get("session_id") is not None else ""
         before = self._last.get(name) if name else None
         at = row.get("timestamp")
@@ -102,7 +103,7 @@ class _Turns:
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Blocks of 512; times keep their nanoseconds as fractions of a millisecond."""
+    """Write blocks of 512; times keep their nanoseconds as fractions of a millisecond."""
     hashes = prefix.block_ids(trace.content, BLOCK_SIZE) if trace.content is not None else None
     columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.priority)
     arrival, prompt, output, priority = (c.tolist() for c in columns)
@@ -120,7 +121,7 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def spread(arrival_ns: Ints) -> tuple[Ints, str]:
-    """Arrivals spread over their clock tick, order kept, and the note that says so.
+    """Return arrivals spread over their clock tick, order kept, and the note that says so.
 
     The published traces are quantised to ticks of about 3 s: replayed so, ten requests arrive at once.
     Each tick's requests get fixed uniform draws within one tick length; ticks are found as the median step.

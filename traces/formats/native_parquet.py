@@ -46,7 +46,7 @@ def read(path: Path, *, sort: bool = False) -> Trace:
 
 
 def stream(path: Path, chunk: int) -> TraceStream:
-    """A file, or the files of a folder in order of their names."""
+    """Read a file, or the files of a folder in order of their names, in chunks."""
     with _readable(path):
         files = _open(path)
         name, notes = _meta(path, files[0].schema_arrow)
@@ -77,14 +77,14 @@ def _open(path: Path) -> list[Any]:
 
 
 def _meta(path: Path, schema: Any) -> tuple[str, tuple[str, ...]]:
-    """Name and notes."""
+    """Return name and notes."""
     meta = json.loads((schema.metadata or {}).get(META, b"{}"))
     return str(meta.get("name", path.stem)), tuple(map(str, meta.get("notes", ())))
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """What is no Parquet trace is a UserError that names it."""
+    """Turn an error on a file that is no Parquet trace into a UserError that names it."""
     import pyarrow as pa
 
     try:
@@ -111,7 +111,7 @@ def _trace(path: Path, name: str, columns: dict[str, Any], first: int, sort: boo
 
 
 def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
-    """The columns of Trace; what is absent gets Trace's defaults."""
+    """Return the columns of Trace; what is absent gets Trace's defaults."""
     for name in _native.REQUIRED:
         if name not in table.column_names:
             raise UserError(f"{path}: no column {name!r}; columns are {', '.join(table.column_names)}")
@@ -169,7 +169,7 @@ def _numbers(path: Path, name: str, column: Any) -> Any:
 
 
 def _lists(path: Path, table: Any, names: list[str]) -> tuple[Any, list[Any]]:
-    """Offsets and values of columns of lists that are equally long in each row."""
+    """Return offsets and values of columns of lists that are equally long in each row."""
     import pyarrow as pa
 
     for name in names:

@@ -1,4 +1,4 @@
-"""OpenTelemetry GenAI spans, as inference-perf's otel_trace_replay reads them: JSON {"spans": [...]} or one a line.
+"""OpenTelemetry GenAI spans, as inference-perf's otel_trace_replay reads them: JSON {"spans": [...]} or one per line.
 
 Of each span with gen_ai.usage token counts: trace_id (the session), start_time and end_time (ISO), the request's model
 and max_tokens, and, where recorded, gen_ai.input.messages and gen_ai.output.messages. A call depends on the last one
@@ -55,7 +55,7 @@ def read(path: Path, *, timing: str = "think") -> Trace:
 
 
 class _Span:
-    """What is used of one span."""
+    """The used part of one span."""
 
     def __init__(self, path: Path, line: int, span: dict[str, Any]) -> None:
         attributes = span["attributes"]
@@ -75,19 +75,19 @@ class _Span:
         self.answer = _messages(path, line, attributes, "gen_ai.output.messages")
 
     def before(self, other: _Span) -> bool:
-        """Whether this one had ended when the other, of the same trace, began."""
+        """Return whether this span had ended when the other, of the same trace, began."""
         return self.trace == other.trace and self.end <= other.start
 
 
 class _Texts:
-    """Messages seen so far: what content they are, and how many tokens."""
+    """Messages seen so far: their content ids and token counts."""
 
     def __init__(self) -> None:
         self._known: dict[Message, tuple[int, int]] = {}
         self._next = 0
 
     def prompt(self, path: Path, position: int, span: _Span) -> tuple[Runs, int | None]:
-        """The prompt as runs, and the last call whose output it contains."""
+        """Return the prompt as runs, and the last call whose output it contains."""
         new = [m for m in dict.fromkeys(span.messages) if m not in self._known]
         old = sum(self._known[m][1] for m in span.messages if m in self._known)
         for message, tokens in zip(new, _share(span.prompt - old, [len(text) + 1 for _, text in new]), strict=True):
@@ -112,14 +112,14 @@ class _Texts:
 
 
 def _share(total: int, weights: list[int]) -> list[int]:
-    """Tokens by weight, whole, adding up to the total; none below 0."""
+    """Share out tokens by weight, whole, adding up to the total; none below 0."""
     edges = np.concatenate(([0], np.cumsum(weights))) * max(total, 0) // max(sum(weights), 1)
     shares: list[int] = np.diff(edges).tolist()
     return shares
 
 
 def _spans(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, span); of a file that is one JSON value, the number of the span instead of a line."""
+    """Yield (line, span); for a file that is one JSON value, the number of the span instead of a line."""
     with _text.open_text(path) as file:
         text = file.read()
     try:

@@ -34,7 +34,7 @@ def read(path: Path, *, sort: bool = False) -> Trace:
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Seconds with nine decimals; content, names and priorities have no place here."""
+    """Write seconds with nine decimals; content, names and priorities are not written."""
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(",".join(COLUMNS) + "\n")
         columns = (trace.arrival_ns, trace.prompt_len, trace.output_len)

@@ -1,5 +1,5 @@
-"""What `vllm bench serve --save-result` measured, as a workload: JSON with input_lens, output_lens and start_times (s)
-if it was saved with details, else with totals, whose requests are all of mean length."""
+"""A result of `vllm bench serve --save-result` as a workload: JSON with input_lens, output_lens and start_times (s) if
+it was saved with details, else with totals, whose requests are all of mean length."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError
+from servesim.sentinels import NEVER
 from servesim.workload.trace import Ints, Trace
 
 from . import _text
@@ -55,11 +56,11 @@ def _detailed(path: Path, result: dict[str, Any], notes: list[str]) -> tuple[Int
     prompt, output = (_text.token_counts(path, name, [result[name][i] for i in kept], lines) for name in
                       ("input_lens", "output_lens"))  # fmt: skip
     sent = _text.times_ns(path, "start_times", [starts[i] for i in kept], lines, 1_000_000_000)
-    return prompt, output, sent - sent.min(initial=1 << 62) if len(sent) else sent
+    return prompt, output, sent - sent.min(initial=NEVER) if len(sent) else sent
 
 
 def _even(path: Path, result: dict[str, Any], key: str) -> Ints:
-    """A total shared out as evenly as whole tokens can be."""
+    """Share out a total as evenly as whole tokens can be."""
     count, total = result.get("completed"), result.get(key)
     if type(count) is not int or type(total) is not int or not 1 <= count <= total:
         raise UserError(f"{path}: completed is {count!r} and {key} {total!r}: no requests to share tokens among")

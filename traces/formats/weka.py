@@ -35,9 +35,9 @@ def detect(head: bytes) -> bool:
 
 
 def read(path: Path, *, timing: str = "think", content: str = "outputs", duplicates: str = "keep") -> Trace:
-    """`content="outputs"`: the first prompt that extends a whole earlier one is taken to go on with that call's
-    output, as agents' prompts do although the file hashes prompts only; "prompts": it is not. `duplicates="drop"`
-    leaves out sessions that name another they are copies of."""
+    """Read sessions. `content="outputs"`: the first prompt that extends a whole earlier one is taken to go on with that
+    call's output, as agents' prompts do although the file hashes prompts only; "prompts": it is not.
+    `duplicates="drop"` leaves out sessions that name another they are copies of."""
     _calls.check_timing(path, timing)
     if content not in CONTENTS:
         raise UserError(f"{path}: content is {content!r}, must be one of {', '.join(CONTENTS)}")
@@ -77,8 +77,8 @@ class _Reader:
         self.silent = 0
 
     def thread(self, entries: Any, start_ns: int, parent: int = -1, parent_end: int = 0, agent: str = "") -> int:
-        """The calls of one agent, the position of the last (`parent` if there is none). `parent`: the call that
-        started it, which ended at `parent_end`; -1: the session's own agent."""
+        """Add the calls of one agent and return the position of the last (`parent` if there is none). `parent`: the
+        call that started it, which ended at `parent_end`; -1: the session's own agent."""
         if not isinstance(entries, list):
             raise UserError(f"{self.path}: line {self.line}: requests of {self.play} must be a list")
         last, end = parent, parent_end
@@ -115,7 +115,7 @@ class _Reader:
         return position
 
     def _blocks(self, entry: dict[str, Any]) -> list[tuple[int, int]]:
-        """Block ids as (first, count) of successive ones."""
+        """Return block ids as (first, count) of successive ones."""
         coded = entry.get("h")
         if coded is None:
             coded = [(i, 1) for i in _text.need(self.path, self.line, entry, "hash_ids")]
@@ -131,8 +131,8 @@ class _Reader:
         return runs
 
     def _pause(self, entry: dict[str, Any], at: int, end: int, relation: int, joined: list[tuple[int, int]]) -> int:
-        """What a client waits before this call once the one before has ended; while sub-agents worked it was they who
-        took the time."""
+        """Return what a client waits before this call once the one before has ended; 0 while sub-agents worked, since
+        they took the time."""
         if self.timing != "think" or joined:
             return 0
         if relation == SEQUENCE and entry.get("think_time") is not None:
@@ -150,7 +150,7 @@ class _Reader:
 
 
 def _sessions(path: Path) -> Iterator[tuple[Path, int, dict[str, Any]]]:
-    """(file, line, session) of a folder of files, or of one file with a session in all or in each line."""
+    """Yield (file, line, session) of a folder of files, or of one file with one session in all or in each line."""
     if path.is_dir():
         first_of(path)
         for file in sorted(path.glob("*.json*")):

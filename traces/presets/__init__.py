@@ -41,7 +41,7 @@ class Fit:
         return cls(data["name"], data["original"], ArrivalFit.from_json(data["arrivals"]), lengths, tree)
 
     def draw(self, requests: int | None = None, seed: int = 0) -> Trace:
-        """A twin: as many requests as the original, its first `requests`, or further laps of it."""
+        """Draw a twin: with the number of requests of the original, its first `requests`, or further laps of it."""
         n = self.arrivals.requests if requests is None else requests
         if n < 1:
             raise UserError(f"preset {self.name}: requests is {n}, must be at least 1")
@@ -53,7 +53,7 @@ class Fit:
         )
 
     def draw_lengths(self, requests: int, seed: int) -> tuple[Ints, Ints]:
-        """Prompt and output lengths of rows 0..requests-1, as in the twin."""
+        """Draw prompt and output lengths of rows 0..requests-1, as in the twin."""
         return self._draw_lengths(requests, seed)[:2]
 
     def _draw_lengths(self, requests: int, seed: int) -> tuple[Ints, Ints, Content | None]:
@@ -65,14 +65,14 @@ class Fit:
 
 
 def preset_names() -> list[str]:
-    """Every preset, sorted."""
+    """Return every preset, sorted."""
     found = (entry.name for entry in files(__name__).iterdir())
     return sorted(name.removesuffix(".json") for name in found if name.endswith(".json"))
 
 
 @lru_cache(maxsize=16)
 def load_fit(name: str) -> Fit | ServeGenFit:
-    """The fitted statistics of a preset."""
+    """Load the fitted statistics of a preset."""
     if name not in preset_names():
         raise UserError(f"unknown preset {name!r}{suggest(name, preset_names())}")
     data = json.loads((files(__name__) / f"{name}.json").read_text(encoding="utf-8"))
@@ -80,8 +80,8 @@ def load_fit(name: str) -> Fit | ServeGenFit:
 
 
 def load_preset(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
-    """A twin of a public trace, the same for the same arguments. `spec` is its name; that of a day of traffic may go
-    on with `:scale=0.02,start=36000,seconds=3600`."""
+    """Draw a twin of a public trace, the same for the same arguments. `spec` is its name; that of a day of traffic may
+    go on with `:scale=0.02,start=36000,seconds=3600`."""
     name, _, rest = spec.partition(":")
     fit = load_fit(name)
     if isinstance(fit, ServeGenFit):

@@ -1,9 +1,9 @@
 """Fitted arrivals: a rate profile over time, and gamma gaps in the profile's own (operational) time.
 
-Each minute has the original's number of requests; within it, request i comes where the cumulative profile reaches
-the sum of the gaps so far. So the profile carries the load over 10 s and more, and the gaps' cv the bursts below.
-With an hour of trace a minute's count left to chance would miss the original's dispersion by a fifth or more. A
-lap is as many requests and seconds as the original; longer traces go round again with new draws.
+Each minute has the original's number of requests; within it, request i comes where the cumulative profile reaches the
+sum of the gaps so far. So the profile carries the load over 10 s and more, and the gaps' cv the bursts below. With an
+hour of trace a minute's count left to chance would miss the original's dispersion by a fifth or more. A lap has the
+requests and seconds of the original; longer traces go round again with new draws.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ArrivalFit:
     cv: float  # of the gaps in operational time
 
     def draw(self, requests: int, seed: int) -> Ints:
-        """Arrival nanoseconds of the first `requests` rows, the first at 0."""
+        """Draw the arrival nanoseconds of the first `requests` rows, the first at 0."""
         edges = np.minimum(np.arange(len(self.profile) + 1) * STEP_S, self.span_s)
         mass = np.concatenate(([0.0], np.cumsum(self.profile * np.diff(edges))))
         minutes = np.append(mass[:-1:STEPS_PER_MINUTE], mass[-1])
@@ -45,7 +45,7 @@ class ArrivalFit:
         return np.rint(seconds * 1e9).astype(np.int64)
 
     def _points(self, minutes: Floats, counts: Ints, lap: int, seed: int) -> Floats:
-        """Where on the cumulative profile the requests of one lap lie: gaps scaled to fill each minute."""
+        """Return where on the cumulative profile the requests of one lap lie: gaps scaled to fill each minute."""
         rows = np.arange(self.requests, dtype=np.int64) + lap * self.requests
         gaps = draws.gamma(seed, "preset arrivals", rows, cv=self.cv)
         ids = np.arange(len(counts), dtype=np.int64) + lap * len(counts)
@@ -71,8 +71,8 @@ class ArrivalFit:
 
 
 def smoothed_profile(arrival_ns: Ints, keep: float) -> Floats:
-    """Requests/s per window with the sampling noise taken out: each window keeps the given share of its deviation
-    from its minute's rate. Empty windows stay empty and minutes keep their counts.
+    """Return requests/s per window with the sampling noise taken out: each window keeps the given share of its
+    deviation from its minute's rate. Empty windows stay empty and minutes keep their counts.
     """
     counts = window_counts(arrival_ns, STEP_S, whole=False).astype(np.float64)
     span_s = float(arrival_ns[-1] - arrival_ns[0]) / 1e9
@@ -88,7 +88,7 @@ def smoothed_profile(arrival_ns: Ints, keep: float) -> Floats:
 
 
 def fit_arrivals(arrival_ns: Ints, seeds: range = range(1000, 1012)) -> ArrivalFit:
-    """The profile and cv whose twins, over some seeds, have the original's dispersion at 1 and 10 s."""
+    """Fit the profile and cv whose twins, over some seeds, have the original's dispersion at 1 and 10 s."""
     from scipy.optimize import minimize
 
     target = np.array([dispersion(arrival_ns, w) for w in (1, 10)], dtype=np.float64)

@@ -27,7 +27,7 @@ MIN_REQUESTS = 200
 
 
 def fit_trace(trace: Trace, block_size: int = 512) -> dict[str, Any]:
-    """The fitted statistics of a trace as plain JSON values. Content is fitted as a conversation tree."""
+    """Return the fitted statistics of a trace as plain JSON values. Content is fitted as a conversation tree."""
     if len(trace) < MIN_REQUESTS or trace.arrival_ns[-1] - trace.arrival_ns[0] < 180 * 10**9:
         raise UserError(f"trace {trace.name}: a fit needs at least {MIN_REQUESTS} requests over 3 minutes")
     fitted: dict[str, Any] = {"arrivals": fit_arrivals(trace.arrival_ns).to_json()}
@@ -39,7 +39,7 @@ def fit_trace(trace: Trace, block_size: int = 512) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line; exit code 2 and one line on bad input."""
+    """Run the command line; return exit code 2 after one line on bad input."""
     parser = argparse.ArgumentParser(prog="python -m servesim.traces.presets.fit", description=__doc__)
     parser.add_argument("original", type=Path, help="a trace file, or a folder of ServeGen's chunk-N files")
     parser.add_argument("--name", required=True, help="the preset's name")

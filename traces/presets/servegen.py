@@ -2,9 +2,9 @@
 NSDI'26).
 
 A fit of one day keeps the rate of all clients together every ten minutes; for each client and quarter of the day its
-share of that rate and the mean coefficient of variation of its gaps, and quantiles of its lengths. In a
-twin every client has in every ten minutes as many requests as its share says; their gaps are Weibull, with the exponent
-at which they have the coefficient wanted as they stand, in an order of their own for each seed.
+share of that rate and the mean coefficient of variation of its gaps, and quantiles of its lengths. In a twin every
+client has in every ten minutes the requests of its share; their gaps are Weibull, with the exponent at which they have
+the coefficient wanted as they stand, in an order of their own for each seed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SECOND = 1_000_000_000
 
 
 class Arrivals(NamedTuple):
-    """Requests: when (s of the day), whose, and how long."""
+    """Requests: times (s of the day), clients, and lengths."""
 
     at: Floats
     client: Ints
@@ -40,7 +40,7 @@ class Arrivals(NamedTuple):
     output: Ints
 
     def take(self, which: Any) -> Arrivals:
-        """Those requests."""
+        """Return the selected requests."""
         return Arrivals(*(column[which] for column in self))
 
 
@@ -71,8 +71,8 @@ class ServeGenFit:
         start: float = 0,
         seconds: float | None = None,
     ) -> Trace:
-        """The requests from `start` on for `seconds` (none: to the end of the day), or the first `requests` of them;
-        every client's rate times `scale`."""
+        """Draw the requests from `start` on for `seconds` (none: to the end of the day), or the first `requests` of
+        them; every client's rate times `scale`."""
         seconds = DAY_S - start if seconds is None else seconds
         if not 0 < scale <= 100:
             raise UserError(f"preset {self.name}: scale is {scale:g}, must be above 0 and at most 100")
@@ -100,7 +100,7 @@ class ServeGenFit:
         )
 
     def draw_lengths(self, requests: int, seed: int) -> tuple[Ints, Ints]:
-        """Prompt and output lengths of all clients together."""
+        """Draw prompt and output lengths of all clients together."""
         rows = np.arange(requests)
         load = self.rate.reshape(QUARTERS, -1).sum(axis=1)
         quarter = np.searchsorted(np.cumsum(load / load.sum()), draws.uniform(seed, "servegen quarter", rows))
@@ -112,7 +112,7 @@ class ServeGenFit:
         return self._lengths(client, quarter, seed, rows, 0)
 
     def exponents(self, scale: float) -> Floats:
-        """Of each client and quarter: p such that as many gaps (-log u)^p as a window has, u evenly spaced, have its
+        """Return p for each client and quarter such that the gaps (-log u)^p of a window, u evenly spaced, have its
         coefficient of variation."""
         mean = self.rate.reshape(QUARTERS, -1).mean(axis=1) * self.share * WINDOW_S * scale
         out = np.ones_like(self.cv)
@@ -121,7 +121,7 @@ class ServeGenFit:
         return out
 
     def _window(self, window: int, scale: float, seed: int, exponents: Floats) -> Arrivals:
-        """The requests of one window, in order of time."""
+        """Draw the requests of one window, in order of time."""
         quarter = window * QUARTERS // WINDOWS
         wanted = self.rate[window] * self.share[:, quarter] * WINDOW_S * scale
         cells = window * len(wanted) + np.arange(len(wanted))
@@ -135,8 +135,8 @@ class ServeGenFit:
         return Arrivals(at, client, prompt, output).take(np.argsort(at, kind="stable"))
 
     def _lengths(self, client: Ints, quarter: Ints, seed: int, rows: Any, positions: Any) -> tuple[Ints, Ints]:
-        """Prompts and outputs by inverse transform; a client whose lengths are not known has those of others, each
-        request those of another one at another time, by load."""
+        """Draw prompts and outputs by inverse transform; a client whose lengths are not known takes those of others,
+        each request those of another client at another time, by load."""
         cell = client * QUARTERS + quarter
         known = ~np.isnan(self.prompt[:, :, 0].ravel())
         load = (self.share * self.rate.reshape(QUARTERS, -1).sum(axis=1)).ravel()
@@ -155,7 +155,7 @@ class ServeGenFit:
 
     @staticmethod
     def _times(cell: int, count: int, exponent: float, seed: int) -> Floats:
-        """`count` times within a window: its gaps fill it."""
+        """Draw `count` times within a window, whose gaps fill it."""
         if count == 0:
             return np.empty(0)
         gaps = _gaps(count + 1, exponent)[np.argsort(draws.uniform(seed, "servegen gaps", cell, np.arange(count + 1)))]
@@ -169,7 +169,8 @@ def _gaps(count: int, exponent: float) -> Floats:
 
 
 def _exponent(cv: float, count: int) -> float:
-    """The exponent whose `count` gaps have that coefficient of variation, or as near as so few can come."""
+    """Return the exponent whose `count` gaps have that coefficient of variation, or come as near as `count` gaps
+    can."""
     from scipy.optimize import brentq
 
     def excess(exponent: float) -> float:
@@ -183,8 +184,8 @@ def _exponent(cv: float, count: int) -> float:
 
 
 def fit_servegen(folder: Path) -> dict[str, Any]:
-    """The statistics of the first day of a ServeGen workload: `chunk-N-trace.csv` (window start s, rate, cv, pattern,
-    two parameters), and `chunk-N-dataset.json` (by window: histograms of lengths) where it is there."""
+    """Fit the statistics of the first day of a ServeGen workload: `chunk-N-trace.csv` (window start s, rate, cv,
+    pattern, two parameters), and `chunk-N-dataset.json` (by window: histograms of lengths) where it is there."""
     files = sorted(folder.glob("chunk-*-trace.csv"), key=lambda path: int(path.name.split("-")[1]))
     if not files:
         raise UserError(f"{folder}: no chunk-N-trace.csv in it")
@@ -221,7 +222,7 @@ def _profile(path: Path) -> tuple[Floats, Floats]:
 
 
 def _length_tables(path: Path) -> tuple[list[list[float]], list[list[float]]]:
-    """Quantiles of prompts and outputs by quarter of the day; empty where there are none."""
+    """Return quantiles of prompts and outputs by quarter of the day; empty where there are none."""
     beside = path.with_name(path.name.replace("-trace.csv", "-dataset.json"))
     windows = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
     tables: list[list[list[float]]] = [[[] for _ in range(QUARTERS)] for _ in range(2)]
@@ -235,7 +236,7 @@ def _length_tables(path: Path) -> tuple[list[list[float]], list[list[float]]]:
 
 
 def _quantiles(histogram: dict[int, float]) -> list[float]:
-    """At GIVEN_LEVELS, of a histogram of tokens."""
+    """Return the quantiles of a histogram of tokens at GIVEN_LEVELS."""
     tokens = np.array(sorted(histogram))
     reached = np.cumsum([histogram[t] for t in tokens.tolist()])
     at = np.searchsorted(reached / reached[-1], GIVEN_LEVELS - 1e-12)

@@ -1,4 +1,4 @@
-"""Quantile tables: the marginal of prompts, and outputs (or anything else) given how long the prompt is."""
+"""Quantile tables: the marginal of prompts, and outputs (or anything else) given the prompt length."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GivenPrompt:
         return cls(np.array([np.quantile(part, GIVEN_LEVELS) for part in parts]))
 
     def draw(self, prompt_u: Floats, u: Floats) -> Ints:
-        """Whole numbers by inverse transform, given the uniforms that drew the prompts."""
+        """Draw whole numbers by inverse transform, given the uniforms that drew the prompts."""
         bins = np.minimum((prompt_u * len(self.table)).astype(np.int64), len(self.table) - 1)
         values = np.empty(len(u))
         for b in np.unique(bins):
@@ -51,7 +51,7 @@ class JointTable:
         return cls(np.quantile(prompt, PROMPT_LEVELS), given)
 
     def draw(self, count: int, seed: int, purpose: str) -> dict[str, Ints]:
-        """Columns by name of draws 0..count-1: `prompt` (stratified, as its tail carries the load), the given."""
+        """Draw columns by name for draws 0..count-1: `prompt` (stratified, as its tail carries the load), the given."""
         prompt_u = draws.stratified(seed, f"{purpose} prompt", count)
         rows = np.arange(count)
         out = {"prompt": np.rint(np.interp(prompt_u, PROMPT_LEVELS, self.prompt)).astype(np.int64)}

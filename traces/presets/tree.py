@@ -1,9 +1,9 @@
 """Fitted prefix tree of a conversation trace.
 
 Every prompt begins with one system prompt. A new conversation adds text of its own; a later turn extends what an
-earlier request sent, up to that request's last full block (its partial last block is hashed anew). The fit says
-how often a request is a later turn, how long such prompts are, how much of them is new, and how many rows ago
-the earlier request came. Row i depends on rows before it only, so a shorter twin is the start of a longer one.
+earlier request sent, up to that request's last full block (its partial last block is hashed again). The fit says how
+often a request is a later turn, how long such prompts are, how much of them is new, and how many rows ago the earlier
+request came. Row i depends on rows before it only, so a shorter twin is the start of a longer one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TreeFit:
     later: JointTable  # prompt, output and new blocks of later turns
 
     def draw(self, requests: int, seed: int) -> tuple[Ints, Ints, Content]:
-        """Prompt lengths, output lengths and content of the first `requests` rows."""
+        """Draw prompt lengths, output lengths and content of the first `requests` rows."""
         rows = np.arange(requests, dtype=np.int64)
         share = self.turn_share[np.minimum(rows * SHARE_BINS // self.requests, SHARE_BINS - 1)]
         share = np.where(rows < self.requests, share, self.turn_share[-SHARE_BINS // 3 :].mean())
@@ -87,7 +87,7 @@ class TreeFit:
 
 @dataclass(slots=True)
 class _Growing:
-    """The rows so far, and which of them nobody has extended yet, by their number of blocks."""
+    """The rows so far, and those of them not yet extended, by their number of blocks."""
 
     size: int
     prompt: list[int] = field(default_factory=list)
@@ -96,12 +96,13 @@ class _Growing:
     longest: int = 0  # blocks of the longest prompt so far
 
     def begin(self, row: int, length: int) -> None:
-        """A first turn: the system prompt (content 0, one block) and text of its own (content row + 1)."""
+        """Add a first turn: the system prompt (content 0, one block) and text of its own (content row + 1)."""
         head = min(self.size, length)
         self._add(row, length, [(0, head)] + ([(row + 1, length - head)] if length > head else []))
 
     def extend(self, row: int, length: int, new_blocks: int, target: int, branch: bool) -> None:
-        """A later turn that shares all but its last `new_blocks` blocks with the fitting request nearest `target`."""
+        """Add a later turn that shares all but its last `new_blocks` blocks with the fitting request nearest
+        `target`."""
         blocks = -(-length // self.size)
         shared = min(blocks - max(new_blocks, 1), self.longest - 1)
         if shared < 1:
@@ -138,7 +139,7 @@ class _Growing:
         return min(rows[max(at - 1, 0) : at + 1], key=lambda row: abs(row - target))
 
     def _nearest(self, shared: int, target: int) -> int:
-        """The row nearest `target` with more than `shared` blocks; there is one (`longest`)."""
+        """Return the row nearest `target` with more than `shared` blocks; there is one (`longest`)."""
         target = min(max(target, 0), len(self.prompt) - 1)
         for step in range(len(self.prompt)):
             for row in (target - step, target + step):
@@ -158,7 +159,8 @@ def _cut(runs: Runs, tokens: int) -> Runs:
 
 
 def fit_tree(content: Content, prompt: Ints, output: Ints, block_size: int) -> TreeFit:
-    """Statistics of who extends whom. A later turn is a request that shares more than the system prompt's block."""
+    """Fit statistics of which request extends which. A later turn is a request that shares more than the system
+    prompt's block."""
     blocks, hits, _ = prefix.block_hits(content, prompt, block_size)
     rows = np.flatnonzero(hits > 1)
     parents = _last_owners(prefix.block_ids(content, block_size), hits, rows)
@@ -177,7 +179,7 @@ def fit_tree(content: Content, prompt: Ints, output: Ints, block_size: int) -> T
 
 
 def _last_owners(ids: list[list[int]], hits: Ints, rows: Ints) -> Ints:
-    """For each of `rows`, the latest earlier row that contains its deepest hit block."""
+    """Return, for each of `rows`, the latest earlier row that contains its deepest hit block."""
     owner: dict[int, int] = {}
     wanted = set(rows.tolist())
     found: list[int] = []

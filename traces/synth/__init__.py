@@ -38,7 +38,7 @@ __all__ = ["DEFAULT_REQUESTS", "drawn_in_chunks", "synthesize", "synthesize_chun
 
 
 def synthesize(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
-    """The trace a spec describes; `requests` defaults to 1000."""
+    """Draw the trace a spec describes; `requests` defaults to 1000."""
     n, calls = _parse(spec, requests)
     rows = np.arange(n, dtype=np.int64)
     arrival_ns = _ns(arrivals.draw(calls["arrivals"], rows, _rate(calls), seed))
@@ -67,14 +67,14 @@ def synthesize(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
 
 
 def drawn_in_chunks(spec: str) -> bool:
-    """Whether a spec's requests can be drawn a few at a time: not with states or conversations across them, nor with
-    several samples, which no streamed run follows."""
+    """Return whether a spec's requests can be drawn a few at a time: not with states or conversations across them, nor
+    with several samples, which no streamed run follows."""
     _, calls = _parse(spec, None)
     return calls["arrivals"].name != "mmpp" and not {"n", "lengths", "turns"} & set(calls)
 
 
 def synthesize_chunks(spec: str, requests: int | None, seed: int, chunk: int) -> Iterator[Trace]:
-    """The same trace, `chunk` requests at a time."""
+    """Draw the same trace, yielding `chunk` requests at a time."""
     n, calls = _parse(spec, requests)
     clock = arrivals.Clock(calls["arrivals"], _rate(calls), seed)
     for first in range(0, n, chunk):
@@ -97,7 +97,7 @@ def _samples(calls: dict[str, Call], rows: Ints, output: Ints, seed: int) -> Sam
 
 
 def _parse(spec: str, requests: int | None) -> tuple[int, dict[str, Call]]:
-    """How many, and the values of all keys that are given or have a default."""
+    """Return the number of requests, and the values of all keys that are given or have a default."""
     n = DEFAULT_REQUESTS if requests is None else requests
     if n < 1:
         raise UserError(f"synth: requests is {n}, must be at least 1")

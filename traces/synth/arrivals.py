@@ -1,4 +1,4 @@
-"""Arrival processes: when request i comes, in seconds.
+"""Arrival processes: the time of request i, in seconds.
 
 Each is a function (call, rows, rate, seed) -> seconds, entered in PROCESSES by its name.
 """
@@ -18,33 +18,33 @@ from .spec import Call
 
 Floats = NDArray[np.float64]
 MOST_CYCLES = 10_000_000
-"""Of mmpp."""
+"""Most cycles of mmpp."""
 
 
 def poisson(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
-    """Exponential gaps."""
+    """Draw exponential gaps."""
     return np.asarray(np.cumsum(poisson_gaps(call, rows, seed)) / rate)
 
 
 def poisson_gaps(call: Call, rows: Ints, seed: int) -> Floats:
-    """Those of these rows, of mean 1."""
+    """Return the exponential gaps of these rows, of mean 1."""
     call.floats("")
     return draws.exponential(seed, "arrivals", rows)
 
 
 def constant(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
-    """One request every 1/rate seconds from 0."""
+    """Place one request every 1/rate seconds from 0."""
     call.floats("")
     return np.asarray(rows / rate, dtype=np.float64)
 
 
 def gamma(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
-    """Gamma gaps of coefficient of variation cv; vLLM's burstiness is 1/cv^2."""
+    """Draw gamma gaps of coefficient of variation cv; vLLM's burstiness is 1/cv^2."""
     return np.asarray(np.cumsum(gamma_gaps(call, rows, seed)) / rate)
 
 
 def gamma_gaps(call: Call, rows: Ints, seed: int) -> Floats:
-    """Those of these rows, of mean 1."""
+    """Return the gamma gaps of these rows, of mean 1."""
     args = call.floats("cv", "burstiness")
     value = next(iter(args.values()))
     if value <= 0:
@@ -56,7 +56,7 @@ def gamma_gaps(call: Call, rows: Ints, seed: int) -> Floats:
 
 
 def mmpp(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
-    """Poisson arrivals whose rate switches: `ratio` times higher for mean `on` s than for the mean `off` s after.
+    """Draw Poisson arrivals whose rate switches: `ratio` times higher for mean `on` s than for the mean `off` s after.
 
     States last exponential times that do not depend on the rate; the rates are set so that the mean is `rate`.
     Arrivals are unit-rate Poisson points mapped through the cumulative rate, so a new rate keeps their draws.
@@ -90,7 +90,7 @@ GAPS: dict[str, Callable[[Call, Ints, int], Floats]] = {"poisson": poisson_gaps,
 
 
 def draw(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
-    """Arrival times in seconds of the named process."""
+    """Draw arrival times in seconds of the named process."""
     if call.name not in PROCESSES:
         raise UserError(f"synth: unknown arrivals {call.name!r}{suggest(call.name, PROCESSES)}")
     return PROCESSES[call.name](call, rows, rate, seed)
@@ -104,7 +104,7 @@ class Clock:
         self._sum = 0.0  # of the gaps so far
 
     def draw(self, rows: Ints) -> Floats:
-        """Those of the next rows."""
+        """Return the arrival times of the next rows."""
         if self._call.name not in GAPS:
             return draw(self._call, rows, self._rate, self._seed)
         sums = np.cumsum(np.concatenate([[self._sum], GAPS[self._call.name](self._call, rows, self._seed)]))

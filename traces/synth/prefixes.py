@@ -1,4 +1,4 @@
-"""Shared prefixes: which prompts begin with which common text."""
+"""Shared prefixes: the common text that prompts begin with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ MOST_GROUPS = 10_000_000
 
 
 def draw(call: Call, prompt_len: Ints, seed: int, first: int = 0) -> Content:
-    """Prompts keep their lengths; a sharing prompt of L tokens begins with min(length, L) tokens of its prefix.
+    """Draw the content of prompts, whose lengths stay; a sharing prompt of L tokens begins with min(length, L) tokens
+    of its prefix.
 
     `first`: the number of the first row. Content ids: 0..groups-1 are the prefixes, groups + i is request i's own.
     """

@@ -33,11 +33,11 @@ class Call:
         return cls(key, name.strip(), args)
 
     def number(self) -> float:
-        """A bare number."""
+        """Return a bare number."""
         return to_float(f"synth: {self.key}", self.name)
 
     def floats(self, *forms: str) -> dict[str, float]:
-        """The arguments of the form whose names match: a form is "mean sigma" or, with a default, "share=1".
+        """Return the arguments of the form whose names match: a form is "mean sigma" or, with a default, "share=1".
 
         Positional arguments fill the first form in order.
         """
@@ -60,7 +60,7 @@ class Call:
 
 
 def parse_spec(text: str) -> dict[str, str]:
-    """Key to value text; commas inside brackets belong to the value."""
+    """Split a spec into key and value text; commas inside brackets belong to the value."""
     values = pairs("synth", text)
     for key, value in values.items():
         if not key or not value:
@@ -69,7 +69,7 @@ def parse_spec(text: str) -> dict[str, str]:
 
 
 def to_float(what: str, text: str) -> float:
-    """A finite number."""
+    """Parse a finite number."""
     try:
         value = float(text)
     except ValueError:

@@ -18,7 +18,7 @@ LONGEST_S = 10_000_000
 
 
 def draw(call: Call, arrival_ns: Ints, new: Ints, output: Ints, content: Content | None, seed: int) -> dict[str, Any]:
-    """Columns of a trace whose rows are turns, `turns` to a session in order (the last may have fewer).
+    """Return the columns of a trace whose rows are turns, `turns` to a session in order (the last may have fewer).
 
     Sessions begin at the arrivals, in order. The prompt of a later turn is everything before it, answers included, and
     `new` tokens; it follows the answer by an exponential pause of mean `think` s. What `content` says of a first turn

@@ -47,7 +47,7 @@ def test_a_verdict_is_one_of_the_six_and_a_difference_has_a_cause() -> None:
             Row("a", "1", "2", verdict)
     with pytest.raises(ValueError, match="group 'x' is none of memory, time"):
         Row("a", "1", "1", "reproduced", group="x")
-    with pytest.raises(ValueError, match="shown is what nobody claims"):
+    with pytest.raises(ValueError, match="'shown' is for figures without a claim"):
         Row("a", "1", "1", "shown")
 
 

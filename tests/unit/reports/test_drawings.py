@@ -92,7 +92,7 @@ def test_what_cannot_be_drawn_is_said_in_one_line(result: Result) -> None:
     with pytest.raises(UserError, match=r"unknown figure 'cdf' .*latency_cdf"):
         result.figure("cdf")
     plain = servesim.simulate(**WORKLOAD)
-    with pytest.raises(UserError, match="figure drafts: there is nothing to draw"):
+    with pytest.raises(UserError, match="figure drafts: nothing to draw"):
         plain.figure("drafts")
     frame = sweep()
     assert servesim.figure(frame, "pareto").title == "Price, latency, throughput"
