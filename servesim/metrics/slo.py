@@ -25,7 +25,7 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 def check_slo(limits: dict[str, float]) -> dict[str, float]:
-    """The same limits, in the order of SLO_METRICS, if they can be limits."""
+    """Return the limits in the order of SLO_METRICS; UserError where they cannot be limits."""
     for name, value in limits.items():
         if name not in SLO_METRICS:
             raise UserError(f"slo: unknown metric {name!r}{suggest(name, SLO_METRICS)}")
