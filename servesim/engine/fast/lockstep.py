@@ -109,7 +109,7 @@ class Lockstep(CounterKeeper):
         self.due = n
         joined = 0
         for request in self.apart:
-            if n + joined >= most or not self._decodes(request):
+            if n + joined >= most or not self._decodes(request) or not self._may_join(request):
                 break
             if not self._kv.grow(request, 1) or not self._join(request):
                 break
@@ -166,16 +166,16 @@ class Lockstep(CounterKeeper):
             heappop(caps)
         return retired
 
+    def _may_join(self, request: Request) -> bool:
+        """Return whether a request has got a token in every step of late, and its length cap is what will stop it."""
+        steps, coming = len(self._in_flight), request._num_output_placeholders
+        if not self._capped(request) or (self.paused and coming) or coming != steps - self.paused:
+            return False
+        return steps > 0 or request._last_token_ns == self.last_ns
+
     def _join(self, request: Request) -> bool:
-        """Let a request whose memory is there, behind all members in the batch, be one from this turn on; False if it
-        has not got a token in every step of late, or its length cap is not what will stop it."""
-        steps = len(self._in_flight)
-        if not self._capped(request) or (self.paused and request._num_output_placeholders):
-            return False
-        if request._num_output_placeholders != steps - self.paused:
-            return False
-        if not steps and request._last_token_ns != self.last_ns:
-            return False
+        """Let a request whose memory is there, behind all members in the batch, be one from this turn on; False if
+        memory cannot take it."""
         computed = request._num_computed_tokens
         if not self._memory.join(request, computed - self.turn, computed + 1):
             return False

@@ -28,7 +28,7 @@ def test_each_preset_names_policies_and_parameters_that_exist(name: str) -> None
 
 def test_the_page_on_engines_and_the_help_name_every_preset() -> None:
     page = (ROOT / "docs" / "engines.md").read_text()
-    code = (ROOT / "servesim" / "cli" / "run.py").read_text()
+    code = (ROOT / "servesim" / "run" / "scenario.py").read_text()
     for name, preset in engine_presets().items():
         assert f"| `{name}` |" in page
         assert name in code
