@@ -112,13 +112,7 @@ class KVAllocator(ABC):
         self._host: dict[Request, int] = {}  # blocks in host memory
         self._host_free = memory.host_blocks
 
-    def fits(self, request: Request) -> bool:
-        """Return whether a request alone can ever be held up to its length cap."""
-        return request.prompt_len + request.max_tokens <= self.capacity_tokens
-
-    def lookup(self, request: Request) -> Hit:
-        """Return the longest cached prefix of a waiting request (prompt and generated tokens). Default: nothing."""
-        return MISS
+    # Six that every allocator has; the others have defaults.
 
     @abstractmethod
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
@@ -148,10 +142,38 @@ class KVAllocator(ABC):
     def usage(self) -> Usage:
         """Return the memory in use now, in O(1)."""
 
+    # Sharing of prefixes.
+
+    def lookup(self, request: Request) -> Hit:
+        """Return the longest cached prefix of a waiting request (prompt and generated tokens). Default: nothing."""
+        return MISS
+
     def idle_tokens(self, hit: Hit) -> int:
         """Return the tokens of a hit that no request holds: `usage().free` counts them until they are adopted. Default:
         none, as for any hit without sharing."""
         return 0
+
+    def publish(self, request: Request, upto: int) -> None:
+        """Make tokens before `upto` final, so that they may be shared. The engine calls this for every request that got
+        tokens in a step, once the step is done. Default: nothing is shared."""
+        return None
+
+    def evict(self, num_tokens: int) -> None:
+        """Drop at least `num_tokens` tokens of cached prefixes that no request holds, or all there are. They count as
+        free before and after. Default: none are kept."""
+        return None
+
+    def sharing(self) -> tuple[int, int]:
+        """Return the blocks requests hold, one that several hold counted once per holder, and how many of those sharing
+        saves. Default: nothing is shared."""
+        return self._blocks(self.usage().used + self.usage().internal), 0
+
+    def foresee(self, requests: Sequence[Request]) -> None:
+        """Take note of all requests to come, in order of arrival; only for allocators that declare needs =
+        {"future"}."""
+        return None
+
+    # Swapping: works with every allocator as it is.
 
     def can_swap_out(self, request: Request, samples: Sequence[Request] = ()) -> bool:
         """Return whether host memory has room for the KV of a running request, and of forked samples with it."""
@@ -185,11 +207,10 @@ class KVAllocator(ABC):
         self._host_free += blocks
         return blocks
 
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.block_size)
-
     def _host_blocks(self, request: Request, samples: Sequence[Request] = ()) -> int:
         return -(-request.num_computed_tokens // self.memory.block_size)
+
+    # Forking: samples of a request that share its memory.
 
     def can_fork(self) -> bool:
         """Return whether samples can share memory, with the parameters given. Default: where `supports` says "fork"."""
@@ -200,28 +221,14 @@ class KVAllocator(ABC):
         out of memory. Only for allocators that can."""
         raise NotImplementedError(f"{self.name}: its memory cannot be shared between samples of a request")
 
-    def sharing(self) -> tuple[int, int]:
-        """Return the blocks requests hold, one that several hold counted once per holder, and how many of those sharing
-        saves. Default: nothing is shared."""
-        return self._blocks(self.usage().used + self.usage().internal), 0
+    # Limits, drafts that were wrong, checks.
+
+    def fits(self, request: Request) -> bool:
+        """Return whether a request alone can ever be held up to its length cap."""
+        return request.prompt_len + request.max_tokens <= self.capacity_tokens
 
     def rollback(self, request: Request, num_tokens: int) -> None:
         """Void the last `num_tokens` tokens (rejected drafts). Default: their slots stay."""
-        return None
-
-    def foresee(self, requests: Sequence[Request]) -> None:
-        """Take note of all requests to come, in order of arrival; only for allocators that declare needs =
-        {"future"}."""
-        return None
-
-    def publish(self, request: Request, upto: int) -> None:
-        """Make tokens before `upto` final, so that they may be shared. The engine calls this for every request that got
-        tokens in a step, once the step is done. Default: nothing is shared."""
-        return None
-
-    def evict(self, num_tokens: int) -> None:
-        """Drop at least `num_tokens` tokens of cached prefixes that no request holds, or all there are. They count as
-        free before and after. Default: none are kept."""
         return None
 
     def check_integrity(self) -> None:
@@ -231,6 +238,9 @@ class KVAllocator(ABC):
         assert sum(usage) == self.capacity_tokens, f"{usage} do not add up to {self.capacity_tokens}"
         assert self._host_free + sum(self._host.values()) == self.memory.host_blocks, "host blocks miscounted"
         assert self._host_free >= 0, "more in host memory than it holds"
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
 
 
 kv_allocators: Registry[KVAllocator] = Registry("kv", KVAllocator, "servesim.policies.kv")
