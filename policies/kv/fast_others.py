@@ -67,15 +67,15 @@ class FastContiguous(Contiguous):
         self.turns = ReservedTurns(self)
 
     def slots(self, request: Request) -> int:
-        self.turns.looked = True
+        self.turns.look()
         return super().slots(request)
 
     def usage(self) -> Usage:
-        self.turns.looked = True
+        self.turns.look()
         return super().usage()
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        self.turns.looked = True
+        self.turns.look()
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
 
 
@@ -159,23 +159,23 @@ class FastPrefixRadix(PrefixRadix):
         self.turns = RadixTurns(self)
 
     def lookup(self, request: Request) -> Hit:
-        self.turns.looked = True
+        self.turns.look()
         return super().lookup(request)
 
     def idle_tokens(self, hit: Hit) -> int:
-        self.turns.looked = True
+        self.turns.look()
         return super().idle_tokens(hit)
 
     def slots(self, request: Request) -> int:
-        self.turns.looked = True
+        self.turns.look()
         return super().slots(request)
 
     def usage(self) -> Usage:
-        self.turns.looked = True
+        self.turns.look()
         return super().usage()
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        self.turns.looked = True
+        self.turns.look()
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
 
 
@@ -193,24 +193,24 @@ class FastEvicting(Evicting):
         return super().tables
 
     def lookup(self, request: Request) -> Hit:
-        self.turns.looked = True
+        self.turns.look()
         return super().lookup(request)
 
     def idle_tokens(self, hit: Hit) -> int:
-        self.turns.looked = True
+        self.turns.look()
         return super().idle_tokens(hit)
 
     def slots(self, request: Request) -> int:
-        self.turns.looked = True
+        self.turns.look()
         self.turns.complete(request)
         return super().slots(request)
 
     def usage(self) -> Usage:
-        self.turns.looked = True
+        self.turns.look()
         return super().usage()
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        self.turns.looked = True
+        self.turns.look()
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
 
 

@@ -191,7 +191,7 @@ class KVAllocator(ABC):
         return blocks * self.memory.block_size
 
     def can_swap_in(self, request: Request, num_tokens: int, reserve: int, samples: Sequence[Request] = ()) -> bool:
-        """Whether a swapped request (with the samples that were swapped out with it) can come back and have
+        """Return whether a swapped request (with the samples that were swapped out with it) can come back and have
         `num_tokens` more, `reserve` tokens left free. `samples`: only where "fork" is supported."""
         return self.can_admit(request, MISS, request.num_computed_tokens + num_tokens, 0, reserve)
 

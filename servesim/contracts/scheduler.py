@@ -99,8 +99,7 @@ class Scheduler(ABC):
         can be done now; it is asked for again at the next event."""
 
     def on_arrival(self, request: Request) -> None:
-        """Take in a request that has arrived. Default: append it to `waiting`. In fast mode running requests and memory
-        may look here as they did some steps ago; they are up to date again when `plan` is called."""
+        """Take in a request that has arrived. Default: append it to `waiting`."""
         self.waiting.append(request)
 
     def on_finish(self, requests: Sequence[Request]) -> Sequence[Request] | None:

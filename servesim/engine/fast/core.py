@@ -39,6 +39,7 @@ class FastCore(EngineCore):
         self.on_late_together: Callable[[int, int, list[int]], None] = lambda now, since, rows: None
         """Called with (now, since, rows): requests that got their last tokens at `since`, and one now."""
         self._context: FastContext | None = None
+        self._before: dict[str, Any] | None = None  # attributes of a scheduler of Python when the plan was begun
         self.stands = False
         """Whether the last plan served all running requests, and looked at nothing that changes from step to step."""
         self.pure = False
@@ -61,6 +62,9 @@ class FastCore(EngineCore):
         limits, lockstep = self.scheduler.limits, self.lockstep
         if lockstep is not None:
             lockstep.due = 0
+        own: Any = self.scheduler
+        attributes = getattr(own, "__dict__", None)
+        self._before = attributes.copy() if attributes is not None else None
         self._context = FastContext(
             self.scheduler.name,
             now,
@@ -80,7 +84,7 @@ class FastCore(EngineCore):
     def enter(self, plan: Plan, now: int) -> Step | None:
         lockstep, ctx = self.lockstep, self._context
         assert ctx is not None
-        looked = ctx.has_looked()
+        looked = ctx.has_looked() or (not ctx.has_state and self._state_moved())
         if lockstep is None:
             step = super().enter(plan, now)
             all_served = ctx.served and not ctx.num_left and len(plan._tokens) == len(self.scheduler.running)
@@ -124,6 +128,17 @@ class FastCore(EngineCore):
             lockstep.turn += 1
             lockstep.admit_following()
         return step
+
+    def _state_moved(self) -> bool:
+        """Whether the plan changed a state of the scheduler's own, as far as that is seen from outside: an attribute
+        is another, or another number."""
+        own: Any = self.scheduler
+        if self._before is None:
+            return False
+        try:
+            return bool(own.__dict__ != self._before)
+        except ValueError:  # arrays are not equal or unequal as a whole
+            return True
 
     def _note(self, ctx: FastContext, stands: bool, alone: bool) -> None:
         """Note what a plan says of the next one. `alone`: it holds nothing but what was served in bulk."""

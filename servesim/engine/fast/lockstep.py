@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
-from servesim.contracts.plan import NO_END, Plan
+from servesim.contracts.plan import Plan
 from servesim.contracts.request import LAST, CounterKeeper, Request
 from servesim.engine.fast.memory import LockstepMemory
 from servesim.engine.fast.step import FastStep
@@ -80,12 +80,12 @@ class Lockstep(CounterKeeper):
         """Members that a step can take."""
         self.free = 0
         """Tokens of memory that must be free before a step."""
-        self.until = NO_END
-        """Step id of the plan for which the scheduler wants to be asked again."""
         self.retires = False
         """Whether a member whose last token is in flight takes no part in further turns."""
         self.looked = False
         """Whether a member's counters were read."""
+        self.on_read: Callable[[], None] = lambda: None
+        """Called before they are written for that."""
 
     # In a plan.
 
@@ -400,6 +400,7 @@ class Lockstep(CounterKeeper):
     def settle(self, request: Request) -> None:
         """Write the counters of all members, one of which is read."""
         self.looked = True
+        self.on_read()
         if self._written != (self.turn, self.committed, len(self.members)):
             self.refresh()
 

@@ -6,7 +6,7 @@ minus the number of the turn. An allocator without an answer is stepped plainly,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mypy_extensions import mypyc_attr
@@ -22,6 +22,13 @@ class LockstepMemory:
     def __init__(self) -> None:
         self.looked = False
         """Whether the allocator was asked for something that changes as requests decode; the engine clears it."""
+        self.on_look: Callable[[], None] = lambda: None
+        """Called before such a question is answered."""
+
+    def look(self) -> None:
+        """Note that the allocator is asked for something that changes as requests decode."""
+        self.looked = True
+        self.on_look()
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         """Take a request into lockstep that will have memory for `num_tokens` tokens or more when the next `extend`

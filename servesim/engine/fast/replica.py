@@ -31,6 +31,8 @@ class FastReplica(Replica):
         self.leap: Run | None = None
         if depth == 1 or core.scheduler.limits.async_scheduling:
             core.keep_lockstep(depth)
+        if core.lockstep is not None and core.memory is not None:
+            core.lockstep.on_read = core.memory.on_look = self.catch_up
 
     def arrive(self, request: Request, output_len: int) -> None:
         self.core.add(request, output_len, self.clock.ns)
@@ -50,10 +52,11 @@ class FastReplica(Replica):
     def catch_up(self) -> None:
         """End a run at this instant: what it has done is done, and the next plan is made for real. For whatever wants
         the replica as it is now."""
-        if self.leap is None:
+        leap, self.leap = self.leap, None
+        if leap is None:
             return
-        self.leap.cut(self._next_plan_from())
-        self._land()
+        leap.cut(self._next_plan_from())
+        self._free_ns[0] = leap.land(self.fast, self.recorder, self.index)
         core = self.core
         if core.in_flight[0].end_ns == self.clock.ns:
             self._commit()
@@ -101,8 +104,3 @@ class FastReplica(Replica):
             self._plan()  # nothing else happens at this instant
         else:
             self._want_plan()
-
-    def _land(self) -> None:
-        assert self.leap is not None
-        self._free_ns[0] = self.leap.land(self.fast, self.recorder, self.index)
-        self.leap = None

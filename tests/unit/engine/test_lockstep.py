@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -11,7 +13,7 @@ from servesim.engine.fast.lockstep import Lockstep
 from servesim.errors import PolicyError
 from servesim.metrics.requests import RequestColumns
 from tests.property.test_fast_equals_reference import compared
-from tests.support.worlds import ToyCost, World, toy_trace
+from tests.support.worlds import ToyCost, World, toy_trace, watch
 
 
 def test_a_retired_request_gives_its_blocks_back_before_those_behind_it_in_the_batch() -> None:
@@ -121,3 +123,38 @@ def test_one_that_was_preempted_is_resumed_when_the_eviction_of_what_it_left_mak
     fast, _ = compared(world)
     table = RequestColumns.of(fast.recorder.requests.array()).sequences
     assert table["num_preemptions"].astype(bool).tolist() == [False, True]
+
+
+LOOKS = f"{Path(__file__).parents[2] / 'support' / 'looking_policies.py'}"
+
+
+@pytest.mark.parametrize("name", ["Timed", "Counting"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_scheduler_that_looks_at_what_changes_is_asked_at_every_step(name: str, depth: int) -> None:
+    trace = toy_trace([0, 500, 4000], [8, 8, 40], [30, 30, 12])
+    compared(World(trace, scheduler=f"{LOOKS}:{name}", depth=depth, asynchronous=depth > 1))
+
+
+def test_a_scheduler_whose_own_attributes_move_is_asked_at_every_step() -> None:
+    world = World(toy_trace([0, 0], [8, 8], [30, 30]), scheduler=f"{LOOKS}:PlanCounter")
+    fast, plain = (world.run(mode).replicas[0].core.scheduler for mode in ("fast", "reference"))
+    assert fast.plans == plain.plans > 30  # type: ignore[attr-defined]
+
+
+def test_one_whose_attributes_rest_is_not() -> None:
+    world = World(toy_trace([0, 0], [8, 8], [30, 30]))
+    cluster = world.cluster("fast")
+    seen = watch(cluster)
+    cluster.run()
+    assert len(seen) < 10
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_blocks", [5, 1000])
+def test_what_a_scheduler_sees_as_a_request_arrives_is_the_state_of_that_instant(depth: int, num_blocks: int) -> None:
+    """One of 40 tokens runs, a microsecond each. The second comes early and queues, the third late and goes first."""
+    trace = toy_trace([0, 5500, 30_500], [8, 8, 8], [40, 5, 5])
+    world = World(trace, scheduler=f"{LOOKS}:Watcher", num_blocks=num_blocks, max_num_seqs=1)
+    world.cost, world.depth, world.asynchronous = ToyCost(fixed=1000, token=0, context=0), depth, depth > 1
+    fast, _ = compared(world)
+    assert fast.recorder.requests.column("row").tolist() == [0, 2, 1]
