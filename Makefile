@@ -80,8 +80,8 @@ sample: $(READY)
 
 bench: $(READY) $(COMPILED)/.ready
 	$(VENV)/bin/python -m pytest benchmarks -m benchmark
-	$(VENV)/bin/python -m benchmarks.table $(or $(CASES),table requests batch tree quick) --json benchmarks/results.json
-	$(COMPILED)/bin/python -m benchmarks.table $(or $(CASES),table requests batch tree quick) --json benchmarks/results.json
+	$(VENV)/bin/python -m benchmarks.table $(or $(CASES),table policies requests batch tree quick) --json benchmarks/results.json
+	$(COMPILED)/bin/python -m benchmarks.table $(or $(CASES),table policies requests batch tree quick) --json benchmarks/results.json
 	$(VENV)/bin/python -m tests.support.documents docs/how-fast.md
 
 # The compiled build takes part where there is one, and is brought up to date then.

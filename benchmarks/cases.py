@@ -106,6 +106,29 @@ def _tree(blocks: int) -> dict[str, Any]:
     }
 
 
+OWN = Path(__file__).with_name("own_schedulers.py")
+POLICIES = {
+    "vllm": "vllm",
+    "user": f"{OWN}:Fcfs",
+    "subclass": f"{OWN}:Derived",
+    "sglang": "sglang",
+    "static": "static",
+    "sarathi": "sarathi",
+}
+"""Schedulers whose speed is compared with vllm's, by the end of their case's name."""
+
+
+def _policies() -> dict[str, Case]:
+    """10,000 requests at 30 a second, where most steps have an arrival or an end."""
+    busy = {**PAGED, "rate": 30, "requests": 10_000}
+    return {
+        f"policy-{name}": Case(
+            f"Azure conv at 30/s, paged, {name}", {**busy, "scheduler": scheduler}, file=AZURE, group="policies"
+        )
+        for name, scheduler in POLICIES.items()
+    }
+
+
 def _quick() -> dict[str, Case]:
     """Return cases of a second or less each, from what the project holds."""
     conv: dict[str, Any] = {"trace": "preset:azure-conv-2023"}
@@ -120,4 +143,4 @@ def _quick() -> dict[str, Case]:
     }
 
 
-CASES: dict[str, Case] = {**_table(), **_series(), **_streams(), **_quick()}
+CASES: dict[str, Case] = {**_table(), **_policies(), **_series(), **_streams(), **_quick()}
