@@ -189,7 +189,7 @@ class Allocators(RuleBasedStateMachine):
     @rule(mask=PICK, k=st.integers(1, 9))
     def run(self, mask: int, k: int) -> None:
         """Requests that decode grow k times at once as one by one."""
-        if (turns := lockstep_memory(self.kv)) is None or compiled():  # what is compiled cannot be copied
+        if compiled() or (turns := lockstep_memory(self.kv)) is None:  # what is compiled cannot be copied
             return
         batch = [r for i, r in enumerate(self.running) if mask >> i & 1 and r.num_computed_tokens == r.num_tokens - 1]
         batch = [r for r in batch if r.num_computed_tokens + k <= r._end_tokens]
