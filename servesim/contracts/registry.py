@@ -126,6 +126,8 @@ def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:
     """
     from pydantic import TypeAdapter, ValidationError
 
+    if not dataclasses.is_dataclass(cls):
+        raise UserError(f"{what}: Params is not a dataclass: write @dataclass(frozen=True) above it")
     known = {f.name for f in dataclasses.fields(cls)}
     for key in values:
         if key not in known:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from servesim.contracts import REGISTRIES, Registry, kv_allocators, schedulers
+from servesim.contracts import REGISTRIES, Registry, build_params, kv_allocators, schedulers
 from servesim.contracts.user_policies import _TERMS, _adopted, _settlers, is_own
 from servesim.errors import PolicyError, UserError
 from tests.support.own_policies import SCHEDULER, TEXTS, method
@@ -378,3 +378,11 @@ def test_every_verb_of_a_contract_whose_return_could_be_mistaken_is_held() -> No
             assert abstract == (verb.name in terms.required.split()), verb.name
             seen += 1
     assert seen > 45
+
+
+def test_parameters_that_are_no_dataclass_are_refused_in_one_line() -> None:
+    class Params:
+        slack: int = 4
+
+    with pytest.raises(UserError, match="router mine: Params is not a dataclass: write @dataclass"):
+        build_params("router mine", Params, {})
