@@ -121,11 +121,11 @@ class StreamedRecords(Records):
         return Recorder(self._step_sink, self._setup.out_ns, deliveries, self._request_sink, self._gaps.add)
 
     def _workload(self, clients: Clients) -> StreamedWorkload:
-        scenario, stream = self._setup.scenario, self._setup.stream
+        scenario, stream, predictor = self._setup.scenario, self._setup.stream, self._setup.predictor
         assert stream is not None
 
         def predicted(chunk: Any, first: int) -> Any:
-            return predict(scenario.predictor, chunk, scenario.seed, first)
+            return predict(predictor, chunk, scenario.seed, first)
 
         return StreamedWorkload(stream.read(), len(self._setup.facts), predicted, clients)
 

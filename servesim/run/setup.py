@@ -20,6 +20,7 @@ from servesim.contracts import (
     routers,
     schedulers,
 )
+from servesim.contracts.scheduler import PREDICTED
 from servesim.contracts.user_policies import blaming
 from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.host import HostTerms, host_terms
@@ -36,7 +37,7 @@ from servesim.run.scenario import Scenario, Settings
 from servesim.run.sizing import kv_budget, layer_groups, longest_request
 from servesim.run.speculation import Speculation
 from servesim.run.trace_source import open_scenario, open_stream
-from servesim.workload.predictor import predict
+from servesim.workload.predictor import parse_predictor, predict
 from servesim.workload.trace import Ints, Trace
 from servesim.workload.trace_stream import TraceFacts, TraceStream
 from servesim.workload.workload import FrontEnd, Workload
@@ -52,6 +53,9 @@ class Setup:
     stream: TraceStream | None
     """All of them, where the run is streamed."""
     facts: TraceFacts
+    predictor: str
+    """What tells policies output lengths: the scenario's choice where the scheduler declares that it asks, else the cap
+    that every engine knows."""
     predicted: Ints
     """Output tokens as the predictor sees them, by row and then by further sample."""
     cores: list[EngineCore]
@@ -152,12 +156,15 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     kv = cores[0].kv
     if trace.samples is not None:
         check_samples(cores[0].scheduler, kv)
+    parse_predictor(scenario.predictor)
+    predictor = scenario.predictor if PREDICTED in policies.scheduler.needs else "max_tokens"
     return Setup(
         scenario=scenario,
         trace=trace,
         stream=stream,
         facts=facts,
-        predicted=predict(scenario.predictor, trace, scenario.seed),
+        predictor=predictor,
+        predicted=predict(predictor, trace, scenario.seed),
         cores=cores,
         router=make(policies.router, policies.router_params, scenario.replicas),
         cost=cost,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import servesim
 from servesim.errors import UserError
 from servesim.workload.predictor import lognormal_sigma, predict
 from servesim.workload.trace import Trace
@@ -58,3 +61,25 @@ def test_a_wrong_predictor_is_named(spec: str, says: str) -> None:
     with pytest.raises(UserError) as error:
         predict(spec, trace(1), 0)
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize(("needs", "told"), [("", False), ('needs = frozenset({"predicted_output_len"})', True)])
+def test_a_scheduler_that_does_not_declare_it_is_told_no_prediction(needs: str, told: bool, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"""
+from servesim.policies.scheduling.ordered import Ordered
+
+class Mine(Ordered):
+    preemptive = True
+    {needs or "pass"}
+
+    def rank(self, request, now):
+        return request.predicted_output_len
+""")
+    trace = toy_trace([0] * 40, [50] * 40, [1 + 7 * row % 60 for row in range(40)], caps=[100] * 40)
+    latencies = []
+    for predictor in ("max_tokens", "exact"):
+        settings = {"scheduler": f"{file}:Mine:max_num_seqs=4", "predictor": predictor}
+        run = servesim.simulate(trace=trace, model="llama-3.1-8b", gpu="h200", **settings)
+        latencies.append(run.requests["ttft_ns"].tolist())
+    assert (latencies[0] != latencies[1]) is told
