@@ -1,4 +1,4 @@
-"""What several schedulers share: shortage rules of paged engines, waiters nobody can ever serve."""
+"""What several schedulers share: shortage rules of paged engines, and waiting requests that can never be served."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def one_block_free(kv: KVAllocator, sequences: int = 1) -> bool:
 
 
 def refuse_if_hopeless(scheduler: Scheduler, ctx: PlanContext, request: Request) -> bool:
-    """Reject the head of the queue if it was refused although nobody else holds memory: it would wait for ever."""
+    """Reject the head of the queue if it was refused although no other request holds memory: it would never run."""
     if scheduler.running or ctx.plan.tokens or scheduler.kv.held_tokens:
         return False
     ctx.reject(request, "needs more KV memory than the scheduler would ever give it")

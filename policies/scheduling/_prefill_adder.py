@@ -22,7 +22,7 @@ class Added(Enum):
 
     CONTINUE = "continue"
     NO_TOKEN = "no token"
-    """Memory is spoken for: the batch counts as full until somebody leaves."""
+    """Memory is spoken for: the batch counts as full until a request leaves."""
     OTHER = "other"
 
 
@@ -66,7 +66,7 @@ class PrefillAdder:
 
     @property
     def remaining(self) -> float:
-        """Tokens of memory nobody is expected to need."""
+        """Tokens of memory that no request is expected to need."""
         return self.available - self.total_offset
 
     @property

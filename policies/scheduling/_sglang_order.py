@@ -11,9 +11,9 @@ from servesim.contracts import Hit, Request
 MATCH_LIMIT = 128
 """With more waiters than this LPM and HRRN do not look for prefixes, and leave the queue as it is."""
 IN_BATCH_CHECK = 32
-"""A waiter with at most so many cached tokens is compared with those before it in the queue."""
+"""A waiting request with at most this number of cached tokens is compared with those before it in the queue."""
 IN_BATCH_DEPRIORITIZE = 32
-"""One that shares at least so many tokens with those is put off: what they compute will be cached for it."""
+"""One that shares at least this number of tokens with those is put off: what they compute will be cached for it."""
 CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 POLICIES = ("fcfs", "lof", "random", *CACHE_AWARE)
 

@@ -30,7 +30,7 @@ class ContinuousParams(SchedulerParams):
     preemption_mode: str = "recompute"
     """"recompute" (V0's choice for requests of one sequence; those of several are swapped) or "swap"."""
     reserve_output: bool = False
-    """Admissions set memory for the longest possible output aside, so that nobody is preempted (TGI)."""
+    """Admissions set memory for the longest possible output aside, so that no request is preempted (TGI)."""
     enable_chunked_prefill = False  # no parameter: prompts run whole
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class Continuous(Scheduler):
         return too_big or too_many or request.num_tokens > self.limits.max_num_batched_tokens
 
     def _sequences(self) -> int:
-        """Of the running requests, those to be forked included."""
+        """Return the number of running sequences, those to be forked included."""
         return sum(r.num_sequences for r in self.running) if self._several else len(self.running)
 
     def _groups(self, requests: Iterable[Request]) -> list[list[Request]]:

@@ -23,13 +23,13 @@ class FastServeParams(SchedulerParams):
 
     num_queues: int = 8
     quantum: int = 1
-    """Of the highest queue."""
+    """Quantum of the highest queue."""
     quantum_ratio: int = 2
-    """Of each queue to the one above."""
+    """Ratio of each queue's quantum to that of the queue above."""
     tokens_per_iteration: int = 256
     """Prompt tokens whose prefill takes as long as one decode: the engine's profile."""
     starve_limit: int = 1000
-    """A request that has not run for so many iterations is promoted to the highest queue."""
+    """A request that has not run for this number of iterations is promoted to the highest queue."""
     free_fraction: float = 0.05
     """Share of the memory kept free for newcomers by swapping out ahead of need."""
 
@@ -163,7 +163,7 @@ class FastServe(Scheduler):
         return int(self.params.quantum * self.params.quantum_ratio**queue)
 
     def _queue_for(self, iterations: int, above: int = 0) -> int:
-        """The highest queue, not higher than `above`, whose quantum holds so many iterations."""
+        """Return the highest queue, not higher than `above`, whose quantum holds `iterations`."""
         last = self.params.num_queues - 1
         queue = min(above, last)
         while queue < last and self._quantum(queue) < iterations:

@@ -1,4 +1,4 @@
-"""No KV cache at all: every iteration computes every request anew from its first token.
+"""No KV cache at all: every iteration computes every request again from its first token.
 
 The naive baseline (`use_cache=False`): a reply of n tokens to a prompt of p costs about n (p + n / 2) token
 computations instead of p + n.

@@ -1,4 +1,4 @@
-"""Preemptive priorities: the most urgent requests run, whoever was there first (lower value first, as in vLLM).
+"""Preemptive priorities: the most urgent requests run, whichever came first (lower value first, as in vLLM).
 
 vLLM's own `policy=priority` lets an urgent waiter wait for a slot; here it takes one.
 """

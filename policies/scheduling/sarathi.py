@@ -34,7 +34,7 @@ class SarathiParams:
     watermark: float = 0.01
     """Fraction of the blocks that admissions leave free."""
     reserve_output: bool = False
-    """Admissions set memory for the longest possible output aside, so that nobody is preempted (ExLlamaV2)."""
+    """Admissions set memory for the longest possible output aside, so that no request is preempted (ExLlamaV2)."""
     enable_dynamic_chunking_schedule: bool = False
     """Shrink the budget as a prompt progresses, from high_chunk_size to low_chunk_size in equal stages."""
     low_chunk_size: int = 32
@@ -148,7 +148,7 @@ class Sarathi(Scheduler):
             used += new
 
     def _budget(self, processed: int) -> int:
-        """Tokens of an iteration, for a request that has so many of its prompt behind it."""
+        """Return the tokens of an iteration, for a request that has `processed` tokens of its prompt behind it."""
         p = self.params
         if not p.enable_dynamic_chunking_schedule:
             return p.chunk_size

@@ -23,7 +23,7 @@ from ._sglang_params import SglangParams
 DECAY_STEPS = 600
 RETRACT_DECODE_STEPS = 20
 CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
-"""chunked_prefill_size below so many GiB of GPU memory; 16384 from there on."""
+"""(GiB of GPU memory, chunked_prefill_size below that); 16384 from the last on."""
 
 
 @schedulers.register("sglang")
@@ -49,7 +49,7 @@ class Sglang(Scheduler):
         self.last: list[Request] = []  # of the last prefill batch, until it joins `batch`
         self.chunked: Request | None = None  # whose prompt is under way
         self.chunk_end: dict[Request, int] = {}
-        self.full = False  # nobody enters until somebody leaves
+        self.full = False  # no request enters until one leaves
         self._init_ratio = min(0.7 * params.schedule_conservativeness, 1.0)
         self._ratio, self._decays = self._init_ratio, 0
         self._prefilled = 0  # tokens of all prefill batches

@@ -1,4 +1,4 @@
-"""Shortest remaining processing time: whoever has the least output left, as predicted, runs; preemptive.
+"""Shortest remaining processing time: the requests with the least output left, as predicted, run; preemptive.
 
 `srpt-oracle` is told the true lengths: what no predictor can beat by this rule.
 """

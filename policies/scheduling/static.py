@@ -30,7 +30,7 @@ class StaticParams:
 
 @schedulers.register("static")
 class Static(Scheduler):
-    """Request-level batching: whoever waits when a batch has ended makes up the next, as far as memory goes."""
+    """Request-level batching: the requests that wait when a batch has ended make up the next, as far as memory goes."""
 
     Params = StaticParams
     keeps_budget = False

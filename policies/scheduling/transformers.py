@@ -57,7 +57,7 @@ class Transformers(Scheduler):
         self._margin = margin * (kv.capacity_tokens // kv.block_size)
         self._prefilling: set[Request] = set()
         self._starved: list[tuple[Request, int]] = []  # running, without the blocks for their next tokens
-        self._closed = False  # after an eviction nobody enters until somebody has finished
+        self._closed = False  # after an eviction no request enters until one has finished
 
     def plan(self, ctx: PlanContext) -> Plan:
         failed = self._schedule(ctx)

@@ -27,7 +27,7 @@ def engine(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the log.")],
     engine: Annotated[str, typer.Option(help="vllm or transformers.")] = "vllm",
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    requests: Annotated[int | None, typer.Option(help="The first so many requests.")] = None,
+    requests: Annotated[int | None, typer.Option(help="Use only the first N requests.")] = None,
     rate: Annotated[float | None, typer.Option(help="Scale arrivals to this many requests/s.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic traces and presets.")] = 0,
     max_num_seqs: Annotated[int | None, typer.Option(help="Most requests of a step.")] = None,

@@ -8,7 +8,7 @@ import sys
 from rich.console import Console
 
 UNBOUNDED = 100_000
-"""Columns where nobody's window bounds a line: no cell is cut, no note wrapped."""
+"""Columns where no window bounds a line: no cell is cut, no note wrapped."""
 
 
 def open_console() -> Console:

@@ -77,7 +77,7 @@ def sweep(
     replicates: Annotated[int, typer.Option(help="Seeds, or windows of a recorded trace.")] = 1,
     metrics: Annotated[str | None, typer.Option(help="Such as ttft_p99,output_throughput.")] = None,
     best_by: Annotated[str | None, typer.Option(help="Metric of the best. [default: goodput, or e2el_mean]")] = None,
-    trials: Annotated[int | None, typer.Option(help="Let Optuna choose so many combinations.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Let Optuna choose N combinations.")] = None,
     warmup: Warmup = 0.1,
     cooldown: Cooldown = 0.1,
     jobs: Jobs = None,

@@ -43,7 +43,7 @@ def size(
         str | None, typer.Option(help="GPUs, with commas.", show_default="the fewest of 1, 2, 4, 8 that hold it")
     ] = None,
     memory_utilization: Annotated[float, typer.Option(help="Share of a GPU's memory the engine takes.")] = 0.92,
-    kv_heads: Annotated[int | None, typer.Option(help="What if it had so many KV heads.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="What if it had N KV heads.")] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of its config.json; repeatable.")
     ] = None,

@@ -42,7 +42,7 @@ def help_alone(context: typer.Context) -> None:
 def inspect(
     trace: Annotated[str, typer.Argument(metavar="FILE", help="Trace file, preset:NAME or synth:....")],
     block_size: Annotated[int, typer.Option(help="Tokens per KV block for the ideal hit rate.")] = 16,
-    requests: Annotated[int | None, typer.Option(help="Look at the first so many requests.")] = None,
+    requests: Annotated[int | None, typer.Option(help="Look only at the first N requests.")] = None,
     sort: Annotated[bool, typer.Option("--sort", help="Order the file's rows by arrival time.")] = False,
     timing: Annotated[str | None, typer.Option(help="Of conversations: think, original or open.")] = None,
     shape: Shape = None,
@@ -70,7 +70,7 @@ def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="Trace file, preset:NAME or synth:....")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     to: Annotated[str, typer.Option("--to", help="Format to write; an unknown one lists them.")],
-    requests: Annotated[int | None, typer.Option(help="The first so many requests.")] = None,
+    requests: Annotated[int | None, typer.Option(help="Convert only the first N requests.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
     sort: Annotated[bool, typer.Option("--sort", help="Order the file's rows by arrival time.")] = False,
     timing: Annotated[str | None, typer.Option(help="Of conversations: think, original or open.")] = None,

@@ -219,7 +219,7 @@ class EngineCore:
                 f"{self.scheduler.name} at {now} ns: on kv {self.kv.name} {self.tokens_since_output} tokens were "
                 f"computed since the last one was delivered; {len(self.scheduler.running)} requests run, "
                 f"{self.scheduler.num_waiting()} wait, {self.kv.usage().free} of {self.kv.capacity_tokens} tokens are "
-                f"free: they preempt each other for ever"
+                f"free: they preempt each other without end"
             )
 
     def moved(self) -> bool:
@@ -244,7 +244,7 @@ class EngineCore:
         self.close(step, finished, kept, now)
 
     def close(self, step: Step, finished: list[Request], kept: list[Request], now: int) -> None:
-        """Tell everyone that a step has been delivered: `finished` have ended with it, `kept` sampled in it and
+        """Tell all policies that a step has been delivered: `finished` have ended with it, `kept` sampled in it and
         stand as they did then."""
         if self._shares:
             publish = self.kv.publish

@@ -20,7 +20,7 @@ from servesim.engine.fast.memory import LockstepMemory
 
 @dataclass(slots=True)
 class FastPlan(Plan):
-    """A plan whose members of the lockstep are named only when somebody asks."""
+    """A plan whose members of the lockstep are named only when it is read."""
 
     lockstep: Lockstep | None = None
 

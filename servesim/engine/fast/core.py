@@ -137,7 +137,7 @@ class FastCore(EngineCore):
             return False
         try:
             return bool(own.__dict__ != self._before)
-        except ValueError:  # arrays are not equal or unequal as a whole
+        except Exception:  # an author's attributes: arrays, for one, are not equal or unequal as a whole
             return True
 
     def _note(self, ctx: FastContext, stands: bool, alone: bool) -> None:

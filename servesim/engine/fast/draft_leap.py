@@ -252,7 +252,7 @@ def _real(core: FastCore) -> int:
 
 
 def _look_ahead(core: FastCore, m: int, bounds: Sequence[int]) -> Ahead | None:
-    """At most m commits, in which nobody ends or exceeds its bound; None: the next one is such."""
+    """Look at most m commits ahead, as long as no request ends or exceeds its bound; None if one does in the next."""
     first, last, speculator, acceptance = core.in_flight[0], core.in_flight[-1], core.speculator, core.acceptance
     assert speculator is not None
     assert acceptance is not None

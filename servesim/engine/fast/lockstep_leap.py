@@ -57,7 +57,7 @@ class LockstepLeap(Run):
                     most = min(most, len(ends))  # a request may end with it
             ends.append(step.end_ns)
         m, retires = lockstep.steps_until_change(len(ends))
-        # What those leave that retire goes to nobody: nothing waits.
+        # Nothing waits for the tokens of those that retire.
         alone = retires and len(ends) == 2 and not core.scheduler.num_waiting()
         last = m + 1 if alone else m
         if last < most:
