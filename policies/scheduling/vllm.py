@@ -8,7 +8,7 @@ verification of drafts are all this rule.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from mypy_extensions import mypyc_attr
@@ -39,7 +39,8 @@ class Vllm(Scheduler):
         self._max_scheduled = params.max_num_scheduled_tokens or limits.max_num_batched_tokens
         self._max_running = params.max_num_active_seqs or limits.max_num_seqs
         self._steps_since_prefill = 0
-        self._drained = True  # whether the last plan open to prefill emptied the waiting queue
+        self._drained = True  # whether the last plan that looked at the waiting queue emptied it
+        self._chunks: set[Request] = set()  # running ones whose last step did not reach the end of their prompt
         self._reserve = int(params.watermark * kv.num_blocks) * kv.block_size
 
     def plan(self, ctx: PlanContext) -> Plan:
@@ -55,17 +56,21 @@ class Vllm(Scheduler):
 
     def _plan_running(self, ctx: PlanContext, budget: Budget, threshold: int, hold: bool) -> None:
         steps = 1 if self._rules.prefill_schedule_interval > 1 else None  # it counts plans
-        queue = ctx.decode(self.running, budget.left - budget.extra * len(self.running), steps=steps)
-        budget.take(ctx.num_tokens, len(self.running) - len(queue))
+        queue: Sequence[Request] = self.running
+        if not (hold and self._chunks):  # a last chunk of one token is no decode
+            queue = ctx.decode(queue, budget.left - budget.extra * len(queue), steps=steps)
+            budget.take(ctx.num_tokens, len(self.running) - len(queue))
         max_len = self.limits.max_model_len
         for request in list(queue):
             if budget.left <= 0:
                 return
             if request.state is not State.RUNNING:
                 continue  # it gave way to one before it
+            if hold and request in self._chunks:
+                continue
             new, drafts = ctx.due(request), request.num_draft_tokens
             if new != 1 or drafts or request.num_computed_tokens + 2 > max_len:
-                new, drafts = self._wanted(request, new, threshold, hold, budget.left)
+                new, drafts = self._wanted(request, new, threshold, budget.left)
                 if new <= 0:
                     continue
             while not ctx.extend(request, new, lookahead=self.lookahead, drafts=drafts):
@@ -80,10 +85,10 @@ class Vllm(Scheduler):
             if not self._by_priority:
                 return
 
-    def _wanted(self, request: Request, due: int, threshold: int, hold: bool, left: int) -> tuple[int, int]:
+    def _wanted(self, request: Request, due: int, threshold: int, left: int) -> tuple[int, int]:
         """Return the tokens that bring a request with `due` tokens up to what is known of it, as far as may be, and how
         many of them are drafts."""
-        if due <= 0 or (hold and due > 1):
+        if due <= 0:
             return 0, 0
         new = due + request.num_draft_tokens
         if 0 < threshold < new:
@@ -160,13 +165,18 @@ class Vllm(Scheduler):
         interval = self._rules.prefill_schedule_interval
         if interval <= 1 or self._steps_since_prefill + 1 >= interval or not self._drained:
             return False
-        return any(r.num_computed_tokens >= r.num_tokens - 1 for r in self.running)
+        return any(r not in self._chunks for r in self.running)
 
     def _note_prefill(self, plan: Plan, held: bool) -> None:
-        prefill = bool(plan.admitted or plan.resumed) or not self._only_decodes(plan)
+        tokens = plan.tokens
+        prefill = bool(plan.admitted or plan.resumed) or any(r in self._chunks for r in tokens)
         self._steps_since_prefill = 0 if prefill else self._steps_since_prefill + 1
-        if not held:
+        if not held and not plan.preempted:
             self._drained = not self.num_waiting()
+        unfinished = {
+            r for r, n in tokens.items() if r.num_computed_tokens + n < r.num_tokens + r.num_output_placeholders
+        }
+        self._chunks = {r for r in self.running if r in (unfinished if r in tokens else self._chunks)}
 
     # Queues.
 
