@@ -21,8 +21,7 @@ class PrefixRadixParams:
     page_size: int = 1
     """Tokens a page; some attention kernels want 32 or 64."""
     eviction_policy: str = "lru"
-    """Which leaf goes first: lru, lfu, slru, fifo, mru, filo, priority, tlru (tail-optimized, of releases after 0.5.23
-    by these names)."""
+    """Which leaf goes first: lru, lfu, slru, priority, tlru (tail-optimized)."""
     tlru_threshold: int = 0
     """Tokens the next prompt of a conversation may have to compute; what tlru keeps is for that."""
     tlru_next_prompt_estimate: int = 0
@@ -57,6 +56,8 @@ class _Holding:
     """Locked: its prefix in the tree ends here."""
     own: int
     """Tokens allocated beyond that, in whole pages."""
+    entered: int = 0
+    """Tokens it has put into the tree itself."""
 
 
 @kv_allocators.register("prefix-radix")
@@ -117,7 +118,7 @@ class PrefixRadix(KVAllocator):
         if request.state is State.RUNNING and request.content is not None:
             known = min(request.num_computed_tokens, request.num_tokens - 1)  # the last token has no KV
             if known > held.node.end:
-                self._enter(request, held, known, chunked=False)
+                self._enter(request, held, known)
         del self._held[request]
         self._pool += held.own
         self._own -= held.own
@@ -132,7 +133,7 @@ class PrefixRadix(KVAllocator):
         held = self._held[request]
         if upto >= end:
             del self._prefilling[request]
-        self._enter(request, held, min(upto, end), chunked=upto < end)
+        self._enter(request, held, min(upto, end))
         self.tree.touch(held.node)  # SGLang looks up what it has just entered
 
     def slots(self, request: Request) -> int:
@@ -175,17 +176,18 @@ class PrefixRadix(KVAllocator):
         if need <= 0:
             return
         if need > self._pool:
-            self.evict(need)  # as much as is asked for, not only what is missing
+            self.evict(need - self._pool)
         self._pool -= need
         self._held[request].own += need
         self._own += need
 
-    def _enter(self, request: Request, held: _Holding, upto: int, chunked: bool) -> None:
+    def _enter(self, request: Request, held: _Holding, upto: int) -> None:
         """Put a request's tokens before `upto` into the tree and hold them there. Of what other requests have entered
-        meanwhile its own copy is freed."""
+        meanwhile its own copy is freed. A request hits a node once, whatever it enters behind it."""
         before = held.node
         priority = -request.priority  # ours: low is urgent; SGLang's: high is
-        found, node = self.tree.insert(_content(request), upto, request.salt, priority, chunked)
+        found, node = self.tree.insert(_content(request), upto, request.salt, priority, inserted_len=held.entered)
+        held.entered = node.end
         self.tree.lock(node)
         self.tree.unlock(before)
         held.node = node

@@ -26,7 +26,7 @@ SHARING = [
     "prefix-radix",
     "prefix-radix:page_size=16",
     "prefix-radix:page_size=4,eviction_policy=lfu",
-    "prefix-radix:eviction_policy=mru",
+    "prefix-radix:eviction_policy=slru",
     "prefix-radix:eviction_policy=tlru,tlru_threshold=30,tlru_next_prompt_estimate=10",
 ]
 GROUPED = [
