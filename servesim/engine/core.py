@@ -42,7 +42,7 @@ class EngineCore:
         self.last_plan: Plan | None = None
         self._keeping: dict[Request, None] = {}  # have ended, and their memory is not free yet
         self._empty = 0  # plans in a row that came out empty
-        self.tokens_since_output = 0  # tokens computed since the last one was delivered
+        self.tokens_since_output = 0  # tokens computed since one was delivered or a request left
         self._patience = PATIENCE
         self.spec_stats = SpecStats()
         self.on_leave: Callable[[Request], None] = lambda request: None
@@ -108,6 +108,7 @@ class EngineCore:
     def _finish(self, requests: list[Request], state: State, now: int) -> None:
         if not requests:
             return
+        self.tokens_since_output = 0  # clients that give up make room, too
         for request in requests:
             if request.state is State.SWAPPED:
                 self.kv.drop_swapped(request)
@@ -210,14 +211,15 @@ class EngineCore:
                 request.num_draft_tokens = nodes
 
     def _check_progress(self, now: int) -> None:
-        """Guard against livelock: everything in the house can be computed once before a token must come out.
-        PolicyError when it has been many times over: requests are preempted and computed again without end."""
+        """Guard against livelock: everything in the house can be computed once before a token must come out or a
+        request leave. PolicyError when it has been many times over: requests are preempted and computed again without
+        end."""
         here = [*self.scheduler.running, *self.scheduler.waiters()]
         self._patience = PATIENCE + 4 * sum(r.num_tokens for r in here)
         if self.tokens_since_output > self._patience:
             raise PolicyError(
                 f"{self.scheduler.name} at {now} ns: on kv {self.kv.name} {self.tokens_since_output} tokens were "
-                f"computed since the last one was delivered; {len(self.scheduler.running)} requests run, "
+                f"computed since one was delivered or a request left; {len(self.scheduler.running)} requests run, "
                 f"{self.scheduler.num_waiting()} wait, {self.kv.usage().free} of {self.kv.capacity_tokens} tokens are "
                 f"free: they preempt each other without end"
             )

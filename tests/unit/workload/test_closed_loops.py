@@ -142,6 +142,14 @@ def test_patience_for_the_first_token_ends_with_the_first_token() -> None:
     assert got["reasons"][1] == "no first token within the client's timeout"
 
 
+def test_clients_that_all_give_up_before_their_first_token_are_no_livelock() -> None:
+    # Prompts of 6 steps, clients that wait for 5 of them: far more tokens are computed than all here could need.
+    n = 3000
+    trace = toy_trace([6 * STEP * i for i in range(n)], [600] * n, [2] * n)
+    got = columns(constant(trace, Clients(ttft_timeout_ns=5 * STEP), max_num_batched_tokens=100))
+    assert set(got["state"]) == {State.ABORTED}
+
+
 def test_a_timeout_is_retried_as_often_as_stated_and_each_attempt_counts() -> None:
     # 10 tokens never fit into 350 ns: sent at 0, 350 + 50 and 750 + 50; r1 follows r0 and is never sent.
     trace = toy_trace([0, 0], [4, 4], [10, 1], after={1: [(0, COMPLETION, 0)]})
