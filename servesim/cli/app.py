@@ -10,6 +10,7 @@ import typer
 
 from servesim import __version__
 from servesim.cli.calibrate import calibrate_app
+from servesim.cli.engines import ENGINES_EXAMPLES, engines
 from servesim.cli.experiments import register as register_experiments
 from servesim.cli.options import ScenarioCommand
 from servesim.cli.policies import POLICIES_EXAMPLES, policies
@@ -68,6 +69,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(calibrate_app, name="calibrate")
 app.command(epilog=VALIDATE_EXAMPLES)(validate)
 app.command(epilog=POLICIES_EXAMPLES)(policies)
+app.command(epilog=ENGINES_EXAMPLES)(engines)
 app.command(epilog=REPRODUCE_EXAMPLES)(reproduce)
 app.command(epilog=SIZE_EXAMPLES)(size)
 app.command(epilog=ROOFLINE_EXAMPLES)(roofline)
