@@ -26,7 +26,7 @@ def engines(
 
     if name is None:
         for preset, about in engine_presets().items():
-            typer.echo(f"{preset:20}{about['version']:28}rests on {about['rests_on']}")
+            typer.echo(f"{preset:20}{about['version']:36}rests on {about['rests_on']}")
         return
     preset_settings(name)
     facts = facts_of(name, version, Gpu.load(gpu).name)
