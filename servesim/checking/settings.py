@@ -17,7 +17,7 @@ from servesim.errors import PolicyError, UserError, suggest
 
 WORDS = {
     "scheduler": {"needs": {"output_len", PREDICTED}, "supports": {"async", "speculation", "swap"}},
-    "kv": {"needs": {"output_len", "future"}, "supports": {"fork"}},
+    "kv": {"needs": {"output_len", "future"}, "supports": {"fork", "events"}},
     "speculation": {"needs": {"acceptance"}, "supports": {"async"}},
 }
 """By kind of policy, what `needs` and `supports` may say."""

@@ -11,6 +11,7 @@ from mypy_extensions import mypyc_attr
 from servesim.contracts.acceptance import AcceptanceModel
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
+from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.ledger import Ledger
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
@@ -20,7 +21,7 @@ from servesim.engine.compose import compose
 from servesim.engine.delivery import deliver
 from servesim.engine.layout import expand, lay_out
 from servesim.engine.step import Late, SpecStats, Step
-from servesim.errors import PolicyError
+from servesim.errors import PolicyError, UserError
 
 PATIENCE = 1 << 16
 """Tokens computed without one delivered before anyone asks whether the policy gets anywhere."""
@@ -65,6 +66,14 @@ class EngineCore:
         self._oracle = "output_len" in scheduler.needs
         if "output_len" in kv.needs:
             kv.output_len = lambda request: request._end_tokens - request.prompt_len
+
+    def listen(self, on_event: Callable[[KVEvent], None]) -> None:
+        """Have the prefix cache tell of each block it stores and removes; to be called before the first step. UserError
+        where it does not tell."""
+        kv = self.kv
+        if kv.shares and "events" not in kv.supports:
+            raise UserError(f'kv {kv.name} does not tell which blocks it stores ("events" is not in its `supports`)')
+        kv.on_event = on_event
 
     # Requests come and go.
 

@@ -9,6 +9,7 @@ from mypy_extensions import mypyc_attr
 from simpy.events import Event
 
 from servesim.contracts.cost import CostModel
+from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.request import Deadline, Request, State
 from servesim.engine.clock import COMPLETE, PLAN, Clock
 from servesim.engine.core import EngineCore
@@ -62,6 +63,11 @@ class Replica:
     def num_running(self) -> int:
         """Requests that hold a slot here."""
         return len(self.core.scheduler.running)
+
+    def listen(self, told: Callable[[int, int, KVEvent], None]) -> None:
+        """Have the prefix cache tell of each block it stores and removes: `told` is called with (replica, ns, event).
+        To be called before the first step. UserError where it does not tell."""
+        self.core.listen(lambda event: told(self.index, self.clock.ns, event))
 
     def arrive(self, request: Request, output_len: int) -> None:
         """Take a request that arrives at this instant."""
