@@ -108,3 +108,27 @@ def test_memory_without_a_prefix_cache_has_nothing_to_tell() -> None:
     cluster.replicas[0].listen(lambda replica, ns, event: told.append(event))
     cluster.run()
     assert told == []
+
+
+@pytest.mark.parametrize("spec", ["prefix-hash", "prefix-oracle"])
+def test_blocks_that_samples_bring_back_from_the_host_together_are_told_of_once(spec: str) -> None:
+    cls, values = kv_allocators.resolve(spec)
+    kv = cls(build_params(spec, cls.Params, dict(values)), KVMemory(10, 4, 100, host_blocks=10))
+    told: list[KVEvent] = []
+    kv.on_event = told.append
+    prefixes = Prefixes()
+    request = prompt(0, [(1, 9)], prefixes)
+    sample = prompt(1, [(1, 9)], prefixes)
+    kv.admit(request, MISS, 9, 0)
+    request.num_computed_tokens = sample.num_computed_tokens = 9
+    request.num_tokens = sample.num_tokens = 10
+    kv.fork(request, sample)
+    kv.swap_out(request, [sample])
+    key = request.content.prefix_key  # type: ignore[union-attr]
+    stored = BlockStored((key(4), key(8)), None, 4)
+    assert told == [stored]
+    assert kv.can_swap_in(request, 1, 0, [sample])
+    kv.swap_in(request, 1, 0, [sample])
+    kept = kv.cached()
+    assert told == [stored, stored]
+    assert sorted(len(blocks) for blocks in kept) == [2, 2]  # those in memory from before, and those brought back
