@@ -11,7 +11,7 @@ from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import Hit, KVMemory
 from servesim.contracts.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, key_of
-from servesim.contracts.request import Request
+from servesim.contracts.request import Request, State
 
 from ._prefix_hash_params import PrefixHashParams
 from .paged import Paged
@@ -24,7 +24,7 @@ class PrefixCaching(Paged):
 
     Params = PrefixHashParams
     shares = True
-    supports = frozenset({"fork", "events"})
+    supports = frozenset({"fork", "events", "remote_kv"})
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
@@ -39,7 +39,8 @@ class PrefixCaching(Paged):
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
         super().admit(request, hit, num_tokens, lookahead)
         self._published[request] = hit.num_tokens // self.block_size
-        self.publish(request, min(hit.num_tokens + num_tokens, request.num_tokens))
+        if request.state is not State.LOADING:
+            self.publish(request, min(hit.num_tokens + num_tokens, request.num_tokens))
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         if not super().grow(request, num_tokens, lookahead):

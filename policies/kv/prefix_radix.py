@@ -69,7 +69,7 @@ class PrefixRadix(KVAllocator):
     Params = PrefixRadixParams
     params: PrefixRadixParams
     shares = True
-    supports = frozenset({"events"})
+    supports = frozenset({"events", "remote_kv"})
 
     def __init__(self, params: PrefixRadixParams, memory: KVMemory) -> None:
         super().__init__(params, memory)

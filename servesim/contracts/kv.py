@@ -82,7 +82,9 @@ class KVAllocator(ABC):
     `self.output_len(request)`; "future": it is told of all requests before the first one arrives (`foresee`)."""
     supports: ClassVar[frozenset[str]] = frozenset()
     """"fork": samples of a request can share its memory. "events": it calls `on_event` for each block of known
-    content when it can be found, and when it no longer can (servesim.contracts.kv_events)."""
+    content when it can be found, and when it no longer can (servesim.contracts.kv_events). "remote_kv": what a request
+    in State.LOADING is admitted with is not found by others before it is published; of allocators that share nothing
+    this is true anyhow."""
     on_event: Callable[[KVEvent], None] | None
     """Whom a prefix cache tells of the blocks it stores and removes, at once; None: nobody listens."""
     output_len: Callable[[Request], int]

@@ -85,6 +85,8 @@ class FastCore(EngineCore):
             self.memory,
             self.lookahead,
             limits.max_model_len,
+            self.connector,
+            self.fetched,
         )
         return self._context
 
@@ -108,7 +110,8 @@ class FastCore(EngineCore):
             return None
         sampled: list[Request] = []
         if plan._tokens:
-            batch, sampled = compose(plan, self.kv, f"{self.scheduler.name} at {now} ns")
+            asynchronous = self.scheduler.limits.async_scheduling
+            batch, sampled = compose(plan, self.kv, f"{self.scheduler.name} at {now} ns", asynchronous)
             if n:
                 lockstep.advance(1)
                 lockstep.add_to(batch)
