@@ -19,7 +19,7 @@ class Node:
 
     __slots__ = (
         "children", "content", "created", "end", "end_key", "history", "hits", "key", "last_access", "locks",
-        "parent", "priority", "start",
+        "parent", "priority", "salt", "start",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, content: PromptContent, start: int, end: int, now: int) -> None:
@@ -40,6 +40,8 @@ class Node:
         """Tokens of the longest prefix that ever went through it, gone or not: what was said in a conversation."""
         self.priority = 0
         """The highest priority of the requests that entered it."""
+        self.salt = ""
+        """Of the requests that share it."""
 
     def path(self) -> Iterator[Node]:
         """Yield this node and those above it, without the root."""
@@ -144,7 +146,7 @@ class RadixTree:
         if length > found:
             leaf = Node(node, content, found, length, self._tick())
             leaf.key, leaf.end_key = self._key(content, found, salt), content.prefix_key(length)
-            leaf.priority = priority
+            leaf.priority, leaf.salt = priority, salt
             node.children[leaf.key] = leaf
             self.evictable += length - found
             self._note(node)
@@ -256,7 +258,7 @@ class RadixTree:
         upper = Node(parent, node.content, node.start, at, self._tick())
         upper.key, upper.end_key = node.key, node.content.prefix_key(at)
         upper.locks, upper.hits, upper.priority = node.locks, node.hits, node.priority
-        upper.history = node.history
+        upper.history, upper.salt = node.history, node.salt
         parent.children[upper.key] = upper
         node.parent, node.start = upper, at
         node.key = node.content.prefix_key(at + self.page_size)

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_allocators
+from servesim.contracts.kv_events import BlockRemoved, BlockStored, key_of
 from servesim.contracts.request import PromptContent, Request, State
 
 from ._radix import STRATEGIES, Node, RadixTree, tail_optimized
@@ -69,6 +70,7 @@ class PrefixRadix(KVAllocator):
     Params = PrefixRadixParams
     params: PrefixRadixParams
     shares = True
+    supports = frozenset({"events", "remote_kv"})
 
     def __init__(self, params: PrefixRadixParams, memory: KVMemory) -> None:
         super().__init__(params, memory)
@@ -148,7 +150,10 @@ class PrefixRadix(KVAllocator):
         return self.tree.idle_tokens(hit.num_tokens, hit.blocks[0]) if hit.blocks else 0
 
     def evict(self, num_tokens: int) -> None:
-        self._pool += sum(node.end - node.start for node in self.tree.evict(num_tokens))
+        for node in self.tree.evict(num_tokens):
+            self._pool += node.end - node.start
+            if self.on_event is not None and not isinstance(node.content, _Own):
+                self.on_event(BlockRemoved(self._page_keys(node.content, node.salt, node.start, node.end)))
 
     def check_integrity(self) -> None:
         super().check_integrity()
@@ -195,6 +200,15 @@ class PrefixRadix(KVAllocator):
         self._own -= node.end - before.end
         self._shared += node.end - before.end
         self._pool += found - before.end
+        if self.on_event is not None and request.content is not None and node.end > found:
+            keys = self._page_keys(request.content, request.salt, found, node.end)
+            parent = key_of(request.content.prefix_key(found), request.salt) if found else None
+            self.on_event(BlockStored(keys, parent, self.block_size))
+
+    def _page_keys(self, content: PromptContent, salt: str, start: int, end: int) -> tuple[Hashable, ...]:
+        """Return the keys of the pages from token `start` to token `end`."""
+        page = self.block_size
+        return tuple(key_of(content.prefix_key(stop), salt) for stop in range(start + page, end + 1, page))
 
 
 def _content(request: Request) -> PromptContent:

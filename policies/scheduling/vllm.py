@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from servesim.contracts.kv import KVAllocator
+from servesim.contracts.kv import Hit, KVAllocator
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Limits, Scheduler, schedulers
@@ -28,7 +28,7 @@ class Vllm(Scheduler):
 
     Params: ClassVar[type[Any]] = VllmParams
     paper = "Kwon et al., Efficient Memory Management for LLM Serving with PagedAttention, SOSP 2023"
-    supports = frozenset({"async", "speculation"})
+    supports = frozenset({"async", "speculation", "remote_kv"})
 
     def __init__(self, params: VllmParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
@@ -114,6 +114,11 @@ class Vllm(Scheduler):
         while self.num_waiting() and budget.left > 0 and len(self.running) < self._max_running:
             request = self._head()
             hit = ctx.lookup(request)
+            if ctx.connector is not None and (taken := self._fetch(ctx, request, hit)) is not None:
+                if not taken:
+                    return
+                self._pop_head()
+                continue
             known, base = request.num_tokens, hit.num_tokens
             new, drafts = known - base, 0
             if new == 1 and (base > 0 if uniform is None else uniform):
@@ -143,6 +148,24 @@ class Vllm(Scheduler):
             self._pop_head()
             self.running.append(request)
             budget.take(new)
+
+    def _fetch(self, ctx: PlanContext, request: Request, hit: Hit) -> bool | None:
+        """Let the head of the queue wait for KV from elsewhere, if there is any. Prompts that have been begun, here or
+        there, keep the blocks they still need."""
+        size, slots = self.kv.block_size, self.kv.slots
+        begun = [r for r in self.running if r.first_token_ns < 0 or r.num_preemptions]
+        short = [
+            min(r.num_tokens, self.limits.max_model_len) - slots(r)
+            for r in [*begun, *ctx.fetched]
+            if r.state < State.FINISHED
+        ]
+        return ctx.fetch(
+            request,
+            hit,
+            full_tokens=request.num_tokens if self._rules.scheduler_reserve_full_isl else 0,
+            reserve=self._reserve if self.running else 0,
+            owed=sum(-(-tokens // size) * size for tokens in short if tokens > 0),
+        )
 
     def _only_decodes(self, plan: Plan) -> bool | None:
         """Whether the running requests scheduled so far all decode; None: none was scheduled."""
@@ -185,6 +208,12 @@ class Vllm(Scheduler):
             self._push(request)
         else:
             self.waiting.append(request)
+
+    def on_loaded(self, request: Request) -> None:
+        if self._by_priority:
+            self._push(request)
+        else:
+            super().on_loaded(request)
 
     def drop_waiter(self, request: Request) -> None:
         if self._by_priority:

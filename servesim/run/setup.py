@@ -13,7 +13,6 @@ from servesim.contracts import (
     Limits,
     Router,
     Scheduler,
-    build_params,
     check_samples,
     kv_allocators,
     make,
@@ -225,7 +224,7 @@ def _deployment(scenario: Scenario, model: ModelSpec, gpu: Gpu, budget: MemoryBu
 
 
 def _policies(scenario: Scenario, model: ModelSpec, gpu: Gpu, vllm: VllmDefaults) -> _Policies:
-    scheduler, params = _resolve(schedulers, "scheduler", scenario.scheduler)
+    scheduler, params = schedulers.configured(scenario.scheduler)
     asked = scenario.engine.max_model_len
     max_model_len = model.max_position if asked == "auto" else asked
     defaults = Defaults(vllm.max_num_seqs, vllm.max_num_batched_tokens, max_model_len, gpu.memory_bytes / 2**30)
@@ -239,16 +238,10 @@ def _policies(scenario: Scenario, model: ModelSpec, gpu: Gpu, vllm: VllmDefaults
     return _Policies(
         scheduler,
         params,
-        *_resolve(kv_allocators, "kv", scenario.kv),
-        *_resolve(routers, "router", scenario.router),
+        *kv_allocators.configured(scenario.kv),
+        *routers.configured(scenario.router),
         **limits,
     )
-
-
-def _resolve(registry: Any, kind: str, settings: Settings) -> tuple[Any, Any]:
-    values = {key: value for key, value in settings.items() if key != "name"}
-    cls, _ = registry.resolve(settings["name"])
-    return cls, build_params(f"{kind} {settings['name']}", cls.Params, values)
 
 
 def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from servesim.contracts.connector import Connector, Load
 from servesim.contracts.kv import Hit, KVAllocator
 from servesim.contracts.ledger import Ledger
 from servesim.contracts.plan import NO_END, Plan, PlanContext
@@ -50,8 +51,10 @@ class FastContext(PlanContext):
         memory: LockstepMemory | None,
         lookahead: int,
         max_model_len: int,
+        connector: Connector | None,
+        fetched: dict[Request, Load],
     ) -> None:
-        super().__init__(policy, now, plan, kv, ledger, asynchronous, oracle)
+        super().__init__(policy, now, plan, kv, ledger, asynchronous, oracle, connector, fetched)
         self._lockstep = lockstep
         self._memory = memory
         self._drafts = drafts  # whether drafts are made
@@ -151,8 +154,8 @@ class FastContext(PlanContext):
     def lookup(self, request: Request) -> Hit:
         """See `PlanContext.lookup`."""
         memory = self._memory
-        if memory is None:
-            return self.kv.lookup(request)
+        if memory is None or request in self.fetched:
+            return super().lookup(request)
         looked = memory.looked
         hit = self.kv.lookup(request)
         memory.looked = looked
@@ -161,6 +164,15 @@ class FastContext(PlanContext):
                 self.looked = True
             self._asked = request
         return hit
+
+    def fetch(
+        self, request: Request, hit: Hit, *, full_tokens: int = 0, reserve: int = 0, owed: int = 0
+    ) -> bool | None:
+        """See `PlanContext.fetch`."""
+        taken = super().fetch(request, hit, full_tokens=full_tokens, reserve=reserve, owed=owed)
+        if self.connector is not None and request.state is not State.RUNNING:
+            self.looked = True  # what is elsewhere may be more by the next plan
+        return taken
 
     def admit(
         self,

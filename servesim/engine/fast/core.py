@@ -9,6 +9,7 @@ from mypy_extensions import mypyc_attr
 
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
+from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Scheduler
@@ -49,6 +50,12 @@ class FastCore(EngineCore):
         self.has_state = False
         """Whether it wants to be asked after requests end, too."""
 
+    def listen(self, on_event: Callable[[KVEvent], None]) -> None:
+        """See `EngineCore.listen`. Memory is stepped plainly then, like an allocator without a fast class: in lockstep
+        blocks are published when one looks, not when they are full."""
+        super().listen(on_event)
+        self.memory = self.lockstep = None
+
     def keep_lockstep(self, depth: int) -> None:
         """From now on count requests that decode together, if memory knows how. At most `depth` steps are in flight."""
         kv, scheduler = self.kv, self.scheduler
@@ -78,6 +85,8 @@ class FastCore(EngineCore):
             self.memory,
             self.lookahead,
             limits.max_model_len,
+            self.connector,
+            self.fetched,
         )
         return self._context
 
@@ -101,7 +110,8 @@ class FastCore(EngineCore):
             return None
         sampled: list[Request] = []
         if plan._tokens:
-            batch, sampled = compose(plan, self.kv, f"{self.scheduler.name} at {now} ns")
+            asynchronous = self.scheduler.limits.async_scheduling
+            batch, sampled = compose(plan, self.kv, f"{self.scheduler.name} at {now} ns", asynchronous)
             if n:
                 lockstep.advance(1)
                 lockstep.add_to(batch)

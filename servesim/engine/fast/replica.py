@@ -49,6 +49,10 @@ class FastReplica(Replica):
         self.catch_up()
         super().give_up(request, deadline, event)
 
+    def _loaded(self, request: Request, event: Event) -> None:
+        self.catch_up()
+        super()._loaded(request, event)
+
     def catch_up(self) -> None:
         """End a run at this instant: what it has done is done, and the next plan is made for real. For whatever wants
         the replica as it is now."""
