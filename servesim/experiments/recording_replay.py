@@ -18,8 +18,9 @@ from servesim.experiments.recording import Floats, Ints, RecordedRun
 from servesim.hardware import Gpu, ModelSpec, memory_budget, vllm_defaults
 from servesim.run.scenario import policy_settings
 from servesim.run.speculation import Speculation
+from servesim.workload.front_end import FrontEnd, FrontTerms
 from servesim.workload.trace import Content, Trace
-from servesim.workload.workload import Clients, FrontEnd, TraceWorkload, Workload
+from servesim.workload.workload import Clients, TraceWorkload, Workload
 
 FAST = MODES["fast"]
 
@@ -63,12 +64,11 @@ def replay(
     if speculation is not None:
         core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance
     cost.asynchronous = limits.async_scheduling
-    front = host if host is not None and not run.at_engine else None
-    in_ns, out_ns = (round(front.front_in), round(front.front_out)) if front else (0, 0)
+    front = host.front(model.name) if host is not None and not run.at_engine else FrontTerms()
     router, _ = routers.resolve("round-robin")
-    recorder = Recorder(out_ns=out_ns)
+    recorder = Recorder(out_ns=front.out_ns)
     cluster = Cluster(
-        FrontEnd(_workload(run), in_ns, out_ns, front.front_in_per_token if front else 0.0),
+        FrontEnd(_workload(run), front),
         [core],
         router(build_params("round-robin", router.Params, {}), 1),
         cost,

@@ -63,6 +63,10 @@ class EngineSettings(_Section):
     counted)."""
     enable_expert_parallel: bool = False
     """Deal experts out to the tp GPUs whole instead of splitting each by width."""
+    api_server_count: int = Field(default=1, ge=1, le=1024)
+    """API server processes of a replica, which tokenize prompts and stream answers (vLLM's --api-server-count)."""
+    stream_interval: int = Field(default=1, ge=1, le=1 << 20)
+    """Tokens of a streamed chunk (vLLM's --stream-interval): fewer chunks are less work for the API servers."""
     max_queued_requests: int | None = Field(default=None, ge=0)
     """Requests that may wait on a replica; further ones are rejected. None: any number, as in vLLM."""
     ignore_memory: bool = False
