@@ -73,6 +73,8 @@ class RecordedRun:
     open."""
     at_engine: bool = False
     """True: times were taken inside the engine, without its front end."""
+    hit_rate: float | None = None
+    """Share of the tokens of prompts that the server found in its prefix cache; None: not recorded."""
     totals: dict[str, float] = field(default_factory=dict)
     """Aggregates recorded instead of per-request times: `ttft_mean`, ..., `output_throughput`."""
     unpriced: str = ""

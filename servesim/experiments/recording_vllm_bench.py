@@ -72,6 +72,7 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
         ttft_ms=ttft,
         e2el_ms=e2el,
         concurrency=None if open_loop else int(record.get("max_concurrency") or count),
+        hit_rate=_hit_rate(path),
         totals=totals | {key: float(record[key]) for key in ("total_input_tokens", "total_output_tokens")},
         unpriced=unknown if timed else "its arrival times are not recorded",
         notes=() if record.get("input_lens") else (NO_LENGTHS,),
@@ -175,6 +176,19 @@ def _accepted(path: Path) -> list[float]:
         return []
     positions = sorted((key for key in after if key != "drafts"), key=int)
     return [(after[key] - before.get(key, 0.0)) / drafts for key in positions]
+
+
+def _hit_rate(path: Path) -> float | None:
+    """Return the share of queried tokens that the server's prefix cache had during the run; None where it has none."""
+    after, before = (_prefix_counters(_counters(path, when)) for when in ("m1", "m0"))
+    queries = after.get("queries", 0.0) - before.get("queries", 0.0)
+    return (after["hits"] - before.get("hits", 0.0)) / queries if queries > 0 and "hits" in after else None
+
+
+def _prefix_counters(text: str) -> dict[str, float]:
+    """Return `hits` and `queries`, in tokens."""
+    found = re.findall(r"^vllm:prefix_cache_(hits|queries)_total\{.* (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
 
 
 def _spec_counters(text: str) -> dict[str, float]:
