@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
+from math import log1p
 from typing import Protocol
 
 from servesim.contracts.request import Deadline, Request, SampleForm, State
+from servesim.draws import uniform_one
 from servesim.workload.content import Prefixes, RunContent, joined
 from servesim.workload.predictor import predict
 from servesim.workload.samples import FanOut
@@ -62,6 +63,12 @@ class Clients:
     """Times a request that was rejected or timed out is sent again."""
     retry_ns: int = 1_000_000_000
     """Delay from a client's hearing of it until it sends again."""
+    turn_ns: int = 0
+    """Mean time from the end of a request until its client is free for the next one (exponential, keyed by request)."""
+    ramp_up_ns: int = 0
+    """Time over which the clients begin, evenly one after the other."""
+    seed: int = 0
+    """Of the draws above."""
 
 
 class TraceWorkload:
@@ -101,8 +108,11 @@ class TraceWorkload:
             self._sessions = Sessions(trace, clients.max_sessions)
             self._due, self._next = self._sessions.start(), self._count
         most = clients.max_concurrency
-        self._free = deque([0] * min(most, self._count)) if most is not None else None  # when clients became free
-        self._outstanding = self._back = 0  # requests sent and not left; permits of a batch, back before its end
+        self._free: list[int] | None = None  # a heap: when clients become free
+        if most is not None:
+            self._free = [clients.ramp_up_ns * i // most for i in range(min(most, self._count))]
+        self._outstanding = 0  # requests sent and not left
+        self._back: list[int] = []  # of a batch, how long the clients take that are back before its end
 
     @property
     def open_loop(self) -> bool:
@@ -154,7 +164,7 @@ class TraceWorkload:
             number = heappop(self._due)[1]
         self._outstanding += 1
         if self._free is not None:
-            self._free.popleft()
+            heappop(self._free)
         attempt, row = divmod(number, self._count)
         if attempt:
             self._again -= 1
@@ -188,10 +198,18 @@ class TraceWorkload:
             for entry in self._sessions.end(row, now):
                 heappush(self._due, entry)
         self._outstanding -= 1
-        self._back += 1
-        if self._free is not None and (self._outstanding == 0 or not self._clients.batch):
-            self._free.extend([now] * self._back)
-            self._back = 0
+        if self._free is None:
+            return
+        self._back.append(self._turn_ns(number))
+        if self._outstanding == 0 or not self._clients.batch:
+            for turn_ns in self._back:
+                heappush(self._free, now + turn_ns)
+            self._back.clear()
+
+    def _turn_ns(self, number: int) -> int:
+        """Return how long the client of a request takes from its end until it is free."""
+        mean = self._clients.turn_ns
+        return round(-mean * log1p(-uniform_one(self._clients.seed, "client turn", number))) if mean else 0
 
     def remaining(self) -> int:
         return self._left + self._again
