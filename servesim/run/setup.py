@@ -38,10 +38,11 @@ from servesim.run.sizing import kv_budget, layer_groups, longest_request
 from servesim.run.speculation import Speculation
 from servesim.run.trace_source import open_scenario, open_stream
 from servesim.versions import EngineFacts
+from servesim.workload.front_end import FrontEnd, FrontTerms
 from servesim.workload.predictor import parse_predictor, predict
 from servesim.workload.trace import Ints, Trace
 from servesim.workload.trace_stream import TraceFacts, TraceStream
-from servesim.workload.workload import FrontEnd, Workload
+from servesim.workload.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -71,16 +72,22 @@ class Setup:
     """Inputs of the results besides the scenario: hashes of trace, kernel tables and policy files."""
 
     @property
+    def front(self) -> FrontTerms:
+        """The front end of all replicas together: their API processes are one pool."""
+        terms, engine = self.cost.terms, self.scenario.engine
+        processes = engine.api_server_count * self.scenario.replicas
+        model = self.deployment.model.name
+        return terms.front(model, processes, engine.stream_interval) if terms is not None else FrontTerms()
+
+    @property
     def out_ns(self) -> int:
         """Time a token takes from the engine to the client, in ns."""
-        return round(self.cost.terms.front_out) if self.cost.terms is not None else 0
+        return self.front.out_ns
 
     def cluster(self, workload: Workload, recorder: Recorder, **options: Any) -> Cluster:
         """Return the replicas behind router and front end; `options`: further ones of Cluster."""
-        terms = self.cost.terms
-        in_ns, token_ns = (round(terms.front_in), terms.front_in_per_token) if terms is not None else (0, 0.0)
         return Cluster(
-            FrontEnd(workload, in_ns, self.out_ns, token_ns),
+            FrontEnd(workload, self.front),
             self.cores,
             self.router,
             self.cost,

@@ -13,8 +13,9 @@ from servesim.contracts.request import State
 from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.errors import UserError
 from servesim.run.simulate import simulate
+from servesim.workload.front_end import FrontEnd, FrontTerms
 from servesim.workload.trace import COMPLETION, DISPATCH, Trace
-from servesim.workload.workload import Clients, FrontEnd, TraceWorkload
+from servesim.workload.workload import Clients, TraceWorkload
 from tests.support.examples import examples
 from tests.support.strategies import social_worlds
 from tests.support.worlds import ToyCost, World, toy_trace
@@ -171,7 +172,7 @@ def test_a_full_queue_turns_away_and_the_retry_finds_room() -> None:
 
 def test_the_front_end_delays_what_clients_hear_and_when_they_are_heard() -> None:
     trace = toy_trace([0, 0], [4, 4], [5, 5], after={1: [(0, COMPLETION, 0)]}, cancel=[100, -1])
-    front = FrontEnd(TraceWorkload(trace), in_ns=7, out_ns=20)
+    front = FrontEnd(TraceWorkload(trace), FrontTerms(in_ns=7, out_ns=20))
     assert front.next_ns() == 7
     request, _ = front.pop()
     assert request.arrival_ns == 0
