@@ -22,7 +22,7 @@ from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import Experts
 
 _Call = dict[str, int]
-_COLLECTIVES = ("all_reduce", "all_gather")
+_COLLECTIVES = ("all_reduce", "all_reduce_nccl", "all_gather")
 
 
 def lookup(tables: KernelTables, gpu: Gpu, op: str, dtype: str, rows: Rows) -> NDArray[np.float64]:

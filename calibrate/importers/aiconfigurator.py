@@ -5,7 +5,9 @@ The package carries its measurements as Parquet at
 of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept, whatever its shapes: GEMMs,
 attention (windows apart from full attention), mixture-of-experts kernels without expert parallelism (Marlin on
 mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
-attention with bf16 projections, all-reduce and all-gather. Integer GEMMs are in tables of other frameworks only, so
+attention with bf16 projections, the framework's all-reduce, NCCL's, and all-gather. The package counts messages in
+elements (its collectors allocate that number of them, or divide NCCL's bytes by two: int8 rows take at twice the size
+what half ones take), which are bytes here. Integer GEMMs are in tables of other frameworks only, so
 they are taken from the newest of those. So are block-scaled fp8 GEMMs, from TensorRT-LLM: vLLM's were timed with
 their launches (55 us and more for the smallest, while a whole latent-attention module of four takes 90 us).
 Repeated measurements of one shape become their median.
@@ -38,6 +40,8 @@ _DTYPES = {
 _KV_DTYPES = ("bfloat16", "fp8")
 _INTEGER = ("int4_wo", "int8_wo", "sq")
 _BLOCK = "fp8_block"
+_NCCL = {"all_gather": "all_gather", "all_reduce": "all_reduce_nccl"}
+"""Operators kept of NCCL's, by its name."""
 _ROUTING = "power_law_1.2"
 """The one routing distribution kept of those measured: loads of the experts fall as a power law, the package's own
 assumption for engines under real text, and present for every GPU."""
@@ -220,12 +224,12 @@ def _decode(raw: Any, full: bool = True) -> Any:
 def _all_reduce(raw: Any) -> Any:
     # The eager rows hold a host round trip per call; in an engine's captured or compiled step it is not paid.
     raw = raw[(raw["kernel_source"].str.endswith("graph")) & (raw["allreduce_dtype"] == "bfloat16")]
-    return raw.assign(op="all_reduce", dtype="bf16", gpus=raw["num_gpus"], bytes=raw["message_size"])
+    return raw.assign(op="all_reduce", dtype="bf16", gpus=raw["num_gpus"], bytes=2 * raw["message_size"])
 
 
-def _all_gather(raw: Any) -> Any:
-    raw = raw[(raw["op_name"] == "all_gather") & (raw["nccl_dtype"] == "half")]
-    return raw.assign(op="all_gather", dtype="bf16", gpus=raw["num_gpus"], bytes=raw["message_size"])
+def _nccl(raw: Any) -> Any:
+    raw = raw[raw["op_name"].isin(_NCCL) & (raw["nccl_dtype"] == "half")]
+    return raw.assign(op=raw["op_name"].map(_NCCL), dtype="bf16", gpus=raw["num_gpus"], bytes=2 * raw["message_size"])
 
 
 _REQUIRED = (
@@ -249,7 +253,7 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
         ],
     ),
     ("mla", [("mla_context_module_perf", _latent_prefill), ("mla_generation_module_perf", _latent_decode)]),
-    ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _all_gather)]),
+    ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _nccl)]),
 )
 """Sources of each file written: source table (of GEMMs from other frameworks: dtype) and its conversion."""
 

@@ -134,12 +134,12 @@ def package(tmp_path: Path) -> Path:
     )
     _write(
         data / "comm" / "nccl" / "2.20" / "nccl_perf.parquet",
-        op_name=["all_gather", "alltoall"],
-        kernel_source=["NCCL"] * 2,
-        nccl_dtype=["half"] * 2,
-        num_gpus=[2, 2],
-        message_size=[256, 256],
-        latency=[0.005, 0.006],
+        op_name=["all_gather", "alltoall", "all_reduce"],
+        kernel_source=["NCCL"] * 3,
+        nccl_dtype=["half"] * 3,
+        num_gpus=[2] * 3,
+        message_size=[256] * 3,
+        latency=[0.005, 0.006, 0.007],
     )
     return tmp_path
 
@@ -153,19 +153,40 @@ def test_the_importer_takes_the_newest_version_and_the_median_of_repeats(package
         "moe.parquet": 1,
         "attention.parquet": 2,
         "window.parquet": 2,
-        "comm.parquet": 2,
+        "comm.parquet": 3,
     }
     tables = KernelTables.load(folder=tmp_path / "out")
     assert tables.rows("gemm", "bf16")["time_us"].tolist() == [2.0]
     decode = tables.rows("attention_decode", "bf16")
     assert (decode["past_tokens"].tolist(), decode["time_us"].tolist()) == ([7], [10.0])
     assert tables.rows("all_reduce", "bf16")["time_us"].tolist() == [4.0]
+    assert tables.rows("all_reduce_nccl", "bf16")["time_us"].tolist() == [7.0]
     assert tables.rows("gemm", "fp8") == {}
     assert tables.rows("gemm", "int4")["time_us"].tolist() == [3.0]
     assert tables.rows("gemm", "fp8_block")["time_us"].tolist() == [5.0]  # not vLLM's 4.0
     assert tables.rows("window_prefill", "bf16")["window"].tolist() == [128]
     experts = tables.rows("moe", "mxfp4")
     assert (experts["n"].tolist(), experts["experts"].tolist(), experts["topk"].tolist()) == ([64], [8], [2])
+
+
+def test_messages_that_a_package_counts_in_numbers_of_two_bytes_are_kept_in_bytes(
+    package: Path, tmp_path: Path
+) -> None:
+    import_aiconfigurator(package, "x1", "vllm", tmp_path / "out")
+    tables = KernelTables.load(folder=tmp_path / "out")
+    sizes = {op: tables.rows(op, "bf16")["bytes"].tolist() for op in ("all_reduce", "all_gather", "all_reduce_nccl")}
+    assert sizes == {"all_reduce": [256], "all_gather": [512], "all_reduce_nccl": [512]}
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_shipped_all_reduces_leave_the_custom_kernel_at_the_size_where_vllm_does(gpu: str) -> None:
+    """Messages of two GPUs below 8 MiB are the custom kernel's (vllm/distributed/device_communicators/custom_all_reduce.py): there
+    the time jumps by more than the message grows, and nowhere else among large messages."""
+    rows = KernelTables.load(gpu).rows("all_reduce", "bf16")
+    mine = (rows["gpus"] == 2) & (rows["bytes"] >= 2**20) & (rows["bytes"] <= 2**24)
+    times = dict(zip(rows["bytes"][mine].tolist(), rows["time_us"][mine].tolist(), strict=True))
+    steps = {size: times[size] / times[size // 2] for size in sorted(times)[1:]}
+    assert max(steps, key=lambda size: steps[size]) == 2**23
 
 
 def test_an_unknown_system_or_package_is_named(package: Path, tmp_path: Path) -> None:
