@@ -18,6 +18,7 @@ from servesim.errors import UserError, suggest
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import pipeline_layers
 from servesim.hardware.model import ModelSpec, check_tp
+from servesim.versions import EngineFacts
 
 KV_DTYPES = ("bf16", "fp16", "fp8", "fp32")
 ROOFLINE_ONLY, IDEAL = "roofline", "ideal"
@@ -38,6 +39,7 @@ def build_cost_model(
     moe_backend: str = "auto",
     expert_parallel: bool = False,
     attention_backend: str = "auto",
+    engine: EngineFacts | None = None,
 ) -> TableCostModel:
     """Return the cost model of `model` on `pp` pipeline stages of `tp` GPUs of a kind each.
 
@@ -47,7 +49,8 @@ def build_cost_model(
     sheet, or "ideal": the same at the data sheet's full rates (`Roofline.ideal`). What the tables lack is priced by
     formula and shows in `Price.shares`. `host` is what the engine adds to its kernels; None: nothing. `speculator`
     drafts after every step, at a cost. `moe_backend` is the kernel of routed experts (`servesim.cost.moe.MOE_BACKENDS`;
-    auto: the one the host terms found engines to run); `expert_parallel` deals them out to the GPUs whole.
+    auto: the one that `engine` is known to run, else the fastest measured); `expert_parallel` deals them out to the
+    GPUs whole. `engine`: what is known about the serving engine's choice of kernels; None: nothing.
     `attention_backend` "eager": no fused attention kernel (`servesim.cost.eager`).
     """
     _check(model, gpu, tp, dtype, kv_dtype)
@@ -55,8 +58,8 @@ def build_cost_model(
     smooth = host is not None and host.monotone_gemms
     roofline = Roofline.ideal if tables == IDEAL else Roofline
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth)
-    if moe_backend == "auto" and host is not None:
-        moe_backend = host.moe_backend
+    if moe_backend == "auto" and engine is not None:
+        moe_backend = engine.get("mxfp4_experts", "auto")
     eager = attention_backend == "eager"
     if eager and model.latent is not None:
         raise UserError(f"attention_backend eager: {model.name} has latent attention, which is priced fused alone")

@@ -51,8 +51,6 @@ class HostTerms:
     kv_bandwidth_share: float = 0.0
     """Share of the data-sheet bandwidth at which decode reads its KV; 0: as the attention table says. Tables
     measure a layer's attention over and over, with a cache state no served step has."""
-    moe_backend: str = "auto"
-    """Kernel of routed experts the engine was found to run (`servesim.cost.moe.MOE_BACKENDS`)."""
     front_in: float = 0.0
     """From the client to the queue (HTTP)."""
     front_in_per_token: float = 0.0
@@ -107,7 +105,7 @@ class HostTerms:
             return self
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         of_chip = ("sustained_after", "sustained_slowdown", "kv_bandwidth_share")
-        return HostTerms(**{**values, **dict.fromkeys(of_chip, 0.0), "moe_backend": "auto"})
+        return HostTerms(**{**values, **dict.fromkeys(of_chip, 0.0)})
 
     def host(self, batch: Batch) -> Host:
         """Return the host time of a step in whole nanoseconds, from counts alone."""

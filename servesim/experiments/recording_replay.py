@@ -18,6 +18,7 @@ from servesim.experiments.recording import Floats, Ints, RecordedRun
 from servesim.hardware import Gpu, ModelSpec, memory_budget, vllm_defaults
 from servesim.run.scenario import policy_settings
 from servesim.run.speculation import Speculation
+from servesim.versions import recorded_engine
 from servesim.workload.trace import Content, Trace
 from servesim.workload.workload import Clients, FrontEnd, TraceWorkload, Workload
 
@@ -38,11 +39,9 @@ class Replay:
     asynchronous: bool
 
 
-def replay(
-    run: RecordedRun, host: HostTerms | None = None, tables: str | None = None, moe_backend: str = "auto"
-) -> Replay:
-    """Simulate a recorded run; UserError where its model or GPU is not known. `moe_backend`: kernel of routed experts
-    where neither the run nor the host terms say."""
+def replay(run: RecordedRun, host: HostTerms | None = None, tables: str | None = None) -> Replay:
+    """Simulate a recorded run; UserError where its model or GPU is not known. The kernels are those that the
+    engine of the recording is known to choose."""
     speculation = _speculation(run)
     core, limits = _engine(run, speculation)
     assert run.server.model is not None
@@ -57,7 +56,8 @@ def replay(
         kv_dtype=server.kv_dtype,
         tables=tables,
         host=host,
-        moe_backend=moe_backend,
+        moe_backend=server.moe_backend or "auto",
+        engine=recorded_engine(server.engine, server.gpu or ""),
         speculator=speculation.make() if speculation is not None else None,
     )
     if speculation is not None:

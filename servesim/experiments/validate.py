@@ -90,10 +90,8 @@ def compare(run: RecordedRun, host: HostTerms | None = None, tables: str | None 
     try:
         if run.unpriced:
             raise UserError(run.unpriced)
-        # which kernel an engine runs is no host term
-        backend = run.server.moe_backend or (terms.moe_backend if terms is not None else "auto")
-        plain = replay(run, None, tables, backend)
-        full = replay(run, terms, tables, backend) if terms is not None else plain
+        plain = replay(run, None, tables)
+        full = replay(run, terms, tables) if terms is not None else plain
     except UserError as error:
         return Comparison(run, measured, None, None, None, None, str(error), notes=run.notes)
     notes = list(run.notes)

@@ -12,8 +12,10 @@ from typing import Any
 from servesim.contracts import KVAllocator, Scheduler
 from servesim.contracts.scheduler import PREDICTED
 from servesim.cost import TableCostModel
+from servesim.cost.host import HostTerms
 from servesim.hardware import VllmDefaults
 from servesim.run.scenario import Scenario
+from servesim.versions import EngineFacts
 from servesim.workload.trace_stream import TraceFacts
 
 
@@ -93,6 +95,15 @@ def on_costs(cost: TableCostModel, decode_reach: Mapping[int, int]) -> Iterator[
     if cost.tables is not None and cost.tables.without_error:
         which = ", ".join(cost.tables.without_error) if cost.tables.relative_error is not None else "the kernel tables"
         yield f"uncertainty: {which} state no error of repeated measurements, so no interval covers their times"
+
+
+def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None) -> Iterator[str]:
+    """Yield how far the engine asked for is from what was measured. `engine`: whose facts are used."""
+    named = f"{engine.engine} {engine.version}" if scenario.preset in (None, engine.engine) else str(scenario.preset)
+    if engine.beyond:
+        yield f"engine.version={engine.version} is newer than any looked at: what is known of the newest is taken"
+    if terms is not None and terms.engine != named:
+        yield f"host terms are those of {terms.engine}: none were measured for {named}"
 
 
 def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:

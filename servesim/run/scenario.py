@@ -43,6 +43,9 @@ class _Section(BaseModel):
 class EngineSettings(_Section):
     """The engine around the policies, under vLLM's names and with its defaults."""
 
+    version: str | None = None
+    """Version of the engine that the preset names (vllm, sglang or tensorrt-llm; vllm without a preset), such as
+    0.23.0: it decides kernels, host terms and the defaults below, as servesim/versions says; none: the newest known."""
     async_scheduling: bool = True
     """Plan a step while the one before runs (two in flight); schedulers that cannot fall back, and it is noted."""
     max_model_len: int | Literal["auto"] = "auto"
@@ -56,8 +59,8 @@ class EngineSettings(_Section):
     swap_space_gib: float = Field(default=4.0, ge=0, le=1e6)
     """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
-    """Kernel of mixture-of-experts layers with 4-bit weights; auto: the one the engine of the host terms was found to
-    run, else the fastest measured."""
+    """Kernel of mixture-of-experts layers with 4-bit weights; auto: the one the engine is known to run
+    (servesim/versions), else the fastest measured."""
     attention_backend: Literal["auto", "eager"] = "auto"
     """eager: no fused attention; scores and probabilities go through memory (by formula; the memory they take is not
     counted)."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from servesim.contracts import Batch
@@ -17,6 +15,7 @@ from servesim.cost.moe import experts_curve
 from servesim.cost.tables import KernelTables
 from servesim.errors import UserError
 from servesim.hardware import Experts, Gpu, ModelSpec
+from servesim.versions import engine_facts
 
 GPT_OSS = Experts(128, 4, 2880, dtype="mxfp4")
 
@@ -81,11 +80,9 @@ def test_experts_of_four_bits_do_not_lower_the_clock() -> None:
     assert dense[LOWER_CLOCK] > parts[LOWER_CLOCK]
 
 
-def test_host_terms_say_which_kernel_runs_unless_the_run_does() -> None:
+def test_the_engine_s_version_says_which_kernel_runs_unless_the_run_does() -> None:
     model, gpu = ModelSpec.load("gpt-oss-120b"), Gpu.load("h200")
-    batch, terms = Batch(8192, [(8192, 0)], 0, 0, 0, 0, 1, 1), HostTerms(moe_backend="marlin")
-    by_terms = build_cost_model(model, gpu, host=terms).price(batch)
-    assert by_terms == build_cost_model(
-        model, gpu, host=replace(terms, moe_backend="auto"), moe_backend="marlin"
-    ).price(batch)
-    assert build_cost_model(model, gpu, host=terms, moe_backend="triton").price(batch).ns < by_terms.ns
+    batch, engine = Batch(8192, [(8192, 0)], 0, 0, 0, 0, 1, 1), engine_facts("vllm", "0.22.0", "h200")
+    by_version = build_cost_model(model, gpu, engine=engine).price(batch)
+    assert by_version == build_cost_model(model, gpu, moe_backend="marlin").price(batch)
+    assert build_cost_model(model, gpu, engine=engine, moe_backend="triton").price(batch).ns < by_version.ns
