@@ -63,7 +63,8 @@ def build_cost_model(
     eager = attention_backend == "eager"
     if eager and model.latent is not None:
         raise UserError(f"attention_backend eager: {model.name} has latent attention, which is priced fused alone")
-    graph = LayerGraph(model, gpu, tp, dtype, kv_dtype, gemms, host, moe_backend, expert_parallel, eager)
+    weights = "fp8_block" if dtype == "fp8" and model.block_scaled and _has(kernels, "fp8_block") else dtype
+    graph = LayerGraph(model, gpu, tp, weights, kv_dtype, gemms, host, moe_backend, expert_parallel, eager)
     heat = (host.sustained_after, host.sustained_slowdown) if host is not None else (0.0, 0.0)
     stages = [
         Stage(
@@ -94,6 +95,10 @@ def _kernels(gpu: Gpu, tables: str | Path | None) -> tuple[KernelTables | None, 
     if gpu.tables is not None:
         return KernelTables.load(gpu.tables), Gpu.load(gpu.tables)
     return None, gpu
+
+
+def _has(tables: KernelTables | None, dtype: str) -> bool:
+    return tables is not None and bool(tables.rows("gemm", dtype))
 
 
 def _check(model: ModelSpec, gpu: Gpu, tp: int, dtype: str, kv_dtype: str) -> None:

@@ -89,15 +89,14 @@ def experts_curve(
         experts.size if expert_parallel else experts.size // tp, hidden, experts.count, experts.per_token
     )
     dtype = "bf16" if dtype == "fp16" else dtype
-    found = [known for kernel in _kernels(dtype, backend) for known in _rows(gemms, kernel)]
-    exact = [known for known in found if known.shape == shape and _same_bytes(known.kernel, dtype)]
-    if exact and share == 1.0 and gemms.roofline == gemms.measured_on:
-        # engines choose among their kernels: some for one scale per tensor are slower than those for blocks
-        best = min(exact, key=lambda known: sum(known.times) / len(known.times))
-        return Curve(best.tokens, best.times)
-    if found:
-        near = min(found, key=lambda known: (not _same_bytes(known.kernel, dtype), _distance(known.shape, shape)))
-        if near.kernel in _MARLINS and (by_blocks := _by_blocks(gemms, near, found, shape, dtype, share)):
+    groups = [[known for kernel in kernels for known in _rows(gemms, kernel)] for kernels in _kernels(dtype, backend)]
+    if found := next(filter(None, groups), []):
+        near = _nearest(found, shape)
+        if near.shape == shape and _same_bytes(near.kernel, dtype) and share == 1.0:
+            if gemms.roofline == gemms.measured_on:
+                return Curve(near.tokens, near.times)
+        alike = [known for group in groups for known in group]
+        if near.kernel in _MARLINS and (by_blocks := _by_blocks(gemms, near, alike, shape, dtype, share)):
             return by_blocks
         return _transferred(gemms, near, found, shape, dtype, share)
     times = [experts_ns(gemms.roofline, shape, dtype, t, share) for t in _TOKENS]
@@ -178,11 +177,35 @@ def _floor(found: list[_Measured], experts: int) -> float:
     return median(floor for count, floor in fits if count == nearest)
 
 
-def _kernels(dtype: str, backend: str) -> list[str]:
-    """Return the kernels of a table that run experts in `dtype`, or tell how one does."""
+def _kernels(dtype: str, backend: str) -> list[list[str]]:
+    """Return the kernels of a table that run experts in `dtype`, or tell how one does: groups, of which the first that
+    was measured counts."""
     if dtype == "mxfp4":
-        return [_MARLIN, "int4"] if backend == "marlin" else ["mxfp4", _MARLIN]
-    return [dtype, "fp8_block"] if dtype == "fp8" else [dtype]
+        return [[_MARLIN], ["int4"]] if backend == "marlin" else [["mxfp4", _MARLIN]]
+    if dtype == "fp8_block":  # scales of blocks cannot go through a kernel that knows one for the tensor
+        return [["fp8_block"], ["fp8"]]
+    return [["fp8", "fp8_block"]] if dtype == "fp8" else [[dtype]]
+
+
+def _nearest(found: list[_Measured], shape: ExpertShape) -> _Measured:
+    """Return the measured shape nearest to `shape`: of several kernels there, the fastest. A kernel stands back for
+    one that is faster at the nearest shape that both were measured at (some for one scale per tensor are 2 to 5 times
+    slower than those for blocks, and have more shapes)."""
+    near = min(found, key=lambda known: (_distance(known.shape, shape), _mean(known)))
+    if near.shape == shape:
+        return near
+    best = near
+    for kernel in sorted({known.kernel for known in found} - {near.kernel}):
+        mine, other = ({k.shape: k for k in found if k.kernel == name} for name in (near.kernel, kernel))
+        if both := mine.keys() & other.keys():
+            common = min(sorted(both), key=lambda at: _distance(at, shape))
+            if _mean(other[common]) < _mean(mine[common]):
+                best = min(other.values(), key=lambda known: _distance(known.shape, shape))
+    return best
+
+
+def _mean(known: _Measured) -> float:
+    return sum(known.times) / len(known.times)
 
 
 def _weights(kernel: str) -> str:
