@@ -240,11 +240,11 @@ def load_settings(path: str | Path) -> Settings:
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
-    """The settings with each `a.b=value` put in; values are read as YAML."""
+    """The settings with each `a.b=value` put in; values are read as YAML, but for the version, which is text."""
     changed = dict(settings)
     for assignment in assignments:
         key, value = assigned(assignment)
-        _assign(changed, key, read_yaml(assignment, value))
+        _assign(changed, key, value if key == "engine.version" else read_yaml(assignment, value))
     return changed
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from servesim.errors import UserError
-from servesim.run.scenario import Scenario
+from servesim.run.scenario import Scenario, override
 from servesim.run.setup import set_up
 from servesim.versions import engine_facts, engines, recorded_engine
 from servesim.versions.table import _holding, _table, parse_version
@@ -73,6 +73,10 @@ def test_the_version_decides_what_the_scenario_leaves_open() -> None:
     assert (own.gpu_memory_utilization, own.async_scheduling) == (0.8, False)
     sglang = _scenario(preset="sglang").engine
     assert (sglang.gpu_memory_utilization, sglang.async_scheduling) == (0.9, True)
+
+
+def test_a_version_that_looks_like_a_number_stays_the_version_it_is() -> None:
+    assert override({}, ["engine.version=0.30"]) == {"engine": {"version": "0.30"}}
 
 
 def test_a_resolved_scenario_names_the_version_and_resolves_to_itself() -> None:
