@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 from servesim.contracts.speculator import Speculator
@@ -54,7 +55,7 @@ def build_cost_model(
     `attention_backend` "eager": no fused attention kernel (`servesim.cost.eager`).
     """
     _check(model, gpu, tp, dtype, kv_dtype)
-    kernels, measured_on = _kernels(gpu, tables)
+    kernels, measured_on = _kernels(model, gpu, tables, engine)
     smooth = host is not None and host.monotone_gemms
     roofline = Roofline.ideal if tables == IDEAL else Roofline
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth)
@@ -64,7 +65,19 @@ def build_cost_model(
     if eager and model.latent is not None:
         raise UserError(f"attention_backend eager: {model.name} has latent attention, which is priced fused alone")
     weights = "fp8_block" if dtype == "fp8" and model.block_scaled and _has(kernels, "fp8_block") else dtype
-    graph = LayerGraph(model, gpu, tp, weights, kv_dtype, gemms, host, moe_backend, expert_parallel, eager)
+    graph = LayerGraph(
+        model,
+        gpu,
+        tp,
+        weights,
+        kv_dtype,
+        gemms,
+        host,
+        moe_backend,
+        expert_parallel,
+        eager,
+        _own_all_reduce_below(engine, tp),
+    )
     heat = (host.sustained_after, host.sustained_slowdown) if host is not None else (0.0, 0.0)
     stages = [
         Stage(
@@ -86,15 +99,28 @@ def build_cost_model(
     return TableCostModel(stages, description, host, kernels, suspect, drafts)
 
 
-def _kernels(gpu: Gpu, tables: str | Path | None) -> tuple[KernelTables | None, Gpu]:
-    """Return the tables asked for, and the GPU they were measured on."""
+def _kernels(
+    model: ModelSpec, gpu: Gpu, tables: str | Path | None, engine: EngineFacts | None
+) -> tuple[KernelTables | None, Gpu]:
+    """Return the tables asked for, else the engine's own, if they have the model's attention, else those of the GPU;
+    and the GPU they were measured on."""
     if tables in (ROOFLINE_ONLY, IDEAL):
         return None, gpu
     if tables is not None:
         return KernelTables.load(folder=tables), gpu
+    own = engine.get("kernel_tables") if engine is not None and gpu.tables is not None else None
+    if own is not None and (model.latent is None or KernelTables.load(own).dtypes("mla_decode")):
+        return KernelTables.load(own), gpu
     if gpu.tables is not None:
         return KernelTables.load(gpu.tables), Gpu.load(gpu.tables)
     return None, gpu
+
+
+def _own_all_reduce_below(engine: EngineFacts | None, tp: int) -> float:
+    """Return the bytes from which on the engine leaves all-reduce to NCCL; infinity where nothing is known."""
+    limits = ("custom_all_reduce_mib", "symm_mem_all_reduce_mib")
+    known = [engine.get(name, {}).get(tp, 0.0) for name in limits] if engine is not None else []
+    return max(known, default=0.0) * 2**20 or inf
 
 
 def _has(tables: KernelTables | None, dtype: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from math import inf
 
 from servesim.cost.attention import Attention, TableAttention, roofline_attention
 from servesim.cost.curve import Curve
@@ -39,6 +40,8 @@ class LayerGraph:
     moe_backend: str = "auto"
     expert_parallel: bool = False
     eager_attention: bool = False
+    own_all_reduce_below: float = inf
+    """Bytes of a message from which on NCCL reduces it instead of the engine's own kernels."""
 
     @property
     def roofline(self) -> Roofline:
@@ -197,7 +200,8 @@ class LayerGraph:
         return self.roofline.memory_op(bytes_per_token * dtype_bytes(self._wide) / 2)
 
     def _collective(self, op: str, bytes_per_token: int) -> Curve:
-        return collective_curve(self.gemms.tables, self.roofline, op, self.tp, bytes_per_token)
+        below = self.own_all_reduce_below
+        return collective_curve(self.gemms.tables, self.roofline, op, self.tp, bytes_per_token, below)
 
 
 def _table_dtype(kv_dtype: str) -> str:
