@@ -3,8 +3,8 @@
 The package carries its measurements as Parquet at
 `<package>/systems/data/<system>/<family>/<framework>/<version>/<table>.parquet`; latencies are milliseconds
 of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept, whatever its shapes: GEMMs,
-attention (windows apart from full attention), mixture-of-experts kernels without expert parallelism (Marlin on
-mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
+attention (windows apart from full attention), mixture-of-experts kernels, without expert parallelism and dealt out to
+the GPUs of one server (Marlin on mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
 attention with bf16 projections, the framework's all-reduce, NCCL's, and all-gather. The package counts messages in
 elements (its collectors allocate that number of them, or divide NCCL's bytes by two: int8 rows take at twice the size
 what half ones take), which are bytes here. Integer GEMMs are in tables of other frameworks only, so
@@ -45,6 +45,8 @@ _NCCL = {"all_gather": "all_gather", "all_reduce": "all_reduce_nccl"}
 _ROUTING = "power_law_1.2"
 """The one routing distribution kept of those measured: loads of the experts fall as a power law, the package's own
 assumption for engines under real text, and present for every GPU."""
+_DEALT = (2, 4, 8)
+"""GPUs of one server that experts are dealt out to."""
 _NOT_MEASURED = (
     "norms, activations, rotary embedding, embedding lookup, sampling, host time and launch gaps; spread of "
     "the timings; prefill attention over cached context; sequences of unequal length"
@@ -172,7 +174,16 @@ def _gemm_in(dtype: str) -> Callable[[Any], Any]:
 
 
 def _moe(raw: Any) -> Any:
-    raw = raw[(raw["moe_ep_size"] == 1) & (raw["distribution"] == _ROUTING) & raw["moe_dtype"].isin(_DTYPES)]
+    return _experts(raw[raw["moe_ep_size"] == 1])
+
+
+def _moe_dealt(raw: Any) -> Any:
+    raw = raw[raw["moe_ep_size"].isin(_DEALT) & (raw["moe_tp_size"] == 1)]
+    return _experts(raw).assign(op="moe_ep", gpus=raw["moe_ep_size"])
+
+
+def _experts(raw: Any) -> Any:
+    raw = raw[(raw["distribution"] == _ROUTING) & raw["moe_dtype"].isin(_DTYPES)]
     dtype = raw["moe_dtype"].map(_DTYPES)
     return raw.assign(
         op="moe",
@@ -243,7 +254,7 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
     ("gemm", [("gemm_perf", _gemm)]),
     ("gemm_block", [(_BLOCK, _gemm_in(_BLOCK))]),
     ("gemm_integer", [(dtype, _gemm_in(dtype)) for dtype in _INTEGER]),
-    ("moe", [("moe_perf", _moe)]),
+    ("moe", [("moe_perf", _moe), ("moe_perf", _moe_dealt)]),
     ("attention", [("context_attention_perf", _prefill), ("generation_attention_perf", _decode)]),
     (
         "window",
@@ -281,6 +292,7 @@ def _provenance(files: _Files, sources: list[dict[str, Any]]) -> dict[str, Any]:
         "sources": sources,
         "imported": datetime.date.today().isoformat(),
         "changes": "columns renamed to the neutral schema, milliseconds to microseconds, repeats to their median, "
-        f"rows of other dtypes, of expert parallelism and of routing other than {_ROUTING} left out",
+        f"rows of other dtypes, of expert parallelism over more than {max(_DEALT)} GPUs and of routing other than "
+        f"{_ROUTING} left out",
         "not_measured": _NOT_MEASURED,
     }

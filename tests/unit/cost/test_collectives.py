@@ -86,4 +86,5 @@ def test_an_engine_takes_its_own_kernels_where_they_were_measured(engine: str, t
 def test_latent_attention_stays_with_tables_that_have_it() -> None:
     facts = engine_facts("sglang", None, "h200")
     cost = build_cost_model(ModelSpec.load("deepseek-v2-lite"), Gpu.load("h200"), engine=facts)
-    assert cost.tables is not None and cost.tables.folder.name == "h200"
+    assert cost.tables is not None
+    assert cost.tables.folder.name == "h200"

@@ -24,8 +24,10 @@ GPT_OSS = Experts(128, 4, 2880, dtype="mxfp4")
 
 
 def curve(experts: Experts, hidden: int, dtype: str, tp: int = 1, backend: str = "auto", ep: bool = False) -> Curve:
-    h200 = Roofline(Gpu.load("h200"))
-    return experts_curve(GemmTables(KernelTables.load("h200"), h200, h200), experts, hidden, tp, dtype, backend, ep)
+    h200, tables = Roofline(Gpu.load("h200")), KernelTables.load("h200")
+    for measured in tables.dtypes("moe_ep") if ep else ():
+        tables = tables.with_rows("moe_ep", measured, {})  # the mean GPU
+    return experts_curve(GemmTables(tables, h200, h200), experts, hidden, tp, dtype, backend, ep)
 
 
 def test_a_measured_shape_takes_its_own_times() -> None:
@@ -91,13 +93,17 @@ def test_the_engine_s_version_says_which_kernel_runs_unless_the_run_does() -> No
     assert build_cost_model(model, gpu, engine=engine, moe_backend="triton").price(batch).ns < by_version.ns
 
 
-def with_kernels(**kernels: dict[tuple[int, int, int, int], float]) -> GemmTables:
-    """Tables in which an expert shape (width, hidden, experts, top-k) takes so many microseconds a token."""
+def with_kernels(dealt: int = 1, **kernels: dict[tuple[int, int, int, int], float]) -> GemmTables:
+    """Tables in which an expert shape (width, hidden, experts, top-k) takes its microseconds a token; the rows of
+    kernels called `ep_...` are of experts `dealt` out to GPUs."""
     h200, tables = Roofline(Gpu.load("h200")), KernelTables.load("h200")
-    for dtype in tables.dtypes("moe"):
-        points = [(*shape, m, m * us) for shape, us in kernels.get(dtype, {}).items() for m in (1, 64, 4096)]
-        columns = dict(zip(("n", "k", "experts", "topk", "m", "time_us"), map(np.array, zip(*points)), strict=False))
-        tables = tables.with_rows("moe", dtype, columns)
+    for op, prefix in (("moe", ""), ("moe_ep", "ep_")):
+        for dtype in tables.dtypes("moe"):
+            given = kernels.get(prefix + dtype, {})
+            points = [(*shape, m, m * us, dealt) for shape, us in given.items() for m in (1, 64, 4096)]
+            names = ("n", "k", "experts", "topk", "m", "time_us", "gpus")
+            columns = {name: np.array([point[i] for point in points]) for i, name in enumerate(names)}
+            tables = tables.with_rows(op, dtype, columns if points else {})
     return GemmTables(tables, h200, h200)
 
 
@@ -138,3 +144,28 @@ def test_a_checkpoint_of_block_scales_is_priced_in_their_kernels() -> None:
     assert parts[0]["qkv"] != parts[1]["qkv"]
     without = build_cost_model(blocks, gpu, dtype="bf16")
     assert without.price(step) == build_cost_model(model, gpu, dtype="bf16").price(step)
+
+
+def test_dealt_out_experts_take_the_times_of_the_most_loaded_gpu_where_those_were_measured() -> None:
+    at = (1536, 4096, 128, 8)
+    gemms = with_kernels(4, fp8_block={at: FAST}, ep_fp8_block={at: 0.5 * FAST})
+    dealt = experts_curve(gemms, Experts(128, 8, 1536), 4096, 4, "fp8_block", expert_parallel=True)
+    assert (dealt.at(64), dealt.source(64)) == (64 * 0.5 * FAST * 1e3, MEASURED)
+    other = experts_curve(gemms, Experts(128, 8, 1536), 4096, 2, "fp8_block", expert_parallel=True)
+    assert other.source(64) == EXTRAPOLATED  # four GPUs were measured, not two
+
+
+def test_shapes_not_measured_dealt_out_are_as_unequal_as_the_nearest_one_that_was() -> None:
+    at = (1536, 4096, 128, 8)
+    gemms, mean = (with_kernels(4, fp8_block={at: FAST}, ep_fp8_block=rows) for rows in ({at: 0.5 * FAST}, {}))
+    nearby = Experts(128, 8, 1400)
+    loaded, fair = (
+        experts_curve(tables, nearby, 4096, 4, "fp8_block", expert_parallel=True) for tables in (gemms, mean)
+    )
+    known, its_mean = (
+        experts_curve(tables, Experts(128, 8, 1536), 4096, 4, "fp8_block", expert_parallel=True)
+        for tables in (gemms, mean)
+    )
+    for m in (1, 64, 4096):
+        assert loaded.at(m) / fair.at(m) == pytest.approx(known.at(m) / its_mean.at(m))
+    assert loaded.at(4096) > 1.5 * fair.at(4096)

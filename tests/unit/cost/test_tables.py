@@ -105,7 +105,7 @@ def package(tmp_path: Path) -> Path:
         inter_size=[128] * 3,
         topk=[2] * 3,
         num_experts=[8] * 3,
-        moe_tp_size=[2] * 3,
+        moe_tp_size=[2, 1, 2],
         moe_ep_size=[1, 2, 1],
         distribution=["power_law_1.2", "power_law_1.2", "balanced"],
         latency=[0.006, 0.007, 0.008],
@@ -150,7 +150,7 @@ def test_the_importer_takes_the_newest_version_and_the_median_of_repeats(package
         "gemm.parquet": 1,
         "gemm_block.parquet": 1,
         "gemm_integer.parquet": 1,
-        "moe.parquet": 1,
+        "moe.parquet": 2,
         "attention.parquet": 2,
         "window.parquet": 2,
         "comm.parquet": 3,
@@ -165,6 +165,8 @@ def test_the_importer_takes_the_newest_version_and_the_median_of_repeats(package
     assert tables.rows("gemm", "int4")["time_us"].tolist() == [3.0]
     assert tables.rows("gemm", "fp8_block")["time_us"].tolist() == [5.0]  # not vLLM's 4.0
     assert tables.rows("window_prefill", "bf16")["window"].tolist() == [128]
+    dealt = tables.rows("moe_ep", "mxfp4")
+    assert (dealt["n"].tolist(), dealt["gpus"].tolist(), dealt["time_us"].tolist()) == ([128], [2], [7.0])
     experts = tables.rows("moe", "mxfp4")
     assert (experts["n"].tolist(), experts["experts"].tolist(), experts["topk"].tolist()) == ([64], [8], [2])
 
@@ -180,8 +182,8 @@ def test_messages_that_a_package_counts_in_numbers_of_two_bytes_are_kept_in_byte
 
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 def test_shipped_all_reduces_leave_the_custom_kernel_at_the_size_where_vllm_does(gpu: str) -> None:
-    """Messages of two GPUs below 8 MiB are the custom kernel's (vllm/distributed/device_communicators/custom_all_reduce.py): there
-    the time jumps by more than the message grows, and nowhere else among large messages."""
+    """Messages of two GPUs below 8 MiB are the custom kernel's (vllm's custom_all_reduce.py): there the time jumps by
+    more than the message grows, and nowhere else among large messages."""
     rows = KernelTables.load(gpu).rows("all_reduce", "bf16")
     mine = (rows["gpus"] == 2) & (rows["bytes"] >= 2**20) & (rows["bytes"] <= 2**24)
     times = dict(zip(rows["bytes"][mine].tolist(), rows["time_us"][mine].tolist(), strict=True))
