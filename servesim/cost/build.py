@@ -13,7 +13,7 @@ from servesim.cost.host import HostTerms
 from servesim.cost.linear import GemmTables
 from servesim.cost.model import TableCostModel
 from servesim.cost.stage import Stage
-from servesim.cost.suspect import slow_collectives
+from servesim.cost.suspect import missing_collectives, slow_collectives
 from servesim.cost.tables import KernelTables
 from servesim.errors import UserError, suggest
 from servesim.hardware.gpu import Gpu
@@ -77,6 +77,7 @@ def build_cost_model(
         expert_parallel,
         eager,
         _own_all_reduce_below(engine, tp),
+        engine.get("fused_all_reduce_norm_mib", {}).get(tp, 0.0) * 2**20 if engine is not None else 0.0,
     )
     heat = (host.sustained_after, host.sustained_slowdown) if host is not None else (0.0, 0.0)
     stages = [
@@ -94,7 +95,11 @@ def build_cost_model(
     description = f"{model.name} on {gpus}, {dtype} weights, {kv_dtype} KV"
     if model.experts is not None:
         description += "; tokens assumed routed by a power law where experts were measured, uniformly where not"
-    suspect = slow_collectives(kernels, measured_on, tp) if kernels is not None and tp > 1 else []
+    if model.experts is not None and (model.experts_dtype or weights) == "fp8":
+        description += "; of the kernels measured for fp8 experts the fastest, which no engine is known to choose"
+    suspect = []
+    if kernels is not None and tp > 1:
+        suspect = [*slow_collectives(kernels, measured_on, tp), *missing_collectives(kernels, tp)]
     drafts = drafting(speculator, graph) if speculator is not None else None
     return TableCostModel(stages, description, host, kernels, suspect, drafts)
 

@@ -1,4 +1,4 @@
-"""Measurements that are numbers but cannot come from a sound server."""
+"""Measurements that are numbers but cannot come from a sound server, and those that are not there."""
 
 from __future__ import annotations
 
@@ -30,3 +30,12 @@ def slow_collectives(tables: KernelTables, gpu: Gpu, gpus: int | None = None) ->
                     "the server it was measured on cannot have been sound"
                 )
     return found
+
+
+def missing_collectives(tables: KernelTables, gpus: int) -> list[str]:
+    """Return a line where tables have no all-reduce of `gpus` GPUs, by any kernel."""
+    for op in ("all_reduce", "all_reduce_nccl"):
+        rows = tables.rows(op, "bf16")
+        if rows and (rows["gpus"] == gpus).any():
+            return []
+    return [f"no all_reduce of {gpus} GPUs was measured: priced by formula from the data sheet's link rate"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from math import inf
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from servesim.cost import build_cost_model
+from servesim.contracts import Batch
+from servesim.cost import TableCostModel, build_cost_model
+from servesim.cost.breakdown import breakdown
 from servesim.cost.build import _own_all_reduce_below
 from servesim.cost.curve import MEASURED, ROOFLINE
 from servesim.cost.formula import Roofline
+from servesim.cost.host import HostTerms
 from servesim.cost.linear import collective_curve
 from servesim.cost.tables import KernelTables
 from servesim.hardware import Gpu, ModelSpec
@@ -88,3 +92,41 @@ def test_latent_attention_stays_with_tables_that_have_it() -> None:
     cost = build_cost_model(ModelSpec.load("deepseek-v2-lite"), Gpu.load("h200"), engine=facts)
     assert cost.tables is not None
     assert cost.tables.folder.name == "h200"
+
+
+def test_a_norm_in_the_kernel_of_the_all_reduce_costs_nothing_up_to_the_engine_s_limit() -> None:
+    """Qwen3-32B over eight H100: hidden states of 10,240 bytes, so 51 tokens fit into half a MiB."""
+    model, gpu = ModelSpec.load("qwen3-32b"), Gpu.load("h100")
+    new, old = (
+        build_cost_model(model, gpu, 8, engine=engine_facts("vllm", version, "h100"))
+        for version in ("0.18.0", "0.17.0")
+    )
+    apart = build_cost_model(model, gpu, 8, engine=engine_facts("vllm", "0.14.0", "h100"))
+
+    def norms(cost: TableCostModel, tokens: int) -> float:
+        return breakdown(cost, Batch(tokens, [], tokens, 1000 * tokens, 0, 0, 1, tokens))["norm"]
+
+    limit = 2**19 // (2 * model.hidden_size)
+    assert limit == 51
+    for fused in (new, old):
+        assert norms(fused, limit) < 0.1 * norms(apart, limit)  # of the last norm alone
+        assert norms(fused, limit + 1) == norms(apart, limit + 1)
+
+
+def test_steps_with_prompts_last_as_long_as_the_processor_launches_their_kernels() -> None:
+    model, gpu = ModelSpec.load("llama-3.1-8b"), Gpu.load("h100")
+    cost = build_cost_model(model, gpu, host=HostTerms(launch_per_prompt_kernel=1e5))
+    decode, mixed = Batch(1, [], 1, 100, 0, 0, 1, 1), Batch(17, [(16, 0)], 1, 100, 0, 0, 1, 2)
+    kernels = build_cost_model(model, gpu, host=HostTerms(launch_per_kernel=1.0)).host(mixed).launching
+    assert (cost.host(decode).launching, cost.host(mixed).launching) == (0, kernels * 100_000)
+    assert cost.price(mixed).ns == kernels * 100_000
+
+
+def test_tables_without_collectives_are_said_to_be_without(tmp_path: Path) -> None:
+    for path in KernelTables.load("h100").folder.glob("*.parquet"):
+        if path.name != "comm.parquet":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    model, gpu = ModelSpec.load("llama-3.1-8b"), Gpu.load("h100")
+    lines = [build_cost_model(model, gpu, tp, tables=tmp_path).suspect for tp in (1, 2)]
+    assert lines == [[], ["no all_reduce of 2 GPUs was measured: priced by formula from the data sheet's link rate"]]
+    assert build_cost_model(model, gpu, 2).suspect == []
