@@ -55,6 +55,7 @@ class GroupTurns(LockstepMemory):
         self._joined = 0
         self._entered = -1  # the last in batch order that was ever in a rank
         self._committed = 0  # turns committed when the last one was planned
+        self._lag = -1  # turns in flight when the last one was planned; -1: none was
         self._told = 0  # members whose content others may ask for
         self._recycles: bool = kv.params.free_order == "front"
         self._ahead: bool = kv.params.hash_lookahead_tokens > 0  # blocks are known by more than they hold
@@ -88,6 +89,11 @@ class GroupTurns(LockstepMemory):
             return False
         self._turn(turn, committed)
         return True
+
+    def only_takes(self) -> bool:
+        """Return whether each member takes a block for every group whenever its windows give some back: those of whole
+        blocks, with one turn in flight when the next is planned."""
+        return not self._new and self._lag == 1 and self._shifts in ([], [self._size - 1])
 
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
         bs, groups = self._size, self._groups
@@ -124,7 +130,7 @@ class GroupTurns(LockstepMemory):
 
     def _turn(self, turn: int, committed: int) -> None:
         """Let every member that has to take or give back blocks in this turn."""
-        before, self._committed = self._committed, committed
+        before, self._committed, self._lag = self._committed, committed, turn - committed
         behind = not self._new or next(iter(self._new.values())).number > self._entered
         if committed > before + 1 or not behind:
             self._catch_up(turn, before, committed)

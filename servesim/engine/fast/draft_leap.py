@@ -63,6 +63,8 @@ def can_run(core: FastCore) -> bool:
     first, last = in_flight[0], in_flight[-1]
     if not (core.stands and core.pure) or core.last_plan is None or core.last_plan.step_id != last.id:
         return False
+    if core.refused and core.memory is not None and not core.memory.only_takes():
+        return False
     if speculator is None or not last.drafts or speculator.expands or not speculator.steady():
         return False
     if acceptance is None or type(acceptance).available is not AcceptanceModel.available:

@@ -49,6 +49,11 @@ class LockstepMemory:
         memory, nothing taken."""
         raise NotImplementedError
 
+    def only_takes(self) -> bool:
+        """Return whether `usage().free` can only fall while the members there are go on decoding, turn by turn. Default:
+        it can, so that who is refused memory stays refused."""
+        return True
+
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
         """Return for how many turns from `turn` on, at most `limit`, `extend` succeeds and leaves `reserve` tokens
         free."""
