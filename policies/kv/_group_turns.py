@@ -358,5 +358,3 @@ class GroupTurns(LockstepMemory):
             blocks = min(kv._blocks(known[i] + ahead), kv._blocks(kv.max_model_len))
             rounds.append(i)
         return rounds
-
-
