@@ -50,7 +50,8 @@ class PrefixCaching(Paged):
 
     def publish(self, request: Request, upto: int) -> None:
         """Enter the full blocks before `upto` into the cache."""
-        self._offer(request, upto, request.num_tokens)
+        if upto >= (self._published[request] + 1) * self.block_size:
+            self._offer(request, upto, request.num_tokens)
 
     def _offer(self, request: Request, upto: int, known: int) -> None:
         done = self._published[request]

@@ -177,6 +177,7 @@ def check_samples(scheduler: Scheduler, kv: KVAllocator) -> None:
         raise UserError(
             f"scheduler {scheduler.name} forks samples of a request (n > 1) that share its memory, which kv {kv.name} "
             "cannot: use one that can, such as paged"
+            + (" with engine.disable_hybrid_kv_cache_manager" if kv.grouped else "")
         )
 
 

@@ -16,8 +16,10 @@ from servesim.engine.recorder import REQUEST_COLUMNS, Recorder
 from servesim.errors import UserError
 from servesim.experiments.recording import Floats, Ints, RecordedRun
 from servesim.experiments.recording_loops import due_ns
-from servesim.hardware import Gpu, ModelSpec, memory_budget, vllm_defaults
+from servesim.hardware import Gpu, KvGroup, ModelSpec, kv_groups, memory_budget, vllm_defaults
+from servesim.hardware.kv import longest
 from servesim.run.scenario import policy_settings
+from servesim.run.sizing import GROUPED, has_windows
 from servesim.run.speculation import Speculation
 from servesim.versions import recorded_engine
 from servesim.workload.front_end import FrontEnd, FrontTerms
@@ -101,17 +103,33 @@ def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCo
     defaults = vllm_defaults(gpu)
     tokens = server.max_num_batched_tokens or defaults.max_num_batched_tokens
     seqs = server.max_num_seqs or defaults.max_num_seqs
+    name = "prefix-hash" if server.prefix_caching else "paged"
+    name = GROUPED[name] if has_windows(model) else name
+    allocator, _ = kv_allocators.resolve(name)
+    groups = kv_groups(model.layers) if allocator.grouped else [KvGroup(model.num_layers)]
     blocks = server.num_blocks
     if blocks is None:
         budget = memory_budget(
-            model, gpu, server.tp, block_size=server.block_size, max_num_batched_tokens=tokens, max_num_seqs=seqs
+            model,
+            gpu,
+            server.tp,
+            block_size=server.block_size,
+            max_num_batched_tokens=tokens,
+            max_num_seqs=seqs,
+            hybrid=allocator.grouped,
         )
         blocks = budget.num_blocks
-    max_len = min(server.max_model_len or model.max_position, (blocks - 1) * server.block_size)
+    in_flight = tokens * (1 + server.asynchronous)
+    max_len = min(server.max_model_len or model.max_position, longest(blocks - 1, groups, server.block_size, in_flight))
     limits = Limits(seqs, tokens, max_len, server.asynchronous)
-    name = "prefix-hash" if server.prefix_caching else "paged"
-    allocator, _ = kv_allocators.resolve(name)
-    kv = FAST.memory(allocator)(build_params(name, allocator.Params, {}), KVMemory(blocks, server.block_size, max_len))
+    memory = KVMemory(
+        blocks,
+        server.block_size,
+        max_len,
+        windows=tuple(group.window or None for group in groups),
+        in_flight_tokens=in_flight,
+    )
+    kv = FAST.memory(allocator)(build_params(name, allocator.Params, {}), memory)
     scheduler, given = schedulers.resolve(server.scheduler)
     params = build_params(server.scheduler, scheduler.Params, given)
     if speculation is not None:

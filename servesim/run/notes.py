@@ -13,7 +13,8 @@ from servesim.contracts import KVAllocator, Scheduler
 from servesim.contracts.scheduler import PREDICTED
 from servesim.cost import TableCostModel
 from servesim.cost.host import HostTerms
-from servesim.hardware import VllmDefaults
+from servesim.hardware import ModelSpec, VllmDefaults
+from servesim.run.presets import preset_settings
 from servesim.run.scenario import Scenario
 from servesim.versions import EngineFacts
 from servesim.workload.front_end import FrontTerms
@@ -134,6 +135,28 @@ def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None)
         yield f"engine.version={engine.version} is newer than any looked at: what is known of the newest is taken"
     if terms is not None and terms.engine != named:
         yield f"host terms are those of {terms.engine}: none were measured for {named}"
+
+
+def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterator[str]:
+    """Yield how memory treats layers with sliding windows."""
+    layers = [layer for layer in model.layers if layer.owns_kv]
+    windows = sum(1 for layer in layers if layer.window)
+    disabled = scenario.engine.disable_hybrid_kv_cache_manager
+    by_preset = scenario.preset is not None and "disable_hybrid_kv_cache_manager" in preset_settings(
+        scenario.preset
+    ).get("engine", {})
+    if not windows:
+        if disabled and not by_preset:
+            yield f"disable_hybrid_kv_cache_manager changes nothing: {model.name} has no sliding windows"
+    elif not kv.grouped:
+        why = ""
+        if scenario.kv["name"] == "prefix-radix":
+            why = " (SGLang's pool of its own for window layers, swa_full_tokens_ratio, is not modeled)"
+        elif scenario.pp > 1 and not disabled:
+            why = " (groups of layers across pipeline stages are not known)"
+        yield f"kv {kv.name}: all of {windows} window layers of {len(layers)} keep every token{why}"
+    elif disabled and not by_preset:
+        yield f"disable_hybrid_kv_cache_manager changes nothing: kv {kv.name} was asked for"
 
 
 def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:

@@ -57,6 +57,9 @@ class EngineSettings(_Section):
     """Share of the GPU's memory the engine may use."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)
     """KV blocks of a replica; none: all that fit."""
+    disable_hybrid_kv_cache_manager: bool = False
+    """Keep the whole KV of layers with sliding windows, as engines without such a manager do (and vLLM with some KV
+    connectors); false: such layers give back what has slid out of their windows."""
     swap_space_gib: float = Field(default=4.0, ge=0, le=1e6)
     """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
@@ -159,7 +162,8 @@ class Scenario(_Section):
     scheduler: Settings = Field(default={"name": "vllm"})
     """Scheduler: `name`, `name:key=value,...` or `file.py:Class`."""
     kv: Settings = Field(default={"name": "prefix-hash"})
-    """KV allocator, written the same way. Prefix caching is on, as in vLLM; `paged` is the same memory without it."""
+    """KV allocator, written the same way. Prefix caching is on, as in vLLM; `paged` is the same memory without it. For
+    a model with sliding windows they become `hybrid` and `hybrid-paged`, as in vLLM."""
     router: Settings = Field(default={"name": "round-robin"})
     """Router, written the same way."""
     speculation: Settings = Field(default={"name": "none"})

@@ -30,11 +30,11 @@ from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.hardware.kv import longest
 from servesim.metrics.summary import Deployment
-from servesim.run.notes import before_run, on_version
+from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.presets import facts_of
 from servesim.run.provenance import provenance
 from servesim.run.scenario import Scenario, Settings
-from servesim.run.sizing import kv_budget, layer_groups, longest_request
+from servesim.run.sizing import kv_budget, layer_groups, longest_request, with_groups
 from servesim.run.speculation import Speculation
 from servesim.run.trace_source import open_scenario, open_stream
 from servesim.versions import EngineFacts
@@ -116,6 +116,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     """Resolve a scenario; UserError where its parts do not fit together. A `trace` given is taken as it is,
     but for `skip`, `requests` and `rate`."""
     model, gpu = ModelSpec.load(scenario.model), Gpu.load(scenario.gpu)
+    scenario = with_groups(scenario, model)
     defaults = vllm_defaults(gpu)
     policies = _policies(scenario, model, gpu, defaults)
     speculation = Speculation.of(scenario, model)
@@ -183,6 +184,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         notes=[
             *before_run(scenario, facts, cores[0].scheduler, kv, fitting),
             *on_version(scenario, engine, terms),
+            *on_windows(scenario, model, kv),
             *(speculation.notes(facts) if speculation is not None else ()),
         ],
         provenance=provenance(scenario, facts, gpu, cost),

@@ -71,6 +71,8 @@ class FastContext(PlanContext):
         """Step id of the plan for which it wants to be asked again."""
         self.has_state = False
         """Whether it wants to be asked after requests end, too."""
+        self.refused = False
+        """Whether memory was too full for a request."""
         if memory is not None:
             memory.looked = False
         if lockstep is not None:
@@ -199,6 +201,8 @@ class FastContext(PlanContext):
         )
         if memory is not None:
             memory.looked = looked
+        if not admitted:
+            self.refused = True
         if self._asked is request and (admitted or self._stays_refused(request, full_tokens)):
             self._asked = None
         return admitted

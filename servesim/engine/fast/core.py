@@ -49,6 +49,8 @@ class FastCore(EngineCore):
         """Step id of the plan for which the scheduler wants to be asked again."""
         self.has_state = False
         """Whether it wants to be asked after requests end, too."""
+        self.refused = False
+        """Whether memory was too full for a request."""
 
     def listen(self, on_event: Callable[[KVEvent], None]) -> None:
         """See `EngineCore.listen`. Memory is stepped plainly then, like an allocator without a fast class: in lockstep
@@ -154,7 +156,7 @@ class FastCore(EngineCore):
         """Note what a plan says of the next one. `alone`: it holds nothing but what was served in bulk."""
         self.stands = stands
         self.pure = alone and not ctx.plan.changes_queues
-        self.until, self.has_state = ctx.until, ctx.has_state
+        self.until, self.has_state, self.refused = ctx.until, ctx.has_state, ctx.refused
 
     def plans_known(self, past: int) -> int:
         """Return for how many more steps at most the plan is known to serve all in lockstep, and nothing else. One
@@ -166,6 +168,8 @@ class FastCore(EngineCore):
             return 0
         after_it = not past and self.pure
         if past and self.has_state:
+            return 0
+        if self.refused and self.memory is not None and not self.memory.only_takes():
             return 0
         if not after_it and (scheduler.num_waiting() or plan.layout != "mixed"):
             return 0

@@ -26,11 +26,13 @@ LONGEST = 1 << 61  # integrals of memory over time must fit 64 bits
 class LockstepLeap(Run):
     """`skip` planning points to be skipped, and what is needed to account for them afterwards."""
 
-    __slots__ = ("_batch", "_gpu", "_host", "_last", "_ns", "_shares", "_usage")
+    __slots__ = ("_batch", "_copies", "_given", "_gpu", "_host", "_last", "_ns", "_shares", "_usage")
 
     def __init__(self, ends: list[int], past: int, batch: Batch, usage: Usage) -> None:
         super().__init__(ends, 0, past)
         self._usage = usage  # before the run
+        self._copies = 1  # how often memory counts a token
+        self._given: list[tuple[int, int]] = []  # (step from 1, tokens) that were used and given back
         self._batch = batch  # of the first step
         self._gpu: list[int] = []  # of the steps with all, as the next two
         self._ns: list[int] = []
@@ -142,6 +144,7 @@ class LockstepLeap(Run):
         grown: list[tuple[int, int]] = []
         if m:
             grown = memory.extend_run(turn, turn - depth + 1, m)
+            self._copies, self._given = memory.copies, memory.given_back
             core.ledger.hold(n * m)
             lockstep.advance(m)
         self._commit(core, recorder, replica, skip + through, n)
@@ -208,19 +211,28 @@ class LockstepLeap(Run):
         grown: list[tuple[int, int]],
     ) -> None:
         """Record the first `done` steps of the run in one row. The j-th starts at E_(j+depth-1); memory grows by one
-        token a request from each to the next, and by whole blocks."""
-        ends, gpu, usage = self._ends, self._gpu, self._usage
+        token a request (in each copy) from each to the next, and by whole blocks."""
+        ends, gpu, usage, more = self._ends, self._gpu, self._usage, n * self._copies
         start, end = ends[depth - 1], ends[depth - 1 + done]
-        used_ns, internal_ns = n * ((done - 1) * end - sum(ends[depth : depth - 1 + done])), 0
-        peak = at_first = usage.used + usage.internal
+        used_ns, internal_ns = more * ((done - 1) * end - sum(ends[depth : depth - 1 + done])), 0
+        held = usage.used + usage.internal + (grown[0][1] if grown and grown[0][0] == 1 else 0)
+        peak = at_first = held
         for j, tokens in grown:
             if j > done:
                 break
-            peak += tokens
             if j > 1:
+                held += tokens
+                if held > peak:
+                    peak = held
                 internal_ns += tokens * (end - ends[j + depth - 2])
+        used = usage.used + more
+        for j, tokens in self._given:
+            if j > done:
+                break
+            if j > 1:
+                used_ns -= tokens * (end - ends[j + depth - 2])
             else:
-                at_first += tokens
+                used -= tokens
         internal_ns -= used_ns
         row, gpu_ns = recorder.open_row(replica), sum(gpu[:done]) if done < len(gpu) else sum(gpu)
         batch = self._batch
@@ -232,7 +244,7 @@ class LockstepLeap(Run):
             step = self._step(first, turn, n, 1, depth, grown)
             recorder.run(step, replica, done, end, gpu_ns, peak, used_ns, internal_ns)
             return
-        used, ns = usage.used + n, end - start
+        ns = end - start
         used_ns += used * ns
         internal_ns += (at_first - used) * ns
         row.extend(done, end, ns, gpu_ns, peak, used_ns, internal_ns)
@@ -244,7 +256,12 @@ class LockstepLeap(Run):
             if i > j:
                 break
             allocated += tokens
-        used = Usage(usage.used + n * j, usage.internal + allocated - n * j, usage.external, usage.free - allocated)
+        filled = n * self._copies * j
+        for i, tokens in self._given:
+            if i > j:
+                break
+            filled -= tokens
+        used = Usage(usage.used + filled, usage.internal + allocated - filled, usage.external, usage.free - allocated)
         return FastStep(
             first + j - 1,
             self._batch.advance(j - 1) if j > 1 else self._batch,
