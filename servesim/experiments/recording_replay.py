@@ -16,6 +16,7 @@ from servesim.engine.recorder import REQUEST_COLUMNS, Recorder
 from servesim.errors import UserError
 from servesim.experiments.recording import Floats, Ints, RecordedRun
 from servesim.hardware import Gpu, ModelSpec, memory_budget, vllm_defaults
+from servesim.metrics.steps import StepTotals
 from servesim.run.scenario import policy_settings
 from servesim.run.speculation import Speculation
 from servesim.workload.trace import Content, Trace
@@ -36,6 +37,8 @@ class Replay:
     refused: int
     num_blocks: int
     asynchronous: bool
+    cost_shares: dict[str, float | None]
+    """GPU time by source: measured kernels, between them, beyond them, formula."""
 
 
 def replay(
@@ -131,6 +134,8 @@ def _outcome(recorder: Recorder, num_blocks: int, asynchronous: bool) -> Replay:
     done = column["state"] == State.FINISHED
     arrival, first, last = (column[f"{name}_ns"] for name in ("arrival", "first_token", "last_token"))
     gaps = np.where(column["output_len"] > 1, column["output_len"] - 1, np.nan)
+    totals = StepTotals()
+    totals.add(recorder.steps.array())
     return Replay(
         ttft_ms=np.where(done, (first - arrival) / 1e6, np.nan),
         tpot_ms=np.where(done, (last - first) / 1e6 / gaps, np.nan),
@@ -140,4 +145,5 @@ def _outcome(recorder: Recorder, num_blocks: int, asynchronous: bool) -> Replay:
         refused=int((~done).sum()),
         num_blocks=num_blocks,
         asynchronous=asynchronous,
+        cost_shares=totals.cost_shares(),
     )

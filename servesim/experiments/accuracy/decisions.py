@@ -1,0 +1,197 @@
+"""Decisions: would one choose rightly between measured servers by what is simulated of them?
+
+Two kinds. A **pair**: two sizes of one product (as many clients a GPU, other numbers of GPUs), or two engines (the same
+model, GPUs and clients): which gives more output per GPU? A **choice**: among all sizes and concurrencies of a product,
+the most output per GPU with a TPOT within a limit. Output per GPU is what a closed loop of C clients gives:
+C x output length / (E2E x GPUs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import log
+
+import numpy as np
+
+LIMITS_MS = (10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
+"""Limits of TPOT a choice is made under: from 100 to 10 tokens/s a reader."""
+SLACK = 0.05
+"""A limit overrun by more is broken: repeats of a measurement differ by 3.4 % in the mean."""
+APART = 0.05
+"""Outputs further apart are a difference that repeats rarely undo."""
+NEAR = 0.1
+"""A choice within this of the best output per GPU is as good as it."""
+DEFINITIONS = {
+    "pairs": "cells of two servers at as many clients per GPU (sizes) or with as many clients and GPUs (engines); "
+    "right: the one with more measured output per GPU is the one with more simulated output; apart: those whose "
+    f"measured outputs differ by more than {APART:.0%}; near: right, or within {NEAR:.0%} of the better",
+    "naive": "sizes: fewest GPUs give the most output per GPU; choices: the fewest GPUs that keep the limit at all, at "
+    "as many clients as a load test of that server allows",
+    "ceiling": "the share that one who knows the true means would get right, measurements being what they are: repeats "
+    "of one place (same labels, stated version) say how far two measurements differ by chance",
+    "choices": f"kept: measured TPOT of the one chosen is within the limit and {SLACK:.0%}; near: and its measured "
+    f"output per GPU at least {1 - NEAR:.0%} of the best that keeps the limit; declined: no simulated one keeps it",
+    "limits": f"TPOT of {', '.join(f'{limit:g}' for limit in LIMITS_MS)} ms, where some measured cells of a product "
+    "keep one and others do not, and they are of two sizes at least",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One server at one concurrency; times in ms."""
+
+    product: tuple[str, ...]
+    lengths: tuple[int, int]
+    gpus: int
+    concurrency: int
+    output_mean: float
+    measured: tuple[float, float]
+    """TTFT and TPOT."""
+    simulated: tuple[float, float]
+    server: tuple[str | int, ...] = ()
+    """What tells two servers of a product and size apart."""
+
+    def output(self, times: tuple[float, float]) -> float:
+        """Return output tokens/s per GPU of a closed loop with these times."""
+        ttft, tpot = times
+        return 1e3 * self.concurrency * self.output_mean / (ttft + (self.output_mean - 1) * tpot) / self.gpus
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two options of which one gives more output per GPU; logarithms of the first's over the second's."""
+
+    kind: str
+    first: Option
+    second: Option
+
+    @property
+    def measured(self) -> float:
+        """Measured."""
+        return log(self.first.output(self.first.measured) / self.second.output(self.second.measured))
+
+    @property
+    def simulated(self) -> float:
+        """Simulated."""
+        return log(self.first.output(self.first.simulated) / self.second.output(self.second.simulated))
+
+    @property
+    def right(self) -> bool:
+        """Whether both have the same sign."""
+        return self.measured * self.simulated > 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether measured outputs differ by more than `APART`."""
+        return abs(self.measured) > log(1 + APART)
+
+    @property
+    def near(self) -> bool:
+        """Whether the one taken gives at least 1 - `NEAR` of the other's measured output."""
+        return self.right or abs(self.measured) <= -log(1 - NEAR)
+
+    @property
+    def naive(self) -> bool | None:
+        """Whether fewest GPUs is right; None between engines, of which it says nothing."""
+        if self.first.gpus == self.second.gpus:
+            return None
+        return (self.measured > 0) == (self.first.gpus < self.second.gpus)
+
+
+def same_places(options: Sequence[Option]) -> dict[object, list[Option]]:
+    """Return the options by what repeats of a measurement have in common."""
+    places: dict[object, list[Option]] = {}
+    for one in options:
+        places.setdefault((one.product, one.lengths, one.server, one.gpus, one.concurrency), []).append(one)
+    return places
+
+
+def merged(options: Sequence[Option]) -> list[Option]:
+    """Return one option a place: repeats by the geometric mean of what was measured."""
+    found = []
+    for same in same_places(options).values():
+        ttft, tpot = (float(np.exp(np.mean([log(one.measured[i]) for one in same]))) for i in (0, 1))
+        found.append(Option(**{**vars(same[0]), "measured": (ttft, tpot)}))
+    return found
+
+
+def pairs(options: Sequence[Option]) -> Iterator[Pair]:
+    """Yield every pair of sizes, then every pair of engines."""
+    for kind, key, differ in (
+        ("sizes", _at_equal_load, lambda a, b: a.gpus != b.gpus),
+        ("engines", _but_the_engine, lambda a, b: a.product[0] != b.product[0]),
+    ):
+        groups: dict[object, list[Option]] = {}
+        for one in options:
+            groups.setdefault(key(one), []).append(one)
+        for group in groups.values():
+            for first, second in combinations(group, 2):
+                pair = Pair(kind, first, second)
+                if differ(first, second) and pair.measured != 0:
+                    yield pair
+
+
+def _at_equal_load(one: Option) -> object:
+    return one.product, one.lengths, one.concurrency / one.gpus
+
+
+def _but_the_engine(one: Option) -> object:
+    return one.product[2:], one.lengths, one.concurrency, one.gpus
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A product at one pair of lengths under a limit of TPOT (ms), and its options."""
+
+    limit_ms: float
+    options: tuple[Option, ...]
+
+    @property
+    def product(self) -> tuple[str, ...]:
+        """What is chosen a size of."""
+        return self.options[0].product
+
+    def chosen(self, times: Sequence[tuple[float, float]]) -> Option | None:
+        """Return the option with the most output per GPU whose TPOT keeps the limit; None where none does."""
+        keep = [
+            (o.output(t), -i) for i, (o, t) in enumerate(zip(self.options, times, strict=True)) if t[1] <= self.limit_ms
+        ]
+        return self.options[-max(keep)[1]] if keep else None
+
+    @property
+    def simulated(self) -> Option | None:
+        """The option the simulator would have one take."""
+        return self.chosen([one.simulated for one in self.options])
+
+    @property
+    def naive(self) -> Option | None:
+        """The best of the fewest GPUs of which any option keeps the limit, as measured."""
+        for gpus in sorted({one.gpus for one in self.options}):
+            few = Choice(self.limit_ms, tuple(one for one in self.options if one.gpus == gpus))
+            if (found := few.chosen([one.measured for one in few.options])) is not None:
+                return found
+        return None
+
+    def outcome(self, taken: Option | None) -> str:
+        """Return `declined`, `broken`, `far` (kept, with less output) or `near` (kept, near the best)."""
+        if taken is None:
+            return "declined"
+        if taken.measured[1] > self.limit_ms * (1 + SLACK):
+            return "broken"
+        best = self.chosen([one.measured for one in self.options])
+        assert best is not None
+        return "near" if taken.output(taken.measured) >= (1 - NEAR) * best.output(best.measured) else "far"
+
+
+def choices(options: Sequence[Option]) -> Iterator[Choice]:
+    """Yield every choice that is one; see `DEFINITIONS`."""
+    groups: dict[object, list[Option]] = {}
+    for one in options:
+        groups.setdefault((one.product, one.lengths), []).append(one)
+    for group in groups.values():
+        for limit in LIMITS_MS:
+            kept = sum(one.measured[1] <= limit for one in group)
+            if 0 < kept < len(group) and len({one.gpus for one in group}) > 1:
+                yield Choice(limit, tuple(group))
