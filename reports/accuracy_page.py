@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from servesim.cli.summary import percent
 from servesim.experiments.accuracy.files import load, ratios
@@ -16,6 +17,7 @@ from servesim.reports.svg import INK, SERIES, Drawing, wide
 METRICS = (("tpot", "TPOT"), ("ttft", "TTFT"), ("e2e", "E2E"))
 MOST_ROWS = 14
 """Rows of the figure: sets with the most cells."""
+RULE = "The naive rule takes the fewest GPUs; for choices it is told which measured concurrencies keep the limit."
 MISSES = 20
 """Wrongly ordered pairs that are listed, those that differ most as measured first."""
 WORDS = {
@@ -91,7 +93,7 @@ def _latencies(cells: Sequence[Mapping[str, str]], document: Mapping[str, Any]) 
         blocks.append(Block("drawing", "", drawing))
     for dimension in dict.fromkeys(row["by"] for row in rows if row["by"] != "all"):
         parts = [row for row in rows if row["by"] == dimension]
-        blocks.append(Block("table", f"By {dimension}", _parts(dimension, parts), wide=True))
+        blocks.append(Block("table", f"By {dimension}, in %", _parts(dimension, parts), wide=True))
     return blocks
 
 
@@ -125,28 +127,41 @@ def _with_interval(found: Mapping[str, float | None], signed: bool) -> str:
 
 
 def _parts(dimension: str, parts: Sequence[Mapping[str, Any]]) -> Table:
-    columns = [dimension, "cells", "answered", "servers"]
+    columns = [_head(dimension), _head("answered"), _head("servers")]
     for _, name in METRICS:
-        columns += [f"{name} MAPE", "median", "bias", "≤ 10 %", "≤ 25 %"]
-    columns += ["TPOT MAPE over servers"]
+        columns += [_head("MAPE", name), _head("median"), _head("bias"), _head("≤10, ≤25")]
+    columns += [_head("MAPE", "TPOT, servers")]
 
     def line(row: Mapping[str, Any]) -> tuple[str, ...]:
-        counts = (row["what"], f"{row['cells']:,}", f"{row['answered']:,}", f"{row['deployments']:,}")
+        name = _short(row["what"])
+        counts = (name, f"{row['answered']:,} of {row['cells']:,}", f"{row['deployments']:,}")
         if not row["answered"]:
             return (*counts, *["–"] * (len(columns) - len(counts)))
-        texts = [_plain(row["over_cells"][metric][key], key) for metric, _ in METRICS for key in FIGURES]
+        texts = []
+        for metric, _ in METRICS:
+            figures = row["over_cells"][metric]
+            texts += [_plain(figures[key], key) for key in ("mape", "median", "bias")]
+            texts.append(", ".join(_plain(figures[key], key) for key in ("within_10", "within_25")))
         return (*counts, *texts, _plain(row["over_deployments"]["tpot"]["mape"], "mape"))
 
-    return Table(f"By {dimension}", tuple(columns), [line(row) for row in parts])
+    return Table(f"By {dimension}", tuple(columns), [line(row) for row in parts], kind="dense")
+
+
+def _head(name: str, above: str = "") -> Markup:
+    return Markup("{}<br>{}").format(above, name)
+
+
+def _short(what: str) -> str:
+    """Return names of models without those of their publishers."""
+    return " ".join(word.rpartition("/")[2] for word in what.split(" "))
 
 
 def _plain(found: Mapping[str, float | None], key: str) -> str:
-    value = found["value"]
-    return (
-        "–"
-        if value is None
-        else f"{100 * value:{'+.1f' if key == 'bias' else '.1f' if key in ('mape', 'median') else '.0f'}}"
-    )
+    """Return a figure in percent, with a sign where it has one."""
+    if found["value"] is None:
+        return "–"
+    digits = {"bias": "+.1f", "within_10": ".0f", "within_25": ".0f"}.get(key, ".1f")
+    return f"{100 * found['value']:{digits}}"
 
 
 def _drawing(cells: Sequence[Mapping[str, str]]) -> Drawing | None:
@@ -202,9 +217,17 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
         apart = part["apart"]
         lines.append((words, f"{part['pairs']:,}", _with_interval(part["right"], False), *_beside(part)))
         lines.append(
-            ("those over 5 % apart", f"{apart['pairs']:,}", _with_interval(apart["right"], False), *_beside(apart))
+            (f"{kind} over 5 % apart", f"{apart['pairs']:,}", _with_interval(apart["right"], False), *_beside(apart))
         )
-        lines.append(("right, or within 10 %", f"{part['pairs']:,}", _with_interval(part["near"], False), "–", "–"))
+        lines.append(
+            (
+                f"{kind} right, or within 10 % of the better",
+                f"{part['pairs']:,}",
+                _with_interval(part["near"], False),
+                "–",
+                "–",
+            )
+        )
     choices = found["choices"]
     ceiling, naive = choices["ceiling"] or {}, choices["naive"]
     for name, words in (
@@ -215,8 +238,8 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
     ):
         beside = [percent(part.get(name, 0.0)) if part else "–" for part in (naive, ceiling)]
         lines.append((words, f"{choices['choices']:,}", _with_interval(choices[name], False), *beside))
-    columns = ("decision", "n", "simulated", "fewest GPUs", "ceiling by repeat noise")
-    blocks = [Block("table", "", Table("Decisions", columns, lines), wide=True)]
+    columns = ("decision", "n", "simulated", "naive rule", "ceiling by repeat noise")
+    blocks = [Block("table", "", Table("Decisions", columns, lines), wide=True, text=RULE)]
     misses = [*found["sizes"]["misses"], *found["engines"]["misses"]]
     misses.sort(key=lambda miss: -abs(np.log1p(miss["measured"])))
     if misses:

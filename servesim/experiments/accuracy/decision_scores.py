@@ -18,15 +18,15 @@ NOISES = 100
 
 
 def repeats(options: Sequence[Option], of: Callable[[Option], tuple[float, ...]]) -> Floats:
-    """Return logarithms (n, figures) of the figures `of` one measurement over those of another of the same place, where
-    the version is stated."""
+    """Return logarithms (n, figures) of the figures `of` one measurement over those of another of the same place,
+    where the version is stated."""
     found = [
         np.log(np.array(of(a)) / np.array(of(b)))
         for same in same_places(options).values()
         for a, b in combinations(same, 2)
         if a.product[1]
     ]
-    return np.array(found, dtype=np.float64).reshape(len(found), -1)
+    return np.array(found, dtype=np.float64).reshape(len(found), len(of(options[0])) if options else 1)
 
 
 def pair_ceiling(found: Sequence[Pair], noise: Floats) -> float | None:
@@ -115,7 +115,8 @@ def _naive(found: Sequence[Pair]) -> float | None:
 
 def _miss(pair: Pair) -> dict[str, object]:
     def name(one: Option) -> str:
-        return f"{one.product[0]} {one.product[1]} {one.gpus} GPUs C={one.concurrency}"
+        gpus = f"{one.gpus} GPU{'s' if one.gpus > 1 else ''}"
+        return " ".join(filter(None, (*one.product[:2], gpus, f"C={one.concurrency}")))
 
     about = f"{pair.first.product[2]} on {pair.first.product[3]}, {pair.first.lengths[0]}/{pair.first.lengths[1]}"
     return {

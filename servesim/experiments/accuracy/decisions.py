@@ -9,7 +9,7 @@ C x output length / (E2E x GPUs).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import log
 
@@ -78,6 +78,13 @@ class Pair:
         return log(self.first.output(self.first.simulated) / self.second.output(self.second.simulated))
 
     @property
+    def differs(self) -> bool:
+        """Whether the two differ in what the pair is about: their GPUs, or their engine."""
+        if self.kind == "sizes":
+            return self.first.gpus != self.second.gpus
+        return self.first.product[0] != self.second.product[0]
+
+    @property
     def right(self) -> bool:
         """Whether both have the same sign."""
         return self.measured * self.simulated > 0
@@ -110,26 +117,25 @@ def same_places(options: Sequence[Option]) -> dict[object, list[Option]]:
 
 def merged(options: Sequence[Option]) -> list[Option]:
     """Return one option a place: repeats by the geometric mean of what was measured."""
-    found = []
-    for same in same_places(options).values():
-        ttft, tpot = (float(np.exp(np.mean([log(one.measured[i]) for one in same]))) for i in (0, 1))
-        found.append(Option(**{**vars(same[0]), "measured": (ttft, tpot)}))
-    return found
+    return [_mean(same) for same in same_places(options).values()]
+
+
+def _mean(same: Sequence[Option]) -> Option:
+    if len(same) == 1:
+        return same[0]  # to the last bit: limits are round numbers
+    ttft, tpot = (float(np.exp(np.mean([log(one.measured[i]) for one in same]))) for i in (0, 1))
+    return replace(same[0], measured=(ttft, tpot))
 
 
 def pairs(options: Sequence[Option]) -> Iterator[Pair]:
     """Yield every pair of sizes, then every pair of engines."""
-    for kind, key, differ in (
-        ("sizes", _at_equal_load, lambda a, b: a.gpus != b.gpus),
-        ("engines", _but_the_engine, lambda a, b: a.product[0] != b.product[0]),
-    ):
+    for kind, key in (("sizes", _at_equal_load), ("engines", _but_the_engine)):
         groups: dict[object, list[Option]] = {}
         for one in options:
             groups.setdefault(key(one), []).append(one)
         for group in groups.values():
-            for first, second in combinations(group, 2):
-                pair = Pair(kind, first, second)
-                if differ(first, second) and pair.measured != 0:
+            for pair in (Pair(kind, first, second) for first, second in combinations(group, 2)):
+                if pair.differs and pair.measured != 0:
                     yield pair
 
 
