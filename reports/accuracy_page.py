@@ -44,6 +44,8 @@ def page(folder: Path) -> Page:
     ]
     files = ", ".join(file["name"] for file in document["files"])
     chips = [("date", document["date"]), ("version", document["servesim"]), ("cells of", files)]
+    if document["without"]:
+        chips.append(("without those of", ", ".join(file["name"] for file in document["without"])))
     subtitle = (
         f"{document['cells']:,} measured cells, {document['kept']:,} after the screen, {whole['answered']:,} of them "
         f"answered, on {whole['deployments']:,} servers"

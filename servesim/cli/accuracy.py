@@ -39,6 +39,10 @@ def accuracy(
             help="Cells by engine, version, gpu, model, precision, mode, tp or concurrency; repeatable.",
         ),
     ] = None,
+    without: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE|DIR", help="Leave these cells, and copies of them, out: fitted to; repeatable."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most N of the cells, evenly spaced.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for cells.csv, summary.json and report.html.")] = None,
     date: Annotated[str | None, typer.Option(help="Date the score carries. [default: today]")] = None,
@@ -61,7 +65,14 @@ def accuracy(
     tell = Teller()
     try:
         cells, document = score(
-            *files or (), only=_fields(only or ()), limit=limit, jobs=count, seed=seed, date=today, on_answer=tell
+            *files or (),
+            only=_fields(only or ()),
+            without=without or (),
+            limit=limit,
+            jobs=count,
+            seed=seed,
+            date=today,
+            on_answer=tell,
         )
     except KeyboardInterrupt:
         raise Interrupted("no score was written") from None

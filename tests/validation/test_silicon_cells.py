@@ -1,6 +1,6 @@
 """Measured cells of the installed aiconfigurator-core: the screen finds known contradictions, a small part is met.
 
-The package is the extra `silicon`; nothing of it is in the project. What it holds beyond the part fitted on was not used
+The package is the extra `silicon`; nothing of it is in the project. Its part that nothing was fitted to was not used
 to choose anything, so bounds here are wide: they notice a break, they claim nothing."""
 
 from __future__ import annotations

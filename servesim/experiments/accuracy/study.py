@@ -73,6 +73,7 @@ class Scored:
 def accuracy(
     *files: str | Path,
     only: Mapping[str, Sequence[str]] | None = None,
+    without: Sequence[str | Path] = (),
     limit: int | None = None,
     jobs: int = 1,
     seed: int = 0,
@@ -81,20 +82,27 @@ def accuracy(
 ) -> tuple[list[Scored], dict[str, Any]]:
     """Replay the cells of tables and recorded runs (without any, of an installed aiconfigurator-core) and score them.
 
-    `only`: values by field that cells must have, whole or as part of a model's name; `limit`: the most cells, which are
+    `only`: values by field that cells must have, whole or as part of a model's name; `without`: tables whose cells are
+    not scored (those something was fitted to), nor copies of them; `limit`: the most cells, which are
     evenly spaced; `date`: of the score, for its readers. Returns the cells and the document of the score.
     """
     paths = [Path(file) for file in files] or [sample_file()]
     cells = read(paths)
     ruled = screen(cells)  # among all: a copy of a cell that is not chosen is still a copy
-    chosen = [(cell, rule) for cell, rule in zip(cells, ruled, strict=True) if _asked(cell, only or {})]
+    barred = read(without)
+    ids, times = {cell.id for cell in barred}, {(cell.ttft_ms, cell.tpot_ms) for cell in barred}
+    chosen = [
+        (cell, rule)
+        for cell, rule in zip(cells, ruled, strict=True)
+        if cell.id not in ids and (cell.ttft_ms, cell.tpot_ms) not in times and _asked(cell, only or {})
+    ]
     if limit is not None and limit < len(chosen):
         chosen = [chosen[i * len(chosen) // limit] for i in range(limit)]
     if not chosen:
         raise UserError(f"none of {len(cells)} cells is asked for")
     found = answers([cell for cell, _ in chosen], jobs, on_answer)
     scored = [Scored(cell, rule, one) for (cell, rule), one in zip(chosen, found, strict=True)]
-    return scored, document(scored, paths, seed, date)
+    return scored, document(scored, paths, seed, date, [Path(path) for path in without])
 
 
 def _asked(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
@@ -107,7 +115,9 @@ def _asked(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
     return True
 
 
-def document(scored: Sequence[Scored], paths: Sequence[Path], seed: int, date: str) -> dict[str, Any]:
+def document(
+    scored: Sequence[Scored], paths: Sequence[Path], seed: int, date: str, without: Sequence[Path] = ()
+) -> dict[str, Any]:
     """Return the score as plain data: the same cells and answers give the same document."""
     kept = [one for one in scored if not one.screened]
     left = Counter(one.screened for one in scored if one.screened)
@@ -117,6 +127,7 @@ def document(scored: Sequence[Scored], paths: Sequence[Path], seed: int, date: s
         "servesim": __version__,
         "seed": seed,
         "files": [{"name": path.name, "sha256": _digest(path)} for path in paths],
+        "without": [{"name": path.name, "sha256": _digest(path)} for path in without],
         "cells": len(scored),
         "screen": [{"rule": rule, "says": says, "cells": left[rule]} for rule, says in RULES.items()],
         "kept": len(kept),

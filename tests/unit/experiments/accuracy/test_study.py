@@ -120,6 +120,13 @@ def test_wrong_selections_are_one_line(measured: Path, only: dict[str, list[str]
         accuracy(measured, only=only)
 
 
+def test_cells_something_was_fitted_to_are_left_out_with_their_copies(measured: Path, tmp_path: Path) -> None:
+    fitted = table(tmp_path / "fitted.csv", rows()[:1])
+    scored, document = accuracy(measured, without=[fitted], only={"tp": ["1"]})
+    assert [one.cell.id for one in scored] == ["tp1 c8", "new"]
+    assert [file["name"] for file in document["without"]] == ["fitted.csv"]
+
+
 def test_a_selection_by_part_of_a_model_or_a_whole_number(measured: Path) -> None:
     cells = study.read([measured])
     assert study._asked(cells[0], {"model": ["llama-3.1"], "gpu": ["H100"], "tp": ["1", "4"]})
