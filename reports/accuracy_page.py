@@ -18,6 +18,11 @@ METRICS = (("tpot", "TPOT"), ("ttft", "TTFT"), ("e2e", "E2E"))
 MOST_ROWS = 14
 """Rows of the figure: sets with the most cells."""
 RULE = "The naive rule takes the fewest GPUs; for choices it is told which measured concurrencies keep the limit."
+KINDS = {
+    "sizes": "pairs of sizes, at equal clients per GPU",
+    "engines": "pairs of engines",
+    "settings": "pairs of commands that differ in one thing",
+}
 MISSES = 20
 """Wrongly ordered pairs that are listed, those that differ most as measured first."""
 WORDS = {
@@ -214,8 +219,10 @@ def _drawing(cells: Sequence[Mapping[str, str]]) -> Drawing | None:
 
 def _decisions(found: Mapping[str, Any]) -> list[Block]:
     lines: list[tuple[str, ...]] = []
-    for kind, words in (("sizes", "pairs of sizes, at equal clients per GPU"), ("engines", "pairs of engines")):
+    for kind, words in KINDS.items():
         part = found[kind]
+        if not part["pairs"]:
+            continue
         apart = part["apart"]
         lines.append((words, f"{part['pairs']:,}", _with_interval(part["right"], False), *_beside(part)))
         lines.append(
@@ -242,7 +249,7 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
         lines.append((words, f"{choices['choices']:,}", _with_interval(choices[name], False), *beside))
     columns = ("decision", "n", "simulated", "naive rule", "ceiling by repeat noise")
     blocks = [Block("table", "", Table("Decisions", columns, lines), wide=True, text=RULE)]
-    misses = [*found["sizes"]["misses"], *found["engines"]["misses"]]
+    misses = [miss for kind in KINDS for miss in found[kind]["misses"]]
     misses.sort(key=lambda miss: -abs(np.log1p(miss["measured"])))
     if misses:
         cells = [

@@ -168,7 +168,12 @@ def _figures(row: Mapping[str, Any]) -> list[str]:
 def decision_lines(decisions: Mapping[str, Any]) -> list[str]:
     """A sentence or two for each kind of decision."""
     lines = []
-    for kind, words in (("sizes", "sizes at equal clients per GPU"), ("engines", "engines at equal clients and GPUs")):
+    kinds = {
+        "sizes": "sizes at equal clients per GPU",
+        "engines": "engines at equal clients and GPUs",
+        "settings": "commands that differ in one thing",
+    }
+    for kind, words in kinds.items():
         found, apart = decisions[kind], decisions[kind]["apart"]
         if found["pairs"]:
             lines.append(
@@ -195,7 +200,7 @@ def decision_lines(decisions: Mapping[str, Any]) -> list[str]:
 def _beside(found: Mapping[str, Any]) -> str:
     from servesim.cli.summary import percent
 
-    words = (("naive", "fewest GPUs"), ("ceiling", "ceiling by noise"))
+    words = (("naive", "fewest GPUs or bits"), ("ceiling", "ceiling by noise"))
     parts = [f"{name} {percent(found[key])}" for key, name in words if found[key] is not None]
     return f" ({', '.join(parts)})" if parts else ""
 

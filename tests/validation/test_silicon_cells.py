@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from servesim.experiments.accuracy.cells import package_folder, read, sample_file
+from servesim.experiments.accuracy.cells import package_folder, sample_file
+from servesim.experiments.accuracy.reading import read
 from servesim.experiments.accuracy.screen import screen
 from servesim.experiments.accuracy.study import accuracy
 

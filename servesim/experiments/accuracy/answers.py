@@ -27,6 +27,8 @@ class Answer:
     tpot_ms: float | None = None
     extrapolated: float | None = None
     formula: float | None = None
+    output_rate: float | None = None
+    """Output tokens/s of the server."""
     reason: str = ""
 
 
@@ -52,7 +54,8 @@ def _of_cell(cell: Cell) -> Answer:
     if lost:
         raise UserError(f"{lost} of {settings['requests']} requests were refused")
     ttft, tpot = float(table.ttft_ns.mean()) / 1e6, float(table.tpot_ns.mean()) / 1e6
-    return Answer(ttft, tpot, shares["extrapolated"], shares["roofline"])
+    rate = result.summary["throughput"]["output_throughput"]
+    return Answer(ttft, tpot, shares["extrapolated"], shares["roofline"], rate)
 
 
 def _of_run(run: RecordedRun) -> Answer:

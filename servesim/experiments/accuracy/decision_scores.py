@@ -67,11 +67,11 @@ def share(hits: Sequence[bool], products: Sequence[object], seed: int, purpose: 
 def decide(options: Sequence[Option], seed: int) -> dict[str, object]:
     """Return what became of all decisions: shares, naive rule and ceiling beside them, and the worst misses."""
     noise = repeats(options, lambda one: one.measured)
-    e2e = repeats(options, lambda one: (one.output(one.measured),))
+    e2e = repeats(options, lambda one: one.outputs[:1])
     places = merged(options)
     document: dict[str, object] = {"repeats": len(noise)}
     all_pairs, all_choices = list(pairs(places)), list(choices(places))
-    for kind in ("sizes", "engines"):
+    for kind in ("sizes", "engines", "settings"):
         found = [pair for pair in all_pairs if pair.kind == kind]
         products = [pair.first.product for pair in found]
         apart = [pair for pair in found if pair.apart]
@@ -113,14 +113,21 @@ def _naive(found: Sequence[Pair]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def _lengths(one: Option) -> str:
+    if one.flags is None:
+        return "/".join(map(str, one.lengths))
+    return f"prompts of {one.lengths[0]}" if one.lengths[0] else "conversations"
+
+
 def _miss(pair: Pair) -> dict[str, object]:
     def name(one: Option) -> str:
         gpus = f"{one.gpus} GPU{'s' if one.gpus > 1 else ''}"
-        return " ".join(filter(None, (*one.product[:2], gpus, f"C={one.concurrency}")))
+        flags = " ".join(f"--{name} {value}".strip() for name, value in one.flags or ())
+        return " ".join(filter(None, (*one.product[:2], one.product[5], gpus, f"C={one.concurrency}", flags)))
 
-    about = f"{pair.first.product[2]} on {pair.first.product[3]}, {pair.first.lengths[0]}/{pair.first.lengths[1]}"
+    about = f"{pair.first.product[2]} on {pair.first.product[3]}, {_lengths(pair.first)}"
     return {
-        "about": about,
+        "about": f"{about}{f': {pair.named[0]}' if pair.kind == 'settings' else ''}",
         "first": name(pair.first),
         "second": name(pair.second),
         "measured": float(np.expm1(pair.measured)),

@@ -1,9 +1,9 @@
 """Decisions: would one choose rightly between measured servers by what is simulated of them?
 
-Two kinds. A **pair**: two sizes of one product (as many clients a GPU, other numbers of GPUs), or two engines (the same
-model, GPUs and clients): which gives more output per GPU? A **choice**: among all sizes and concurrencies of a product,
-the most output per GPU with a TPOT within a limit. Output per GPU is what a closed loop of C clients gives:
-C x output length / (E2E x GPUs).
+Two kinds. A **pair**: two sizes of one product (as many clients a GPU, other numbers of GPUs), two engines (the same
+model, GPUs and clients), or two commands that differ in one thing: which gives more output per GPU? A **choice**: among
+all sizes and concurrencies of a product, the most output per GPU with a TPOT within a limit. Output per GPU is what a
+closed loop of C clients gives, C x output length / (E2E x GPUs), or where it was measured itself, that.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ SLACK = 0.05
 """A limit overrun by more is broken: repeats of a measurement differ by 3.4 % in the mean."""
 APART = 0.05
 """Outputs further apart are a difference that repeats rarely undo."""
+BITS = {"fp8": 8, "awq": 4}
+"""Bits of a weight by its format's label; of others 16."""
 NEAR = 0.1
 """A choice within this of the best output per GPU is as good as it."""
 DEFINITIONS = {
+    "settings": "of runs told by their commands those of one model, GPU, lengths and clients that differ in one "
+    "flag, in the format of the weights, in parallelism or in the engine",
     "pairs": "cells of two servers at as many clients per GPU (sizes) or with as many clients and GPUs (engines); "
     "right: the one with more measured output per GPU is the one with more simulated output; apart: those whose "
     f"measured outputs differ by more than {APART:.0%}; near: right, or within {NEAR:.0%} of the better",
-    "naive": "sizes: fewest GPUs give the most output per GPU; choices: the fewest GPUs that keep the limit at all, at "
-    "as many clients as a load test of that server allows",
+    "naive": "sizes: fewest GPUs give the most output per GPU, and so do fewest bits; choices: "
+    "the fewest GPUs that keep the limit at all, at as many clients as a load test of that server allows",
     "ceiling": "the share that one who knows the true means would get right, measurements being what they are: repeats "
     "of one place (same labels, stated version) say how far two measurements differ by chance",
     "choices": f"kept: measured TPOT of the one chosen is within the limit and {SLACK:.0%}; near: and its measured "
@@ -52,11 +56,29 @@ class Option:
     simulated: tuple[float, float]
     server: tuple[str | int, ...] = ()
     """What tells two servers of a product and size apart."""
+    rates: tuple[float, float] | None = None
+    """Output tokens/s of the server, measured and simulated, where they were; None: those of a closed loop."""
+    flags: tuple[tuple[str, str], ...] | None = None
+    """Of a run told by its command: flags but for parallelism."""
 
     def output(self, times: tuple[float, float]) -> float:
         """Return output tokens/s per GPU of a closed loop with these times."""
         ttft, tpot = times
         return 1e3 * self.concurrency * self.output_mean / (ttft + (self.output_mean - 1) * tpot) / self.gpus
+
+    @property
+    def outputs(self) -> tuple[float, float]:
+        """Output tokens/s per GPU, measured and simulated."""
+        if self.rates is not None:
+            return self.rates[0] / self.gpus, self.rates[1] / self.gpus
+        return self.output(self.measured), self.output(self.simulated)
+
+    @property
+    def settings(self) -> frozenset[tuple[str, object]]:
+        """What a command sets: engine, format, sizes and flags."""
+        sizes = zip(("tp", "pp", "dp", "moe tp", "ep"), self.server, strict=False)
+        named = (("engine", self.product[0]), ("format", self.product[5]))
+        return frozenset((*named, *sizes, *((f"--{name}", value) for name, value in self.flags or ())))
 
 
 @dataclass(frozen=True)
@@ -70,19 +92,26 @@ class Pair:
     @property
     def measured(self) -> float:
         """Measured."""
-        return log(self.first.output(self.first.measured) / self.second.output(self.second.measured))
+        return log(self.first.outputs[0] / self.second.outputs[0])
 
     @property
     def simulated(self) -> float:
         """Simulated."""
-        return log(self.first.output(self.first.simulated) / self.second.output(self.second.simulated))
+        return log(self.first.outputs[1] / self.second.outputs[1])
 
     @property
     def differs(self) -> bool:
         """Whether the two differ in what the pair is about: their GPUs, or their engine."""
+        if self.kind == "settings":
+            return len(self.named) == 1
         if self.kind == "sizes":
             return self.first.gpus != self.second.gpus
         return self.first.product[0] != self.second.product[0]
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The settings that two commands do not share."""
+        return tuple(sorted({name for name, _ in self.first.settings ^ self.second.settings}))
 
     @property
     def right(self) -> bool:
@@ -101,10 +130,13 @@ class Pair:
 
     @property
     def naive(self) -> bool | None:
-        """Whether fewest GPUs is right; None between engines, of which it says nothing."""
-        if self.first.gpus == self.second.gpus:
+        """Whether fewest GPUs, or fewest bits, is right; None between engines and flags, of which that says nothing."""
+        sizes = (self.first.gpus, self.second.gpus)
+        if self.kind == "settings" and self.named == ("format",):
+            sizes = (BITS.get(self.first.product[5], 16), BITS.get(self.second.product[5], 16))
+        if sizes[0] == sizes[1]:
             return None
-        return (self.measured > 0) == (self.first.gpus < self.second.gpus)
+        return (self.measured > 0) == (sizes[0] < sizes[1])
 
 
 def same_places(options: Sequence[Option]) -> dict[object, list[Option]]:
@@ -128,10 +160,10 @@ def _mean(same: Sequence[Option]) -> Option:
 
 
 def pairs(options: Sequence[Option]) -> Iterator[Pair]:
-    """Yield every pair of sizes, then every pair of engines."""
-    for kind, key in (("sizes", _at_equal_load), ("engines", _but_the_engine)):
+    """Yield every pair of sizes, then of engines, then of commands that differ in one thing."""
+    for kind, key in (("sizes", _at_equal_load), ("engines", _but_the_engine), ("settings", _but_the_command)):
         groups: dict[object, list[Option]] = {}
-        for one in options:
+        for one in (one for one in options if (one.flags is not None) == (kind == "settings")):
             groups.setdefault(key(one), []).append(one)
         for group in groups.values():
             for pair in (Pair(kind, first, second) for first, second in combinations(group, 2)):
@@ -145,6 +177,10 @@ def _at_equal_load(one: Option) -> object:
 
 def _but_the_engine(one: Option) -> object:
     return one.product[2:], one.lengths, one.concurrency, one.gpus
+
+
+def _but_the_command(one: Option) -> object:
+    return one.product[2], one.product[3], one.lengths, one.concurrency
 
 
 @dataclass(frozen=True)
@@ -194,7 +230,7 @@ class Choice:
 def choices(options: Sequence[Option]) -> Iterator[Choice]:
     """Yield every choice that is one; see `DEFINITIONS`."""
     groups: dict[object, list[Option]] = {}
-    for one in options:
+    for one in (one for one in options if one.flags is None):  # a run told by its command is no point of a curve
         groups.setdefault((one.product, one.lengths), []).append(one)
     for group in groups.values():
         for limit in LIMITS_MS:

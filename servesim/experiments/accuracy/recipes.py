@@ -11,9 +11,13 @@ import yaml
 
 from servesim.errors import UserError
 from servesim.experiments.accuracy.cells import CONFIGS, Cell, package_folder
+from servesim.experiments.accuracy.commands import CONTRADICTION, settings_of
 from servesim.experiments.recording import known_model
 from servesim.hardware import bundled_models, gpu_names
+from servesim.run.presets import preset_settings
 
+NOMINAL = (128, 1024, 2000, 4000, 32000)
+"""Prompt lengths of `--dataset-name random` in the runs told by commands; all others are conversations."""
 FILE = Path(__file__).with_name("recipes.yaml")
 
 
@@ -39,7 +43,11 @@ def source_of(cell: Cell) -> dict[str, Any]:
 
 def output_mean(cell: Cell) -> float:
     """Return the mean output length the clients asked for, tokens; of a recorded run what it recorded."""
-    return float(cell.osl) if cell.run is not None else cell.osl * sum(source_of(cell)["output"]) / 2
+    return (
+        float(cell.osl)
+        if cell.run is not None or cell.flags is not None
+        else cell.osl * sum(source_of(cell)["output"]) / 2
+    )
 
 
 def recipe(cell: Cell) -> Recipe:
@@ -52,7 +60,11 @@ def recipe(cell: Cell) -> Recipe:
         raise UserError("attention in data parallel")
     if cell.ep not in (1, cell.tp):
         raise UserError(f"experts over {cell.ep} of {cell.tp} GPUs, split further among the rest")
+    if cell.source.startswith(CONTRADICTION):
+        raise UserError("the heading of the run names another model or flag than its command")
     own = recipes()["models"].get(cell.model, {})
+    if cell.flags is not None:
+        return _of_command(cell, own)
     engine = _of("engines", cell.engine, "engine")
     source, model = source_of(cell), _model(cell.model, own)
     settings: dict[str, Any] = {
@@ -77,6 +89,39 @@ def recipe(cell: Cell) -> Recipe:
     return Recipe(settings, output_mean(cell))
 
 
+def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
+    """Return the recipe of a run told by its command: all requests at once, or by as many clients as it says."""
+    table = recipes()["commands"]
+
+    def lengths(mean: int) -> str:
+        return str(mean) if nominal(cell) else f"lognormal(mean={mean},{table['conversations']})"
+
+    settings: dict[str, Any] = {
+        "trace": f"synth:prompt={lengths(cell.isl)},output={lengths(cell.osl)}",
+        "requests": cell.requests,
+        "rate": "inf",
+        "model": _model(cell.model, own),
+        "gpu": _gpu(cell.gpu, cell.gpu),
+        "tp": cell.tp,
+        "dtype": own.get("dtype") or _of("weights", cell.weights, "format of weights"),
+        "preset": _of("engines", cell.engine, "engine")["preset"],
+        "engine": {"enable_expert_parallel": True} if cell.ep > 1 else {},
+    }
+    if cell.concurrency < cell.requests:
+        settings["clients"] = {"max_concurrency": cell.concurrency}
+    for key, value in settings_of(cell, table).items():
+        outer, _, inner = key.partition(".")
+        settings[outer] = {**settings.get(outer, {}), inner: value}
+    if "scheduler" in settings:
+        settings["scheduler"] = {**preset_settings(settings["preset"])["scheduler"], **settings["scheduler"]}
+    return Recipe(settings, float(cell.osl))
+
+
+def nominal(cell: Cell) -> int:
+    """Return the nominal prompt length of a run told by its command; 0 for conversations."""
+    return next((length for length in NOMINAL if abs(cell.isl / length - 1) < 0.01), 0)
+
+
 def _of(table: str, label: str, what: str) -> Any:
     known = recipes()[table]
     if label not in known:
@@ -84,8 +129,8 @@ def _of(table: str, label: str, what: str) -> Any:
     return known[label]
 
 
-def _gpu(label: str) -> str:
-    name = str(_of("gpus", label, "GPU"))
+def _gpu(label: str, default: str = "") -> str:
+    name = str(recipes()["gpus"].get(label) or default or _of("gpus", label, "GPU"))
     if name not in gpu_names():
         raise UserError(f"GPU {name}: no data sheet is bundled")
     return name
@@ -97,7 +142,9 @@ def _model(label: str, own: dict[str, Any]) -> str:
     if name in bundled_models():
         return str(name)
     folder = package_folder()
-    config = folder / CONFIGS / f"{label.replace('/', '--')}_config.json" if folder is not None else None
+    config = (
+        folder / CONFIGS / f"{own.get('config', label).replace('/', '--')}_config.json" if folder is not None else None
+    )
     if config is not None and config.is_file():
         return str(config)
     more = "" if folder is not None else ", nor is the silicon extra installed, which has more configurations"

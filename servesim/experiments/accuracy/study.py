@@ -16,8 +16,9 @@ from servesim import __version__
 from servesim.errors import UserError, suggest
 from servesim.experiments.accuracy import decision_scores, decisions, scores
 from servesim.experiments.accuracy.answers import Answer, OnAnswer, answers
-from servesim.experiments.accuracy.cells import Cell, read, sample_file
-from servesim.experiments.accuracy.recipes import output_mean, recipes
+from servesim.experiments.accuracy.cells import Cell, sample_file
+from servesim.experiments.accuracy.reading import read
+from servesim.experiments.accuracy.recipes import nominal, output_mean, recipes
 from servesim.experiments.accuracy.screen import RULES, screen
 
 BANDS = ((8, "C 1 to 8"), (32, "C 9 to 32"), (128, "C 33 to 128"), (math.inf, "C 129 and more"))
@@ -195,15 +196,20 @@ def _option(one: Scored) -> decisions.Option:
     simulated = one.simulated
     assert simulated is not None
     cell = one.cell
+    rates = (cell.output_rate, one.answer.output_rate or 0.0) if cell.output_rate else None
     return decisions.Option(
         product=cell.product,
-        lengths=(cell.isl, cell.osl),
+        lengths=(cell.isl, cell.osl) if cell.flags is None else (nominal(cell), 0),
         gpus=cell.gpus,
         concurrency=cell.concurrency,
         output_mean=one.output_mean,
         measured=(cell.ttft_ms, cell.tpot_ms),
         simulated=(simulated[1], simulated[0]),
         server=(cell.tp, cell.pp, cell.dp, cell.moe_tp, cell.ep, cell.workers),
+        rates=rates,
+        flags=None
+        if cell.flags is None
+        else tuple(f for f in cell.flags if f[0] not in recipes()["commands"]["inert"]),
     )
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from servesim.errors import UserError
 from servesim.experiments.accuracy import cells
-from servesim.experiments.accuracy.cells import read, sample_file
+from servesim.experiments.accuracy.cells import sample_file
+from servesim.experiments.accuracy.reading import read
 from tests.support.cells import COLUMNS, cell, row, table
 
 

@@ -50,6 +50,24 @@ def test_engines_are_paired_at_equal_clients_and_gpus_and_the_naive_rule_is_sile
     assert [(p.kind, p.right, p.naive) for p in found] == [("engines", False, None)]
 
 
+def test_commands_are_paired_where_they_differ_in_one_thing() -> None:
+    def told(flags: dict[str, str], tp: int = 1, weights: str = "", measured: float = 1.0) -> Option:
+        product = (*PRODUCT[:5], weights, "agg")
+        rates = {"rates": (measured, measured), "flags": tuple(flags.items())}
+        return option(tp, 500, 10.0, 10.0, product=product, server=(tp, 1, 1, 1, 1, ""), **rates)
+
+    plain, budget = told({}), told({"max-num-seqs": "64"}, measured=2.0)
+    larger, eight = told({}, tp=2, measured=3.0), told({}, weights="fp8", measured=0.5)
+    found = {pair.named: pair for pair in pairs([plain, budget, larger, eight])}
+    assert sorted(found) == [("--max-num-seqs",), ("format",), ("tp",)]
+    assert all(pair.kind == "settings" and pair.right for pair in found.values())
+    assert found["--max-num-seqs",].naive is None
+    assert found["tp",].naive is False, "3 tokens/s of two GPUs are more each than 1 of one"
+    assert found["format",].naive is False, "half as fast in FP8"
+    assert [pair.named for pair in pairs([plain, told({"max-num-seqs": "64"}, tp=2, measured=3.0)])] == []
+    assert not list(choices([plain, larger, told({}, tp=2, measured=9.0)]))
+
+
 def test_repeats_count_once_by_their_geometric_mean() -> None:
     (one,) = merged([option(1, 8, 8.0, 5.0), option(1, 8, 18.0, 5.0)])
     assert one.measured == pytest.approx((12.0, 12.0))
@@ -134,7 +152,7 @@ def test_a_miss_says_what_was_measured_and_simulated() -> None:
     wrong = [option(1, 8, 10.0, 10.0), option(2, 16, 8.0, 12.0)]
     document: Any = decide(wrong, 0)
     (miss,) = document["sizes"]["misses"]
-    assert (miss["first"], miss["second"]) == ("vllm 1 1 GPU C=8", "vllm 1 2 GPUs C=16")
+    assert (miss["first"], miss["second"]) == ("vllm 1 fp8 1 GPU C=8", "vllm 1 fp8 2 GPUs C=16")
     assert miss["measured"] == pytest.approx(-0.2)
     assert miss["simulated"] == pytest.approx(0.2)
     assert Pair("sizes", *wrong).right is False

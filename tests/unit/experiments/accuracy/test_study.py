@@ -15,6 +15,7 @@ from servesim.cli.app import main
 from servesim.errors import UserError
 from servesim.experiments.accuracy import study
 from servesim.experiments.accuracy.answers import Answer
+from servesim.experiments.accuracy.reading import read
 from servesim.experiments.accuracy.study import Scored, accuracy, groups
 from tests.support.cells import cell, row, table
 
@@ -128,7 +129,7 @@ def test_cells_something_was_fitted_to_are_left_out_with_their_copies(measured: 
 
 
 def test_a_selection_by_part_of_a_model_or_a_whole_number(measured: Path) -> None:
-    cells = study.read([measured])
+    cells = read([measured])
     assert study._asked(cells[0], {"model": ["llama-3.1"], "gpu": ["H100"], "tp": ["1", "4"]})
     assert not study._asked(cells[0], {"tp": ["2"]})
     assert not study._asked(cells[3], {"concurrency": ["1"]}), "16 is not 1"
