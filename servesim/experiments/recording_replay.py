@@ -18,6 +18,7 @@ from servesim.experiments.recording import Floats, Ints, RecordedRun
 from servesim.experiments.recording_loops import due_ns
 from servesim.hardware import Gpu, KvGroup, ModelSpec, kv_groups, memory_budget, vllm_defaults
 from servesim.hardware.kv import longest
+from servesim.metrics.steps import StepTotals
 from servesim.run.scenario import policy_settings
 from servesim.run.sizing import GROUPED, has_windows
 from servesim.run.speculation import Speculation
@@ -44,6 +45,8 @@ class Replay:
     preemptions: int
     num_blocks: int
     asynchronous: bool
+    cost_shares: dict[str, float | None]
+    """GPU time by source: measured kernels, between them, beyond them, formula."""
 
 
 def replay(run: RecordedRun, host: HostTerms | None = None, tables: str | None = None) -> Replay:
@@ -154,6 +157,8 @@ def _outcome(recorder: Recorder, num_blocks: int, asynchronous: bool) -> Replay:
     done = column["state"] == State.FINISHED
     arrival, first, last = (column[f"{name}_ns"] for name in ("arrival", "first_token", "last_token"))
     gaps = np.where(column["output_len"] > 1, column["output_len"] - 1, np.nan)
+    totals = StepTotals()
+    totals.add(recorder.steps.array())
     return Replay(
         ttft_ms=np.where(done, (first - arrival) / 1e6, np.nan),
         tpot_ms=np.where(done, (last - first) / 1e6 / gaps, np.nan),
@@ -165,4 +170,5 @@ def _outcome(recorder: Recorder, num_blocks: int, asynchronous: bool) -> Replay:
         preemptions=int(column["num_preemptions"].sum()),
         num_blocks=num_blocks,
         asynchronous=asynchronous,
+        cost_shares=totals.cost_shares(),
     )
