@@ -231,7 +231,7 @@ class Lockstep(CounterKeeper):
         self._joined += 1
         self.context_sum += context
         self.context_sumsq += context * context
-        capped = _capped_at(request, offset)
+        capped = request.prompt_len + request.max_tokens - offset - 1
         self._cap_sum += capped
         if capped > self._cap_max:
             self._cap_max = capped
@@ -408,7 +408,7 @@ class Lockstep(CounterKeeper):
         context = self.turn + offset
         self.context_sum -= context
         self.context_sumsq -= context * context
-        self._cap_sum -= _capped_at(request, offset)
+        self._cap_sum -= request.prompt_len + request.max_tokens - offset - 1
         self._write(request, offset, first, begun)
         request._keeper = None
         self._memory.leave(request, offset)
@@ -446,15 +446,10 @@ class Lockstep(CounterKeeper):
         contexts = [self.turn + offset for offset, _, _ in self.members.values()]
         assert self.context_sum == sum(contexts), "contexts in lockstep miscounted"
         assert self.context_sumsq == sum([c * c for c in contexts]), "squares of contexts in lockstep miscounted"
-        caps = [_capped_at(request, offset) for request, (offset, _, _) in self.members.items()]
+        caps = [r.prompt_len + r.max_tokens - offset - 1 for r, (offset, _, _) in self.members.items()]
         assert self._cap_sum == sum(caps), "length caps in lockstep miscounted"
         assert not caps or self._cap_max >= max(caps), "a length cap in lockstep is beyond the most"
         assert not contexts or self.longest() == max(contexts), "the longest context in lockstep is another one"
         turns = [step for step in self._in_flight if isinstance(step, FastStep) and step.turn >= 0]
         assert self.committed == self.turn - len(turns), "turns committed miscounted"
         assert self.paused == len(self._in_flight) - len(turns), "pauses in flight miscounted"
-
-
-def _capped_at(request: Request, offset: int) -> int:
-    """Return how many turns are committed when a member has all the tokens that its length cap allows."""
-    return request.prompt_len + request.max_tokens - offset - 1
