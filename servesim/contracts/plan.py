@@ -155,6 +155,11 @@ class PlanContext:
             known += coming
         return known - computed
 
+    def tokens_left(self, requests: Sequence[Request], most: int) -> int:
+        """Return how many tokens these requests may still generate by their length caps, in all; of each, `most` are
+        counted at most."""
+        return sum([min(request.max_tokens - request.num_output_tokens, most) for request in requests])
+
     def lookup(self, request: Request) -> Hit:
         """Return the longest cached prefix of a waiting request that is about to be admitted; what has come from
         elsewhere, if it has."""

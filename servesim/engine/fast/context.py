@@ -153,6 +153,15 @@ class FastContext(PlanContext):
             most -= new
         return ()
 
+    def tokens_left(self, requests: Sequence[Request], most: int) -> int:
+        """See `PlanContext.tokens_left`."""
+        self.looked = True
+        members = self._lockstep.tokens_left(requests, most) if self._lockstep is not None else None
+        if members is None:
+            return super().tokens_left(requests, most)
+        left, others = members
+        return left + super().tokens_left(others, most)
+
     def lookup(self, request: Request) -> Hit:
         """See `PlanContext.lookup`."""
         memory = self._memory

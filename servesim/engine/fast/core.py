@@ -122,7 +122,6 @@ class FastCore(EngineCore):
             lockstep.advance(1)
         self.charge(plan, batch, sampled, now, n)
         self.pure = self.pure and not batch.bytes_copied
-        turn = PAUSE if pauses else lockstep.turn
         step = FastStep(
             plan.step_id,
             batch,
@@ -130,9 +129,8 @@ class FastCore(EngineCore):
             self.kv.usage(),
             preempted=len(plan.preempted),
             planned_ns=now,
-            together=n,
-            turn=turn,
         )
+        step.together, step.turn = n, PAUSE if pauses else lockstep.turn
         note_drafts(step, plan)
         if pauses:
             lockstep.paused += 1
@@ -264,7 +262,7 @@ class FastCore(EngineCore):
         super().abort(request, now, reason)
 
     def _finish(self, requests: list[Request], state: State, now: int) -> None:
-        if self.lockstep is not None:
+        if self.lockstep is not None and requests:
             self.lockstep.forget(requests)
         super()._finish(requests, state, now)
 

@@ -20,7 +20,7 @@ from servesim.contracts.kv import Usage
 from servesim.contracts.request import Request, State
 from servesim.engine.fast.acceptance_walk import DEEPEST, Walk
 from servesim.engine.fast.core import FastCore
-from servesim.engine.fast.cost import gpu_over
+from servesim.engine.fast.cost import runs_of
 from servesim.engine.fast.leap import Run
 from servesim.engine.fast.verification import gain
 from servesim.engine.recorder import STEP_COLUMNS, Recorder, Rows
@@ -130,7 +130,7 @@ class DraftLeap(Run):
             return None
         contexts = np.add.reduce(ahead.tokens[:, :m], 0)
         contexts += n * beyond
-        gpu = gpu_over(cost, batch, contexts)
+        gpu = runs_of(cost).gpu_over(batch, contexts)
         if gpu is None:
             batches = [_batch(batch, [row[j] + beyond for row in known]) for j in range(m)]
             gpu = np.array([cost.gpu_ns(each) for each in batches])

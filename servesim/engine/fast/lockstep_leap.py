@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from servesim.contracts.cost import Batch, CostModel
+from servesim.contracts.cost import Batch
 from servesim.contracts.kv import Usage
 from servesim.contracts.request import Request
 from servesim.engine.fast.core import MOST, FastCore
-from servesim.engine.fast.cost import decode_run
+from servesim.engine.fast.cost import RunCost
 from servesim.engine.fast.leap import Run
 from servesim.engine.fast.lockstep import Lockstep
 from servesim.engine.fast.step import FastStep
@@ -41,9 +41,7 @@ class LockstepLeap(Run):
         self._last: FastStep | None = None  # the one without those whose last token is in flight
 
     @classmethod
-    def prepare(
-        cls, core: FastCore, cost: CostModel, now: int, horizon_ns: int | None, past: int
-    ) -> LockstepLeap | None:
+    def prepare(cls, core: FastCore, runs: RunCost, now: int, horizon_ns: int | None, past: int) -> LockstepLeap | None:
         """The longest run from here; None if the next planning point must be real. That is now if one is `past`, else
         when the next step is done. `horizon_ns` from now the run will be cut anyhow."""
         lockstep, memory = core.lockstep, core.memory
@@ -70,31 +68,31 @@ class LockstepLeap(Run):
             return None
         leap = cls(ends, past, core.next_batch(), core.kv.usage())
         if m:
-            leap._price(cost, m if m < most else most, horizon_ns)
+            leap._price(runs, m if m < most else most, horizon_ns)
             if leap._ns[0] < 1:
                 return None  # a real plan says so
         if most > m == len(leap._gpu) and (horizon_ns is None or ends[m] < now + horizon_ns):
-            leap._price_last(cost, lockstep, core.next_step_id)
+            leap._price_last(runs, lockstep, core.next_step_id)
         leap.skip = len(ends) - len(core.in_flight) - past
         if horizon_ns is not None:
             leap.cut(now + horizon_ns)
         return leap if leap.skip else None
 
-    def _price(self, cost: CostModel, most: int, horizon_ns: int | None) -> None:
+    def _price(self, runs: RunCost, most: int, horizon_ns: int | None) -> None:
         """Price the steps with all in lockstep, `most` at most."""
         usage = self._usage
         longest = LONGEST // (usage.used + usage.internal + self._batch.sampled * MOST)
         until_ns = longest if horizon_ns is None or horizon_ns > longest else horizon_ns
-        self._gpu, self._ns, self._host, self._shares = decode_run(cost, self._batch, most, until_ns)
+        self._gpu, self._ns, self._host, self._shares = runs.decode_run(self._batch, most, until_ns)
         self._ends += accumulate(self._ns, initial=self._ends.pop())
 
-    def _price_last(self, cost: CostModel, lockstep: Lockstep, first: int) -> None:
+    def _price_last(self, runs: RunCost, lockstep: Lockstep, first: int) -> None:
         """Price the one without those that retire. Its memory is not known yet."""
         m, ends = len(self._gpu), self._ends
         batch = lockstep.batch_without_retired(m, lockstep.turn + m - 1, self._batch)
         if batch is None:
             return
-        gpu, ns, host, shares = decode_run(cost, batch, 1, 0)
+        gpu, ns, host, shares = runs.decode_run(batch, 1, 0)
         if ns[0] < 1:
             return  # a real plan says so
         ends.append(ends[-1] + ns[0])
@@ -103,8 +101,6 @@ class LockstepLeap(Run):
             batch,
             [],
             NOWHERE,
-            together=batch.sampled,
-            turn=lockstep.turn + m,
             planned_ns=ends[m],
             start_ns=ends[-2],
             end_ns=ends[-1],
@@ -112,6 +108,7 @@ class LockstepLeap(Run):
             host_ns=host,
             shares=shares,
         )
+        self._last.together, self._last.turn = batch.sampled, lockstep.turn + m
 
     def land(self, core: FastCore, recorder: Recorder, replica: int) -> int:
         """See `Run`."""
@@ -262,13 +259,11 @@ class LockstepLeap(Run):
                 break
             filled -= tokens
         used = Usage(usage.used + filled, usage.internal + allocated - filled, usage.external, usage.free - allocated)
-        return FastStep(
+        step = FastStep(
             first + j - 1,
             self._batch.advance(j - 1) if j > 1 else self._batch,
             [],
             used,
-            together=n,
-            turn=turn + j - 1,
             planned_ns=ends[j - 1],
             start_ns=ends[j + depth - 2],
             end_ns=ends[j + depth - 1],
@@ -276,3 +271,5 @@ class LockstepLeap(Run):
             host_ns=self._host,
             shares=self._shares,
         )
+        step.together, step.turn = n, turn + j - 1
+        return step
