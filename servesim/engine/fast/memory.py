@@ -22,13 +22,12 @@ class LockstepMemory:
     def __init__(self) -> None:
         self.looked = False
         """Whether the allocator was asked for something that changes as requests decode; the engine clears it."""
-        self.on_look: Callable[[], None] = lambda: None
-        """Called before such a question is answered."""
+        self.look: Callable[[], None] = self.note
+        """Called before such a question is answered; does what `note` does, and what the engine adds."""
 
-    def look(self) -> None:
+    def note(self) -> None:
         """Note that the allocator is asked for something that changes as requests decode."""
         self.looked = True
-        self.on_look()
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         """Take a request into lockstep that will have memory for `num_tokens` tokens or more when the next `extend`
