@@ -16,8 +16,8 @@ from servesim.reports.page import Alert, Block, Page, Section, Table
 
 METRICS = (("tpot", "TPOT"), ("ttft", "TTFT"), ("e2e", "E2E"))
 RULE = (
-    "The naive rule takes the fewest GPUs (or bits of a weight); for choices it is told which measured concurrencies keep "
-    "the limit."
+    "The naive rule takes the fewest GPUs (or bits of a weight); for choices it is told which measured concurrencies "
+    "keep the limit."
 )
 KINDS = {
     "sizes": "pairs of sizes, at equal clients per GPU",
