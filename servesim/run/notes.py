@@ -91,8 +91,8 @@ def after_run(
     hits = (summary["prefix_cache"] or {}).get("hit_rate")
     if hits is not None and hits >= HITS:
         yield (
-            f"prefix cache: {hits:.1%} of queried tokens were found, on which latencies depend; hit rates were compared "
-            "with one recorded server of coding agents (within 1 point), none that ran short of memory"
+            f"prefix cache: {hits:.1%} of queried tokens were found, on which latencies depend; hit rates were "
+            "compared with one recorded server of coding agents (within 1 point), none that ran short of memory"
         )
     yield from _front_end(front, summary)
     cost = summary["cost_shares"]["roofline"]
