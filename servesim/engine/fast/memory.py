@@ -35,6 +35,9 @@ class LockstepMemory:
         self.looked = True
         self.on_look()
 
+    def complete(self, request: Request) -> None:
+        """Enter what a member was given and is only entered when it is read. Default: nothing."""
+
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         """Take a request into lockstep that will have memory for `num_tokens` tokens or more when the next `extend`
         comes; False if it cannot be."""
