@@ -34,6 +34,9 @@ class LockstepMemory:
         """Note that the allocator is asked for something that changes as requests decode."""
         self.looked = True
 
+    def complete(self, request: Request) -> None:
+        """Enter what a member was given and is only entered when it is read. Default: nothing."""
+
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         """Take a request into lockstep that will have memory for `num_tokens` tokens or more when the next `extend`
         comes; False if it cannot be."""
