@@ -1,7 +1,9 @@
 """Requests in lockstep whose groups of layers have tables of their own.
 
-In a turn a request that has filled its last block takes one for each group, and one whose window has moved on by a block
-gives one back, in batch order. Tables are kept up to date: in turn after turn the same requests do so, a block later.
+In a turn a request that has filled its last block takes one for each group, and one whose window has moved on by a
+block gives one back, in batch order. With asynchronous scheduling and windows of whole blocks both are the same turn: a
+request goes on with the blocks that it has just given back, and takes one more. Then what is dealt is noted, and
+entered in tables when they are read.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ from mypy_extensions import mypyc_attr
 from servesim.contracts.request import Request
 from servesim.engine.fast.memory import LockstepMemory
 
+from ._block_tables import WIDTH, ids
 from ._growth import most_rounds
-from .hybrid import NULL, Hybrid
+from ._lockstep_tables import Rank
+from .hybrid import NULL, Hybrid, nulls
 
 
 class Member:
     """A request in lockstep."""
 
-    __slots__ = ("begun", "number", "offset", "request", "tables", "told", "turn")
+    __slots__ = ("begun", "number", "offset", "past", "request", "tables", "told", "turn")
 
     def __init__(self, request: Request, number: int, offset: int, begun: int, tables: list[array[int]]) -> None:
         self.request = request
@@ -32,6 +36,7 @@ class Member:
         self.begun = begun  # its windows move once more turns than these are committed
         self.tables = tables
         self.told = request.content is not None
+        self.past: list[int] = []  # blocks behind each window, as entered in its table
         self.turn = -1  # the last one that it had a part in as a new member
 
 
@@ -51,6 +56,8 @@ class GroupTurns(LockstepMemory):
         self._windows = [(group, window - 1) for group, window in enumerate(kv.windows) if window is not None]
         self._shifts = sorted({reach % self._size for _, reach in self._windows})
         self._ranks: dict[int, Ranked] = {}  # by offset modulo the block size, each in batch order
+        self._ranked: Ranked = {}  # the members of all of them
+        self._dealt: dict[int, Rank] = {}  # of those whose members rotate blocks, what they were dealt
         self._new: Ranked = {}  # those whose windows have still to catch up
         self._joined = 0
         self._entered = -1  # the last in batch order that was ever in a rank
@@ -58,6 +65,7 @@ class GroupTurns(LockstepMemory):
         self._lag = -1  # turns in flight when the last one was planned; -1: none was
         self._told = 0  # members whose content others may ask for
         self._recycles: bool = kv.params.free_order == "front"
+        self._rotates = self._recycles and kv.windows[0] is None and len(self._windows) == len(kv.windows) - 1 > 0
         self._ahead: bool = kv.params.hash_lookahead_tokens > 0  # blocks are known by more than they hold
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
@@ -76,6 +84,12 @@ class GroupTurns(LockstepMemory):
         if member is None:
             key = offset % self._size
             member = self._ranks[key].pop(request)
+            del self._ranked[request]
+            dealt = self._dealt.get(key)
+            if dealt is not None:
+                self._rotate(member, ids(dealt.leave(request)))
+                if not dealt.size:
+                    del self._dealt[key]
             if not self._ranks[key]:
                 del self._ranks[key]
             self._kv._slid[request] = self._committed + offset
@@ -100,7 +114,7 @@ class GroupTurns(LockstepMemory):
         free = self._kv.num_free_blocks() - -(-reserve // bs)
         if free < 0 or limit <= 0:
             return 0
-        n = len(self._new) + sum([len(rank) for rank in self._ranks.values()])
+        n = len(self._new) + len(self._ranked)
         if n * groups * -(-limit // bs) <= free:
             return limit
         counts = {key: len(rank) for key, rank in self._ranks.items()}
@@ -117,16 +131,48 @@ class GroupTurns(LockstepMemory):
     def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
         bs, kv = self._size, self._kv
         grown: list[tuple[int, int]] = []
-        self.given_back = []
+        given: list[tuple[int, int]] = []
         for i in range(k):
+            if self._all_rotate(turn + i, committed + i):
+                for later, n in self._deal_run(turn + i, k - i):
+                    grown.append((i + later, n * bs))
+                    given.append((i + later, n * len(self._windows) * bs))
+                self._committed = committed + k - 1
+                break
             before, held = kv.num_free_blocks(), kv._table_blocks
             self._turn(turn + i, committed + i)
             taken, net = kv._table_blocks - held, before - kv.num_free_blocks()
             if net:
                 grown.append((i + 1, net * bs))
             if taken > net:
-                self.given_back.append((i + 1, (taken - net) * bs))
+                given.append((i + 1, (taken - net) * bs))
+        self.given_back = given
         return grown
+
+    def _all_rotate(self, turn: int, committed: int) -> bool:
+        """Return whether all members rotate their blocks, and do so in the next turn."""
+        steady = self.only_takes() and len(self._dealt) == len(self._ranks)
+        return steady and turn == committed + 1 == self._committed + 2
+
+    def _deal_run(self, turn: int, k: int) -> list[tuple[int, int]]:
+        """Deal blocks for k turns to members that all rotate theirs. Return (turn from 1, blocks dealt in it)."""
+        bs, kv = self._size, self._kv
+        due: list[Rank] = []
+        rounds: list[tuple[int, int]] = []
+        for i in sorted([(-key - turn) % bs for key in self._dealt]):
+            if i < k:
+                rank = self._dealt[-(turn + i) % bs]
+                due.append(rank)
+                rounds.append((i + 1, rank.size))
+        rounds = [(i + later, n) for later in range(0, k, bs) for i, n in rounds if i + later <= k]
+        total = sum([n for _, n in rounds])
+        blocks = kv._take(total).tobytes()
+        kv._table_blocks += total * len(self._windows)
+        at = 0
+        for each, (_, n) in enumerate(rounds):
+            due[each % len(due)].rounds.append(blocks[at : at + n * WIDTH])
+            at += n * WIDTH
+        return rounds
 
     def _turn(self, turn: int, committed: int) -> None:
         """Let every member that has to take or give back blocks in this turn."""
@@ -154,10 +200,12 @@ class GroupTurns(LockstepMemory):
     def _trade(self, turn: int, takes: Ranked | None, slides: list[Ranked], committed: int) -> None:
         """Let a rank take blocks, and the windows of others (or the same) give some back."""
         if takes and not slides:
+            self._settle()
             self._take(takes)
-        elif takes is slides[0] and len(self._shifts) == 1 and self._recycles:
-            self._exchange(takes, committed)
+        elif takes and takes is slides[0] and len(self._shifts) == 1 and self._recycles:
+            self._exchange(takes, turn, committed)
         else:
+            self._settle()
             due = dict(takes or {})
             for rank in slides:
                 due |= rank
@@ -173,15 +221,24 @@ class GroupTurns(LockstepMemory):
                 table.append(blocks[at])
                 at += 1
 
-    def _exchange(self, rank: Ranked, committed: int) -> None:
+    def _exchange(self, rank: Ranked, turn: int, committed: int) -> None:
         """Let all members of a rank give back what slides out of their windows, and take a block for each group: what
         the same request has just given back, the last one first, unless it stays findable or others hold it."""
-        kv, size, groups = self._kv, self._size, self._groups
-        cached, extra = kv._key_of, kv._extra
-        if len(rank) * groups > kv.num_free_blocks():  # then what one gives back another may need
-            for member in rank.values():
-                self._grow(member, -member.offset, committed - 1 + member.offset, committed + member.offset)
+        kv, size, groups, key = self._kv, self._size, self._groups, -turn % self._size
+        dealt, n = self._dealt.get(key), len(rank)
+        if dealt is None and self._rotates and not self._told:
+            dealt = self._deal_to(key, rank, committed)
+        if dealt is not None and n <= kv.num_free_blocks():
+            dealt.rounds.append(kv._take(n).tobytes())
+            kv._table_blocks += n * len(self._windows)
             return
+        if dealt is not None:
+            self._settle()
+        if n * groups > kv.num_free_blocks():  # then what one gives back another may need
+            for member in rank.values():
+                self._grow(member, turn, committed - 1 + member.offset, committed + member.offset)
+            return
+        cached, extra = kv._key_of, kv._extra
         if len(self._windows) > 1:
             self._exchange_several(rank, committed)
             return
@@ -210,6 +267,69 @@ class GroupTurns(LockstepMemory):
                 else:
                     table.append(more[at])
                     at += 1
+
+    def _deal_to(self, key: int, rank: Ranked, committed: int) -> Rank | None:
+        """Note from this turn on what a rank is dealt, if all its members rotate their blocks."""
+        if not all([self._ripe(member, committed - 1) for member in rank.values()]):
+            return None
+        dealt = self._dealt[key] = Rank()
+        for request in rank:
+            dealt.join(request)
+        return dealt
+
+    def _ripe(self, member: Member, committed: int) -> bool:
+        """Return whether from the next turn on a member gives back a block of each window whenever it takes blocks, none
+        of which stays findable or is held by others, given the turns committed."""
+        kv, processed = self._kv, committed + member.offset
+        member.past = [(processed - reach) // self._size for _, reach in self._windows]
+        if member.told or min(member.past) < 0:
+            return False
+        if not kv._key_of and not kv._extra:
+            return True
+        for (group, _), past in zip(self._windows, member.past, strict=True):
+            blocks = member.tables[group][past:]
+            if not (kv._key_of.keys().isdisjoint(blocks) and kv._extra.keys().isdisjoint(blocks)):
+                return False
+        return True
+
+    def _rotate(self, member: Member, dealt: array[int]) -> None:
+        """Enter in the tables of a member what it was dealt, a block a round: the group before each takes what its window
+        gives back, the last group what is dealt."""
+        tables, past, rounds = member.tables, member.past, len(dealt)
+        if len(past) == 1:
+            first = past[0]
+            table = tables[1]
+            table += dealt
+            tables[0].extend(table[first : first + rounds])
+            table[first : first + rounds] = nulls(rounds)
+            past[0] = first + rounds
+            return
+        for block in dealt:
+            released = [block]
+            for i, first in enumerate(past):
+                released.append(tables[i + 1][first])
+                tables[i + 1][first] = NULL
+                past[i] = first + 1
+            for table in tables:
+                table.append(released.pop())
+
+    def complete(self, request: Request) -> None:
+        """Make the tables of a request complete."""
+        member = self._ranked.get(request)
+        dealt = self._dealt.get(member.offset % self._size) if member is not None else None
+        if member is not None and dealt is not None:
+            self._rotate(member, ids(dealt.collect(request)))
+
+    def complete_all(self) -> None:
+        """Make all tables complete."""
+        for key, dealt in self._dealt.items():
+            for request, member in self._ranks[key].items():
+                self._rotate(member, ids(dealt.collect(request)))
+
+    def _settle(self) -> None:
+        """Make all tables complete, and note no more what is dealt."""
+        self.complete_all()
+        self._dealt.clear()
 
     def _exchange_several(self, rank: Ranked, committed: int) -> None:
         """Do as `_exchange` where several groups have a window, all moving at once; there are blocks for all."""
@@ -257,6 +377,7 @@ class GroupTurns(LockstepMemory):
 
     def _catch_up(self, turn: int, before: int, committed: int) -> None:
         """Do a turn request by request, the new ones where they stand in the batch."""
+        self._settle()
         keys = {-turn % self._size}
         for done in range(max(before, committed - self._size) + 1, committed + 1):
             keys |= {(shift - done) % self._size for shift in self._shifts}
@@ -290,10 +411,16 @@ class GroupTurns(LockstepMemory):
         """Let a member whose windows have caught up join its rank."""
         key = member.offset % self._size
         rank = self._ranks.setdefault(key, {})
-        rank[member.request] = member
+        rank[member.request] = self._ranked[member.request] = member
         self._entered = max(self._entered, member.number)
-        if len(rank) > 1 and list(rank.values())[-2].number > member.number:
+        dealt = self._dealt.get(key)
+        if member.number < self._entered:
+            self._settle()
             self._ranks[key] = {each.request: each for each in sorted(rank.values(), key=_NUMBER)}
+        elif dealt is not None and self._ripe(member, self._committed):
+            dealt.join(member.request)
+        elif dealt is not None:
+            self._settle()
 
     def _publish(self, member: Member) -> None:
         """Offer what a member knew when the last turn was planned: it is final."""
