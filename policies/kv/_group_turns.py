@@ -8,56 +8,29 @@ entered in tables when they are read.
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.request import Request
-from servesim.engine.fast.memory import LockstepMemory
 
-from ._block_tables import WIDTH, ids
-from ._growth import most_rounds
-from ._lockstep_tables import Rank
-from .hybrid import NULL, Hybrid, nulls
-
-
-class Member:
-    """A request in lockstep."""
-
-    __slots__ = ("begun", "number", "offset", "past", "request", "tables", "told", "turn")
-
-    def __init__(self, request: Request, number: int, offset: int, begun: int, tables: list[array[int]]) -> None:
-        self.request = request
-        self.number = number  # among all that ever joined: the order of the batch
-        self.offset = offset
-        self.begun = begun  # its windows move once more turns than these are committed
-        self.tables = tables
-        self.told = request.content is not None
-        self.past: list[int] = []  # blocks behind each window, as entered in its table
-        self.turn = -1  # the last one that it had a part in as a new member
-
+from ._group_rounds import GroupRounds
+from ._rotation import Member, Ranked, Rotation
+from .hybrid import NULL, Hybrid
 
 _NUMBER = attrgetter("number")
-Ranked = dict[Request, Member]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class GroupTurns(LockstepMemory):
+class GroupTurns(GroupRounds):
     """Tables of groups of layers of requests that grow together."""
 
     def __init__(self, kv: Hybrid) -> None:
-        super().__init__()
-        self._kv = kv
-        self._size = kv.block_size
-        self._groups = self.copies = len(kv.windows)
-        self._windows = [(group, window - 1) for group, window in enumerate(kv.windows) if window is not None]
+        super().__init__(kv)
         self._shifts = sorted({reach % self._size for _, reach in self._windows})
         self._ranks: dict[int, Ranked] = {}  # by offset modulo the block size, each in batch order
         self._ranked: Ranked = {}  # the members of all of them
-        self._dealt: dict[int, Rank] = {}  # of those whose members rotate blocks, what they were dealt
+        self._rotation = Rotation(kv, self._windows)
         self._new: Ranked = {}  # those whose windows have still to catch up
         self._joined = 0
         self._entered = -1  # the last in batch order that was ever in a rank
@@ -65,8 +38,6 @@ class GroupTurns(LockstepMemory):
         self._lag = -1  # turns in flight when the last one was planned; -1: none was
         self._told = 0  # members whose content others may ask for
         self._recycles: bool = kv.params.free_order == "front"
-        self._rotates = self._recycles and kv.windows[0] is None and len(self._windows) == len(kv.windows) - 1 > 0
-        self._ahead: bool = kv.params.hash_lookahead_tokens > 0  # blocks are known by more than they hold
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         tables = self._kv._tables[request]
@@ -85,11 +56,7 @@ class GroupTurns(LockstepMemory):
             key = offset % self._size
             member = self._ranks[key].pop(request)
             del self._ranked[request]
-            dealt = self._dealt.get(key)
-            if dealt is not None:
-                self._rotate(member, ids(dealt.leave(request)))
-                if not dealt.size:
-                    del self._dealt[key]
+            self._rotation.leave(key, member)
             if not self._ranks[key]:
                 del self._ranks[key]
             self._kv._slid[request] = self._committed + offset
@@ -134,7 +101,7 @@ class GroupTurns(LockstepMemory):
         given: list[tuple[int, int]] = []
         for i in range(k):
             if self._all_rotate(turn + i, committed + i):
-                for later, n in self._deal_run(turn + i, k - i):
+                for later, n in self._rotation.deal_run(turn + i, k - i):
                     grown.append((i + later, n * bs))
                     given.append((i + later, n * len(self._windows) * bs))
                 self._committed = committed + k - 1
@@ -151,28 +118,8 @@ class GroupTurns(LockstepMemory):
 
     def _all_rotate(self, turn: int, committed: int) -> bool:
         """Return whether all members rotate their blocks, and do so in the next turn."""
-        steady = self.only_takes() and len(self._dealt) == len(self._ranks)
+        steady = self.only_takes() and len(self._rotation.dealt) == len(self._ranks)
         return steady and turn == committed + 1 == self._committed + 2
-
-    def _deal_run(self, turn: int, k: int) -> list[tuple[int, int]]:
-        """Deal blocks for k turns to members that all rotate theirs. Return (turn from 1, blocks dealt in it)."""
-        bs, kv = self._size, self._kv
-        due: list[Rank] = []
-        rounds: list[tuple[int, int]] = []
-        for i in sorted([(-key - turn) % bs for key in self._dealt]):
-            if i < k:
-                rank = self._dealt[-(turn + i) % bs]
-                due.append(rank)
-                rounds.append((i + 1, rank.size))
-        rounds = [(i + later, n) for later in range(0, k, bs) for i, n in rounds if i + later <= k]
-        total = sum([n for _, n in rounds])
-        blocks = kv._take(total).tobytes()
-        kv._table_blocks += total * len(self._windows)
-        at = 0
-        for each, (_, n) in enumerate(rounds):
-            due[each % len(due)].rounds.append(blocks[at : at + n * WIDTH])
-            at += n * WIDTH
-        return rounds
 
     def _turn(self, turn: int, committed: int) -> None:
         """Let every member that has to take or give back blocks in this turn."""
@@ -200,12 +147,12 @@ class GroupTurns(LockstepMemory):
     def _trade(self, turn: int, takes: Ranked | None, slides: list[Ranked], committed: int) -> None:
         """Let a rank take blocks, and the windows of others (or the same) give some back."""
         if takes and not slides:
-            self._settle()
+            self._rotation.end(self._ranked)
             self._take(takes)
         elif takes and takes is slides[0] and len(self._shifts) == 1 and self._recycles:
             self._exchange(takes, turn, committed)
         else:
-            self._settle()
+            self._rotation.end(self._ranked)
             due = dict(takes or {})
             for rank in slides:
                 due |= rank
@@ -225,15 +172,14 @@ class GroupTurns(LockstepMemory):
         """Let all members of a rank give back what slides out of their windows, and take a block for each group: what
         the same request has just given back, the last one first, unless it stays findable or others hold it."""
         kv, size, groups, key = self._kv, self._size, self._groups, -turn % self._size
-        dealt, n = self._dealt.get(key), len(rank)
-        if dealt is None and self._rotates and not self._told:
-            dealt = self._deal_to(key, rank, committed)
+        dealt, n = self._rotation.dealt.get(key), len(rank)
+        if dealt is None and not self._told:
+            dealt = self._rotation.begin(key, rank, committed - 1)
         if dealt is not None and n <= kv.num_free_blocks():
-            dealt.rounds.append(kv._take(n).tobytes())
-            kv._table_blocks += n * len(self._windows)
+            self._rotation.deal(dealt)
             return
         if dealt is not None:
-            self._settle()
+            self._rotation.end(self._ranked)
         if n * groups > kv.num_free_blocks():  # then what one gives back another may need
             for member in rank.values():
                 self._grow(member, turn, committed - 1 + member.offset, committed + member.offset)
@@ -268,68 +214,16 @@ class GroupTurns(LockstepMemory):
                     table.append(more[at])
                     at += 1
 
-    def _deal_to(self, key: int, rank: Ranked, committed: int) -> Rank | None:
-        """Note from this turn on what a rank is dealt, if all its members rotate their blocks."""
-        if not all([self._ripe(member, committed - 1) for member in rank.values()]):
-            return None
-        dealt = self._dealt[key] = Rank()
-        for request in rank:
-            dealt.join(request)
-        return dealt
-
-    def _ripe(self, member: Member, committed: int) -> bool:
-        """Return whether from the next turn on a member gives back a block of each window whenever it takes blocks, none
-        of which stays findable or is held by others, given the turns committed."""
-        kv, processed = self._kv, committed + member.offset
-        member.past = [(processed - reach) // self._size for _, reach in self._windows]
-        if member.told or min(member.past) < 0:
-            return False
-        if not kv._key_of and not kv._extra:
-            return True
-        for (group, _), past in zip(self._windows, member.past, strict=True):
-            blocks = member.tables[group][past:]
-            if not (kv._key_of.keys().isdisjoint(blocks) and kv._extra.keys().isdisjoint(blocks)):
-                return False
-        return True
-
-    def _rotate(self, member: Member, dealt: array[int]) -> None:
-        """Enter in the tables of a member what it was dealt, a block a round: the group before each takes what its window
-        gives back, the last group what is dealt."""
-        tables, past, rounds = member.tables, member.past, len(dealt)
-        if len(past) == 1:
-            first = past[0]
-            table = tables[1]
-            table += dealt
-            tables[0].extend(table[first : first + rounds])
-            table[first : first + rounds] = nulls(rounds)
-            past[0] = first + rounds
-            return
-        for block in dealt:
-            released = [block]
-            for i, first in enumerate(past):
-                released.append(tables[i + 1][first])
-                tables[i + 1][first] = NULL
-                past[i] = first + 1
-            for table in tables:
-                table.append(released.pop())
-
     def complete(self, request: Request) -> None:
         """Make the tables of a request complete."""
         member = self._ranked.get(request)
-        dealt = self._dealt.get(member.offset % self._size) if member is not None else None
-        if member is not None and dealt is not None:
-            self._rotate(member, ids(dealt.collect(request)))
+        if member is not None:
+            self._rotation.complete(member)
 
     def complete_all(self) -> None:
         """Make all tables complete."""
-        for key, dealt in self._dealt.items():
-            for request, member in self._ranks[key].items():
-                self._rotate(member, ids(dealt.collect(request)))
-
-    def _settle(self) -> None:
-        """Make all tables complete, and note no more what is dealt."""
-        self.complete_all()
-        self._dealt.clear()
+        for member in self._ranked.values():
+            self._rotation.complete(member)
 
     def _exchange_several(self, rank: Ranked, committed: int) -> None:
         """Do as `_exchange` where several groups have a window, all moving at once; there are blocks for all."""
@@ -377,7 +271,7 @@ class GroupTurns(LockstepMemory):
 
     def _catch_up(self, turn: int, before: int, committed: int) -> None:
         """Do a turn request by request, the new ones where they stand in the batch."""
-        self._settle()
+        self._rotation.end(self._ranked)
         keys = {-turn % self._size}
         for done in range(max(before, committed - self._size) + 1, committed + 1):
             keys |= {(shift - done) % self._size for shift in self._shifts}
@@ -413,75 +307,16 @@ class GroupTurns(LockstepMemory):
         rank = self._ranks.setdefault(key, {})
         rank[member.request] = self._ranked[member.request] = member
         self._entered = max(self._entered, member.number)
-        dealt = self._dealt.get(key)
+        dealt = self._rotation.dealt.get(key)
         if member.number < self._entered:
-            self._settle()
+            self._rotation.end(self._ranked)
             self._ranks[key] = {each.request: each for each in sorted(rank.values(), key=_NUMBER)}
-        elif dealt is not None and self._ripe(member, self._committed):
+        elif dealt is not None and self._rotation.ripe(member, self._committed):
             dealt.join(member.request)
         elif dealt is not None:
-            self._settle()
+            self._rotation.end(self._ranked)
 
     def _publish(self, member: Member) -> None:
         """Offer what a member knew when the last turn was planned: it is final."""
         known = self._committed + member.offset + 1
         self._kv._offer(member.request, known, known)
-
-    def rounds_that_fit(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
-    ) -> int:
-        kv, bs = self._kv, self._size
-        if self._ahead:
-            return 0
-        held = [len(kv._tables[request][0]) for request in requests]
-
-        def needed(k: int) -> int:
-            ends = [min(known[k - 1] + ahead, kv.max_model_len) for known in tokens]
-            return sum([max((end + bs - 1) // bs - have, 0) for end, have in zip(ends, held, strict=True)])
-
-        return most_rounds(needed, kv.num_free_blocks() // self._groups, limit)
-
-    def grow_rounds(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
-    ) -> list[tuple[int, int]]:
-        kv, bs = self._kv, self._size
-        due: list[tuple[int, Request, int]] = []  # (round, request, tokens it knows then)
-        for request, known in zip(requests, tokens, strict=True):
-            rounds = set(self._rounds_taking(request, known, ahead, k))
-            slid = kv._slid[request]
-            for _, reach in self._windows:
-                first = max(slid - reach, 0) // bs + 1
-                for block in range(first, max(known[k - 1] - 1 - reach, 0) // bs + 1):
-                    rounds.add(bisect_left(known, block * bs + reach + 1))
-            due += [(i, request, known[i]) for i in sorted(rounds)]
-        due.sort(key=itemgetter(0))
-        grown: dict[int, int] = {}
-        given: dict[int, int] = {}
-        for i, request, known_then in due:
-            if request.content is not None:
-                kv._offer(request, known_then - 1, known_then - 1)
-            before, tables = kv.num_free_blocks(), kv._tables[request]
-            kv._slide(request, known_then - 1)
-            freed = kv.num_free_blocks() - before
-            more = kv._blocks(min(known_then + ahead, kv.max_model_len)) - len(tables[0])
-            if more > 0:
-                for table in tables:
-                    table += kv._take(more)
-            grown[i + 1] = grown.get(i + 1, 0) + (max(more, 0) * self._groups - freed) * bs
-            given[i + 1] = given.get(i + 1, 0) + freed * bs
-        for request, known in zip(requests, tokens, strict=True):
-            kv._slid[request] = max(known[k - 1] - 1, kv._slid[request])
-            kv._offer(request, known[k - 1], known[k - 1])
-        self.given_back = list(given.items())
-        return list(grown.items())
-
-    def _rounds_taking(self, request: Request, known: Sequence[int], ahead: int, k: int) -> list[int]:
-        """Return the rounds (from 0) in which a request needs further blocks."""
-        bs, kv = self._size, self._kv
-        blocks, rounds = len(kv._tables[request][0]), []
-        most = min(kv._blocks(known[k - 1] + ahead), kv._blocks(kv.max_model_len))
-        while blocks < most:
-            i = bisect_right(known, blocks * bs - ahead)
-            blocks = min(kv._blocks(known[i] + ahead), kv._blocks(kv.max_model_len))
-            rounds.append(i)
-        return rounds
