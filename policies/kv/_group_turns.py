@@ -1,56 +1,36 @@
 """Requests in lockstep whose groups of layers have tables of their own.
 
-In a turn a request that has filled its last block takes one for each group, and one whose window has moved on by a block
-gives one back, in batch order. Tables are kept up to date: in turn after turn the same requests do so, a block later.
+In a turn a request that has filled its last block takes one for each group, and one whose window has moved on by a
+block gives one back, in batch order. With asynchronous scheduling and windows of whole blocks both are the same turn: a
+request goes on with the blocks that it has just given back, and takes one more. Then what is dealt is noted, and
+entered in tables when they are read.
 """
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.request import Request
-from servesim.engine.fast.memory import LockstepMemory
 
-from ._growth import most_rounds
+from ._group_rounds import GroupRounds
+from ._rotation import Member, Ranked, Rotation
 from .hybrid import NULL, Hybrid
 
-
-class Member:
-    """A request in lockstep."""
-
-    __slots__ = ("begun", "number", "offset", "request", "tables", "told", "turn")
-
-    def __init__(self, request: Request, number: int, offset: int, begun: int, tables: list[array[int]]) -> None:
-        self.request = request
-        self.number = number  # among all that ever joined: the order of the batch
-        self.offset = offset
-        self.begun = begun  # its windows move once more turns than these are committed
-        self.tables = tables
-        self.told = request.content is not None
-        self.turn = -1  # the last one that it had a part in as a new member
-
-
 _NUMBER = attrgetter("number")
-Ranked = dict[Request, Member]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class GroupTurns(LockstepMemory):
+class GroupTurns(GroupRounds):
     """Tables of groups of layers of requests that grow together."""
 
     def __init__(self, kv: Hybrid) -> None:
-        super().__init__()
-        self._kv = kv
-        self._size = kv.block_size
-        self._groups = self.copies = len(kv.windows)
-        self._windows = [(group, window - 1) for group, window in enumerate(kv.windows) if window is not None]
+        super().__init__(kv)
         self._shifts = sorted({reach % self._size for _, reach in self._windows})
         self._ranks: dict[int, Ranked] = {}  # by offset modulo the block size, each in batch order
+        self._ranked: Ranked = {}  # the members of all of them
+        self._rotation = Rotation(kv, self._windows)
         self._new: Ranked = {}  # those whose windows have still to catch up
         self._joined = 0
         self._entered = -1  # the last in batch order that was ever in a rank
@@ -58,7 +38,6 @@ class GroupTurns(LockstepMemory):
         self._lag = -1  # turns in flight when the last one was planned; -1: none was
         self._told = 0  # members whose content others may ask for
         self._recycles: bool = kv.params.free_order == "front"
-        self._ahead: bool = kv.params.hash_lookahead_tokens > 0  # blocks are known by more than they hold
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         tables = self._kv._tables[request]
@@ -76,6 +55,8 @@ class GroupTurns(LockstepMemory):
         if member is None:
             key = offset % self._size
             member = self._ranks[key].pop(request)
+            del self._ranked[request]
+            self._rotation.leave(key, member)
             if not self._ranks[key]:
                 del self._ranks[key]
             self._kv._slid[request] = self._committed + offset
@@ -100,7 +81,7 @@ class GroupTurns(LockstepMemory):
         free = self._kv.num_free_blocks() - -(-reserve // bs)
         if free < 0 or limit <= 0:
             return 0
-        n = len(self._new) + sum([len(rank) for rank in self._ranks.values()])
+        n = len(self._new) + len(self._ranked)
         if n * groups * -(-limit // bs) <= free:
             return limit
         counts = {key: len(rank) for key, rank in self._ranks.items()}
@@ -117,16 +98,28 @@ class GroupTurns(LockstepMemory):
     def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
         bs, kv = self._size, self._kv
         grown: list[tuple[int, int]] = []
-        self.given_back = []
+        given: list[tuple[int, int]] = []
         for i in range(k):
+            if self._all_rotate(turn + i, committed + i):
+                for later, n in self._rotation.deal_run(turn + i, k - i):
+                    grown.append((i + later, n * bs))
+                    given.append((i + later, n * len(self._windows) * bs))
+                self._committed = committed + k - 1
+                break
             before, held = kv.num_free_blocks(), kv._table_blocks
             self._turn(turn + i, committed + i)
             taken, net = kv._table_blocks - held, before - kv.num_free_blocks()
             if net:
                 grown.append((i + 1, net * bs))
             if taken > net:
-                self.given_back.append((i + 1, (taken - net) * bs))
+                given.append((i + 1, (taken - net) * bs))
+        self.given_back = given
         return grown
+
+    def _all_rotate(self, turn: int, committed: int) -> bool:
+        """Return whether all members rotate their blocks, and do so in the next turn."""
+        steady = self.only_takes() and len(self._rotation.dealt) == len(self._ranks)
+        return steady and turn == committed + 1 == self._committed + 2
 
     def _turn(self, turn: int, committed: int) -> None:
         """Let every member that has to take or give back blocks in this turn."""
@@ -154,10 +147,12 @@ class GroupTurns(LockstepMemory):
     def _trade(self, turn: int, takes: Ranked | None, slides: list[Ranked], committed: int) -> None:
         """Let a rank take blocks, and the windows of others (or the same) give some back."""
         if takes and not slides:
+            self._rotation.end(self._ranked)
             self._take(takes)
-        elif takes is slides[0] and len(self._shifts) == 1 and self._recycles:
-            self._exchange(takes, committed)
+        elif takes and takes is slides[0] and len(self._shifts) == 1 and self._recycles:
+            self._exchange(takes, turn, committed)
         else:
+            self._rotation.end(self._ranked)
             due = dict(takes or {})
             for rank in slides:
                 due |= rank
@@ -173,15 +168,23 @@ class GroupTurns(LockstepMemory):
                 table.append(blocks[at])
                 at += 1
 
-    def _exchange(self, rank: Ranked, committed: int) -> None:
+    def _exchange(self, rank: Ranked, turn: int, committed: int) -> None:
         """Let all members of a rank give back what slides out of their windows, and take a block for each group: what
         the same request has just given back, the last one first, unless it stays findable or others hold it."""
-        kv, size, groups = self._kv, self._size, self._groups
-        cached, extra = kv._key_of, kv._extra
-        if len(rank) * groups > kv.num_free_blocks():  # then what one gives back another may need
-            for member in rank.values():
-                self._grow(member, -member.offset, committed - 1 + member.offset, committed + member.offset)
+        kv, size, groups, key = self._kv, self._size, self._groups, -turn % self._size
+        dealt, n = self._rotation.dealt.get(key), len(rank)
+        if dealt is None and not self._told:
+            dealt = self._rotation.begin(key, rank, committed - 1)
+        if dealt is not None and n <= kv.num_free_blocks():
+            self._rotation.deal(dealt)
             return
+        if dealt is not None:
+            self._rotation.end(self._ranked)
+        if n * groups > kv.num_free_blocks():  # then what one gives back another may need
+            for member in rank.values():
+                self._grow(member, turn, committed - 1 + member.offset, committed + member.offset)
+            return
+        cached, extra = kv._key_of, kv._extra
         if len(self._windows) > 1:
             self._exchange_several(rank, committed)
             return
@@ -210,6 +213,17 @@ class GroupTurns(LockstepMemory):
                 else:
                     table.append(more[at])
                     at += 1
+
+    def complete(self, request: Request) -> None:
+        """Make the tables of a request complete."""
+        member = self._ranked.get(request)
+        if member is not None:
+            self._rotation.complete(member)
+
+    def complete_all(self) -> None:
+        """Make all tables complete."""
+        for member in self._ranked.values():
+            self._rotation.complete(member)
 
     def _exchange_several(self, rank: Ranked, committed: int) -> None:
         """Do as `_exchange` where several groups have a window, all moving at once; there are blocks for all."""
@@ -257,6 +271,7 @@ class GroupTurns(LockstepMemory):
 
     def _catch_up(self, turn: int, before: int, committed: int) -> None:
         """Do a turn request by request, the new ones where they stand in the batch."""
+        self._rotation.end(self._ranked)
         keys = {-turn % self._size}
         for done in range(max(before, committed - self._size) + 1, committed + 1):
             keys |= {(shift - done) % self._size for shift in self._shifts}
@@ -290,71 +305,18 @@ class GroupTurns(LockstepMemory):
         """Let a member whose windows have caught up join its rank."""
         key = member.offset % self._size
         rank = self._ranks.setdefault(key, {})
-        rank[member.request] = member
+        rank[member.request] = self._ranked[member.request] = member
         self._entered = max(self._entered, member.number)
-        if len(rank) > 1 and list(rank.values())[-2].number > member.number:
+        dealt = self._rotation.dealt.get(key)
+        if member.number < self._entered:
+            self._rotation.end(self._ranked)
             self._ranks[key] = {each.request: each for each in sorted(rank.values(), key=_NUMBER)}
+        elif dealt is not None and self._rotation.ripe(member, self._committed):
+            dealt.join(member.request)
+        elif dealt is not None:
+            self._rotation.end(self._ranked)
 
     def _publish(self, member: Member) -> None:
         """Offer what a member knew when the last turn was planned: it is final."""
         known = self._committed + member.offset + 1
         self._kv._offer(member.request, known, known)
-
-    def rounds_that_fit(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
-    ) -> int:
-        kv, bs = self._kv, self._size
-        if self._ahead:
-            return 0
-        held = [len(kv._tables[request][0]) for request in requests]
-
-        def needed(k: int) -> int:
-            ends = [min(known[k - 1] + ahead, kv.max_model_len) for known in tokens]
-            return sum([max((end + bs - 1) // bs - have, 0) for end, have in zip(ends, held, strict=True)])
-
-        return most_rounds(needed, kv.num_free_blocks() // self._groups, limit)
-
-    def grow_rounds(
-        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
-    ) -> list[tuple[int, int]]:
-        kv, bs = self._kv, self._size
-        due: list[tuple[int, Request, int]] = []  # (round, request, tokens it knows then)
-        for request, known in zip(requests, tokens, strict=True):
-            rounds = set(self._rounds_taking(request, known, ahead, k))
-            slid = kv._slid[request]
-            for _, reach in self._windows:
-                first = max(slid - reach, 0) // bs + 1
-                for block in range(first, max(known[k - 1] - 1 - reach, 0) // bs + 1):
-                    rounds.add(bisect_left(known, block * bs + reach + 1))
-            due += [(i, request, known[i]) for i in sorted(rounds)]
-        due.sort(key=itemgetter(0))
-        grown: dict[int, int] = {}
-        given: dict[int, int] = {}
-        for i, request, known_then in due:
-            if request.content is not None:
-                kv._offer(request, known_then - 1, known_then - 1)
-            before, tables = kv.num_free_blocks(), kv._tables[request]
-            kv._slide(request, known_then - 1)
-            freed = kv.num_free_blocks() - before
-            more = kv._blocks(min(known_then + ahead, kv.max_model_len)) - len(tables[0])
-            if more > 0:
-                for table in tables:
-                    table += kv._take(more)
-            grown[i + 1] = grown.get(i + 1, 0) + (max(more, 0) * self._groups - freed) * bs
-            given[i + 1] = given.get(i + 1, 0) + freed * bs
-        for request, known in zip(requests, tokens, strict=True):
-            kv._slid[request] = max(known[k - 1] - 1, kv._slid[request])
-            kv._offer(request, known[k - 1], known[k - 1])
-        self.given_back = list(given.items())
-        return list(grown.items())
-
-    def _rounds_taking(self, request: Request, known: Sequence[int], ahead: int, k: int) -> list[int]:
-        """Return the rounds (from 0) in which a request needs further blocks."""
-        bs, kv = self._size, self._kv
-        blocks, rounds = len(kv._tables[request][0]), []
-        most = min(kv._blocks(known[k - 1] + ahead), kv._blocks(kv.max_model_len))
-        while blocks < most:
-            i = bisect_right(known, blocks * bs - ahead)
-            blocks = min(kv._blocks(known[i] + ahead), kv._blocks(kv.max_model_len))
-            rounds.append(i)
-        return rounds

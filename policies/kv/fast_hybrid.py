@@ -17,6 +17,16 @@ class FastHybrid(Hybrid):
         super().__init__(params, memory)
         self.turns = GroupTurns(self)
 
+    @property
+    def tables(self) -> dict[Request, list[list[int]]]:  # type: ignore[override]
+        """See `Hybrid`."""
+        self.turns.complete_all()
+        return super().tables
+
+    def check_integrity(self) -> None:
+        self.turns.complete_all()
+        super().check_integrity()
+
     def lookup(self, request: Request) -> Hit:
         self.turns.look()
         return super().lookup(request)
@@ -27,6 +37,7 @@ class FastHybrid(Hybrid):
 
     def slots(self, request: Request) -> int:
         self.turns.look()
+        self.turns.complete(request)
         return super().slots(request)
 
     def usage(self) -> Usage:
@@ -45,8 +56,19 @@ class FastHybridPaged(HybridPaged):
         super().__init__(params, memory)
         self.turns = GroupTurns(self)
 
+    @property
+    def tables(self) -> dict[Request, list[list[int]]]:  # type: ignore[override]
+        """See `Hybrid`."""
+        self.turns.complete_all()
+        return super().tables
+
+    def check_integrity(self) -> None:
+        self.turns.complete_all()
+        super().check_integrity()
+
     def slots(self, request: Request) -> int:
         self.turns.look()
+        self.turns.complete(request)
         return super().slots(request)
 
     def usage(self) -> Usage:

@@ -14,7 +14,7 @@ from typing import Literal
 from servesim.contracts.kv import MISS, Hit, KVMemory, Usage, kv_allocators
 from servesim.contracts.request import Request, State
 
-from ._block_tables import ids
+from ._block_tables import WIDTH, ids
 from ._blockwise import BlockwisePrefix
 from ._prefix_hash_params import PrefixHashParams
 
@@ -60,7 +60,7 @@ class Hybrid(BlockwisePrefix):
         """Return longest prefix all groups have, short of the last token: each kind of group in turn may shorten it,
         until none does."""
         most = self._findable(request)
-        keys = list(self._keys(request, 0, most))
+        keys = self._keys(request, 0, most)
         lengths: dict[int | None, int] = {}
         dropped: set[int | None] = set()  # kinds that have given up a block for EAGLE at this length
         length, longest = most, 0
@@ -106,7 +106,7 @@ class Hybrid(BlockwisePrefix):
         tables = self._tables[request] = [ids() for _ in self.windows]
         for table, blocks, window in zip(tables, found, self.windows, strict=False):
             skipped = self._skipped(hit.num_tokens, window)
-            table += ids([NULL] * skipped) + self._hold(blocks[skipped:])
+            table += nulls(skipped) + self._hold(blocks[skipped:])
             self._table_blocks += len(table)
         end = min(hit.num_tokens + num_tokens + lookahead, self.max_model_len)
         for table in tables:
@@ -176,7 +176,7 @@ class Hybrid(BlockwisePrefix):
     def _host_blocks(self, request: Request, samples: Sequence[Request] = ()) -> int:
         return sum(len(table) - table.count(NULL) for table in self._tables[request])
 
-    def _find(self, keys: list[Hashable], groups: list[int], window: int | None, most: int, drop: bool) -> int:
+    def _find(self, keys: Sequence[Hashable], groups: list[int], window: int | None, most: int, drop: bool) -> int:
         """Return the blocks of the longest prefix, at most `most`, that all groups of a kind have."""
         cached = self._cached
 
@@ -189,7 +189,7 @@ class Hybrid(BlockwisePrefix):
             found = next((i for i in range(most) if not there(i)), most)
         return max(found - drop, 0)
 
-    def _hit_table(self, keys: list[Hashable], group: int) -> list[int]:
+    def _hit_table(self, keys: Sequence[Hashable], group: int) -> list[int]:
         """Return the blocks of a group that hold a prefix; of a window, those a hit needs."""
         window = self.windows[group]
         first = 0 if window is None else max(len(keys) - self._window_blocks(window), 0)
@@ -219,7 +219,8 @@ class Hybrid(BlockwisePrefix):
                 blocks = min(blocks, self._blocks(min(window - 1 + self._in_flight, self.max_model_len)) + 1)
             skipped = self._skipped(hit.num_tokens, window)
             needed += max(blocks - max(skipped, len(table)), 0)
-            needed += sum(1 for block in table[skipped:] if block in self._idle)
+            if table:
+                needed += sum(1 for block in table[skipped:] if block in self._idle)
         return needed
 
     def _slide(self, request: Request, processed: int) -> None:
@@ -232,7 +233,7 @@ class Hybrid(BlockwisePrefix):
             first, last = self._skipped(before, window), min(self._skipped(processed, window), len(table))
             if first < last:
                 self._release(table[first:last])
-                table[first:last] = ids([NULL] * (last - first))
+                table[first:last] = nulls(last - first)
 
     def _release(self, blocks: array[int]) -> None:
         """Release blocks of a request: those no other request holds go to the back of the free queue if they can be
@@ -285,6 +286,11 @@ class HybridPaged(Hybrid):
 
     def _index(self, request: Request, start: int, stop: int) -> None:
         """Nothing can be found, by the request itself either."""
+
+
+def nulls(n: int) -> array[int]:
+    """Return the null block n times."""
+    return array("i", bytes(n * WIDTH))
 
 
 def window_hit(cached: Callable[[int], bool], num_blocks: int, contiguous: int) -> int:

@@ -32,32 +32,36 @@ _PADDED_TO = 256
 GiB; without padding 12.81); with it those of gpt-oss-120b come out at 64.49 GiB (64.38 loaded)."""
 
 
+SORTING = 38.3
+"""Bytes a logit of a sampler that sorts: 2 of logits, 4 of a float32 copy, 12 of sorted values and int64 indices, the
+rest scratch of the sort, softmax and sums. Set on the activations of Llama-3.1-8B and Qwen3-0.6B (1,024 sequences on an
+H100; 38.34 and 38.25); gpt-oss-20b and -120b, Llama-3.3-70B and Qwen3-32B come out within 0.4 % (vocabularies of
+128,256 to 201,088)."""
+UNSORTED = 18.0
+"""The same of a sampler that does not sort: 2 of logits, 4 of a float32 copy and three buffers like it. Assumed, not
+measured: with it gpt-oss-120b on an H200 (0.22) gets 1 % more blocks than it had."""
+
+
 @dataclass(frozen=True, slots=True)
 class Accounting:
     """What vLLM's start-up counts as taken, which differs between releases."""
 
     gpu_memory_utilization: float = 0.92
     """Default share of the GPU's memory."""
-    sampler_bytes_per_logit: float = 18.0
+    sampler_bytes_per_logit: float = UNSORTED
     """Peak of the sampler in the profile run, by sequence and entry of the vocabulary."""
     cuda_graphs: int = int(0.15 * GIB)
     """Its estimate of captured graphs, subtracted from what KV memory gets."""
 
 
-SORTING = 38.3
-"""Bytes a logit of a sampler that sorts: 2 of logits, 4 of a float32 copy, 12 of sorted values and int64 indices, the
-rest scratch of the sort, softmax and sums. Set on the activations of Llama-3.1-8B and Qwen3-0.6B (1,024 sequences on an
-H100; 38.34 and 38.25); gpt-oss-20b and -120b, Llama-3.3-70B and Qwen3-32B come out within 0.4 % (vocabularies of
-128,256 to 201,088)."""
 _ACCOUNTING: dict[Version, Accounting] = {
     (0, 0): Accounting(0.9, SORTING, 0),
     (0, 17): Accounting(0.9, cuda_graphs=0),
     (0, 21): Accounting(),
 }
-"""By the first release that counts so. Since the top-k and top-p kernels in Triton (vLLM PR 33538) nothing is sorted:
-logits in 2 bytes, a float32 copy and three buffers like it make 18; that is assumed, not measured, and which release
-was the first lies between 0.15 and 0.22. Graphs are subtracted since 0.21; their estimate is set on one server
-(Qwen3-14B, 0.23, 18,038 blocks on an H100): it grows with the model, at times to many GiB (vLLM issue 45178)."""
+"""By the first release that counts so. Nothing is sorted since the top-k and top-p kernels in Triton (vLLM PR 33538);
+the first release with them lies between 0.15 and 0.22. Graphs are subtracted since 0.21; their estimate is set on one
+server (Qwen3-14B, 0.23, 18,038 blocks on an H100): it grows with the model, at times to many GiB (vLLM issue 45178)."""
 
 
 def accounting(version: Version | None = None) -> Accounting:
@@ -120,7 +124,7 @@ def peak_activation_bytes(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     samples: bool = True,
-    sampler_bytes_per_logit: float = Accounting.sampler_bytes_per_logit,
+    sampler_bytes_per_logit: float = UNSORTED,
 ) -> int:
     """Return the peak of the profile run: the larger of the MLP on a full batch and the sampler on full sequences.
 

@@ -52,8 +52,8 @@ class LockstepMemory:
         raise NotImplementedError
 
     def only_takes(self) -> bool:
-        """Return whether `usage().free` can only fall while the members there are go on decoding, turn by turn. Default:
-        it can, so that who is refused memory stays refused."""
+        """Return whether `usage().free` can only fall while these members go on decoding, turn by turn. Default: it
+        does, so that a request which is refused memory stays refused."""
         return True
 
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from servesim.contracts import MISS, KVMemory, Request, State, build_params, kv_allocators
+from servesim.engine.fast.memory import fast_memory
 from servesim.hardware.kv import KvGroup, longest
 from servesim.policies.kv.hybrid import window_hit
-from tests.support.worlds import World, toy_trace
+from tests.support.worlds import ToyCost, World, toy_trace
 
 BLOCK = 4
 
@@ -141,3 +142,48 @@ def test_windows_hold_more_requests_than_full_attention_does() -> None:
         world = World(trace, "hybrid", 61, windows=windows, max_num_batched_tokens=32, max_model_len=300)
         most[windows] = int(world.run(check=True).recorder.steps.column("decode_count").max())
     assert most[None, None] < most[None, 20]
+
+
+def test_a_refused_request_comes_in_when_a_window_slides() -> None:
+    """Twelve blocks, three groups: a prompt of 50 tokens takes all of them. With its first answer token its windows of
+    20 have moved on by a block each, and a prompt of one token has room; fast mode must ask again."""
+    trace = toy_trace([0] * 3, [1, 50, 1], [1, 3, 1])
+    runs = {}
+    for mode in ("fast", "reference"):
+        world = World(
+            trace,
+            "hybrid",
+            13,
+            windows=(None, 20, 20),
+            scheduler_params={"scheduler_reserve_full_isl": False},
+            max_num_seqs=3,
+            max_num_batched_tokens=16,
+            cost=ToyCost(fixed=1, token=0, context=0),
+        )
+        runs[mode] = world.run(mode, check=True).recorder.requests.array().tolist()
+    assert runs["fast"] == runs["reference"]
+
+
+def fast(num_blocks: int, *windows: int | None) -> Any:
+    cls, _ = kv_allocators.resolve("hybrid")
+    return fast_memory(cls)(build_params("hybrid", cls.Params, {}), KVMemory(num_blocks, BLOCK, 1000, windows=windows))
+
+
+def test_a_request_in_lockstep_goes_on_with_the_blocks_that_slide_out() -> None:
+    """Window 8, one turn in flight: after 13 tokens each block that is filled is the turn in which another slides out.
+    Full attention takes that one, the window the next free one, and nothing is entered before it is read."""
+    kv = fast(40, None, 8)
+    request = Request(0, "a", 13, 40, 0)
+    request._end_tokens = 53
+    kv.admit(request, MISS, 13, 0)
+    request.state, request.num_computed_tokens = State.RUNNING, 13
+    kv.held_tokens = 13
+    assert kv.tables[request] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert kv.turns.join(request, 13, 13)  # its first turn is number 0, when turn -1 is committed
+    assert kv.turns.extend(0, -1)
+    assert kv.tables[request] == [[1, 2, 3, 4], [0, 6, 7, 8]], "12 tokens processed: 5 to 12 are attended"
+    grown = kv.turns.extend_run(1, 0, 11)
+    assert grown == [(3, 4), (7, 4), (11, 4)], "turns 3, 7 and 11 fill a block: two taken, one given back"
+    assert kv.turns.given_back == [(3, 4), (7, 4), (11, 4)]
+    assert kv._tables[request][0].tolist() == [1, 2, 3, 4]
+    assert kv.tables[request] == [[1, 2, 3, 4, 6, 7, 8], [0, 0, 0, 0, 5, 9, 10]]

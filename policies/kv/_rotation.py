@@ -1,0 +1,141 @@
+"""Blocks that a request in lockstep goes on with when they slide out of its windows.
+
+Where it takes a block for each group in the very turn in which each of its windows gives one back, a request keeps its
+blocks and takes one more: the group before each window's takes what that gives back, the last group the new block. What
+is dealt is noted by rank, and entered in tables when they are read.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from servesim.contracts.request import Request
+
+from ._block_tables import WIDTH, ids
+from ._lockstep_tables import Rank
+from .hybrid import NULL, Hybrid, nulls
+
+
+class Member:
+    """A request in lockstep."""
+
+    __slots__ = ("begun", "number", "offset", "past", "request", "tables", "told", "turn")
+
+    def __init__(self, request: Request, number: int, offset: int, begun: int, tables: list[array[int]]) -> None:
+        self.request = request
+        self.number = number  # among all that ever joined: the order of the batch
+        self.offset = offset
+        self.begun = begun  # its windows move once more turns than these are committed
+        self.tables = tables
+        self.told = request.content is not None
+        self.past: list[int] = []  # blocks behind each window, as entered in its table
+        self.turn = -1  # the last one that it had a part in as a new member
+
+
+Ranked = dict[Request, Member]
+
+
+class Rotation:
+    """Ranks all of whose members rotate their blocks: one group attends everything and comes first, all others have
+    windows."""
+
+    def __init__(self, kv: Hybrid, windows: list[tuple[int, int]]) -> None:
+        self._kv = kv
+        self._size = kv.block_size
+        self._windows = windows  # (group, tokens before the one that attends)
+        self.possible: bool = (
+            kv.params.free_order == "front" and kv.windows[0] is None and len(windows) == len(kv.windows) - 1 > 0
+        )
+        """Whether requests may do so at all."""
+        self.dealt: dict[int, Rank] = {}
+        """By the key of a rank, what its members were dealt."""
+
+    def begin(self, key: int, rank: Ranked, committed: int) -> Rank | None:
+        """Note from now on what a rank is dealt, if all its members rotate their blocks, given the turns committed."""
+        if not self.possible or not all(self.ripe(member, committed) for member in rank.values()):
+            return None
+        dealt = self.dealt[key] = Rank()
+        for request in rank:
+            dealt.join(request)
+        return dealt
+
+    def ripe(self, member: Member, committed: int) -> bool:
+        """Return whether from now on a member gives back a block of each window whenever it takes blocks, and none that
+        stays findable or that others hold, given the turns committed."""
+        kv, processed = self._kv, committed + member.offset
+        member.past = [(processed - reach) // self._size for _, reach in self._windows]
+        if member.told or min(member.past) < 0:
+            return False
+        if not kv._key_of and not kv._extra:
+            return True
+        for (group, _), past in zip(self._windows, member.past, strict=True):
+            blocks = member.tables[group][past:]
+            if not (kv._key_of.keys().isdisjoint(blocks) and kv._extra.keys().isdisjoint(blocks)):
+                return False
+        return True
+
+    def deal(self, dealt: Rank) -> None:
+        """Deal each member of a rank a block."""
+        dealt.rounds.append(self._kv._take(dealt.size).tobytes())
+        self._kv._table_blocks += dealt.size * len(self._windows)
+
+    def deal_run(self, turn: int, k: int) -> list[tuple[int, int]]:
+        """Deal blocks for k turns, all members rotating theirs. Return (turn from 1, blocks dealt in it)."""
+        bs, kv = self._size, self._kv
+        due: list[Rank] = []
+        rounds: list[tuple[int, int]] = []
+        for i in sorted([(-key - turn) % bs for key in self.dealt]):
+            if i < k:
+                rank = self.dealt[-(turn + i) % bs]
+                due.append(rank)
+                rounds.append((i + 1, rank.size))
+        rounds = [(i + later, n) for later in range(0, k, bs) for i, n in rounds if i + later <= k]
+        total = sum([n for _, n in rounds])
+        blocks = kv._take(total).tobytes()
+        kv._table_blocks += total * len(self._windows)
+        at = 0
+        for each, (_, n) in enumerate(rounds):
+            due[each % len(due)].rounds.append(blocks[at : at + n * WIDTH])
+            at += n * WIDTH
+        return rounds
+
+    def leave(self, key: int, member: Member) -> None:
+        """Take a member out of its rank, its tables complete."""
+        dealt = self.dealt.get(key)
+        if dealt is None:
+            return
+        self._enter(member, ids(dealt.leave(member.request)))
+        if not dealt.size:
+            del self.dealt[key]
+
+    def _enter(self, member: Member, dealt: array[int]) -> None:
+        """Enter in the tables of a member what it was dealt, a block a round."""
+        tables, past, rounds = member.tables, member.past, len(dealt)
+        if len(past) == 1:
+            first = past[0]
+            table = tables[1]
+            table += dealt
+            tables[0].extend(table[first : first + rounds])
+            table[first : first + rounds] = nulls(rounds)
+            past[0] = first + rounds
+            return
+        for block in dealt:
+            released = [block]
+            for i, first in enumerate(past):
+                released.append(tables[i + 1][first])
+                tables[i + 1][first] = NULL
+                past[i] = first + 1
+            for table in tables:
+                table.append(released.pop())
+
+    def complete(self, member: Member) -> None:
+        """Make the tables of a member complete."""
+        dealt = self.dealt.get(member.offset % self._size)
+        if dealt is not None:
+            self._enter(member, ids(dealt.collect(member.request)))
+
+    def end(self, members: Ranked) -> None:
+        """Make the tables of all members complete, and note no more what is dealt."""
+        for member in members.values():
+            self.complete(member)
+        self.dealt.clear()
