@@ -61,7 +61,6 @@ def build_cost_model(
     if eager and model.latent is not None:
         raise UserError(f"attention_backend eager: {model.name} has latent attention, which is priced fused alone")
     graph = LayerGraph(model, gpu, tp, dtype, kv_dtype, gemms, host, moe_backend, expert_parallel, eager)
-    heat = (host.sustained_after, host.sustained_slowdown) if host is not None else (0.0, 0.0)
     stages = [
         Stage(
             graph.per_token(layers),
@@ -69,7 +68,7 @@ def build_cost_model(
             graph.attention(layers),
             gemms.roofline,
             len(layers) / model.num_layers,
-            heat,
+            host.sustained_after if host is not None else 0.0,
         )
         for layers in pipeline_layers(model.num_layers, pp)
     ]

@@ -38,16 +38,23 @@ class HostTerms:
     exposed_per_sampled: float = 0.0
     launch_per_kernel: float = 0.0
     """Processor time per kernel, for engines without CUDA graphs: a step lasts at least as long as its launches."""
-    attention_per_mixed_decode: float = 0.0
-    """GPU time for each layer and decoding sequence beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or
-    more, in proportion beside fewer, where no table has such steps."""
+    mixed_filling: float = 0.0
+    """GPU time of a layer for decodes beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or more that give every
+    multiprocessor a block, in proportion where either is less, and where no table has such steps."""
+    mixed_kv_excess: float = 0.0
+    """Time that the KV of those decodes takes beyond that of decodes alone, in units of reading it at the data sheet's
+    rate; in proportion to the prompt as well."""
     pads_to_graphs: bool = False
     """Batches of up to 512 tokens take the linear layers' time of the next CUDA-graph size."""
     monotone_gemms: bool = False
     """Interpolated GEMMs take at most the time of the same ones over more tokens (see `GemmTables`)."""
     sustained_after: float = 0.0
-    """Compute time of a step until the power limit lowers the clock, and by how much it is slower then."""
-    sustained_slowdown: float = 0.0
+    """Compute time of a step until the power limit lowers the clock."""
+    sustained_flops_share: float = 0.0
+    """Share of the data sheet's arithmetic that dense layers in 16 bits are held to from then on; 0: not held. Rows of
+    a table that are slower already, measured hot or bound by memory, stay as they are."""
+    sustained_fp8_share: float = 0.0
+    """The same for 8 bits, whose arithmetic draws another power."""
     kv_bandwidth_share: float = 0.0
     """Share of the data-sheet bandwidth at which decode reads its KV; 0: as the attention table says. Tables
     measure a layer's attention over and over, with a cache state no served step has."""
@@ -106,7 +113,7 @@ class HostTerms:
         if not self.gpus or gpu in self.gpus:
             return self
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        of_chip = ("sustained_after", "sustained_slowdown", "kv_bandwidth_share")
+        of_chip = ("sustained_after", "sustained_flops_share", "sustained_fp8_share", "kv_bandwidth_share")
         return HostTerms(**{**values, **dict.fromkeys(of_chip, 0.0), "moe_backend": "auto"})
 
     def host(self, batch: Batch) -> Host:
