@@ -44,7 +44,7 @@ FEW = 15
 """Steps a composition must have been seen in to count."""
 FITTED = (
     "exposed",
-    "exposed_per_sampled",
+    "sampling_per_logit",
     "mixed_filling",
     "mixed_kv_excess",
     "sustained_flops_share",
@@ -135,6 +135,7 @@ def fit_host(folder: Path, leave_out: Sequence[str] = ()) -> HostTerms:
         x, residuals = _solve(_Steps(model, gpu, terms, observed))
         error = float(np.abs(residuals).mean())
         if best is None or error < best[0]:
+            x[1] /= model.vocab_size
             fitted: dict[str, Any] = dict(zip(FITTED, _rounded(x), strict=True))
             best = (error, replace(terms, **fitted), residuals)
     assert best is not None
@@ -180,7 +181,8 @@ def _deployment(folder: Path, settings: dict[str, Any], runs: list[RecordedRun])
 
 
 def _solve(table: _Steps) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Fit the terms `FITTED` by robust least squares over compositions; return them and residuals in per cent. The
+    """Fit the terms `FITTED` (the second one for a whole row of logits) by robust least squares over compositions;
+    return them and residuals in per cent. The
     first two, of every step, are fitted to steps that only decode, the others, of steps with prompts, to those. How
     many decode steps a gap between ends holds is decided by the terms so far, so it is solved a few times over."""
     from scipy.optimize import least_squares
@@ -283,4 +285,4 @@ def _longer(model: ModelSpec, gpu: Gpu, terms: HostTerms, batches: Sequence[Batc
 
 
 def _rounded(x: NDArray[Any]) -> list[float]:
-    return [float(round(v)) if v > 1 else round(float(v), 4) for v in x.tolist()]
+    return [float(round(v)) if v > 1 else round(float(v), 5) for v in x.tolist()]

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from servesim.cost.attention import Attention, TableAttention, roofline_attention
-from servesim.cost.curve import Curve, upper
+from servesim.cost.curve import Curve, monotone, total, upper
 from servesim.cost.eager import EagerAttention
 from servesim.cost.formula import COMPUTE_DTYPE, Roofline, line
 from servesim.cost.grid import HeadShape
@@ -83,9 +83,12 @@ class LayerGraph:
     def per_sample(self) -> list[Operator]:
         """Return the operators over the sequences that sample: LM head, gathering its shards, sampler."""
         vocab = self.model.vocab_size
+        sampler = self._rows("sampler", vocab, _SAMPLER_BYTES_PER_LOGIT * vocab)
+        if self.host is not None and self.host.sampling_per_logit:
+            sampler = total([sampler, line(0.0, self.host.sampling_per_logit * vocab)])
         found = [
             Operator("lm_head", self.gemms.curve(vocab // self.tp, self.model.hidden_size, self._wide)),
-            Operator("sampler", self._rows("sampler", vocab, _SAMPLER_BYTES_PER_LOGIT * vocab)),
+            Operator("sampler", sampler),
         ]
         if self.tp > 1:
             found.append(Operator("all_gather", self._collective("all_gather", 2 * vocab)))
@@ -182,7 +185,8 @@ class LayerGraph:
 
     def _routed(self, moe: Experts) -> Curve:
         dtype, hidden = moe.dtype or self.dtype, self.model.hidden_size
-        return experts_curve(self.gemms, moe, hidden, self.tp, dtype, self.moe_backend, self.expert_parallel)
+        curve = experts_curve(self.gemms, moe, hidden, self.tp, dtype, self.moe_backend, self.expert_parallel)
+        return monotone(curve) if self.gemms.monotone else curve
 
     def _send(self) -> list[Operator]:
         """Return the hidden state and residual to the next stage, each GPU its slice; there they are gathered."""

@@ -19,6 +19,14 @@ from servesim.errors import UserError, suggest
 
 GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Token counts vLLM captures CUDA graphs for (vllm/config/compilation.py); smaller batches are padded."""
+OF_CHIP = (
+    "sampling_per_logit",
+    "sustained_after",
+    "sustained_flops_share",
+    "sustained_fp8_share",
+    "kv_bandwidth_share",
+)
+"""Terms of the chip; the others are the engine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,8 @@ class HostTerms:
     overlapped_per_sequence: float = 0.0
     exposed: float = 0.0
     """Time the GPU waits for in every step: launch, sampled tokens on their way back."""
-    exposed_per_sampled: float = 0.0
+    sampling_per_logit: float = 0.0
+    """GPU time of sampling beyond the sampler's formula, for each sampled row and entry of the vocabulary."""
     launch_per_kernel: float = 0.0
     """Processor time per kernel, for engines without CUDA graphs: a step lasts at least as long as its launches."""
     mixed_filling: float = 0.0
@@ -113,14 +122,12 @@ class HostTerms:
         if not self.gpus or gpu in self.gpus:
             return self
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        of_chip = ("sustained_after", "sustained_flops_share", "sustained_fp8_share", "kv_bandwidth_share")
-        return HostTerms(**{**values, **dict.fromkeys(of_chip, 0.0), "moe_backend": "auto"})
+        return HostTerms(**{**values, **dict.fromkeys(OF_CHIP, 0.0), "moe_backend": "auto"})
 
     def host(self, batch: Batch) -> Host:
         """Return the host time of a step in whole nanoseconds, from counts alone."""
-        exposed = self.exposed + self.exposed_per_sampled * batch.sampled
         sequences = batch.decode_count + len(batch.prefill)
-        return Host(int(self.overlapped + self.overlapped_per_sequence * sequences + 0.5), int(exposed + 0.5))
+        return Host(int(self.overlapped + self.overlapped_per_sequence * sequences + 0.5), int(self.exposed + 0.5))
 
     def padding(self) -> list[int]:
         """Return the tokens that go through the linear layers, by tokens scheduled; empty without padding."""

@@ -46,7 +46,7 @@ class TableCostModel(CostModel):
         self._stages = stages
         self._drafting = drafting
         self.num_stages = len(stages)
-        self._hosts: dict[tuple[int, int], Host] = {}  # by sequences and sampled ones, all that a step's depends on
+        self._hosts: dict[int, Host] = {}  # by sequences, all that a step's depends on
         self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # by all that steps have besides contexts
         self._decodes: dict[tuple[int, str], tuple[float, list[float], Curve, int, int, int]] = {}
         self._padded = host.padding() if host is not None else []
@@ -147,7 +147,7 @@ class TableCostModel(CostModel):
             return NO_HOST
         if self.terms.launch_per_kernel:
             return self._host(batch)
-        key = (batch.decode_count + len(batch.prefill), batch.sampled)
+        key = batch.decode_count + len(batch.prefill)
         host = self._hosts.get(key)
         if host is None:
             host = self._hosts[key] = self.terms.host(batch)

@@ -67,7 +67,8 @@ class Stage:
         # What repeats from step to step is remembered; the keys fix the values, so prices stay pure.
         self._token_costs: dict[int, tuple[float, list[float]]] = {}
         hot = [(operator.curve, operator.throttled) for operator in per_token if operator.throttled is not None]
-        self._at_full_clock, self._throttled = (total(list(curves)) for curves in zip(*hot)) if hot else (None, None)
+        self._at_full_clock = total([curve for curve, _ in hot]) if hot else None
+        self._throttled = total([throttled for _, throttled in hot]) if hot else None
         self._sample_costs: dict[int, tuple[float, list[float]]] = {}
         self._decode_costs: dict[tuple[int, int], tuple[float, list[float]]] = {}
         self._decode_curves: dict[tuple[int, int, str], Curve] = {}
