@@ -38,8 +38,8 @@ from servesim.hardware.model import kv_heads_per_gpu
 
 STEP_COLUMNS = {"dt_us", "contiguous", "n_tokens_out", "n_prefill_done", "prefill_tokens_done", "sum_ctx"}
 TOGETHER_NS, LAG_NS = 3_000_000, 25_000
-"""Events nearer than this, and so much more for each request that streams, belong to one step (one process sends
-them)."""
+"""Events nearer than the first, and the second more for each request that streams (one process sends them all), belong
+to one step."""
 FEW = 15
 """Steps a composition must have been seen in to count."""
 FITTED = (

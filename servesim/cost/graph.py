@@ -174,10 +174,7 @@ class LayerGraph:
         """Return a dense layer in the model's format: at the table's clock, and at the one that the power limit
         sustains where that is known."""
         curve, arithmetic = self.gemms.curve(n, k, self.dtype), COMPUTE_DTYPE[self.dtype]
-        share = 0.0
-        if self.host is not None:
-            shares = {"bf16": self.host.sustained_flops_share, "fp16": self.host.sustained_flops_share}
-            share = {**shares, "fp8": self.host.sustained_fp8_share}.get(arithmetic, 0.0)
+        share = self.host.sustained_share(arithmetic) if self.host is not None else 0.0
         if not share:
             return Operator(name, curve)
         ns_per_token = 2.0 * n * k / (self.gpu.flops[arithmetic] * share / 1e9)

@@ -124,6 +124,12 @@ class HostTerms:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return HostTerms(**{**values, **dict.fromkeys(OF_CHIP, 0.0), "moe_backend": "auto"})
 
+    def sustained_share(self, arithmetic: str) -> float:
+        """Return the share of the data sheet's `arithmetic` that dense layers are held to; 0: not held."""
+        if arithmetic == "fp8":
+            return self.sustained_fp8_share
+        return self.sustained_flops_share if arithmetic in ("bf16", "fp16") else 0.0
+
     def host(self, batch: Batch) -> Host:
         """Return the host time of a step in whole nanoseconds, from counts alone."""
         sequences = batch.decode_count + len(batch.prefill)
