@@ -41,10 +41,21 @@ AXES = {
     "mla_decode": "past_tokens",
     "mla_prefill": "new_tokens",
     "all_reduce": "bytes",
+    "all_reduce_nccl": "bytes",
     "all_gather": "bytes",
 }
 """The variable of an operator's curves; for all others tokens or rows (m)."""
-_ALONE = ("all_reduce", "all_gather", "norm", "activation", "rotary", "kv_write", "embedding", "sampler")
+_ALONE = (
+    "all_reduce",
+    "all_reduce_nccl",
+    "all_gather",
+    "norm",
+    "activation",
+    "rotary",
+    "kv_write",
+    "embedding",
+    "sampler",
+)
 """Operators whose curves are not interpolated between: leaving one out leaves the formula."""
 _SHARE = 5
 """One in N rows, or curves, is held out."""

@@ -22,14 +22,16 @@ from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import Experts
 
 _Call = dict[str, int]
-_COLLECTIVES = ("all_reduce", "all_gather")
+_EXPERTS = ("moe", "moe_ep")
+_COLLECTIVES = ("all_reduce", "all_reduce_nccl", "all_gather")
 
 
 def lookup(tables: KernelTables, gpu: Gpu, op: str, dtype: str, rows: Rows) -> NDArray[np.float64]:
     """Return nanoseconds of the calls in `rows` (those of `op`, whatever their `time_us`) on the GPU of the tables."""
-    if op == "moe":  # one kernel's times: of several the cost model takes the fastest
-        for other in tables.dtypes("moe"):
-            tables = tables if other == dtype else tables.with_rows("moe", other, {})
+    if op in _EXPERTS:  # one kernel's times: of several the cost model takes the fastest
+        for name in _EXPERTS:
+            for other in tables.dtypes(name):
+                tables = tables if other == dtype else tables.with_rows(name, other, {})
     gemms = GemmTables(tables, Roofline(gpu), Roofline(gpu))
     names = keys_of(rows)
     calls = [dict(zip(names, key, strict=True)) for key in zip(*(rows[name].tolist() for name in names), strict=True)]
@@ -49,9 +51,11 @@ def _curve(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], float]:
     def curve(**shape: int) -> Curve:
         if op == "gemm":
             return gemms.curve(shape["n"], shape["k"], dtype)
-        if op == "moe":
+        if op in _EXPERTS:
             experts = Experts(shape["experts"], shape["topk"], shape["n"])
-            return experts_curve(gemms, experts, shape["k"], 1, dtype.removesuffix("_marlin"))
+            backend = "marlin" if dtype.endswith("_marlin") else "auto"
+            gpus, dtype_ = shape.get("gpus", 1), dtype.removesuffix("_marlin")
+            return experts_curve(gemms, experts, shape["k"], gpus, dtype_, backend, gpus > 1)
         if op in _COLLECTIVES:
             return collective_curve(gemms.tables, roofline, op, shape["gpus"], 1)
         return row_curve(gemms, op, shape["n"], 4.0 * shape["n"], dtype)

@@ -53,7 +53,7 @@ class Operator:
     @property
     def unit(self) -> str:
         """Unit of the size."""
-        return "tokens" if self.op in ("gemm", "moe") else _UNITS[self.size]
+        return "tokens" if self.op in ("gemm", "moe", "moe_ep") else _UNITS[self.size]
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 The package carries its measurements as Parquet at
 `<package>/systems/data/<system>/<family>/<framework>/<version>/<table>.parquet`; latencies are milliseconds
 of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept, whatever its shapes: GEMMs,
-attention (windows apart from full attention), mixture-of-experts kernels without expert parallelism (Marlin on
-mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
-attention with bf16 projections, all-reduce and all-gather. Integer GEMMs are in tables of other frameworks only, so
+attention (windows apart from full attention), mixture-of-experts kernels, without expert parallelism and dealt out to
+the GPUs of one server (Marlin on mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
+attention with bf16 projections, the framework's all-reduce, NCCL's, and all-gather. The package counts messages in
+elements (its collectors allocate that number of them, or divide NCCL's bytes by two: int8 rows take at twice the size
+what half ones take), which are bytes here. Integer GEMMs are in tables of other frameworks only, so
 they are taken from the newest of those. So are block-scaled fp8 GEMMs, from TensorRT-LLM: vLLM's were timed with
 their launches (55 us and more for the smallest, while a whole latent-attention module of four takes 90 us).
 Repeated measurements of one shape become their median.
@@ -38,9 +40,13 @@ _DTYPES = {
 _KV_DTYPES = ("bfloat16", "fp8")
 _INTEGER = ("int4_wo", "int8_wo", "sq")
 _BLOCK = "fp8_block"
+_NCCL = {"all_gather": "all_gather", "all_reduce": "all_reduce_nccl"}
+"""Operators kept of NCCL's, by its name."""
 _ROUTING = "power_law_1.2"
 """The one routing distribution kept of those measured: loads of the experts fall as a power law, the package's own
 assumption for engines under real text, and present for every GPU."""
+_DEALT = (2, 4, 8)
+"""GPUs of one server that experts are dealt out to."""
 _NOT_MEASURED = (
     "norms, activations, rotary embedding, embedding lookup, sampling, host time and launch gaps; spread of "
     "the timings; prefill attention over cached context; sequences of unequal length"
@@ -168,7 +174,16 @@ def _gemm_in(dtype: str) -> Callable[[Any], Any]:
 
 
 def _moe(raw: Any) -> Any:
-    raw = raw[(raw["moe_ep_size"] == 1) & (raw["distribution"] == _ROUTING) & raw["moe_dtype"].isin(_DTYPES)]
+    return _experts(raw[raw["moe_ep_size"] == 1])
+
+
+def _moe_dealt(raw: Any) -> Any:
+    raw = raw[raw["moe_ep_size"].isin(_DEALT) & (raw["moe_tp_size"] == 1)]
+    return _experts(raw).assign(op="moe_ep", gpus=raw["moe_ep_size"])
+
+
+def _experts(raw: Any) -> Any:
+    raw = raw[(raw["distribution"] == _ROUTING) & raw["moe_dtype"].isin(_DTYPES)]
     dtype = raw["moe_dtype"].map(_DTYPES)
     return raw.assign(
         op="moe",
@@ -219,13 +234,13 @@ def _decode(raw: Any, full: bool = True) -> Any:
 
 def _all_reduce(raw: Any) -> Any:
     # The eager rows hold a host round trip per call; in an engine's captured or compiled step it is not paid.
-    raw = raw[(raw["kernel_source"].str.endswith("graph")) & (raw["allreduce_dtype"] == "bfloat16")]
-    return raw.assign(op="all_reduce", dtype="bf16", gpus=raw["num_gpus"], bytes=raw["message_size"])
+    raw = raw[~raw["kernel_source"].str.endswith("eager") & (raw["allreduce_dtype"] == "bfloat16")]
+    return raw.assign(op="all_reduce", dtype="bf16", gpus=raw["num_gpus"], bytes=2 * raw["message_size"])
 
 
-def _all_gather(raw: Any) -> Any:
-    raw = raw[(raw["op_name"] == "all_gather") & (raw["nccl_dtype"] == "half")]
-    return raw.assign(op="all_gather", dtype="bf16", gpus=raw["num_gpus"], bytes=raw["message_size"])
+def _nccl(raw: Any) -> Any:
+    raw = raw[raw["op_name"].isin(_NCCL) & (raw["nccl_dtype"] == "half")]
+    return raw.assign(op=raw["op_name"].map(_NCCL), dtype="bf16", gpus=raw["num_gpus"], bytes=2 * raw["message_size"])
 
 
 _REQUIRED = (
@@ -239,7 +254,7 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
     ("gemm", [("gemm_perf", _gemm)]),
     ("gemm_block", [(_BLOCK, _gemm_in(_BLOCK))]),
     ("gemm_integer", [(dtype, _gemm_in(dtype)) for dtype in _INTEGER]),
-    ("moe", [("moe_perf", _moe)]),
+    ("moe", [("moe_perf", _moe), ("moe_perf", _moe_dealt)]),
     ("attention", [("context_attention_perf", _prefill), ("generation_attention_perf", _decode)]),
     (
         "window",
@@ -249,7 +264,7 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
         ],
     ),
     ("mla", [("mla_context_module_perf", _latent_prefill), ("mla_generation_module_perf", _latent_decode)]),
-    ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _all_gather)]),
+    ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _nccl)]),
 )
 """Sources of each file written: source table (of GEMMs from other frameworks: dtype) and its conversion."""
 
@@ -277,6 +292,7 @@ def _provenance(files: _Files, sources: list[dict[str, Any]]) -> dict[str, Any]:
         "sources": sources,
         "imported": datetime.date.today().isoformat(),
         "changes": "columns renamed to the neutral schema, milliseconds to microseconds, repeats to their median, "
-        f"rows of other dtypes, of expert parallelism and of routing other than {_ROUTING} left out",
+        f"rows of other dtypes, of expert parallelism over more than {max(_DEALT)} GPUs and of routing other than "
+        f"{_ROUTING} left out",
         "not_measured": _NOT_MEASURED,
     }

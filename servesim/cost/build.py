@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 from servesim.contracts.speculator import Speculator
@@ -12,12 +13,13 @@ from servesim.cost.host import HostTerms
 from servesim.cost.linear import GemmTables
 from servesim.cost.model import TableCostModel
 from servesim.cost.stage import Stage
-from servesim.cost.suspect import slow_collectives
+from servesim.cost.suspect import missing_collectives, slow_collectives
 from servesim.cost.tables import KernelTables
 from servesim.errors import UserError, suggest
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import pipeline_layers
 from servesim.hardware.model import ModelSpec, check_tp
+from servesim.versions import EngineFacts
 
 KV_DTYPES = ("bf16", "fp16", "fp8", "fp32")
 ROOFLINE_ONLY, IDEAL = "roofline", "ideal"
@@ -38,6 +40,7 @@ def build_cost_model(
     moe_backend: str = "auto",
     expert_parallel: bool = False,
     attention_backend: str = "auto",
+    engine: EngineFacts | None = None,
 ) -> TableCostModel:
     """Return the cost model of `model` on `pp` pipeline stages of `tp` GPUs of a kind each.
 
@@ -47,20 +50,35 @@ def build_cost_model(
     sheet, or "ideal": the same at the data sheet's full rates (`Roofline.ideal`). What the tables lack is priced by
     formula and shows in `Price.shares`. `host` is what the engine adds to its kernels; None: nothing. `speculator`
     drafts after every step, at a cost. `moe_backend` is the kernel of routed experts (`servesim.cost.moe.MOE_BACKENDS`;
-    auto: the one the host terms found engines to run); `expert_parallel` deals them out to the GPUs whole.
+    auto: the one that `engine` is known to run, else the fastest measured); `expert_parallel` deals them out to the
+    GPUs whole. `engine`: what is known about the serving engine's choice of kernels; None: nothing.
     `attention_backend` "eager": no fused attention kernel (`servesim.cost.eager`).
     """
     _check(model, gpu, tp, dtype, kv_dtype)
-    kernels, measured_on = _kernels(gpu, tables)
+    kernels, measured_on = _kernels(model, gpu, tables, engine)
     smooth = host is not None and host.monotone_gemms
     roofline = Roofline.ideal if tables == IDEAL else Roofline
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth)
-    if moe_backend == "auto" and host is not None:
-        moe_backend = host.moe_backend
+    if moe_backend == "auto" and engine is not None:
+        moe_backend = engine.get("mxfp4_experts", "auto")
     eager = attention_backend == "eager"
     if eager and model.latent is not None:
         raise UserError(f"attention_backend eager: {model.name} has latent attention, which is priced fused alone")
-    graph = LayerGraph(model, gpu, tp, dtype, kv_dtype, gemms, host, moe_backend, expert_parallel, eager)
+    weights = "fp8_block" if dtype == "fp8" and model.block_scaled and _has(kernels, "fp8_block") else dtype
+    graph = LayerGraph(
+        model,
+        gpu,
+        tp,
+        weights,
+        kv_dtype,
+        gemms,
+        host,
+        moe_backend,
+        expert_parallel,
+        eager,
+        _own_all_reduce_below(engine, tp),
+        engine.get("fused_all_reduce_norm_mib", {}).get(tp, 0.0) * 2**20 if engine is not None else 0.0,
+    )
     stages = [
         Stage(
             graph.per_token(layers),
@@ -76,20 +94,41 @@ def build_cost_model(
     description = f"{model.name} on {gpus}, {dtype} weights, {kv_dtype} KV"
     if model.experts is not None:
         description += "; tokens assumed routed by a power law where experts were measured, uniformly where not"
-    suspect = slow_collectives(kernels, measured_on, tp) if kernels is not None and tp > 1 else []
+    if model.experts is not None and (model.experts_dtype or weights) == "fp8":
+        description += "; of the kernels measured for fp8 experts the fastest, which no engine is known to choose"
+    suspect = []
+    if kernels is not None and tp > 1:
+        suspect = [*slow_collectives(kernels, measured_on, tp), *missing_collectives(kernels, tp)]
     drafts = drafting(speculator, graph) if speculator is not None else None
     return TableCostModel(stages, description, host, kernels, suspect, drafts)
 
 
-def _kernels(gpu: Gpu, tables: str | Path | None) -> tuple[KernelTables | None, Gpu]:
-    """Return the tables asked for, and the GPU they were measured on."""
+def _kernels(
+    model: ModelSpec, gpu: Gpu, tables: str | Path | None, engine: EngineFacts | None
+) -> tuple[KernelTables | None, Gpu]:
+    """Return the tables asked for, else the engine's own, if they have the model's attention, else those of the GPU;
+    and the GPU they were measured on."""
     if tables in (ROOFLINE_ONLY, IDEAL):
         return None, gpu
     if tables is not None:
         return KernelTables.load(folder=tables), gpu
+    own = engine.get("kernel_tables") if engine is not None and gpu.tables is not None else None
+    if own is not None and (model.latent is None or KernelTables.load(own).dtypes("mla_decode")):
+        return KernelTables.load(own), gpu
     if gpu.tables is not None:
         return KernelTables.load(gpu.tables), Gpu.load(gpu.tables)
     return None, gpu
+
+
+def _own_all_reduce_below(engine: EngineFacts | None, tp: int) -> float:
+    """Return the bytes from which on the engine leaves all-reduce to NCCL; infinity where nothing is known."""
+    limits = ("custom_all_reduce_mib", "symm_mem_all_reduce_mib")
+    known = [engine.get(name, {}).get(tp, 0.0) for name in limits] if engine is not None else []
+    return max(known, default=0.0) * 2**20 or inf
+
+
+def _has(tables: KernelTables | None, dtype: str) -> bool:
+    return tables is not None and bool(tables.rows("gemm", dtype))
 
 
 def _check(model: ModelSpec, gpu: Gpu, tp: int, dtype: str, kv_dtype: str) -> None:

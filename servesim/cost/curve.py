@@ -186,6 +186,16 @@ def blend(a: Curve, b: Curve, weight: float, source: int = INTERPOLATED) -> Curv
     return Curve(xs, ys, sources, last_slope=slope)
 
 
+def free_up_to(curve: Curve, n: int) -> Curve:
+    """Return a curve that is nothing up to `n`, and from n + 1 on the same."""
+    if n < 1:
+        return curve
+    xs = [n + 1.0, *(x for x in curve.xs if x > n + 1)]
+    sources = [curve.source(n), curve.source(n), *(curve.source(x) for x in xs)]
+    ys = [0.0, 0.0, *(curve.at(x) for x in xs)]
+    return Curve([0.0, n, *xs], ys, sources, last_slope=curve.slopes[-1], beyond=curve.segment_source[-1])
+
+
 def total(curves: Sequence[Curve]) -> Curve:
     """Return the sum of curves on the knots of all, at every point as uncertain as the least certain of them."""
     if len(curves) == 1:

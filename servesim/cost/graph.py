@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from math import inf
 
 from servesim.cost.attention import Attention, TableAttention, roofline_attention
-from servesim.cost.curve import Curve, monotone, total, upper
+from servesim.cost.curve import Curve, free_up_to, monotone, total, upper
 from servesim.cost.eager import EagerAttention
 from servesim.cost.formula import COMPUTE_DTYPE, Roofline, line
 from servesim.cost.grid import HeadShape
@@ -39,6 +40,10 @@ class LayerGraph:
     moe_backend: str = "auto"
     expert_parallel: bool = False
     eager_attention: bool = False
+    own_all_reduce_below: float = inf
+    """Bytes of a message from which on NCCL reduces it instead of the engine's own kernels."""
+    fused_norm_to: float = 0.0
+    """Bytes of a message up to which all-reduce adds the residual and normalizes in the same kernel."""
 
     @property
     def roofline(self) -> Roofline:
@@ -66,7 +71,7 @@ class LayerGraph:
         mixtures = sum(layer.experts for layer in layers)
         add(len(layers) - mixtures, self._mlp("", self.model.intermediate_size))
         add(mixtures, self._experts() if mixtures else [])
-        add(2 * len(layers), [Operator("norm", self._rows("norm", hidden, 8.0 * hidden))])
+        add(2 * len(layers), [Operator("norm", self._norm_after_all_reduce())])
         add((self.model.norms_per_layer - 2) * len(layers), [Operator("norm", self._memory(4.0 * hidden))])
         reductions = 2 * len(layers)
         if stage.start == 0:
@@ -125,6 +130,14 @@ class LayerGraph:
         if attention.mixed is None:
             attention.mixed = BesidePrompt.of(self.host, shape.kv_heads, token, window)
         return attention
+
+    def _norm_after_all_reduce(self) -> Curve:
+        """Return the residual addition and norm that follow an all-reduce: nothing of their own up to the size where
+        the engine runs them in its kernel."""
+        hidden = self.model.hidden_size
+        alone = self._rows("norm", hidden, 8.0 * hidden)
+        fused = int(self.fused_norm_to / (2 * hidden)) if self.tp > 1 else 0
+        return free_up_to(alone, fused)
 
     def _head_linears(self, owns_kv: bool) -> list[Operator]:
         """Return the projections of keys, values and queries by heads; layers that share KV project queries alone."""
@@ -210,7 +223,8 @@ class LayerGraph:
         return self.roofline.memory_op(bytes_per_token * dtype_bytes(self._wide) / 2)
 
     def _collective(self, op: str, bytes_per_token: int) -> Curve:
-        return collective_curve(self.gemms.tables, self.roofline, op, self.tp, bytes_per_token)
+        below = self.own_all_reduce_below
+        return collective_curve(self.gemms.tables, self.roofline, op, self.tp, bytes_per_token, below)
 
 
 def _table_dtype(kv_dtype: str) -> str:

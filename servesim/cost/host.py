@@ -16,6 +16,7 @@ from typing import Any
 
 from servesim.contracts.cost import Batch, Host
 from servesim.errors import UserError, suggest
+from servesim.workload.front_end import FrontTerms
 
 GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Token counts vLLM captures CUDA graphs for (vllm/config/compilation.py); smaller batches are padded."""
@@ -43,10 +44,13 @@ class HostTerms:
     overlapped_per_sequence: float = 0.0
     exposed: float = 0.0
     """Time the GPU waits for in every step: launch, sampled tokens on their way back."""
+    exposed_per_sampled: float = 0.0
     sampling_per_logit: float = 0.0
     """GPU time of sampling beyond the sampler's formula, for each sampled row and entry of the vocabulary."""
     launch_per_kernel: float = 0.0
     """Processor time per kernel, for engines without CUDA graphs: a step lasts at least as long as its launches."""
+    launch_per_prompt_kernel: float = 0.0
+    """The same in steps with prompts, where CUDA graphs replay decodes alone."""
     mixed_filling: float = 0.0
     """GPU time of a layer for decodes beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or more that give every
     multiprocessor a block, in proportion where either is less, and where no table has such steps."""
@@ -67,19 +71,25 @@ class HostTerms:
     kv_bandwidth_share: float = 0.0
     """Share of the data-sheet bandwidth at which decode reads its KV; 0: as the attention table says. Tables
     measure a layer's attention over and over, with a cache state no served step has."""
-    moe_backend: str = "auto"
-    """Kernel of routed experts the engine was found to run (`servesim.cost.moe.MOE_BACKENDS`)."""
     front_in: float = 0.0
-    """From the client to the queue (HTTP)."""
+    """From the client to the queue, beyond what an API process does; this and the following: see
+    `servesim.workload.front_end`."""
+    front_per_request: float = 0.0
+    """Work of an API process for each request (HTTP)."""
     front_in_per_token: float = 0.0
-    """Tokenizing a prompt, one prompt after the other."""
+    """For each token of the prompt (tokenizing)."""
+    front_in_per_token_by_model: dict[str, float] = field(default_factory=dict)
+    """The same for families of models whose tokenizer takes another time, by the beginning of their names."""
+    front_per_chunk: float = 0.0
+    """For each chunk of the answer (detokenizing, streaming)."""
     front_out: float = 0.0
     """From the engine to the client."""
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, source: str | Path) -> HostTerms:
-        """Load shipped terms by name (`vllm-0.23-h100`) or from a YAML file."""
+        """Load shipped terms by name (`vllm-0.23-h100`) or from a YAML file. Terms that a file with `base` leaves out
+        are those of its base, but for the engine: they are of one server, and chosen by name alone."""
         import yaml
 
         shipped = {path.name.removesuffix(".yaml"): path for path in _shipped()}
@@ -94,7 +104,11 @@ class HostTerms:
             loaded = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise UserError(f"host terms {source}: not YAML: {error}") from None
-        return cls.of(loaded, path.name.removesuffix(".yaml"))
+        name = path.name.removesuffix(".yaml")
+        if isinstance(loaded, dict) and "base" in loaded:
+            base = cls.load(str(loaded.pop("base")))
+            loaded = {**base.to_dict(), "engine": "", **loaded}
+        return cls.of(loaded, name)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], name: str) -> HostTerms:
@@ -105,8 +119,9 @@ class HostTerms:
         for key, value in values.items():
             if key not in known:
                 raise UserError(f"host terms {name}: unknown term {key!r}{suggest(key, known)}")
-            if isinstance(value, int | float) and not 0 <= value < 1e12:
-                raise UserError(f"host terms {name}: {key} is {value}, must be at least 0 (nanoseconds)")
+            for part in value.values() if key.endswith("_by_model") and isinstance(value, Mapping) else [value]:
+                if isinstance(part, int | float) and not 0 <= part < 1e12:
+                    raise UserError(f"host terms {name}: {key} is {part}, must be at least 0 (nanoseconds)")
         kept = dict(values)
         kept["gpus"] = tuple(kept.get("gpus") or ())
         return cls(name=name, **kept)
@@ -122,7 +137,7 @@ class HostTerms:
         if not self.gpus or gpu in self.gpus:
             return self
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return HostTerms(**{**values, **dict.fromkeys(OF_CHIP, 0.0), "moe_backend": "auto"})
+        return HostTerms(**{**values, **dict.fromkeys(OF_CHIP, 0.0)})
 
     def sustained_share(self, arithmetic: str) -> float:
         """Return the share of the data sheet's `arithmetic` that dense layers are held to; 0: not held."""
@@ -132,8 +147,28 @@ class HostTerms:
 
     def host(self, batch: Batch) -> Host:
         """Return the host time of a step in whole nanoseconds, from counts alone."""
+        exposed = self.exposed + self.exposed_per_sampled * batch.sampled
         sequences = batch.decode_count + len(batch.prefill)
-        return Host(int(self.overlapped + self.overlapped_per_sequence * sequences + 0.5), int(self.exposed + 0.5))
+        return Host(int(self.overlapped + self.overlapped_per_sequence * sequences + 0.5), int(exposed + 0.5))
+
+    def front(self, model: str, processes: int = 1, stream_interval: int = 1) -> FrontTerms:
+        """Return the front end of `processes` API processes before a model, whose tokenizer is its family's where the
+        terms know it."""
+        families = [family for family in self.front_in_per_token_by_model if model.startswith(family)]
+        family = max(families, key=len, default=None)
+        return FrontTerms(
+            in_ns=round(self.front_in),
+            out_ns=round(self.front_out),
+            request_ns=self.front_per_request,
+            token_ns=self.front_in_per_token if family is None else self.front_in_per_token_by_model[family],
+            chunk_ns=self.front_per_chunk,
+            processes=processes,
+            stream_interval=stream_interval,
+        )
+
+    def launching(self, batch: Batch) -> float:
+        """Return the processor time per kernel of a step, in ns."""
+        return max(self.launch_per_kernel, self.launch_per_prompt_kernel) if batch.prefill else self.launch_per_kernel
 
     def padding(self) -> list[int]:
         """Return the tokens that go through the linear layers, by tokens scheduled; empty without padding."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 from typing import Any
 
 import numpy as np
@@ -70,15 +70,34 @@ class GemmTables:
 
 
 def collective_curve(
-    tables: KernelTables | None, roofline: Roofline, op: str, gpus: int, bytes_per_token: int
+    tables: KernelTables | None,
+    roofline: Roofline,
+    op: str,
+    gpus: int,
+    bytes_per_token: int,
+    own_below: float = inf,
 ) -> Curve:
-    """Return the time of an `all_reduce` or `all_gather` over tokens of `bytes_per_token` bytes each."""
-    rows = tables.rows(op, "bf16") if tables else {}
-    mask = rows["gpus"] == gpus if rows else np.zeros(0, bool)
-    if not mask.any():
+    """Return the time of an `all_reduce` or `all_gather` over tokens of `bytes_per_token` bytes each. `own_below`: the
+    bytes from which on the engine leaves all-reduce to NCCL, where the table has that apart; in others the table's rows
+    are what the engine measured chose."""
+    size, time = _messages(tables, op, gpus)
+    if op == "all_reduce":
+        nccl, its_time = _messages(tables, "all_reduce_nccl", gpus)
+        own = size < own_below
+        rest = nccl >= (own_below if own.any() else 0)
+        size, time = np.concatenate((size[own], nccl[rest])), np.concatenate((time[own], its_time[rest]))
+    if not size.size:
         return roofline.collective(ROUNDS[op] * (gpus - 1) / gpus * bytes_per_token)
-    size, time = rows["bytes"][mask], rows["time_us"][mask]
     return _by_size(size / bytes_per_token, time)
+
+
+def _messages(tables: KernelTables | None, op: str, gpus: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return bytes and microseconds of a collective of `gpus` GPUs; empty where it was not measured."""
+    rows = tables.rows(op, "bf16") if tables else {}
+    if not rows:
+        return np.zeros(0), np.zeros(0)
+    mine = rows["gpus"] == gpus
+    return rows["bytes"][mine], rows["time_us"][mine]
 
 
 def row_curve(gemms: GemmTables, op: str, width: int, bytes_per_row: float, dtype: str = "bf16") -> Curve:

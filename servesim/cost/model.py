@@ -46,7 +46,7 @@ class TableCostModel(CostModel):
         self._stages = stages
         self._drafting = drafting
         self.num_stages = len(stages)
-        self._hosts: dict[int, Host] = {}  # by sequences, all that a step's depends on
+        self._hosts: dict[tuple[int, int], Host] = {}  # by sequences and sampled ones, all that a step's depends on
         self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # by all that steps have besides contexts
         self._decodes: dict[tuple[int, str], tuple[float, list[float], Curve, int, int, int]] = {}
         self._padded = host.padding() if host is not None else []
@@ -145,9 +145,9 @@ class TableCostModel(CostModel):
             return over.host if over is not None else self._host(batch)
         if self.terms is None:
             return NO_HOST
-        if self.terms.launch_per_kernel:
+        if self.terms.launching(batch):
             return self._host(batch)
-        key = batch.decode_count + len(batch.prefill)
+        key = (batch.decode_count + len(batch.prefill), batch.sampled)
         host = self._hosts.get(key)
         if host is None:
             host = self._hosts[key] = self.terms.host(batch)
@@ -155,10 +155,10 @@ class TableCostModel(CostModel):
 
     def _host(self, batch: Batch) -> Host:
         host = self.terms.host(batch) if self.terms is not None else NO_HOST
-        if self.terms is not None and self.terms.launch_per_kernel:
+        if self.terms is not None and (each := self.terms.launching(batch)):
             passes = [(stage, batch) for stage in self._stages] + list(self._drafts(batch))
             kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in passes)
-            host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
+            host = host._replace(launching=int(kernels * each + 0.5))
         if self._drafting is not None:
             drafting = self._drafting.speculator.host_ns(batch, batch.draft_k)
             if drafting:
@@ -188,7 +188,7 @@ class TableCostModel(CostModel):
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
         """See `RunCost.decode_run`."""
-        if len(self._stages) > 1 or self._drafting is not None:
+        if len(self._stages) > 1 or self._drafting is not None or batch.padded_tokens:
             return plain_run(self, batch, most, until_ns)
         key = (batch.decode_count, batch.attention)
         terms = self._decodes.get(key)

@@ -12,13 +12,16 @@ sorting and launches, which no width changes. (Whole families of shapes held out
 error 5 to 8 %, the formula alone 28 to 86 %.) Marlin's kernel is taken apart into the blocks of rows it works in.
 
 **Parallelism.** Experts are split over tensor-parallel GPUs by width, or under expert parallelism dealt out whole: a
-GPU then has its share of the experts and of the work, and the largest share is taken to be the mean one. Attention
-stays tensor-parallel, so every GPU has every token and one all-reduce adds up what they made, as in vLLM with one
-data-parallel rank (all-to-alls belong to several).
+GPU then has its share of the experts and of the work. Where expert parallelism was measured, its most loaded GPU was
+(in prompts up to twice the mean); shapes it was not measured with take as many times the mean share as the nearest one
+that was; where none was, the largest share is taken to be the mean one. Attention stays tensor-parallel, so every GPU
+has every token and one all-reduce adds up what they made, as in vLLM with one data-parallel rank (all-to-alls belong to
+several).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
 from statistics import median
 from typing import Any, NamedTuple
@@ -81,7 +84,37 @@ def experts_curve(
     expert_parallel: bool = False,
 ) -> Curve:
     """Return the time from routing to the sum of the routed experts of one layer on one of `tp` GPUs, over tokens.
-    `backend`: see `MOE_BACKENDS`; those a weight format does not have leave it as it is."""
+    `backend`: see `MOE_BACKENDS`; those a weight format does not have leave it as it is. Under expert parallelism the
+    GPU is the most loaded one where that was measured."""
+    curve = _mean_curve(gemms, experts, hidden, tp, dtype, backend, expert_parallel)
+    if not expert_parallel or tp == 1:
+        return curve
+    shape = ExpertShape(experts.size, hidden, experts.count, experts.per_token)
+    groups = [[k for kernel in kernels for k in _rows(gemms, kernel, tp)] for kernels in _kernels(dtype, backend)]
+    found = next(filter(None, groups), [])
+    if not found:
+        return curve
+    near = _nearest(found, shape)
+    if near.shape == shape and _same_bytes(near.kernel, dtype) and gemms.roofline == gemms.measured_on:
+        return Curve(near.tokens, near.times)
+    there = replace(experts, count=near.shape.experts, per_token=near.shape.per_token, size=near.shape.size)
+    alike = "marlin" if near.kernel == _MARLIN else backend
+    measured = replace(gemms, roofline=gemms.measured_on)
+    mean = _mean_curve(measured, there, near.shape.hidden, tp, _weights(near.kernel), alike, True)
+    beyond = [ns / mean.at(m) for m, ns in zip(near.tokens, near.times, strict=True)]
+    return Curve(near.tokens, [curve.at(m) * r for m, r in zip(near.tokens, beyond, strict=True)], EXTRAPOLATED)
+
+
+def _mean_curve(
+    gemms: GemmTables,
+    experts: Experts,
+    hidden: int,
+    tp: int,
+    dtype: str,
+    backend: str,
+    expert_parallel: bool,
+) -> Curve:
+    """Return that time where every GPU has the mean share of the experts and of their work."""
     if backend not in MOE_BACKENDS:
         raise UserError(f"unknown moe_backend {backend!r}{suggest(backend, MOE_BACKENDS)}")
     share = 1.0 / tp if expert_parallel else 1.0
@@ -89,15 +122,14 @@ def experts_curve(
         experts.size if expert_parallel else experts.size // tp, hidden, experts.count, experts.per_token
     )
     dtype = "bf16" if dtype == "fp16" else dtype
-    found = [known for kernel in _kernels(dtype, backend) for known in _rows(gemms, kernel)]
-    exact = [known for known in found if known.shape == shape and _same_bytes(known.kernel, dtype)]
-    if exact and share == 1.0 and gemms.roofline == gemms.measured_on:
-        # engines choose among their kernels: some for one scale per tensor are slower than those for blocks
-        best = min(exact, key=lambda known: sum(known.times) / len(known.times))
-        return Curve(best.tokens, best.times)
-    if found:
-        near = min(found, key=lambda known: (not _same_bytes(known.kernel, dtype), _distance(known.shape, shape)))
-        if near.kernel in _MARLINS and (by_blocks := _by_blocks(gemms, near, found, shape, dtype, share)):
+    groups = [[known for kernel in kernels for known in _rows(gemms, kernel)] for kernels in _kernels(dtype, backend)]
+    if found := next(filter(None, groups), []):
+        near = _nearest(found, shape)
+        known = near.shape == shape and _same_bytes(near.kernel, dtype)
+        if known and share == 1.0 and gemms.roofline == gemms.measured_on:
+            return Curve(near.tokens, near.times)
+        alike = [known for group in groups for known in group]
+        if near.kernel in _MARLINS and (by_blocks := _by_blocks(gemms, near, alike, shape, dtype, share)):
             return by_blocks
         return _transferred(gemms, near, found, shape, dtype, share)
     times = [experts_ns(gemms.roofline, shape, dtype, t, share) for t in _TOKENS]
@@ -178,11 +210,35 @@ def _floor(found: list[_Measured], experts: int) -> float:
     return median(floor for count, floor in fits if count == nearest)
 
 
-def _kernels(dtype: str, backend: str) -> list[str]:
-    """Return the kernels of a table that run experts in `dtype`, or tell how one does."""
+def _kernels(dtype: str, backend: str) -> list[list[str]]:
+    """Return the kernels of a table that run experts in `dtype`, or tell how one does: groups, of which the first that
+    was measured counts."""
     if dtype == "mxfp4":
-        return [_MARLIN, "int4"] if backend == "marlin" else ["mxfp4", _MARLIN]
-    return [dtype, "fp8_block"] if dtype == "fp8" else [dtype]
+        return [[_MARLIN], ["int4"]] if backend == "marlin" else [["mxfp4", _MARLIN]]
+    if dtype == "fp8_block":  # scales of blocks cannot go through a kernel that knows one for the tensor
+        return [["fp8_block"], ["fp8"]]
+    return [["fp8", "fp8_block"]] if dtype == "fp8" else [[dtype]]
+
+
+def _nearest(found: list[_Measured], shape: ExpertShape) -> _Measured:
+    """Return the measured shape nearest to `shape`: of several kernels there, the fastest. A kernel stands back for
+    one that is faster at the nearest shape that both were measured at (some for one scale per tensor are 2 to 5 times
+    slower than those for blocks, and have more shapes)."""
+    near = min(found, key=lambda known: (_distance(known.shape, shape), _mean(known)))
+    if near.shape == shape:
+        return near
+    best = near
+    for kernel in sorted({known.kernel for known in found} - {near.kernel}):
+        mine, other = ({k.shape: k for k in found if k.kernel == name} for name in (near.kernel, kernel))
+        if both := mine.keys() & other.keys():
+            common = min(sorted(both), key=lambda at: _distance(at, shape))
+            if _mean(other[common]) < _mean(mine[common]):
+                best = min(other.values(), key=lambda known: _distance(known.shape, shape))
+    return best
+
+
+def _mean(known: _Measured) -> float:
+    return sum(known.times) / len(known.times)
 
 
 def _weights(kernel: str) -> str:
@@ -202,11 +258,13 @@ def _distance(a: ExpertShape, b: ExpertShape) -> float:
     return sum(log(x / y) ** 2 for x, y in zip(a, b, strict=True))
 
 
-def _rows(gemms: GemmTables, kernel: str) -> list[_Measured]:
-    """Return every shape measured with a kernel."""
-    rows: dict[str, NDArray[Any]] = gemms.tables.rows("moe", kernel) if gemms.tables else {}
+def _rows(gemms: GemmTables, kernel: str, dealt: int = 1) -> list[_Measured]:
+    """Return every shape measured with a kernel, its experts `dealt` out to GPUs."""
+    rows: dict[str, NDArray[Any]] = gemms.tables.rows("moe" if dealt == 1 else "moe_ep", kernel) if gemms.tables else {}
     if not rows:
         return []
+    if dealt > 1:
+        rows = {name: column[rows["gpus"] == dealt] for name, column in rows.items()}
     columns = [rows[name].tolist() for name in ("n", "k", "experts", "topk", "m")]
     curves: dict[ExpertShape, list[tuple[int, float]]] = {}
     for n, k, count, per_token, m, us in zip(*columns, rows["time_us"].tolist(), strict=True):

@@ -5,17 +5,18 @@ below; columns an operator does not use are null. Times are microseconds of one 
 
 | column | type | meaning |
 |---|---|---|
-| op | string | `gemm`, `moe`, `attention_prefill`, `attention_decode`, `attention_mixed` (decodes and one prompt in
-one call), `attention_skew` (decodes of unequal contexts, alone or beside one prompt), `window_prefill`,
-`window_decode` (attention limited to a window), `mla_prefill`, `mla_decode` (latent attention with its projections),
-`all_reduce`, `all_gather`, `norm` (with the residual addition), `activation`, `rotary`, `kv_write`, `embedding`,
+| op | string | `gemm`, `moe`, `moe_ep` (expert parallelism, on its most loaded GPU), `attention_prefill`,
+`attention_decode`, `attention_mixed` (decodes and one prompt in one call), `attention_skew` (decodes of unequal
+contexts, alone or beside one prompt), `window_prefill`, `window_decode` (attention limited to a window), `mla_prefill`,
+`mla_decode` (latent attention with its projections), `all_reduce` (as the engine chooses among its kernels),
+`all_reduce_nccl`, `all_gather`, `norm` (with the residual addition), `activation`, `rotary`, `kv_write`, `embedding`,
 `sampler` |
 | dtype | string | of weights and activations (gemm, moe: `bf16`, `fp8`, `fp8_block`, `int8`, `int8_wo`, `int4`,
 `mxfp4`, `fp32`), of keys and values (attention: `bf16`, `fp8`, `fp32`), of activations (small operators), of the
 message |
 | m, n, k | int32 | gemm: tokens, output width, input width; moe: tokens, width of an expert on this GPU, hidden
 size; norm, activation, rotary, kv_write, embedding, sampler: rows, output width (no k) |
-| experts, topk | int32 | moe: experts, and how many of them a token uses |
+| experts, topk | int32 | moe, moe_ep: experts on all GPUs, and how many of them a token uses |
 | window | int32 | window_*: tokens attended |
 | longest | int32 | attention_skew: the largest of the past_tokens |
 | batch | int32 | attention: sequences of the call (mixed: that decode) |
@@ -24,8 +25,9 @@ skew: 0 without one) |
 | past_tokens | int32 | attention: tokens of each sequence already in the KV cache (mixed: of each that decodes; skew:
 their mean; a row whose longest is the mean is of equal contexts) |
 | heads, kv_heads, head_dim | int32 | attention: on this GPU, after tensor parallelism |
-| gpus | int32 | all_reduce, all_gather: GPUs taking part |
-| bytes | int64 | all_reduce: size of the tensor; all_gather: size of the gathered result |
+| gpus | int32 | moe_ep: GPUs the experts are dealt out to, whole; all_reduce, all_reduce_nccl, all_gather: GPUs
+taking part |
+| bytes | int64 | all_reduce, all_reduce_nccl: size of the tensor; all_gather: size of the gathered result |
 | kernel | string | the kernel measured |
 | time_us | float64 | median time of one call |
 | p10_us, p90_us | float64 | spread of the timings behind it; only in tables of `servesim calibrate profile` |

@@ -75,6 +75,7 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
         "latent": _latent(config, where),
         "layer_kinds": _layers(config, experts is not None, where),
         "dtype": _TORCH_DTYPES.get(str(config.get("torch_dtype") or config.get("dtype")), "bf16"),
+        "block_scaled": bool((config.get("quantization_config") or {}).get("weight_block_size")),
     }
 
 

@@ -59,6 +59,8 @@ class ModelSpec:
     """The kind of every layer; empty: all of them full attention, one MLP."""
     dtype: str = "bf16"
     """The precision the checkpoint is published in."""
+    block_scaled: bool = False
+    """Published in fp8 with one scale for a block of weights, which other kernels multiply by than one for a tensor."""
 
     @classmethod
     def load(cls, name_or_path: str) -> ModelSpec:

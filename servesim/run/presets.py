@@ -1,4 +1,4 @@
-"""Serving systems by name: the policies and settings of engines.yaml, under what the user says."""
+"""Serving systems by name: policies and settings of engines.yaml and of the version, under what the user says."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from importlib import resources
 from typing import Any
 
 from servesim.errors import UserError, suggest
+from servesim.versions import EngineFacts, engine_facts, engines
 
 POLICIES = ("scheduler", "kv", "router")
+VERSIONED = ("gpu_memory_utilization", "async_scheduling")
+"""Settings of the engine whose defaults are facts of its version."""
 
 
 @cache
@@ -32,12 +35,38 @@ def preset_settings(name: Any) -> dict[str, Any]:
 
 
 def under(settings: Mapping[str, Any], policy_settings: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """Complete settings with those of their `preset`, if any. Parameters of a preset's policy hold for that policy
-    alone."""
-    name = settings.get("preset")
-    if name is None:
-        return dict(settings)
+    """Complete settings with those of their `preset`, if any, and with those of the engine's version. Parameters of a
+    preset's policy hold for that policy alone."""
     merged = dict(settings)
+    name = settings.get("preset")
+    if name is not None:
+        _complete(merged, settings, name, policy_settings)
+    engine = merged.get("engine") or {}
+    if isinstance(engine, Mapping):
+        facts = facts_of(name, engine.get("version"))
+        if facts.engine == (name or "vllm"):
+            merged["engine"] = {key: facts.get(key) for key in VERSIONED if key in facts.facts} | dict(engine)
+    return merged
+
+
+def facts_of(preset: str | None, version: Any = None, gpu: str = "") -> EngineFacts:
+    """Return the facts about the engine of a preset (None: vllm). Systems there are no facts about are priced as the
+    newest vLLM is; UserError for a version of one of these, or for what is no version."""
+    if preset is not None and preset not in engines():
+        if version is not None:
+            raise UserError(f"engine.version: nothing is known about versions of {preset} ({', '.join(engines())} are)")
+        return engine_facts("vllm", None, gpu)
+    if version is not None and not isinstance(version, str):
+        raise UserError(f'engine.version is {version!r}, which is no text: write it in quotes, such as "0.30"')
+    return engine_facts(preset or "vllm", version, gpu)
+
+
+def _complete(
+    merged: dict[str, Any],
+    settings: Mapping[str, Any],
+    name: str,
+    policy_settings: Callable[[Any], dict[str, Any]],
+) -> None:
     for key, value in preset_settings(name).items():
         given = settings.get(key)
         if given is None:
@@ -47,4 +76,3 @@ def under(settings: Mapping[str, Any], policy_settings: Callable[[Any], dict[str
             merged[key] = {**value, **policy} if policy["name"] == value["name"] else policy
         elif isinstance(given, Mapping):
             merged[key] = {**value, **given}
-    return merged

@@ -13,7 +13,6 @@ from servesim.contracts import (
     Limits,
     Router,
     Scheduler,
-    build_params,
     check_samples,
     kv_allocators,
     make,
@@ -31,16 +30,19 @@ from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.hardware.kv import longest
 from servesim.metrics.summary import Deployment
-from servesim.run.notes import before_run
+from servesim.run.notes import before_run, on_version, on_windows
+from servesim.run.presets import facts_of
 from servesim.run.provenance import provenance
 from servesim.run.scenario import Scenario, Settings
-from servesim.run.sizing import kv_budget, layer_groups, longest_request
+from servesim.run.sizing import kv_budget, layer_groups, longest_request, with_groups
 from servesim.run.speculation import Speculation
 from servesim.run.trace_source import open_scenario, open_stream
+from servesim.versions import EngineFacts
+from servesim.workload.front_end import FrontEnd, FrontTerms
 from servesim.workload.predictor import parse_predictor, predict
 from servesim.workload.trace import Ints, Trace
 from servesim.workload.trace_stream import TraceFacts, TraceStream
-from servesim.workload.workload import FrontEnd, Workload
+from servesim.workload.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -70,16 +72,22 @@ class Setup:
     """Inputs of the results besides the scenario: hashes of trace, kernel tables and policy files."""
 
     @property
+    def front(self) -> FrontTerms:
+        """The front end of all replicas together: their API processes are one pool."""
+        terms, engine = self.cost.terms, self.scenario.engine
+        processes = engine.api_server_count * self.scenario.replicas
+        model = self.deployment.model.name
+        return terms.front(model, processes, engine.stream_interval) if terms is not None else FrontTerms()
+
+    @property
     def out_ns(self) -> int:
         """Time a token takes from the engine to the client, in ns."""
-        return round(self.cost.terms.front_out) if self.cost.terms is not None else 0
+        return self.front.out_ns
 
     def cluster(self, workload: Workload, recorder: Recorder, **options: Any) -> Cluster:
         """Return the replicas behind router and front end; `options`: further ones of Cluster."""
-        terms = self.cost.terms
-        in_ns, token_ns = (round(terms.front_in), terms.front_in_per_token) if terms is not None else (0, 0.0)
         return Cluster(
-            FrontEnd(workload, in_ns, self.out_ns, token_ns),
+            FrontEnd(workload, self.front),
             self.cores,
             self.router,
             self.cost,
@@ -108,6 +116,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     """Resolve a scenario; UserError where its parts do not fit together. A `trace` given is taken as it is,
     but for `skip`, `requests` and `rate`."""
     model, gpu = ModelSpec.load(scenario.model), Gpu.load(scenario.gpu)
+    scenario = with_groups(scenario, model)
     defaults = vllm_defaults(gpu)
     policies = _policies(scenario, model, gpu, defaults)
     speculation = Speculation.of(scenario, model)
@@ -118,8 +127,9 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
             scheduler_params=speculation.tune(policies.scheduler_params),
             kv_params=speculation.tune(policies.kv_params),
         )
-    terms = _host_terms(scenario, gpu)
-    cost = _cost_model(scenario, model, gpu, terms, speculation)
+    engine = facts_of(scenario.preset, scenario.engine.version, gpu.name)
+    terms = _host_terms(scenario, engine)
+    cost = _cost_model(scenario, model, gpu, engine, speculation)
     stream = open_stream(scenario, trace, policies.kv) if scenario.stream else None
     trace = next(stream.read()) if stream is not None else open_scenario(scenario, trace)
     facts = TraceFacts.of(stream or trace, scenario.engine.block_size)
@@ -146,7 +156,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     max_model_len = longest_request(scenario, model, room)
     if not getattr(policies.scheduler_params, "enable_chunked_prefill", True):
         _check_whole_prompts(policies.max_num_batched_tokens, max_model_len)
-    scenario = _resolved(scenario, gpu, policies, budget, max_model_len, terms)
+    scenario = _resolved(scenario, gpu, policies, budget, max_model_len, terms, engine)
     if speculation is not None:
         scenario = scenario.model_copy(update=speculation.resolved())
     limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
@@ -173,6 +183,8 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         defaults=defaults,
         notes=[
             *before_run(scenario, facts, cores[0].scheduler, kv, fitting),
+            *on_version(scenario, engine, terms),
+            *on_windows(scenario, model, kv),
             *(speculation.notes(facts) if speculation is not None else ()),
         ],
         provenance=provenance(scenario, facts, gpu, cost),
@@ -221,7 +233,7 @@ def _deployment(scenario: Scenario, model: ModelSpec, gpu: Gpu, budget: MemoryBu
 
 
 def _policies(scenario: Scenario, model: ModelSpec, gpu: Gpu, vllm: VllmDefaults) -> _Policies:
-    scheduler, params = _resolve(schedulers, "scheduler", scenario.scheduler)
+    scheduler, params = schedulers.configured(scenario.scheduler)
     asked = scenario.engine.max_model_len
     max_model_len = model.max_position if asked == "auto" else asked
     defaults = Defaults(vllm.max_num_seqs, vllm.max_num_batched_tokens, max_model_len, gpu.memory_bytes / 2**30)
@@ -235,16 +247,10 @@ def _policies(scenario: Scenario, model: ModelSpec, gpu: Gpu, vllm: VllmDefaults
     return _Policies(
         scheduler,
         params,
-        *_resolve(kv_allocators, "kv", scenario.kv),
-        *_resolve(routers, "router", scenario.router),
+        *kv_allocators.configured(scenario.kv),
+        *routers.configured(scenario.router),
         **limits,
     )
-
-
-def _resolve(registry: Any, kind: str, settings: Settings) -> tuple[Any, Any]:
-    values = {key: value for key, value in settings.items() if key != "name"}
-    cls, _ = registry.resolve(settings["name"])
-    return cls, build_params(f"{kind} {settings['name']}", cls.Params, values)
 
 
 def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> None:
@@ -260,11 +266,12 @@ def cost_model_of(scenario: Scenario) -> TableCostModel:
     """Return the cost model a scenario is priced with."""
     gpu = Gpu.load(scenario.gpu)
     model = ModelSpec.load(scenario.model)
-    return _cost_model(scenario, model, gpu, _host_terms(scenario, gpu), Speculation.of(scenario, model))
+    engine = facts_of(scenario.preset, scenario.engine.version, gpu.name)
+    return _cost_model(scenario, model, gpu, engine, Speculation.of(scenario, model))
 
 
 def _cost_model(
-    scenario: Scenario, model: ModelSpec, gpu: Gpu, terms: HostTerms | None, speculation: Speculation | None
+    scenario: Scenario, model: ModelSpec, gpu: Gpu, engine: EngineFacts, speculation: Speculation | None
 ) -> TableCostModel:
     return build_cost_model(
         model,
@@ -274,7 +281,8 @@ def _cost_model(
         pp=scenario.pp,
         kv_dtype=scenario.kv_dtype,
         tables=scenario.kernel_tables,
-        host=terms,
+        host=_host_terms(scenario, engine),
+        engine=engine,
         speculator=speculation.make() if speculation is not None else None,
         moe_backend=scenario.engine.moe_backend,
         expert_parallel=scenario.engine.enable_expert_parallel,
@@ -282,10 +290,13 @@ def _cost_model(
     )
 
 
-def _host_terms(scenario: Scenario, gpu: Gpu) -> HostTerms | None:
+def _host_terms(scenario: Scenario, engine: EngineFacts) -> HostTerms | None:
+    """Return the terms asked for; those of the newest vLLM where there are none of the engine."""
     if scenario.host == "none":
         return None
-    return host_terms("vllm", gpu.name) if scenario.host == "auto" else HostTerms.load(scenario.host).on(gpu.name)
+    if scenario.host != "auto":
+        return HostTerms.load(scenario.host).on(engine.gpu)
+    return host_terms(f"{engine.engine} {engine.version}", engine.gpu) or host_terms("vllm", engine.gpu)
 
 
 def _host_name(scenario: Scenario, terms: HostTerms | None) -> str:
@@ -301,11 +312,15 @@ def _resolved(
     budget: MemoryBudget,
     max_model_len: int,
     terms: HostTerms | None,
+    facts: EngineFacts,
 ) -> Scenario:
     def settings(given: Settings, params: Any) -> Settings:
         return {"name": given["name"], **dataclasses.asdict(params)}
 
-    engine = scenario.engine.model_copy(update={"max_model_len": max_model_len, "num_gpu_blocks": budget.num_blocks})
+    known = {} if scenario.preset not in (None, facts.engine) else {"version": facts.version}
+    engine = scenario.engine.model_copy(
+        update={"max_model_len": max_model_len, "num_gpu_blocks": budget.num_blocks, **known}
+    )
     price = gpu.usd_per_hour if scenario.usd_per_gpu_hour is None else scenario.usd_per_gpu_hour
     return scenario.model_copy(
         update={

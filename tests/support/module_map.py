@@ -9,7 +9,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "map.md"
-ROOMS = ("contracts", "engine", "workload", "cost", "hardware", "metrics", "run", "experiments", "checking", "cli")
+ROOMS = (
+    "contracts",
+    "engine",
+    "workload",
+    "cost",
+    "hardware",
+    "versions",
+    "metrics",
+    "run",
+    "experiments",
+    "checking",
+    "cli",
+)
 BESIDE = ("policies", "traces", "calibrate", "reports")
 HEAD = """# Map
 

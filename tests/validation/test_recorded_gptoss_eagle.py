@@ -51,7 +51,7 @@ def test_requests_differ_in_acceptance_as_much_as_their_tpot(clients: int, share
     terms = host_terms(run.server.engine, "h200")
     assert terms is not None
     alike, different = (
-        replay(replace(run, server=replace(run.server, acceptance=acceptance)), terms, None, terms.moe_backend).tpot_ms
+        replay(replace(run, server=replace(run.server, acceptance=acceptance)), terms, None).tpot_ms
         for acceptance in (run.server.acceptance, spread)
     )
     told = [f"{tpot.std() / tpot.mean():.2f} and {np.percentile(tpot, 99):.1f} ms" for tpot in (alike, different)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from servesim.contracts import Batch
@@ -17,13 +18,16 @@ from servesim.cost.moe import experts_curve
 from servesim.cost.tables import KernelTables
 from servesim.errors import UserError
 from servesim.hardware import Experts, Gpu, ModelSpec
+from servesim.versions import engine_facts
 
 GPT_OSS = Experts(128, 4, 2880, dtype="mxfp4")
 
 
 def curve(experts: Experts, hidden: int, dtype: str, tp: int = 1, backend: str = "auto", ep: bool = False) -> Curve:
-    h200 = Roofline(Gpu.load("h200"))
-    return experts_curve(GemmTables(KernelTables.load("h200"), h200, h200), experts, hidden, tp, dtype, backend, ep)
+    h200, tables = Roofline(Gpu.load("h200")), KernelTables.load("h200")
+    for measured in tables.dtypes("moe_ep") if ep else ():
+        tables = tables.with_rows("moe_ep", measured, {})  # the mean GPU
+    return experts_curve(GemmTables(tables, h200, h200), experts, hidden, tp, dtype, backend, ep)
 
 
 def test_a_measured_shape_takes_its_own_times() -> None:
@@ -111,11 +115,87 @@ def test_a_curve_without_humps_takes_the_least_of_what_follows() -> None:
     assert [cut.at(x) for x in (0, 1, 2, 4, 8, 9)] == [5, 5, 7, 7, 8, 11]
 
 
-def test_host_terms_say_which_kernel_runs_unless_the_run_does() -> None:
+def test_the_engine_s_version_says_which_kernel_runs_unless_the_run_does() -> None:
     model, gpu = ModelSpec.load("gpt-oss-120b"), Gpu.load("h200")
-    batch, terms = Batch(8192, [(8192, 0)], 0, 0, 0, 0, 1, 1), HostTerms(moe_backend="marlin")
-    by_terms = build_cost_model(model, gpu, host=terms).price(batch)
-    assert by_terms == build_cost_model(
-        model, gpu, host=replace(terms, moe_backend="auto"), moe_backend="marlin"
-    ).price(batch)
-    assert build_cost_model(model, gpu, host=terms, moe_backend="triton").price(batch).ns < by_terms.ns
+    batch, engine = Batch(8192, [(8192, 0)], 0, 0, 0, 0, 1, 1), engine_facts("vllm", "0.22.0", "h200")
+    by_version = build_cost_model(model, gpu, engine=engine).price(batch)
+    assert by_version == build_cost_model(model, gpu, moe_backend="marlin").price(batch)
+    assert build_cost_model(model, gpu, engine=engine, moe_backend="triton").price(batch).ns < by_version.ns
+
+
+def with_kernels(dealt: int = 1, **kernels: dict[tuple[int, int, int, int], float]) -> GemmTables:
+    """Tables in which an expert shape (width, hidden, experts, top-k) takes its microseconds a token; the rows of
+    kernels called `ep_...` are of experts `dealt` out to GPUs."""
+    h200, tables = Roofline(Gpu.load("h200")), KernelTables.load("h200")
+    for op, prefix in (("moe", ""), ("moe_ep", "ep_")):
+        for dtype in tables.dtypes("moe"):
+            given = kernels.get(prefix + dtype, {})
+            points = [(*shape, m, m * us, dealt) for shape, us in given.items() for m in (1, 64, 4096)]
+            names = ("n", "k", "experts", "topk", "m", "time_us", "gpus")
+            columns = {name: np.array([point[i] for point in points]) for i, name in enumerate(names)}
+            tables = tables.with_rows(op, dtype, columns if points else {})
+    return GemmTables(tables, h200, h200)
+
+
+SLOW, FAST = 10.0, 3.0
+
+
+def test_a_shape_nearby_takes_the_kernel_that_the_shape_itself_would_take() -> None:
+    at, beside = (1536, 4096, 128, 8), (1500, 4096, 128, 8)
+    gemms = with_kernels(fp8={at: SLOW, beside: SLOW}, fp8_block={at: FAST})
+    alone = experts_curve(gemms, Experts(128, 8, 1536), 4096, 1, "fp8")
+    assert alone.at(64) == 64 * FAST * 1e3
+    near = experts_curve(gemms, Experts(128, 8, 1490), 4096, 1, "fp8")  # beside it only the slow kernel was measured
+    assert near.at(4096) == pytest.approx(alone.at(4096) * 1490 / 1536, rel=0.02)
+    dealt = experts_curve(gemms, Experts(128, 8, 1536), 4096, 4, "fp8", expert_parallel=True)
+    assert dealt.at(4096) == pytest.approx(alone.at(4096) / 4, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "fp8_block", "int4"])
+def test_expert_parallelism_on_one_gpu_is_tensor_parallelism(dtype: str) -> None:
+    for experts, hidden in ((Experts(128, 8, 1536), 4096), (Experts(100, 6, 1000), 3000)):
+        one, other = (curve(experts, hidden, dtype, ep=ep) for ep in (False, True))
+        assert (one.xs, one.ys) == (other.xs, other.ys)
+
+
+def test_experts_with_scales_of_blocks_never_take_the_kernel_of_one_scale_where_theirs_was_measured() -> None:
+    at = (1536, 4096, 128, 8)
+    gemms = with_kernels(fp8={at: FAST}, fp8_block={(2048, 4096, 128, 8): SLOW})
+    blocks = experts_curve(gemms, Experts(128, 8, 1536), 4096, 1, "fp8_block")
+    assert blocks.at(4096) == pytest.approx(4096 * SLOW * 1e3 * 1536 / 2048, rel=0.02)
+    assert experts_curve(with_kernels(fp8={at: FAST}), Experts(128, 8, 1536), 4096, 1, "fp8_block").at(64) > 0
+
+
+def test_a_checkpoint_of_block_scales_is_priced_in_their_kernels() -> None:
+    model, gpu = ModelSpec.load("qwen3-30b-a3b"), Gpu.load("h200")
+    blocks = replace(model, block_scaled=True)
+    step = Batch(1, [], 1, 1000, 0, 0, 1, 1)
+    parts = [breakdown(build_cost_model(spec, gpu, dtype="fp8"), step) for spec in (model, blocks)]
+    assert parts[0]["qkv"] != parts[1]["qkv"]
+    without = build_cost_model(blocks, gpu, dtype="bf16")
+    assert without.price(step) == build_cost_model(model, gpu, dtype="bf16").price(step)
+
+
+def test_dealt_out_experts_take_the_times_of_the_most_loaded_gpu_where_those_were_measured() -> None:
+    at = (1536, 4096, 128, 8)
+    gemms = with_kernels(4, fp8_block={at: FAST}, ep_fp8_block={at: 0.5 * FAST})
+    dealt = experts_curve(gemms, Experts(128, 8, 1536), 4096, 4, "fp8_block", expert_parallel=True)
+    assert (dealt.at(64), dealt.source(64)) == (64 * 0.5 * FAST * 1e3, MEASURED)
+    other = experts_curve(gemms, Experts(128, 8, 1536), 4096, 2, "fp8_block", expert_parallel=True)
+    assert other.source(64) == EXTRAPOLATED  # four GPUs were measured, not two
+
+
+def test_shapes_not_measured_dealt_out_are_as_unequal_as_the_nearest_one_that_was() -> None:
+    at = (1536, 4096, 128, 8)
+    gemms, mean = (with_kernels(4, fp8_block={at: FAST}, ep_fp8_block=rows) for rows in ({at: 0.5 * FAST}, {}))
+    nearby = Experts(128, 8, 1400)
+    loaded, fair = (
+        experts_curve(tables, nearby, 4096, 4, "fp8_block", expert_parallel=True) for tables in (gemms, mean)
+    )
+    known, its_mean = (
+        experts_curve(tables, Experts(128, 8, 1536), 4096, 4, "fp8_block", expert_parallel=True)
+        for tables in (gemms, mean)
+    )
+    for m in (1, 64, 4096):
+        assert loaded.at(m) / fair.at(m) == pytest.approx(known.at(m) / its_mean.at(m))
+    assert loaded.at(4096) > 1.5 * fair.at(4096)

@@ -22,11 +22,11 @@ from servesim.hardware import Gpu, ModelSpec
 
 
 def test_host_time_goes_by_counts_of_the_batch() -> None:
-    terms = HostTerms(overlapped=1000, overlapped_per_sequence=10, exposed=500)
+    terms = HostTerms(overlapped=1000, overlapped_per_sequence=10, exposed=500, exposed_per_sampled=3)
     decode = Batch(4, [], 4, 400, 0, 0, 1, 4)
     mixed = Batch(104, [(100, 0)], 4, 400, 0, 0, 1, 5)
-    assert terms.host(decode) == Host(1000 + 40, 500)
-    assert terms.host(mixed) == Host(1000 + 50, 500)
+    assert terms.host(decode) == Host(1000 + 40, 500 + 12)
+    assert terms.host(mixed) == Host(1000 + 50, 500 + 15)
 
 
 def test_small_batches_are_padded_to_cuda_graph_sizes() -> None:
@@ -37,10 +37,10 @@ def test_small_batches_are_padded_to_cuda_graph_sizes() -> None:
 
 def test_terms_of_the_chip_hold_on_that_chip_alone() -> None:
     of_chip = dict.fromkeys(OF_CHIP, 0.5)
-    terms = HostTerms(gpus=("h100",), exposed=5, mixed_filling=7, moe_backend="marlin", **of_chip)  # type: ignore[arg-type]
+    terms = HostTerms(gpus=("h100",), exposed=5, mixed_filling=7, **of_chip)  # type: ignore[arg-type]
     assert terms.on("h100") is terms
     elsewhere = terms.on("a100")
-    assert (elsewhere.exposed, elsewhere.mixed_filling, elsewhere.moe_backend) == (5, 7, "auto")
+    assert (elsewhere.exposed, elsewhere.mixed_filling) == (5, 7)
     assert [getattr(elsewhere, name) for name in OF_CHIP] == [0.0] * len(OF_CHIP)
 
 
@@ -177,3 +177,19 @@ def test_gaps_hold_the_steps_of_several_prompts_and_bursts_are_one_step() -> Non
 def test_a_folder_without_steps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no recorded run in it says its model and its GPU"):
         fit_host(tmp_path)
+
+
+def test_terms_with_a_base_are_its_own_where_they_say_nothing_and_are_chosen_by_name_alone(tmp_path: Path) -> None:
+    base = HostTerms.load("vllm-0.23-h100")
+    (tmp_path / "mine.yaml").write_text("base: vllm-0.23-h100\nfront_per_request: 5\nprovenance: {}\n")
+    mine = HostTerms.load(tmp_path / "mine.yaml")
+    assert (mine.exposed, mine.gpus, mine.front_per_request, mine.engine) == (base.exposed, base.gpus, 5, "")
+    chosen = host_terms("vllm 0.11.0", "h100")
+    assert chosen is not None
+    assert chosen.name == "vllm-0.23-h100"
+
+
+def test_a_wrong_tokenizer_time_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("front_in_per_token_by_model: {gpt-oss: -1}\n")
+    with pytest.raises(UserError, match="front_in_per_token_by_model is -1"):
+        HostTerms.load(tmp_path / "mine.yaml")

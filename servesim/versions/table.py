@@ -1,0 +1,108 @@
+"""Facts about one engine version on one GPU, from the YAML files beside this module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from servesim.errors import UserError, suggest
+
+_ABOUT = ("engine", "newest", "dated")
+_ENTRY = {"value", "since", "before", "gpus", "source"}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A value and what it is known from."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What an engine does in one version, on one GPU."""
+
+    engine: str
+    version: str
+    gpu: str
+    facts: Mapping[str, Fact]
+    beyond: bool = False
+    """True: the version is newer than the newest one looked at, whose facts these are."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of a fact, or `default` where there is no entry for this engine, version and GPU."""
+        fact = self.facts.get(name)
+        return default if fact is None else fact.value
+
+
+def engines() -> list[str]:
+    """Return the names of the engines there are facts about."""
+    folder = resources.files("servesim.versions")
+    return sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
+
+
+def engine_facts(engine: str, version: str | None = None, gpu: str = "") -> EngineFacts:
+    """Return the facts about a version of an engine on a GPU; version None: the newest one known.
+
+    Raises UserError for an unknown engine and for a version that is none."""
+    if engine not in engines():
+        raise UserError(f"no facts about engine {engine!r}{suggest(engine, engines())}")
+    table = _table(engine)
+    newest = parse_version(table["newest"])
+    asked = newest if version is None else parse_version(version)
+    entries = {name: _holding(value, asked, gpu) for name, value in table.items() if name not in _ABOUT}
+    facts = {name: Fact(entry["value"], entry["source"]) for name, entry in entries.items() if entry is not None}
+    return EngineFacts(engine, version or table["newest"], gpu, facts, asked > newest)
+
+
+def recorded_engine(text: str, gpu: str = "") -> EngineFacts | None:
+    """Return the facts about an engine as recordings name it ("vllm 0.22.1"); None where the table has none of it."""
+    name, _, version = text.lower().partition(" ")
+    try:
+        return engine_facts(name, version or None, gpu)
+    except UserError:
+        return None
+
+
+def parse_version(text: str) -> Version:
+    """Return a version that can be compared; UserError where the text is none."""
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise UserError(f"engine.version is {text!r}, must be a version such as 0.23.0") from None
+
+
+@cache
+def _table(engine: str) -> dict[str, Any]:
+    import yaml
+
+    text = resources.files("servesim.versions").joinpath(f"{engine}.yaml").read_text(encoding="utf-8")
+    table: dict[str, Any] = yaml.safe_load(text)
+    for name, entries in table.items():
+        for entry in entries if name not in _ABOUT else ():
+            if not {"value", "source"} <= entry.keys() <= _ENTRY:
+                raise UserError(f"{engine}.yaml: {name}: an entry has value, source, and perhaps since, before, gpus")
+    return table
+
+
+def _holding(entries: list[dict[str, Any]], version: Version, gpu: str) -> dict[str, Any] | None:
+    """Return the entry that holds, or None."""
+
+    def holds(entry: dict[str, Any]) -> bool:
+        since, before = entry.get("since"), entry.get("before")
+        return (
+            (since is None or version >= Version(since))
+            and (before is None or version < Version(before))
+            and gpu in entry.get("gpus", [gpu])
+        )
+
+    def says(entry: dict[str, Any]) -> tuple[bool, bool, Version]:
+        return "gpus" in entry, "before" in entry, Version(entry.get("since", "0"))
+
+    return max(filter(holds, entries), key=says, default=None)
