@@ -7,8 +7,10 @@ time is what the TTFTs of the least loaded runs have beyond that. No other end-t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,9 @@ from numpy.typing import NDArray
 
 from servesim.calibrate.front import fit_front
 from servesim.contracts import Batch
-from servesim.cost import TableCostModel, build_cost_model
+from servesim.cost import build_cost_model
 from servesim.cost.host import HostTerms
-from servesim.cost.streamed import LONG_PROMPT
+from servesim.cost.streamed import BesidePrompt
 from servesim.errors import UserError
 from servesim.experiments.recording import (
     RecordedRun,
@@ -32,15 +34,26 @@ from servesim.experiments.recording import (
 )
 from servesim.experiments.recording_formats import read_run
 from servesim.hardware import Gpu, ModelSpec
+from servesim.hardware.model import kv_heads_per_gpu
 
 STEP_COLUMNS = {"dt_us", "contiguous", "n_tokens_out", "n_prefill_done", "prefill_tokens_done", "sum_ctx"}
-TOGETHER_NS = 3_000_000
-"""Events nearer than this belong to one step."""
+TOGETHER_NS, LAG_NS = 3_000_000, 25_000
+"""Events nearer than the first, and the second more for each request that streams (one process sends them all), belong
+to one step."""
 FEW = 15
 """Steps a composition must have been seen in to count."""
-FITTED = ("exposed", "exposed_per_sampled", "attention_per_mixed_decode", "sustained_slowdown", "sustained_after")
-SHARES = (0.0, 0.8, 0.85, 0.9, 0.95, 1.0)
-"""Candidates for `kv_bandwidth_share`."""
+FITTED = (
+    "exposed",
+    "sampling_per_logit",
+    "mixed_filling",
+    "mixed_kv_excess",
+    "sustained_flops_share",
+    "sustained_after",
+)
+SHARES = (0.0, 0.8, 0.85, 0.9, 0.95)
+"""Candidates for `kv_bandwidth_share`. No kernel reads faster than the last."""
+FLOPS_SHARES = np.arange(0.5, 0.9001, 0.01)
+"""Shares of the data sheet's arithmetic between which `sustained_flops_share` is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,37 +88,31 @@ def read_steps(path: Path, root: Path) -> list[Observed]:
 
 
 def read_gaps(run: RecordedRun) -> list[Observed]:
-    """Read steps between the events of a client's log. A gap that ends with one first token holds that prompt's step
-    after some decode steps; one between two last tokens holds decode steps alone."""
+    """Read steps between the events of a client's log, from the first event of one step to the first of another. A gap
+    that ends with first tokens holds the step of their prompts after some decode steps; one between last tokens alone
+    holds decode steps alone."""
     first = run.arrival_ns + run.ttft_ms * 1e6
     last = run.arrival_ns + run.e2el_ms * 1e6
     per_token = (last - first) / np.maximum(run.output_len - 1, 1)
     events, firsts, ends = np.sort(np.concatenate((first, last))), np.sort(first), np.sort(last)
-
-    def running(start: float, end: float, at: float) -> tuple[int, int]:
-        there = np.flatnonzero((first < start) & (last >= end))
-        tokens = np.clip((at - first[there]) / np.maximum(per_token[there], 1.0), 0, run.output_len[there])
-        return len(there), int((run.prompt_len[there] + tokens).sum())
-
+    there = np.searchsorted(firsts, events) - np.searchsorted(ends, events)
+    begins = np.flatnonzero(np.diff(events, prepend=-np.inf) > TOGETHER_NS + LAG_NS * there)
+    prompts = np.split(np.argsort(first, kind="stable"), np.searchsorted(firsts, events[begins])[1:])
     observed = []
-    for i in np.argsort(first).tolist():
-        at = first[i]
-        before = int(np.searchsorted(events, at - TOGETHER_NS))
-        if not before or (np.abs(first - at) < TOGETHER_NS).sum() != 1:
+    for i, (start, end) in enumerate(pairwise(events[begins].tolist()), start=1):
+        running = np.flatnonzero((first < end) & (last >= end))
+        count, done = len(running), run.prompt_len[prompts[i]].tolist()
+        if not count or (len(prompts[i - 1]) and not done):
             continue
-        count, context = running(at - TOGETHER_NS, at - TOGETHER_NS, at)
-        if count:
-            new = int(run.prompt_len[i])
-            step = Batch(new + count, [(new, 0)], count, context, 0, 0, 1, count + 1)
-            decode = Batch(count, [], count, context, 0, 0, 1, count)
-            observed.append(Observed(run.name, step, float(at - events[before - 1]), decode))
-    for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-        k = int(np.searchsorted(firsts, start - TOGETHER_NS))
-        if end - start < TOGETHER_NS or (k < len(firsts) and firsts[k] < end + TOGETHER_NS):
-            continue
-        count, context = running(start, end - TOGETHER_NS, (start + end) / 2)
-        if count:
-            observed.append(Observed(run.name, Batch(count, [], count, context, 0, 0, 1, count), end - start))
+        tokens = np.clip((end - first[running]) / np.maximum(per_token[running], 1.0), 0, run.output_len[running])
+        context = int((run.prompt_len[running] + tokens).sum())
+        decode = Batch(count, [], count, context, 0, 0, 1, count)
+        if done:
+            new = sum(done)
+            step = Batch(new + count, [(piece, 0) for piece in done], count, context, 0, 0, 1, count + len(done))
+            observed.append(Observed(run.name, step, end - start, decode))
+        else:
+            observed.append(Observed(run.name, decode, end - start))
     return observed
 
 
@@ -125,9 +132,10 @@ def fit_host(folder: Path, leave_out: Sequence[str] = ()) -> HostTerms:
     best: tuple[float, HostTerms, NDArray[Any]] | None = None
     for share in SHARES:
         terms = replace(base, kv_bandwidth_share=share)
-        x, residuals = _solve(build_cost_model(model, gpu, host=terms), observed, model.num_layers)
+        x, residuals = _solve(_Steps(model, gpu, terms, observed))
         error = float(np.abs(residuals).mean())
         if best is None or error < best[0]:
+            x[1] /= model.vocab_size
             fitted: dict[str, Any] = dict(zip(FITTED, _rounded(x), strict=True))
             best = (error, replace(terms, **fitted), residuals)
     assert best is not None
@@ -172,25 +180,25 @@ def _deployment(folder: Path, settings: dict[str, Any], runs: list[RecordedRun])
     return ModelSpec.load(str(models.pop())), Gpu.load(str(gpus.pop()))
 
 
-def _solve(cost: TableCostModel, observed: Sequence[Observed], layers: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Fit five terms (ns, and the slowdown) by robust least squares over compositions; return them and residuals in per
-    cent. The first two, of every step, are fitted to steps that only decode, the others, of steps with prompts, to
-    those. How many decode steps a gap between ends holds is decided by the terms so far, so it is solved a few times
-    over."""
+def _solve(table: _Steps) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Fit the terms `FITTED` (the second one for a whole row of logits) by robust least squares over compositions;
+    return them and residuals in per cent. The
+    first two, of every step, are fitted to steps that only decode, the others, of steps with prompts, to those. How
+    many decode steps a gap between ends holds is decided by the terms so far, so it is solved a few times over."""
     from scipy.optimize import least_squares
 
-    table = _Steps(cost, observed, layers)
-    x = np.array([200e3, 5e3, 1e3, 0.05, 20e6])
-    scale = np.array([1e5, 1e4, 1e3, 0.1, 1e7])
-    most = np.array([3e6, 2e5, 1e5, 0.3, 6e7])
+    x = np.array([200e3, 5e3, 30e3, 0.3, 0.75, 20e6])
+    scale = np.array([1e5, 1e4, 1e4, 0.1, 0.05, 1e7])
+    least, most = np.zeros(len(x)), np.array([3e6, 2e5, 1e6, 3.0, FLOPS_SHARES[-1], 6e7])
+    least[4] = FLOPS_SHARES[0]
     for _ in range(4):
         groups, times, weights = table.grouped(x)
-        for terms, used in ((slice(0, 2), groups.prefill == 0), (slice(2, 5), (groups.prefill > 0))):
+        for terms, used in ((slice(0, 2), groups.prefill == 0), (slice(2, 6), (groups.prefill > 0))):
             if not used.any():
                 continue
 
             of = (groups, times, weights * used)
-            bounds = (np.zeros_like(most[terms]), most[terms])
+            bounds = (least[terms], most[terms])
             options: dict[str, Any] = {"bounds": bounds, "x_scale": scale[terms], "loss": "soft_l1", "f_scale": 2.0}
             x[terms] = least_squares(_residuals, x[terms], args=(x.copy(), terms, *of), **options).x
     return x, np.asarray((groups.model(x) / times - 1) * 100)
@@ -207,22 +215,31 @@ def _residuals(
 class _Steps:
     """Columns of observed steps: the factors of the model's terms."""
 
-    def __init__(self, cost: TableCostModel, observed: Sequence[Observed], layers: int) -> None:
+    def __init__(self, model: ModelSpec, gpu: Gpu, terms: HostTerms, observed: Sequence[Observed]) -> None:
+        cost = build_cost_model(model, gpu, host=terms)
         batches = [o.batch for o in observed]
         self.gpu = np.array([float(cost.price(b).gpu_ns) for b in batches])
         self.warm = np.array([cost.computing_ns(b) for b in batches])
         self.sampled = np.array([b.sampled for b in batches])
         self.prefill = np.array([b.linear_tokens - b.decode_count for b in batches])
-        decodes = np.array([b.decode_count for b in batches])
-        self.mixed = layers * decodes * np.minimum(1.0, self.prefill / LONG_PROMPT)
+        windows, heads = Counter(layer.window for layer in model.layers), kv_heads_per_gpu(model, 1)
+        token_ns = model.kv_bytes_per_token_per_layer() * 1e9 / gpu.bandwidth
+        self.filling, self.reading = (
+            np.array([_beside(b, [(BesidePrompt(*unit, heads, w), n) for w, n in windows.items()]) for b in batches])
+            for unit in ((1.0, 0.0), (0.0, token_ns))
+        )
+        self.longer = _longer(model, gpu, terms, batches)
         self.before = np.array([float(cost.price(o.decode).gpu_ns) if o.decode else 0.0 for o in observed])
         self.whole = np.array([o.whole for o in observed])
         self.ns = np.array([o.ns for o in observed])
 
     def model(self, x: NDArray[Any]) -> NDArray[Any]:
         """Return the duration of each step under the terms."""
-        beside = x[2] * self.mixed
-        hot = np.maximum(0.0, self.warm + beside - x[4]) * x[3]
+        beside = x[2] * self.filling + x[3] * self.reading
+        place = (x[4] - FLOPS_SHARES[0]) / (FLOPS_SHARES[1] - FLOPS_SHARES[0])
+        i = min(int(place), len(FLOPS_SHARES) - 2)
+        longer = self.longer[:, i] + (self.longer[:, i + 1] - self.longer[:, i]) * (place - i)
+        hot = longer * np.maximum(0.0, 1.0 - x[5] / np.maximum(self.warm + beside, 1.0))
         return np.asarray(self.gpu + beside + hot + x[0] + x[1] * self.sampled)
 
     def grouped(self, x: NDArray[Any]) -> tuple[_Steps, NDArray[Any], NDArray[Any]]:
@@ -230,7 +247,7 @@ class _Steps:
         ours = self.model(x)
         count = np.where(self.whole | (self.before > 0), 1, np.maximum(np.round(self.ns / ours), 1))
         times = self.ns / count
-        kept = (self.before > 0) | ((count <= 5) & (np.abs(times / ours - 1) < 0.25))
+        kept = ((self.before > 0) & (self.ns > ours / 2)) | ((count <= 5) & (np.abs(times / ours - 1) < 0.25))
         size = np.where(self.prefill > 0, np.round(2 * np.log2(np.maximum(self.prefill, 1))), 0).astype(int)
         width = np.searchsorted([1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128], self.sampled)
         keys = np.where(kept, size * 100 + width, -1)
@@ -242,11 +259,30 @@ class _Steps:
         found, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
         usable = [i for i in range(len(found)) if found[i] >= 0 and counts[i] >= FEW]
         groups = object.__new__(_Steps)
-        for name in ("gpu", "warm", "sampled", "mixed", "prefill"):
-            setattr(groups, name, np.array([np.median(getattr(self, name)[inverse == i]) for i in usable]))
+        for name in ("gpu", "warm", "sampled", "filling", "reading", "longer", "prefill"):
+            setattr(groups, name, np.array([np.median(getattr(self, name)[inverse == i], axis=0) for i in usable]))
         medians = np.array([np.median(times[inverse == i]) for i in usable])
         return groups, medians, np.sqrt(np.minimum(counts[usable], 100) / 100)
 
 
+def _beside(batch: Batch, attention: Sequence[tuple[BesidePrompt, int]]) -> float:
+    """Return the excess over the layers of each kind of attention."""
+    if not batch.prefill or not batch.decode_count:
+        return 0.0
+    context, new = batch.decode_context_sum / batch.decode_count, sum(piece[0] for piece in batch.prefill)
+    return sum(layers * excess.at(batch.decode_count, context, new)[0] for excess, layers in attention)
+
+
+def _longer(model: ModelSpec, gpu: Gpu, terms: HostTerms, batches: Sequence[Batch]) -> NDArray[Any]:
+    """Return, for each step and each of `FLOPS_SHARES`, what a step takes longer held to that share from its
+    beginning."""
+    known: dict[int, list[float]] = {}
+    costs = [build_cost_model(model, gpu, host=replace(terms, sustained_flops_share=share)) for share in FLOPS_SHARES]
+    for batch in batches:
+        if batch.linear_tokens not in known:
+            known[batch.linear_tokens] = [cost.throttling_ns(batch) for cost in costs]
+    return np.array([known[batch.linear_tokens] for batch in batches])
+
+
 def _rounded(x: NDArray[Any]) -> list[float]:
-    return [float(round(v)) if v > 1 else round(float(v), 4) for v in x.tolist()]
+    return [float(round(v)) if v > 1 else round(float(v), 5) for v in x.tolist()]

@@ -38,8 +38,7 @@ def _of_stage(stage: Stage, batch: Batch, tokens: int) -> Iterator[tuple[str, fl
         ns = stage._prefill(batch)[0]
         computing += ns
         yield ATTENTION_PREFILL, ns
-    if stage._slowdown and computing > stage._cool_ns:
-        yield LOWER_CLOCK, stage.lower_clock(computing, tokens)
+    yield LOWER_CLOCK, stage.lower_clock(computing, tokens)
     if batch.decode_count:
         yield ATTENTION_DECODE, stage.decode_curve(batch).at(batch.decode_context_sum) + stage.skew(batch)[0]
     if batch.sampled:

@@ -79,7 +79,6 @@ def build_cost_model(
         _own_all_reduce_below(engine, tp),
         engine.get("fused_all_reduce_norm_mib", {}).get(tp, 0.0) * 2**20 if engine is not None else 0.0,
     )
-    heat = (host.sustained_after, host.sustained_slowdown) if host is not None else (0.0, 0.0)
     stages = [
         Stage(
             graph.per_token(layers),
@@ -87,7 +86,7 @@ def build_cost_model(
             graph.attention(layers),
             gemms.roofline,
             len(layers) / model.num_layers,
-            heat,
+            host.sustained_after if host is not None else 0.0,
         )
         for layers in pipeline_layers(model.num_layers, pp)
     ]

@@ -169,6 +169,14 @@ def rise(sizes: Sequence[float], times: Sequence[float]) -> float:
     return max(median(slopes), 0.0) if slopes else times[-1] / last
 
 
+def monotone(curve: Curve) -> Curve:
+    """Return the curve with every knot at most at the time of the next: humps cut off, as more work can be had in."""
+    ys = list(curve.ys)
+    for i in range(len(ys) - 2, -1, -1):
+        ys[i] = min(ys[i], ys[i + 1])
+    return Curve(curve.xs, ys, curve.knot_source, last_slope=curve.slopes[-1], beyond=curve.segment_source[-1])
+
+
 def blend(a: Curve, b: Curve, weight: float, source: int = INTERPOLATED) -> Curve:
     """Return (1 - weight) * a + weight * b on the knots of both; its source is at least as uncertain as `source`."""
     xs = sorted({*a.xs, *b.xs})

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import inf
 
 from servesim.cost.attention import Attention, TableAttention, roofline_attention
-from servesim.cost.curve import Curve, free_up_to
+from servesim.cost.curve import Curve, free_up_to, monotone, total, upper
 from servesim.cost.eager import EagerAttention
-from servesim.cost.formula import Roofline, line
+from servesim.cost.formula import COMPUTE_DTYPE, Roofline, line
 from servesim.cost.grid import HeadShape
 from servesim.cost.host import HostTerms
 from servesim.cost.latent import latent_attention, token_linears
@@ -58,13 +58,12 @@ class LayerGraph:
     def per_token(self, stage: range) -> list[Operator]:
         """Return the operators over the tokens of a step, for the layers of `stage`."""
         hidden, layers = self.model.hidden_size, [self.model.layers[i] for i in stage]
-        experts_dtype = self.model.experts_dtype or self.dtype
         found: list[Operator] = []
 
-        def add(count: int, operators: list[tuple[str, Curve]]) -> None:
-            for name, curve in operators if count else ():
-                heats = name != "experts" or dtype_bytes(experts_dtype) >= 1.0
-                found.append(Operator(name, curve.scaled(float(count)), heats, count))
+        def add(count: int, operators: list[Operator]) -> None:
+            for name, curve, throttled, _ in operators if count else ():
+                slow = throttled.scaled(float(count)) if throttled is not None else None
+                found.append(Operator(name, curve.scaled(float(count)), slow, count))
 
         kinds = Counter(layer.owns_kv for layer in layers)
         for owns_kv in (True, False):
@@ -72,26 +71,29 @@ class LayerGraph:
         mixtures = sum(layer.experts for layer in layers)
         add(len(layers) - mixtures, self._mlp("", self.model.intermediate_size))
         add(mixtures, self._experts() if mixtures else [])
-        add(2 * len(layers), [("norm", self._norm_after_all_reduce())])
-        add((self.model.norms_per_layer - 2) * len(layers), [("norm", self._memory(4.0 * hidden))])
+        add(2 * len(layers), [Operator("norm", self._norm_after_all_reduce())])
+        add((self.model.norms_per_layer - 2) * len(layers), [Operator("norm", self._memory(4.0 * hidden))])
         reductions = 2 * len(layers)
         if stage.start == 0:
-            add(1, [("embedding", self._embedding())])
+            add(1, [Operator("embedding", self._embedding())])
             reductions += 1  # of the vocabulary-parallel embedding
         if stage.stop == self.model.num_layers:
-            add(1, [("norm", self._rows("norm", hidden, 8.0 * hidden))])
+            add(1, [Operator("norm", self._rows("norm", hidden, 8.0 * hidden))])
         else:
             add(1, self._send())
         if self.tp > 1:
-            add(reductions, [("all_reduce", self._collective("all_reduce", 2 * hidden))])
+            add(reductions, [Operator("all_reduce", self._collective("all_reduce", 2 * hidden))])
         return found
 
     def per_sample(self) -> list[Operator]:
         """Return the operators over the sequences that sample: LM head, gathering its shards, sampler."""
         vocab = self.model.vocab_size
+        sampler = self._rows("sampler", vocab, _SAMPLER_BYTES_PER_LOGIT * vocab)
+        if self.host is not None and self.host.sampling_per_logit:
+            sampler = total([sampler, line(0.0, self.host.sampling_per_logit * vocab)])
         found = [
             Operator("lm_head", self.gemms.curve(vocab // self.tp, self.model.hidden_size, self._wide)),
-            Operator("sampler", self._rows("sampler", vocab, _SAMPLER_BYTES_PER_LOGIT * vocab)),
+            Operator("sampler", sampler),
         ]
         if self.tp > 1:
             found.append(Operator("all_gather", self._collective("all_gather", 2 * vocab)))
@@ -122,11 +124,11 @@ class LayerGraph:
             # decode steps that host terms were fitted to had unequal contexts: what those cost is in the terms, and
             # beside prompts in `BesidePrompt`, which measured mixed calls do without
             attention.skew = attention.skew.beside_prompts() if attention.mixed is not None else None
+        token = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes * 1e9 / self.gpu.bandwidth
         if self.host.kv_bandwidth_share:
-            token = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes
-            attention = StreamedDecode(attention, token * 1e9 / (self.gpu.bandwidth * self.host.kv_bandwidth_share))
-        if attention.mixed is None and self.host.attention_per_mixed_decode:
-            attention.mixed = BesidePrompt(self.host.attention_per_mixed_decode)
+            attention = StreamedDecode(attention, token / self.host.kv_bandwidth_share)
+        if attention.mixed is None:
+            attention.mixed = BesidePrompt.of(self.host, shape.kv_heads, token, window)
         return attention
 
     def _norm_after_all_reduce(self) -> Curve:
@@ -137,59 +139,70 @@ class LayerGraph:
         fused = int(self.fused_norm_to / (2 * hidden)) if self.tp > 1 else 0
         return free_up_to(alone, fused)
 
-    def _head_linears(self, owns_kv: bool) -> list[tuple[str, Curve]]:
+    def _head_linears(self, owns_kv: bool) -> list[Operator]:
         """Return the projections of keys, values and queries by heads; layers that share KV project queries alone."""
         shape, hidden = self.shape, self.model.hidden_size
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim if owns_kv else 0
         found = [
-            ("qkv", self.gemms.curve(q + 2 * kv, hidden, self.dtype)),
-            ("attention_out", self.gemms.curve(hidden, q, self.dtype)),
+            self._gemm("qkv", q + 2 * kv, hidden),
+            self._gemm("attention_out", hidden, q),
         ]
         if owns_kv:
-            found.append(("kv_write", self._rows("kv_write", kv, 8.0 * kv)))
+            found.append(Operator("kv_write", self._rows("kv_write", kv, 8.0 * kv)))
         if not self.model.learned_positions:
-            found.append(("rotary", self._rows("rotary", q + kv, 4.0 * (q + kv))))
+            found.append(Operator("rotary", self._rows("rotary", q + kv, 4.0 * (q + kv))))
         return found
 
-    def _latent_linears(self) -> list[tuple[str, Curve]]:
+    def _latent_linears(self) -> list[Operator]:
         latent, heads = self.model.latent, self.shape.heads
         assert latent is not None
         widths = token_linears(latent, self.model.hidden_size, heads)
         return [
-            *((f"latent {n} x {k}", self.gemms.curve(n, k, self.dtype)) for n, k in widths),
-            ("norm", self._memory(4.0 * (latent.q_rank + latent.kv_rank))),
-            ("kv_write", self._memory(4.0 * latent.width)),
-            ("rotary", self._memory(4.0 * (heads + 1) * latent.rope_dim)),
+            *(self._gemm(f"latent {n} x {k}", n, k) for n, k in widths),
+            Operator("norm", self._memory(4.0 * (latent.q_rank + latent.kv_rank))),
+            Operator("kv_write", self._memory(4.0 * latent.width)),
+            Operator("rotary", self._memory(4.0 * (heads + 1) * latent.rope_dim)),
         ]
 
-    def _mlp(self, prefix: str, width: int) -> list[tuple[str, Curve]]:
+    def _mlp(self, prefix: str, width: int) -> list[Operator]:
         hidden, inter = self.model.hidden_size, width // self.tp
         up = 2 * inter if self.model.gated_mlp else inter
         return [
-            (f"{prefix}up", self.gemms.curve(up, hidden, self.dtype)),
-            (f"{prefix}activation", self._rows("activation", inter, 2.0 * (up + inter))),
-            (f"{prefix}down", self.gemms.curve(hidden, inter, self.dtype)),
+            self._gemm(f"{prefix}up", up, hidden),
+            Operator(f"{prefix}activation", self._rows("activation", inter, 2.0 * (up + inter))),
+            self._gemm(f"{prefix}down", hidden, inter),
         ]
 
-    def _experts(self) -> list[tuple[str, Curve]]:
+    def _experts(self) -> list[Operator]:
         """Return router, routed experts, and the expert every token passes."""
         moe, hidden = self.model.experts, self.model.hidden_size
         assert moe is not None
         found = [
-            ("router", self.gemms.curve(moe.count, hidden, "bf16")),
-            ("experts", self._routed(moe)),
+            Operator("router", self.gemms.curve(moe.count, hidden, "bf16")),
+            Operator("experts", self._routed(moe)),
         ]
         return found + (self._mlp("shared_", moe.shared_size) if moe.shared_size else [])
 
+    def _gemm(self, name: str, n: int, k: int) -> Operator:
+        """Return a dense layer in the model's format: at the table's clock, and at the one that the power limit
+        sustains where that is known."""
+        curve, arithmetic = self.gemms.curve(n, k, self.dtype), COMPUTE_DTYPE[self.dtype]
+        share = self.host.sustained_share(arithmetic) if self.host is not None else 0.0
+        if not share:
+            return Operator(name, curve)
+        ns_per_token = 2.0 * n * k / (self.gpu.flops[arithmetic] * share / 1e9)
+        return Operator(name, curve, upper(curve, line(0.0, ns_per_token)))
+
     def _routed(self, moe: Experts) -> Curve:
         dtype, hidden = moe.dtype or self.dtype, self.model.hidden_size
-        return experts_curve(self.gemms, moe, hidden, self.tp, dtype, self.moe_backend, self.expert_parallel)
+        curve = experts_curve(self.gemms, moe, hidden, self.tp, dtype, self.moe_backend, self.expert_parallel)
+        return monotone(curve) if self.gemms.monotone else curve
 
-    def _send(self) -> list[tuple[str, Curve]]:
+    def _send(self) -> list[Operator]:
         """Return the hidden state and residual to the next stage, each GPU its slice; there they are gathered."""
         size = 4 * self.model.hidden_size
-        found = [("send", line(self.roofline.link_latency_ns, size / self.tp / self.roofline.link_rate))]
-        return found + ([("all_gather", self._collective("all_gather", size))] if self.tp > 1 else [])
+        found = [Operator("send", line(self.roofline.link_latency_ns, size / self.tp / self.roofline.link_rate))]
+        return found + ([Operator("all_gather", self._collective("all_gather", size))] if self.tp > 1 else [])
 
     def _embedding(self) -> Curve:
         hidden = self.model.hidden_size

@@ -20,6 +20,14 @@ from servesim.workload.front_end import FrontTerms
 
 GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Token counts vLLM captures CUDA graphs for (vllm/config/compilation.py); smaller batches are padded."""
+OF_CHIP = (
+    "sampling_per_logit",
+    "sustained_after",
+    "sustained_flops_share",
+    "sustained_fp8_share",
+    "kv_bandwidth_share",
+)
+"""Terms of the chip; the others are the engine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +45,29 @@ class HostTerms:
     exposed: float = 0.0
     """Time the GPU waits for in every step: launch, sampled tokens on their way back."""
     exposed_per_sampled: float = 0.0
+    sampling_per_logit: float = 0.0
+    """GPU time of sampling beyond the sampler's formula, for each sampled row and entry of the vocabulary."""
     launch_per_kernel: float = 0.0
     """Processor time per kernel, for engines without CUDA graphs: a step lasts at least as long as its launches."""
     launch_per_prompt_kernel: float = 0.0
     """The same in steps with prompts, where CUDA graphs replay decodes alone."""
-    attention_per_mixed_decode: float = 0.0
-    """GPU time for each layer and decoding sequence beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or
-    more, in proportion beside fewer, where no table has such steps."""
+    mixed_filling: float = 0.0
+    """GPU time of a layer for decodes beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or more that give every
+    multiprocessor a block, in proportion where either is less, and where no table has such steps."""
+    mixed_kv_excess: float = 0.0
+    """Time that the KV of those decodes takes beyond that of decodes alone, in units of reading it at the data sheet's
+    rate; in proportion to the prompt as well."""
     pads_to_graphs: bool = False
     """Batches of up to 512 tokens take the linear layers' time of the next CUDA-graph size."""
     monotone_gemms: bool = False
     """Interpolated GEMMs take at most the time of the same ones over more tokens (see `GemmTables`)."""
     sustained_after: float = 0.0
-    """Compute time of a step until the power limit lowers the clock, and by how much it is slower then."""
-    sustained_slowdown: float = 0.0
+    """Compute time of a step until the power limit lowers the clock."""
+    sustained_flops_share: float = 0.0
+    """Share of the data sheet's arithmetic that dense layers in 16 bits are held to from then on; 0: not held. Rows of
+    a table that are slower already, measured hot or bound by memory, stay as they are."""
+    sustained_fp8_share: float = 0.0
+    """The same for 8 bits, whose arithmetic draws another power."""
     kv_bandwidth_share: float = 0.0
     """Share of the data-sheet bandwidth at which decode reads its KV; 0: as the attention table says. Tables
     measure a layer's attention over and over, with a cache state no served step has."""
@@ -120,8 +137,13 @@ class HostTerms:
         if not self.gpus or gpu in self.gpus:
             return self
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        of_chip = ("sustained_after", "sustained_slowdown", "kv_bandwidth_share")
-        return HostTerms(**{**values, **dict.fromkeys(of_chip, 0.0)})
+        return HostTerms(**{**values, **dict.fromkeys(OF_CHIP, 0.0)})
+
+    def sustained_share(self, arithmetic: str) -> float:
+        """Return the share of the data sheet's `arithmetic` that dense layers are held to; 0: not held."""
+        if arithmetic == "fp8":
+            return self.sustained_fp8_share
+        return self.sustained_flops_share if arithmetic in ("bf16", "fp16") else 0.0
 
     def host(self, batch: Batch) -> Host:
         """Return the host time of a step in whole nanoseconds, from counts alone."""

@@ -85,6 +85,11 @@ class TableCostModel(CostModel):
         tokens = self._tokens(batch)
         return sum(stage.constant(batch, tokens)[0] for stage in self._stages)
 
+    def throttling_ns(self, batch: Batch) -> float:
+        """Return the GPU ns that a step would take longer with all of it at the clock that the power limit sustains."""
+        tokens = self._tokens(batch)
+        return sum(stage.throttling_ns(tokens) for stage in self._stages)
+
     def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
         """See the contract."""
         tokens = self._tokens(batch)

@@ -21,9 +21,8 @@ class Operator(NamedTuple):
     name: str
     curve: Curve
     """All its runs in a step together."""
-    heats: bool = True
-    """Whether it draws the power that lowers the clock. Weights of 4 bits unpacked in registers keep tensor cores
-    waiting: such experts reach a quarter of the arithmetic that dense GEMMs do."""
+    throttled: Curve | None = None
+    """The same at the clock that the power limit sustains; None: as before."""
     runs: int = 1
     """Runs in a step: kernels launched."""
 
@@ -56,18 +55,20 @@ class Stage:
         attention: Sequence[AttentionLayers],
         roofline: Roofline,
         copied: float = 1.0,
-        heat: tuple[float, float] = (0.0, 0.0),
+        cool_ns: float = 0.0,
     ) -> None:
-        """Build a stage. `copied`: share of swapped and copied bytes that is this stage's. `heat`: compute time of a
-        step in ns until the clock is lowered, and how much slower it is then."""
+        """Build a stage. `copied`: share of swapped and copied bytes that is this stage's. `cool_ns`: compute time of a
+        step until the power limit lowers the clock."""
         self._per_token, self._per_sample, self._attention = per_token, per_sample, attention
         self._roofline, self._copied = roofline, copied
-        self._cool_ns, self._slowdown = heat
+        self._cool_ns = cool_ns
         self.skewed = any(layer.attention.skew is not None for layer in attention)
         """Whether decode costs more for more unequal contexts."""
         # What repeats from step to step is remembered; the keys fix the values, so prices stay pure.
         self._token_costs: dict[int, tuple[float, list[float]]] = {}
-        self._cold = [operator for operator in per_token if not operator.heats] if heat[1] else []
+        hot = [(operator.curve, operator.throttled) for operator in per_token if operator.throttled is not None]
+        self._at_full_clock = total([curve for curve, _ in hot]) if hot else None
+        self._throttled = total([throttled for _, throttled in hot]) if hot else None
         self._sample_costs: dict[int, tuple[float, list[float]]] = {}
         self._decode_costs: dict[tuple[int, int], tuple[float, list[float]]] = {}
         self._decode_curves: dict[tuple[int, int, str], Curve] = {}
@@ -94,7 +95,7 @@ class Stage:
             attended, source = self._prefill(batch)
             ns += attended
             parts[source] += attended
-        if self._slowdown and ns > self._cool_ns:
+        if self._throttled is not None and ns > self._cool_ns:
             ns += self.lower_clock(ns, tokens)
         if self._per_sample and batch.sampled:
             rows = batch.sampled + batch.drafts
@@ -118,10 +119,17 @@ class Stage:
 
     def lower_clock(self, computing: float, tokens: int) -> float:
         """Return the time the power limit adds to a step that computes for `computing` ns, decode attention and
-        sampling apart."""
-        for operator in self._cold:
-            computing -= operator.curve.at(tokens)
-        return max(0.0, computing - self._cool_ns) * self._slowdown
+        sampling apart: what its dense layers take longer at the clock that the limit sustains, for the part of the step
+        after the clock was lowered."""
+        if computing <= self._cool_ns:
+            return 0.0
+        return self.throttling_ns(tokens) * (1.0 - self._cool_ns / computing)
+
+    def throttling_ns(self, tokens: int) -> float:
+        """Return the time dense layers take longer at the sustained clock."""
+        if self._throttled is None or self._at_full_clock is None:
+            return 0.0
+        return self._throttled.at(tokens) - self._at_full_clock.at(tokens)
 
     def cost(self, batch: Batch, tokens: int) -> tuple[int, list[float]]:
         """Return the nanoseconds of the whole step, rounded once, and those by source."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from servesim.contracts.cost import Batch
 from servesim.cost import TableCostModel, build_cost_model
+from servesim.cost.host import HostTerms
 from servesim.hardware import Gpu, ModelSpec
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [
@@ -25,6 +26,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("deepseek-v3", "h200", {"tp": 8, "dtype": "fp8_block"}),
     ("llama-3.1-70b", "h100", {"tp": 2, "pp": 3}),
     ("gpt-oss-20b", "h200", {"pp": 2}),
+    ("qwen3-14b", "h100", {"host": HostTerms.load("vllm-0.23-h100")}),
+    ("gpt-oss-120b", "h200", {"host": HostTerms.load("vllm-0.23-h100"), "tp": 2}),
 ]
 
 

@@ -25,7 +25,7 @@ BATCHES = (
     [("llama-3.1-8b", "h200", 1, 1), ("llama-3.1-70b", "h100", 4, 2), ("gpt-oss-20b", "h100", 1, 1)],
 )
 def test_operators_add_up_to_the_price(model: str, gpu: str, tp: int, pp: int, batch: Batch) -> None:
-    host = HostTerms(pads_to_graphs=True, sustained_after=1e6, sustained_slowdown=0.2)
+    host = HostTerms(pads_to_graphs=True, sustained_after=1e6, sustained_flops_share=0.4)
     cost = build_cost_model(ModelSpec.load(model), Gpu.load(gpu), tp, pp=pp, host=host)
     parts = breakdown(cost, batch)
     assert sum(parts.values()) == pytest.approx(cost.price(batch).gpu_ns, abs=pp)

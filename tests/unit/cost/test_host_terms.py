@@ -8,11 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from servesim.calibrate.host import FEW, fit_host, read_steps
+from servesim.calibrate.host import FEW, fit_host, read_gaps, read_steps
 from servesim.contracts import Batch, Host
 from servesim.cost import build_cost_model
-from servesim.cost.host import HostTerms, host_terms
+from servesim.cost.attention import FormulaAttention
+from servesim.cost.curve import Curve
+from servesim.cost.formula import line
+from servesim.cost.host import OF_CHIP, HostTerms, host_terms
+from servesim.cost.streamed import FILLED, BesidePrompt, StreamedDecode
 from servesim.errors import UserError
+from servesim.experiments.recording import RecordedRun, Server
 from servesim.hardware import Gpu, ModelSpec
 
 
@@ -31,10 +36,12 @@ def test_small_batches_are_padded_to_cuda_graph_sizes() -> None:
 
 
 def test_terms_of_the_chip_hold_on_that_chip_alone() -> None:
-    terms = HostTerms(gpus=("h100",), exposed=5, sustained_slowdown=0.1, sustained_after=1, kv_bandwidth_share=0.9)
+    of_chip = dict.fromkeys(OF_CHIP, 0.5)
+    terms = HostTerms(gpus=("h100",), exposed=5, mixed_filling=7, **of_chip)  # type: ignore[arg-type]
     assert terms.on("h100") is terms
     elsewhere = terms.on("a100")
-    assert (elsewhere.exposed, elsewhere.sustained_slowdown, elsewhere.kv_bandwidth_share) == (5, 0, 0)
+    assert (elsewhere.exposed, elsewhere.mixed_filling) == (5, 7)
+    assert [getattr(elsewhere, name) for name in OF_CHIP] == [0.0] * len(OF_CHIP)
 
 
 @pytest.mark.parametrize(
@@ -79,34 +86,92 @@ def _log(folder: Path, terms: HostTerms) -> None:
 
 def test_decodes_beside_a_prompt_cost_more_the_longer_it_is_up_to_a_length() -> None:
     model, gpu = ModelSpec.load("llama-3.1-8b"), Gpu.load("h100")
-    plain, fitted = (build_cost_model(model, gpu, host=HostTerms(attention_per_mixed_decode=ns)) for ns in (0.0, 3e3))
+    plain, fitted = (build_cost_model(model, gpu, host=HostTerms(mixed_filling=ns)) for ns in (0.0, 33e3))
     for new, share in ((16, 16 / 1024), (512, 0.5), (1024, 1.0), (4096, 1.0)):
         batch = Batch(10 + new, [(new, 0)], 10, 9000, 0, 0, 1, 11)
         more = fitted.price(batch).gpu_ns - plain.price(batch).gpu_ns
-        assert more == pytest.approx(model.num_layers * 10 * 3e3 * share, abs=2)
+        assert more == pytest.approx(model.num_layers * 33e3 * 10 * 8 / FILLED * share, abs=2)
     decode = Batch(10, [], 10, 9000, 0, 0, 1, 10)
     assert fitted.price(decode).gpu_ns == plain.price(decode).gpu_ns
+
+
+def test_decodes_beside_a_prompt_fill_the_gpu_once_and_read_for_each() -> None:
+    """132 multiprocessors: 17 sequences of 8 KV heads fill them; reading goes on in proportion, inside the window."""
+    filling, reading = BesidePrompt(132.0, 0.0, 8), BesidePrompt(0.0, 0.5, 8, window=128)
+    assert [filling.at(count, 1000.0, 2048)[0] for count in (1, 16, 17, 250)] == pytest.approx([8, 128, 132, 132])
+    assert [reading.at(count, 100.0, 1024)[0] for count in (1, 250)] == [50.0, 12500.0]
+    assert reading.at(4, 1000.0, 1024)[0] == 4 * 128 * 0.5
+
+
+def test_starts_of_decode_blocks_hide_behind_reading_and_no_more_than_that() -> None:
+    """A batch of 256 that takes 67 us on empty contexts where one sequence takes 12: all of that alone, half of the
+    difference where reading takes as long, and next to none of it at long contexts."""
+    attention = StreamedDecode(_Starts({1: 12e3, 256: 67e3}), 1.0)
+    curve = attention.decode(256)
+    assert curve.at(0) == 67e3
+    equal = 55e3 / 256  # reading takes as long as starting
+    assert curve.at(equal) == pytest.approx(12e3 + 55e3 + 55e3 / 2, rel=1e-3)
+    assert curve.at(10_000) == pytest.approx(12e3 + 256 * 10_000, rel=2e-3)
+    assert (np.diff([curve.at(x) for x in range(0, 4000, 10)]) > 0).all()
+    assert attention.decode(1).at(1000) == 12e3 + 1000
+
+
+class _Starts(FormulaAttention):
+    """Attention that takes what is given on empty contexts."""
+
+    def __init__(self, empty: dict[int, float]) -> None:
+        super().__init__(empty[1], 0.0, 0.0)
+        self._empty = empty
+
+    def decode(self, count: int) -> Curve:
+        return line(self._empty[count], 0.0)
+
+
+def test_sampling_takes_time_by_rows_and_vocabulary() -> None:
+    gpu, rows = Gpu.load("h100"), 64
+    for name in ("llama-2-7b", "qwen3-14b"):
+        model = ModelSpec.load(name)
+        batch = Batch(rows, [], rows, rows * 500, 0, 0, 1, rows)
+        plain, fitted = (build_cost_model(model, gpu, host=HostTerms(sampling_per_logit=ns)) for ns in (0.0, 0.05))
+        more = fitted.price(batch).gpu_ns - plain.price(batch).gpu_ns
+        assert more == pytest.approx(rows * model.vocab_size * 0.05, abs=2)
 
 
 def test_a_fit_finds_the_terms_a_log_was_made_with(tmp_path: Path) -> None:
     truth = HostTerms(
         exposed=180_000,
-        exposed_per_sampled=9_000,
-        attention_per_mixed_decode=2_000,
+        sampling_per_logit=0.07,
+        mixed_filling=30_000,
+        mixed_kv_excess=0.5,
         pads_to_graphs=True,
         monotone_gemms=True,
         kv_bandwidth_share=0.9,
         sustained_after=30e6,
-        sustained_slowdown=0.1,
+        sustained_flops_share=0.7,
         gpus=("h100",),
     )
     _log(tmp_path, truth)
     assert len(read_steps(tmp_path / "steps.csv", tmp_path)) == 32 * FEW
     found = fit_host(tmp_path)
     assert (found.engine, found.kv_bandwidth_share, found.front_in) == ("vllm 0.99.0", 0.9, 0.0)
-    for name in ("exposed", "exposed_per_sampled", "attention_per_mixed_decode", "sustained_slowdown"):
+    for name in ("exposed", "sampling_per_logit", "mixed_filling", "mixed_kv_excess", "sustained_flops_share"):
         np.testing.assert_allclose(getattr(found, name), getattr(truth, name), rtol=0.1, err_msg=name)
     assert found.provenance["mean_abs_residual_percent"] < 0.1
+
+
+def test_gaps_hold_the_steps_of_several_prompts_and_bursts_are_one_step() -> None:
+    """Requests 0 and 1 decode from 0 ms on. Two prompts end in one step at 70 ms. The old ones end at 80 ms, and the
+    others, alone, at 100 ms. Events of a step are a millisecond apart. (The gap from first tokens to last ones is not
+    used.)"""
+    first, last = np.array([0, 1, 70, 71]), np.array([80, 81, 100, 101])
+    prompts, answers = np.array([100, 200, 300, 400]), np.array([4, 4, 4, 4])
+    sent = np.zeros(4, dtype=np.int64)
+    run = RecordedRun("a", Path("a"), "spans", Server(), sent, prompts, answers, first * 1.0, last * 1.0)
+    mixed, alone = read_gaps(run)
+    assert (mixed.ns, mixed.batch.prefill, mixed.batch.decode_count) == (70e6, [(300, 0), (400, 0)], 2)
+    assert (mixed.batch.sampled, mixed.batch.linear_tokens) == (4, 702)
+    assert mixed.decode is not None
+    assert (alone.ns, alone.batch.prefill, alone.batch.decode_count) == (20e6, [], 2)
 
 
 def test_a_folder_without_steps_is_refused(tmp_path: Path) -> None:
