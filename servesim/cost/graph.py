@@ -145,11 +145,19 @@ class LayerGraph:
             ("qkv", self.gemms.curve(q + 2 * kv, hidden, self.dtype)),
             ("attention_out", self.gemms.curve(hidden, q, self.dtype)),
         ]
+        if self.model.qk_norm_all_heads and self.tp > 1:
+            found += self._norm_across_gpus(q + kv)
         if owns_kv:
             found.append(("kv_write", self._rows("kv_write", kv, 8.0 * kv)))
         if not self.model.learned_positions:
             found.append(("rotary", self._rows("rotary", q + kv, 4.0 * (q + kv))))
         return found
+
+    def _norm_across_gpus(self, width: int) -> list[tuple[str, Curve]]:
+        """Return the mean squares of queries and keys on this GPU, the sums over all, and the normalization (vLLM's
+        minimax_m2.py: both in one all-reduce of float32)."""
+        passes = [("norm", self._memory(2.0 * width)), ("norm", self._memory(4.0 * width))]
+        return [*passes, ("all_reduce", self._collective("all_reduce", 8))]
 
     def _latent_linears(self) -> list[tuple[str, Curve]]:
         latent, heads = self.model.latent, self.shape.heads
