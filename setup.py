@@ -25,7 +25,7 @@ COMPILED = {
     "engine": "cluster compose core delivery layout recorder replica row step",
     "engine/fast": "acceptance_walk context core cost draft_leap leap lockstep lockstep_leap memory replica step"
     " verification",
-    "workload": "content samples sessions streamed workload",
+    "workload": "content front_end samples sessions streamed workload",
     "policies/kv": "_block_tables _extents _growth _lockstep_tables _prefix_caching fast paged prefix_hash",
     "policies/scheduling": "_budget vllm",
 }

@@ -18,10 +18,13 @@ SPREAD = 4.0
 
 
 def fit_front(terms: HostTerms, runs: Sequence[RecordedRun]) -> HostTerms:
-    """Return `terms` with `front_in_per_token` and `front_in`: the first from how much further beyond the simulated
-    ones the least TTFTs of long prompts are than those of short ones, in runs that have both; the second the median of
-    what TTFTs of the least loaded runs have beyond that. Without runs of an open loop: unchanged."""
-    bare = replace(terms, front_in=0.0, front_in_per_token=0.0)
+    """Return `terms` with `front_in_per_token` and `front_per_request`: the first from how much further beyond the
+    simulated ones the least TTFTs of long prompts are than those of short ones, in runs that have both; the second the
+    median of what TTFTs of the least loaded runs have beyond that. Without runs of an open loop: neither.
+
+    Runs of a few requests a second do not tell how much of the second is work of the API process and how much merely
+    passes: all of it counts as work, so the ceiling that follows is the least that the server can have."""
+    bare = replace(terms, front_in=0.0, front_per_request=0.0, front_in_per_token=0.0, front_in_per_token_by_model={})
     runs = [run for run in runs if run.concurrency is None and len(run) > 1 and np.isfinite(run.ttft_ms).any()]
     if not runs:
         return bare
@@ -36,7 +39,7 @@ def fit_front(terms: HostTerms, runs: Sequence[RecordedRun]) -> HostTerms:
         if rate <= 1.05 * min(rates)
     ]
     beyond = float(np.nanmedian(np.concatenate(rest))) / 1e3
-    return replace(bare, front_in=max(0.0, round(beyond) * 1e3), front_in_per_token=token_ns)
+    return replace(bare, front_per_request=max(0.0, round(beyond) * 1e3), front_in_per_token=token_ns)
 
 
 def _per_token(run: RecordedRun, ours_ms: Floats) -> float | None:

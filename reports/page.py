@@ -19,8 +19,9 @@ EXPERIMENTS = {
     "sweep.json": "sweep_page",
     "capacity.json": "capacity_page",
     "reproduced.json": "claims_page",
+    "cells.csv": "accuracy_page",
 }
-"""Documents of experiments, and the modules whose `page` shows them."""
+"""Files that only one kind of experiment leaves, and the modules whose `page` shows them."""
 HERE = Path(__file__).resolve().parent
 
 

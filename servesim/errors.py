@@ -18,6 +18,10 @@ class PolicyError(Exception):
     """A policy broke its contract: names the policy, the simulated time and the reason."""
 
 
+class NotForPipelines(PolicyError):
+    """A scheduler plans a request again while its last token is still on its way through a pipeline."""
+
+
 def suggest(word: str, choices: Iterable[str]) -> str:
     """` (did you mean "x"?)` for the closest choice, or the list of choices when none is close."""
     names = sorted(choices)

@@ -89,6 +89,7 @@ class BlockwisePrefix(PrefixCaching):
         self._idle.clear()
         self._cached.clear()
         self._key_of.clear()
+        self._tell_cleared()
         return True
 
     def num_cached_hashes(self) -> int:
@@ -160,6 +161,8 @@ class BlockwisePrefix(PrefixCaching):
         blocks = super()._take(fresh)
         if n > fresh:
             victims = self._victims(n - fresh)
+            if self.on_event is not None:
+                self._tell_removed(victims)
             key_of, cached = self._key_of, self._cached
             for block in victims:
                 key = key_of.get(block)

@@ -101,9 +101,6 @@ class TableTurns(LockstepMemory):
     def _left(self, request: Request, offset: int) -> None:
         """Take in a request that is no member anymore."""
 
-    def _turned(self, committed: int, k: int) -> None:
-        """Take in that memory for k turns was dealt, the last of them with `committed` committed."""
-
     def _delivered(self, requests: Sequence[Request], known: list[int]) -> None:
         """Take in that the members, in a run of steps with drafts, have come to know `known` tokens."""
 
@@ -148,7 +145,6 @@ class TableTurns(LockstepMemory):
             if rank.size > self._kv.num_free_blocks():
                 return False
             rank.rounds.append(self._kv._take(rank.size).tobytes())
-        self._turned(committed, 1)
         return True
 
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
@@ -188,7 +184,6 @@ class TableTurns(LockstepMemory):
             for start in range(first, total, cycle):
                 rank.rounds.append(blocks[start : start + size])
             first += size
-        self._turned(committed + k - 1, k)
         return grown
 
     def complete(self, request: Request) -> None:
@@ -276,17 +271,23 @@ class PublishingTurns(TableTurns):
                 del self._filling[phase]
         self._offer_known(request, offset)
 
-    def _turned(self, committed: int, k: int) -> None:
+    def extend(self, turn: int, committed: int) -> bool:
+        if not super().extend(turn, committed):
+            return False
         self._committed = committed
-        if k == 1:
-            if (full := self._filling.get(committed % self._size)) is not None:
-                for request, offset in full.items():
-                    self._offer_known(request, offset)
-            return
+        if (full := self._filling.get(committed % self._size)) is not None:
+            for request, offset in full.items():
+                self._offer_known(request, offset)
+        return True
+
+    def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
+        grown = super().extend_run(turn, committed, k)
+        self._committed = committed + k - 1
         for phase, full in self._filling.items():
-            if (committed - phase) % self._size < k:
+            if (self._committed - phase) % self._size < k:
                 for request, offset in full.items():
                     self._offer_known(request, offset)
+        return grown
 
     def _offer_known(self, request: Request, offset: int) -> None:
         """Publish what a member knew when the last turn was planned: it is final."""

@@ -4,13 +4,14 @@ find them (vLLM 0.33: vllm/v1/core/kv_cache_manager.py)."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import Hit, KVMemory
-from servesim.contracts.request import Request
+from servesim.contracts.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, key_of
+from servesim.contracts.request import Request, State
 
 from ._prefix_hash_params import PrefixHashParams
 from .paged import Paged
@@ -23,10 +24,12 @@ class PrefixCaching(Paged):
 
     Params = PrefixHashParams
     shares = True
+    supports = frozenset({"fork", "events", "remote_kv"})
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self._published: dict[Request, int] = {}  # blocks of its table offered for sharing so far
+        self._told: dict[int, Hashable] = {}  # where one listens: blocks that can be found, and their keys
 
     def can_fork(self) -> bool:
         """Return whether samples can share memory: not where the identity of a block would depend on the sample that
@@ -36,7 +39,8 @@ class PrefixCaching(Paged):
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
         super().admit(request, hit, num_tokens, lookahead)
         self._published[request] = hit.num_tokens // self.block_size
-        self.publish(request, min(hit.num_tokens + num_tokens, request.num_tokens))
+        if request.state is not State.LOADING:
+            self.publish(request, min(hit.num_tokens + num_tokens, request.num_tokens))
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         if not super().grow(request, num_tokens, lookahead):
@@ -46,7 +50,8 @@ class PrefixCaching(Paged):
 
     def publish(self, request: Request, upto: int) -> None:
         """Enter the full blocks before `upto` into the cache."""
-        self._offer(request, upto, request.num_tokens)
+        if upto >= (self._published[request] + 1) * self.block_size:
+            self._offer(request, upto, request.num_tokens)
 
     def _offer(self, request: Request, upto: int, known: int) -> None:
         done = self._published[request]
@@ -57,6 +62,34 @@ class PrefixCaching(Paged):
             return
         self._enter(request, done, full)
         self._published[request] = full
+        if self.on_event is not None:
+            self._tell_stored(request, done, full)
+
+    def _tell_stored(self, request: Request, start: int, stop: int) -> None:
+        """Tell that blocks start to stop of a request's table can be found, but for those in front that samples of it
+        share and that were told of."""
+        tell, content, told, table = self.on_event, request.content, self._told, self._tables[request]
+        while start < stop and table[start] in told:
+            start += 1
+        if tell is None or content is None or start == stop:
+            return
+        before = 1 if start else 0
+        keys = [key_of(content.prefix_key(end), request.salt) for end in self._ends(start - before, stop)]
+        parent = keys.pop(0) if before else None
+        told.update(zip(table[start:stop], keys, strict=True))
+        tell(BlockStored(tuple(keys), parent, self.block_size))
+
+    def _tell_removed(self, blocks: Iterable[int]) -> None:
+        """Tell that blocks are given up, as far as they could be found."""
+        keys = [self._told.pop(block) for block in blocks if block in self._told]
+        if keys and self.on_event is not None:
+            self.on_event(BlockRemoved(tuple(keys)))
+
+    def _tell_cleared(self) -> None:
+        """Tell that no block can be found any more."""
+        self._told.clear()
+        if self.on_event is not None:
+            self.on_event(AllBlocksCleared())
 
     def _share(self, request: Request, sample: Request) -> int:
         self._published[sample] = self._published[request]

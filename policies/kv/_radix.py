@@ -1,4 +1,4 @@
-"""The radix tree of SGLang 0.5.23 (srt/mem_cache/radix_cache.py, evict_policy.py): cached prefixes as runs of tokens.
+"""The radix tree of SGLang 0.5.23 (srt/mem_cache/unified_radix_cache.py): cached prefixes as runs of tokens.
 
 Where SGLang compares token by token, nodes here know the identity of every prefix by its content
 (`PromptContent.prefix_key`): a step down the tree is one comparison, and the place where two runs part is found by
@@ -19,7 +19,7 @@ class Node:
 
     __slots__ = (
         "children", "content", "created", "end", "end_key", "history", "hits", "key", "last_access", "locks",
-        "parent", "priority", "start",
+        "parent", "priority", "salt", "start",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, content: PromptContent, start: int, end: int, now: int) -> None:
@@ -40,6 +40,8 @@ class Node:
         """Tokens of the longest prefix that ever went through it, gone or not: what was said in a conversation."""
         self.priority = 0
         """The highest priority of the requests that entered it."""
+        self.salt = ""
+        """Of the requests that share it."""
 
     def path(self) -> Iterator[Node]:
         """Yield this node and those above it, without the root."""
@@ -67,9 +69,6 @@ def tail_optimized(threshold: int, next_prompt_estimate: int) -> Rank:
 STRATEGIES: dict[str, Rank] = {
     "lru": lambda node: (0, node.last_access),
     "lfu": lambda node: (node.hits, node.last_access),
-    "fifo": lambda node: (0, node.created),
-    "mru": lambda node: (0, -node.last_access),
-    "filo": lambda node: (0, -node.created),
     "slru": lambda node: (node.hits >= 2, node.last_access),  # found once more than entered: protected
     "priority": lambda node: (node.priority, node.last_access),
     "tlru": tail_optimized(0, 0),
@@ -135,10 +134,10 @@ class RadixTree:
         return node if node.end == length else self._split(node, length)
 
     def insert(
-        self, content: PromptContent, length: int, salt: str = "", priority: int = 0, chunked: bool = False
+        self, content: PromptContent, length: int, salt: str = "", priority: int = 0, *, inserted_len: int = 0
     ) -> tuple[int, Node]:
         """Enter the first `length` tokens, as far as pages go; return how many of them were there, and the node with
-        which they end. Parts of an unfinished prompt (`chunked`) do not count as hits."""
+        which they end. Those before `inserted_len` the same request has entered before: they are not hit again."""
         length -= length % self.page_size
         found, node = self.find(content, length, salt)
         self.touch(node)
@@ -147,7 +146,7 @@ class RadixTree:
         if length > found:
             leaf = Node(node, content, found, length, self._tick())
             leaf.key, leaf.end_key = self._key(content, found, salt), content.prefix_key(length)
-            leaf.priority = priority
+            leaf.priority, leaf.salt = priority, salt
             node.children[leaf.key] = leaf
             self.evictable += length - found
             self._note(node)
@@ -155,7 +154,7 @@ class RadixTree:
         for each in node.path():
             each.priority = max(each.priority, priority)
             each.history = max(each.history, length)
-            each.hits += not chunked
+            each.hits += each.end > inserted_len
         self._note(node)
         return found, node
 
@@ -259,7 +258,7 @@ class RadixTree:
         upper = Node(parent, node.content, node.start, at, self._tick())
         upper.key, upper.end_key = node.key, node.content.prefix_key(at)
         upper.locks, upper.hits, upper.priority = node.locks, node.hits, node.priority
-        upper.history = node.history
+        upper.history, upper.salt = node.history, node.salt
         parent.children[upper.key] = upper
         node.parent, node.start = upper, at
         node.key = node.content.prefix_key(at + self.page_size)

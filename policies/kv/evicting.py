@@ -20,6 +20,7 @@ from typing import Any
 
 from servesim.contracts.kv import Hit, KVMemory
 from servesim.contracts.request import Request
+from servesim.errors import PolicyError
 
 from ._blockwise import BlockwisePrefix
 
@@ -61,9 +62,12 @@ class Evicting(BlockwisePrefix):
     def rank_again(self, block: int) -> None:
         """Ask for the rank of an idle block again, which has changed."""
         full = self.full.get(block)
+        rank = 0 if full is None else self.rank(full)
+        if rank is None:
+            raise PolicyError(f"{self.name}: rank returns None, not numbers or tuples that can be compared")
         self._num_entries += 1
         self._entry[block] = self._num_entries
-        entry = (full is not None, 0 if full is None else self.rank(full), self._num_entries, block)
+        entry = (full is not None, rank, self._num_entries, block)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._entry) + 64:
             self._heap = [entry for entry in self._heap if self._entry.get(entry[-1]) == entry[-2]]

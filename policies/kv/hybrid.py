@@ -34,8 +34,7 @@ class HybridParams(PrefixHashParams):
 @kv_allocators.register("hybrid")
 class Hybrid(BlockwisePrefix):
     """A group with a window gives back blocks that have slid out of it, and shares a prefix whose last window is
-    there. A prefix is found as far as every group has it. Capacity and usage count a token once for each group.
-    Not fast-forwarded."""
+    there. A prefix is found as far as every group has it. Capacity and usage count a token once for each group."""
 
     Params = HybridParams
     params: HybridParams
@@ -138,9 +137,9 @@ class Hybrid(BlockwisePrefix):
         if request.content is None and request.state is State.PREEMPTED:
             self._index(request, 0, published)
         tables = self._tables.pop(request)
-        for table in tables:
+        for table, window in zip(tables, self.windows, strict=True):
             self._table_blocks -= len(table)
-            self._release(table)
+            self._release(table if window is None else table[table.count(NULL) :])
         del self._slid[request], self._boundary[request]
 
     def slots(self, request: Request) -> int:
@@ -238,11 +237,16 @@ class Hybrid(BlockwisePrefix):
     def _release(self, blocks: array[int]) -> None:
         """Release blocks of a request: those no other request holds go to the back of the free queue if they can be
         found by content, last block first, and to its front if not."""
-        free = [b for b in blocks if b != NULL and not (self._extra and self._still_held(b))]
-        cached = [b for b in free if b in self._key_of or self.params.free_order == "back"]
+        key_of = self._key_of
+        if self._extra:
+            blocks = ids([block for block in blocks if not self._still_held(block)])
         if self.params.free_order == "front":
-            self._fresh.give(ids([b for b in free if b not in self._key_of]))
-        self._idle.update(dict.fromkeys(reversed(cached)))
+            if not key_of or key_of.keys().isdisjoint(blocks):
+                self._fresh.give(blocks)
+                return
+            self._fresh.give(ids([block for block in blocks if block not in key_of]))
+            blocks = ids([block for block in blocks if block in key_of])
+        self._idle.update(dict.fromkeys(blocks[::-1]))
 
     def _index(self, request: Request, start: int, stop: int) -> None:
         keys = list(self._keys(request, start, stop))
@@ -265,6 +269,22 @@ class Hybrid(BlockwisePrefix):
                 return True
         ends = (boundary // self.block_size + shift for boundary in (request.prompt_len - 1, self._boundary[request]))
         return any(end - need <= block < end for end in ends)
+
+
+@kv_allocators.register("hybrid-paged")
+class HybridPaged(Hybrid):
+    """`hybrid` with prefix caching off: nothing is shared, and what slides out of a window is reused at once."""
+
+    shares = False
+
+    def lookup(self, request: Request) -> Hit:
+        return MISS
+
+    def _enter(self, request: Request, start: int, stop: int) -> None:
+        """Nothing can be found."""
+
+    def _index(self, request: Request, start: int, stop: int) -> None:
+        """Nothing can be found, by the request itself either."""
 
 
 def window_hit(cached: Callable[[int], bool], num_blocks: int, contiguous: int) -> int:

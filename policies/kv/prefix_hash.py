@@ -99,6 +99,7 @@ class PrefixHash(PrefixCaching):
         self._fresh.give(ids(reversed(order)))
         self._queue = FreeQueue()
         self._index.clear()
+        self._tell_cleared()
         return True
 
     def sharing(self) -> tuple[int, int]:
@@ -214,6 +215,8 @@ class PrefixHash(PrefixCaching):
                     break
                 held.append(shared[block])
             self._published[request] = len(held)
+            if self.on_event is not None:
+                self._tell_stored(request, 0, len(held))
 
     def _hold(self, extent: Extent) -> None:
         """Count one more request that holds an extent."""
@@ -260,6 +263,8 @@ class PrefixHash(PrefixCaching):
                 self._index.remove(extent)
             blocks += extent.blocks[::-1]
             n -= size
+        if self.on_event is not None:
+            self._tell_removed(blocks[fresh:])
         return blocks
 
     def _check_sharing(self, held: list[int]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_allocators
+from servesim.contracts.kv_events import BlockRemoved, BlockStored, key_of
 from servesim.contracts.request import PromptContent, Request, State
 
 from ._radix import STRATEGIES, Node, RadixTree, tail_optimized
@@ -21,8 +22,7 @@ class PrefixRadixParams:
     page_size: int = 1
     """Tokens a page; some attention kernels want 32 or 64."""
     eviction_policy: str = "lru"
-    """Which leaf goes first: lru, lfu, slru, fifo, mru, filo, priority, tlru (tail-optimized, of releases after 0.5.23
-    by these names)."""
+    """Which leaf goes first: lru, lfu, slru, priority, tlru (tail-optimized)."""
     tlru_threshold: int = 0
     """Tokens the next prompt of a conversation may have to compute; what tlru keeps is for that."""
     tlru_next_prompt_estimate: int = 0
@@ -57,6 +57,8 @@ class _Holding:
     """Locked: its prefix in the tree ends here."""
     own: int
     """Tokens allocated beyond that, in whole pages."""
+    entered: int = 0
+    """Tokens it has put into the tree itself."""
 
 
 @kv_allocators.register("prefix-radix")
@@ -68,6 +70,7 @@ class PrefixRadix(KVAllocator):
     Params = PrefixRadixParams
     params: PrefixRadixParams
     shares = True
+    supports = frozenset({"events", "remote_kv"})
 
     def __init__(self, params: PrefixRadixParams, memory: KVMemory) -> None:
         super().__init__(params, memory)
@@ -117,7 +120,7 @@ class PrefixRadix(KVAllocator):
         if request.state is State.RUNNING and request.content is not None:
             known = min(request.num_computed_tokens, request.num_tokens - 1)  # the last token has no KV
             if known > held.node.end:
-                self._enter(request, held, known, chunked=False)
+                self._enter(request, held, known)
         del self._held[request]
         self._pool += held.own
         self._own -= held.own
@@ -132,7 +135,7 @@ class PrefixRadix(KVAllocator):
         held = self._held[request]
         if upto >= end:
             del self._prefilling[request]
-        self._enter(request, held, min(upto, end), chunked=upto < end)
+        self._enter(request, held, min(upto, end))
         self.tree.touch(held.node)  # SGLang looks up what it has just entered
 
     def slots(self, request: Request) -> int:
@@ -147,7 +150,10 @@ class PrefixRadix(KVAllocator):
         return self.tree.idle_tokens(hit.num_tokens, hit.blocks[0]) if hit.blocks else 0
 
     def evict(self, num_tokens: int) -> None:
-        self._pool += sum(node.end - node.start for node in self.tree.evict(num_tokens))
+        for node in self.tree.evict(num_tokens):
+            self._pool += node.end - node.start
+            if self.on_event is not None and not isinstance(node.content, _Own):
+                self.on_event(BlockRemoved(self._page_keys(node.content, node.salt, node.start, node.end)))
 
     def check_integrity(self) -> None:
         super().check_integrity()
@@ -175,17 +181,18 @@ class PrefixRadix(KVAllocator):
         if need <= 0:
             return
         if need > self._pool:
-            self.evict(need)  # as much as is asked for, not only what is missing
+            self.evict(need - self._pool)
         self._pool -= need
         self._held[request].own += need
         self._own += need
 
-    def _enter(self, request: Request, held: _Holding, upto: int, chunked: bool) -> None:
+    def _enter(self, request: Request, held: _Holding, upto: int) -> None:
         """Put a request's tokens before `upto` into the tree and hold them there. Of what other requests have entered
-        meanwhile its own copy is freed."""
+        meanwhile its own copy is freed. A request hits a node once, whatever it enters behind it."""
         before = held.node
         priority = -request.priority  # ours: low is urgent; SGLang's: high is
-        found, node = self.tree.insert(_content(request), upto, request.salt, priority, chunked)
+        found, node = self.tree.insert(_content(request), upto, request.salt, priority, inserted_len=held.entered)
+        held.entered = node.end
         self.tree.lock(node)
         self.tree.unlock(before)
         held.node = node
@@ -193,6 +200,15 @@ class PrefixRadix(KVAllocator):
         self._own -= node.end - before.end
         self._shared += node.end - before.end
         self._pool += found - before.end
+        if self.on_event is not None and request.content is not None and node.end > found:
+            keys = self._page_keys(request.content, request.salt, found, node.end)
+            parent = key_of(request.content.prefix_key(found), request.salt) if found else None
+            self.on_event(BlockStored(keys, parent, self.block_size))
+
+    def _page_keys(self, content: PromptContent, salt: str, start: int, end: int) -> tuple[Hashable, ...]:
+        """Return the keys of the pages from token `start` to token `end`."""
+        page = self.block_size
+        return tuple(key_of(content.prefix_key(stop), salt) for stop in range(start + page, end + 1, page))
 
 
 def _content(request: Request) -> PromptContent:

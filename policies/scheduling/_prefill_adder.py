@@ -6,7 +6,7 @@ New requests are charged what they may still generate in full, running ones `new
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -40,12 +40,14 @@ def max_new(request: Request, clip: int = CLIP_MAX_NEW_TOKENS) -> int:
 
 
 class PrefillAdder:
-    """Budgets of one batch: tokens of memory, of input and of one chunk. `decodes`: requests that ride along."""
+    """Budgets of one batch: tokens of memory, of input and of one chunk. `left`: what `running` may still generate, of
+    each at most CLIP_MAX_NEW_TOKENS. `decodes`: requests that ride along."""
 
     def __init__(
         self,
         kv: KVAllocator,
-        running: Iterable[Request],
+        running: Sequence[Request],
+        left: int,
         new_token_ratio: float,
         max_prefill_tokens: int,
         chunked_prefill_size: int | None,
@@ -57,8 +59,7 @@ class PrefillAdder:
         self.running = list(running)
         self.ratio = new_token_ratio
         self.ignore_eos = ignore_eos
-        expected = [max(r.max_tokens - r.num_output_tokens, 0) for r in self.running]
-        self.total_offset = decodes + sum([min(n, CLIP_MAX_NEW_TOKENS) * new_token_ratio for n in expected])
+        self.total_offset = decodes + left * new_token_ratio
         self.current_offset = decodes
         self.input_left = max_prefill_tokens - decodes
         self.chunk_left = None if chunked_prefill_size is None else chunked_prefill_size - decodes

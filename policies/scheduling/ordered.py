@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from servesim.contracts import KVAllocator, Limits, Plan, PlanContext, Request
 from servesim.contracts.params import SchedulerParams
+from servesim.errors import PolicyError
 
 from ._vllm_params import VllmParams
 from .vllm import Vllm
@@ -92,7 +93,10 @@ class Ordered(Vllm):
 
     def _key(self, request: Request, now: int) -> tuple[float, int, int]:
         arrival_ns = request.arrival_ns
-        return self.rank(request, now if self.dynamic else arrival_ns), arrival_ns, request.row
+        rank: Any = self.rank(request, now if self.dynamic else arrival_ns)
+        if rank is None:
+            raise PolicyError(f"{self.name}: rank returns None, not a number")
+        return rank, arrival_ns, request.row
 
     def _enqueue(self, request: Request, now: int) -> None:
         heapq.heappush(self._ranked, (*self._key(request, now), request))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler
 from servesim.contracts.scheduler import schedulers
@@ -21,6 +22,8 @@ from ._common import (
 )
 
 ALIGN = 32
+ARRIVAL = attrgetter("arrival_ns", "row")
+"""Order of arrival."""
 
 
 @dataclass(frozen=True)
@@ -87,17 +90,15 @@ class Sarathi(Scheduler):
             if request.num_computed_tokens >= end:
                 del self.prefill_end[request]
         if self._entered:
-            self.running.sort(key=lambda r: (r.arrival_ns, r.row))
-            self._entered = bool(self.prefill_end)
+            self.running.sort(key=ARRIVAL)
+            self._entered = False
         under_way = self.prefill_end
         decodes = [r for r in self.running if r not in under_way] if under_way else self.running
         enough = 0 if self._reserves else len(self.running) * self.kv.block_size
         left = ctx.decode(decodes, len(decodes), free=0 if self.kv.reserves else enough)
         if left:
             self._plan_each(ctx, decodes[: len(decodes) - len(left)], enough)
-        elif under_way:
-            self.running = decodes + [r for r in self.running if r in under_way]
-        return [r for r in self.running if r in under_way] if under_way else []
+        return sorted(self.prefill_end, key=ARRIVAL)
 
     def _plan_each(self, ctx: PlanContext, decodes: list[Request], enough: int) -> None:
         """Give each decode behind the first ones, which have theirs, its token; the last comers give way."""
@@ -123,6 +124,7 @@ class Sarathi(Scheduler):
             else:
                 decodes.append(request)  # in flight
         self.running = decodes + prefills
+        self._entered = bool(prefills)
 
     def _next_chunk(self, ctx: PlanContext, request: Request, used: int) -> int:
         left = self.prefill_end[request] - request.num_computed_tokens

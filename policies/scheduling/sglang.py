@@ -16,7 +16,7 @@ from servesim.contracts.scheduler import schedulers
 from servesim.errors import UserError
 
 from ._common import refuse_if_hopeless
-from ._prefill_adder import Added, Grant, PrefillAdder, max_new
+from ._prefill_adder import CLIP_MAX_NEW_TOKENS, Added, Grant, PrefillAdder, max_new
 from ._sglang_order import CACHE_AWARE, order
 from ._sglang_params import SglangParams
 
@@ -46,6 +46,7 @@ class Sglang(Scheduler):
         chunk = params.chunked_prefill_size
         self.chunk_size = None if chunk is None or chunk < 0 else chunk
         self.batch: list[Request] = []  # decoding; may hold requests that have ended since it last ran
+        self._ended = False  # whether it may
         self.last: list[Request] = []  # of the last prefill batch, until it joins `batch`
         self.chunked: Request | None = None  # whose prompt is under way
         self.chunk_end: dict[Request, int] = {}
@@ -111,8 +112,8 @@ class Sglang(Scheduler):
         self._sort()
         decodes = len(self.batch) if p.enable_mixed_chunk else 0
         adder = PrefillAdder(
-            self.kv, self.batch, self.new_token_ratio, p.max_prefill_tokens, self.chunk_size, decodes,
-            p.ignore_eos and not self.kv.shares,
+            self.kv, self.batch, ctx.tokens_left(self.batch, CLIP_MAX_NEW_TOKENS), self.new_token_ratio,
+            p.max_prefill_tokens, self.chunk_size, decodes, p.ignore_eos and not self.kv.shares,
         )  # fmt: skip
         if self.chunked is not None and not self._continue(ctx, adder, self.chunked):
             return
@@ -202,7 +203,8 @@ class Sglang(Scheduler):
         sign = 1 if self.params.schedule_low_priority_values_first else -1
         victims: list[Request] = []
         short = waiter.num_tokens - self.kv.lookup(waiter).num_tokens + max_new(waiter) - adder.remaining
-        for request in sorted(self._live(), key=lambda r: (-sign * r.priority, -r.arrival_ns)):
+        live = [r for r in self.batch if r.state is State.RUNNING]
+        for request in sorted(live, key=lambda r: (-sign * r.priority, -r.arrival_ns)):
             if -sign * (waiter.priority - request.priority) <= self.params.priority_scheduling_preemption_threshold:
                 break
             if request.num_output_placeholders or request in ctx.plan.tokens:
@@ -225,7 +227,7 @@ class Sglang(Scheduler):
     def _decode(self, ctx: PlanContext) -> bool:
         """Whether anyone has left the batch."""
         before = len(self.batch)
-        self.batch = self._live()
+        self._drop_ended()
         left: Sequence[Request] = self.batch
         if left:
             held = self.full and len(left) == before and not self.params.enable_priority_scheduling
@@ -242,8 +244,10 @@ class Sglang(Scheduler):
         self._extend(ctx, left)
         return len(self.batch) < before
 
-    def _live(self) -> list[Request]:
-        return [r for r in self.batch if r.state is State.RUNNING]
+    def _drop_ended(self) -> None:
+        if self._ended:
+            self.batch = [r for r in self.batch if r.state is State.RUNNING]
+            self._ended = False
 
     def _extend(self, ctx: PlanContext, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -258,7 +262,7 @@ class Sglang(Scheduler):
 
     def _make_room(self, ctx: PlanContext, retract: bool) -> bool:
         """Whether each decode can have its token; otherwise requests are retracted until those left can."""
-        self.batch = self._live()
+        self._drop_ended()
         if self._needed(self.batch) <= self.kv.usage().free:
             return True
         if not retract:
@@ -319,6 +323,7 @@ class Sglang(Scheduler):
 
     def on_finish(self, requests: Sequence[Request]) -> None:
         super().on_finish(requests)
+        self._ended = True
         for request in requests:
             self.chunk_end.pop(request, None)
             self._prefilled_before.pop(request, None)

@@ -8,12 +8,12 @@ verification of drafts are all this rule.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from servesim.contracts.kv import KVAllocator
+from servesim.contracts.kv import Hit, KVAllocator
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Limits, Scheduler, schedulers
@@ -28,7 +28,7 @@ class Vllm(Scheduler):
 
     Params: ClassVar[type[Any]] = VllmParams
     paper = "Kwon et al., Efficient Memory Management for LLM Serving with PagedAttention, SOSP 2023"
-    supports = frozenset({"async", "speculation"})
+    supports = frozenset({"async", "speculation", "remote_kv"})
 
     def __init__(self, params: VllmParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
@@ -39,7 +39,8 @@ class Vllm(Scheduler):
         self._max_scheduled = params.max_num_scheduled_tokens or limits.max_num_batched_tokens
         self._max_running = params.max_num_active_seqs or limits.max_num_seqs
         self._steps_since_prefill = 0
-        self._drained = True  # whether the last plan open to prefill emptied the waiting queue
+        self._drained = True  # whether the last plan that looked at the waiting queue emptied it
+        self._chunks: set[Request] = set()  # running ones whose last step did not reach the end of their prompt
         self._reserve = int(params.watermark * kv.num_blocks) * kv.block_size
 
     def plan(self, ctx: PlanContext) -> Plan:
@@ -55,17 +56,21 @@ class Vllm(Scheduler):
 
     def _plan_running(self, ctx: PlanContext, budget: Budget, threshold: int, hold: bool) -> None:
         steps = 1 if self._rules.prefill_schedule_interval > 1 else None  # it counts plans
-        queue = ctx.decode(self.running, budget.left - budget.extra * len(self.running), steps=steps)
-        budget.take(ctx.num_tokens, len(self.running) - len(queue))
+        queue: Sequence[Request] = self.running
+        if not (hold and self._chunks):  # a last chunk of one token is no decode
+            queue = ctx.decode(queue, budget.left - budget.extra * len(queue), steps=steps)
+            budget.take(ctx.num_tokens, len(self.running) - len(queue))
         max_len = self.limits.max_model_len
         for request in list(queue):
             if budget.left <= 0:
                 return
             if request.state is not State.RUNNING:
                 continue  # it gave way to one before it
+            if hold and request in self._chunks:
+                continue
             new, drafts = ctx.due(request), request.num_draft_tokens
             if new != 1 or drafts or request.num_computed_tokens + 2 > max_len:
-                new, drafts = self._wanted(request, new, threshold, hold, budget.left)
+                new, drafts = self._wanted(request, new, threshold, budget.left)
                 if new <= 0:
                     continue
             while not ctx.extend(request, new, lookahead=self.lookahead, drafts=drafts):
@@ -80,10 +85,10 @@ class Vllm(Scheduler):
             if not self._by_priority:
                 return
 
-    def _wanted(self, request: Request, due: int, threshold: int, hold: bool, left: int) -> tuple[int, int]:
+    def _wanted(self, request: Request, due: int, threshold: int, left: int) -> tuple[int, int]:
         """Return the tokens that bring a request with `due` tokens up to what is known of it, as far as may be, and how
         many of them are drafts."""
-        if due <= 0 or (hold and due > 1):
+        if due <= 0:
             return 0, 0
         new = due + request.num_draft_tokens
         if 0 < threshold < new:
@@ -109,6 +114,11 @@ class Vllm(Scheduler):
         while self.num_waiting() and budget.left > 0 and len(self.running) < self._max_running:
             request = self._head()
             hit = ctx.lookup(request)
+            if ctx.connector is not None and (taken := self._fetch(ctx, request, hit)) is not None:
+                if not taken:
+                    return
+                self._pop_head()
+                continue
             known, base = request.num_tokens, hit.num_tokens
             new, drafts = known - base, 0
             if new == 1 and (base > 0 if uniform is None else uniform):
@@ -139,6 +149,24 @@ class Vllm(Scheduler):
             self.running.append(request)
             budget.take(new)
 
+    def _fetch(self, ctx: PlanContext, request: Request, hit: Hit) -> bool | None:
+        """Let the head of the queue wait for KV from elsewhere, if there is any. Prompts that have been begun, here or
+        there, keep the blocks they still need."""
+        size, slots = self.kv.block_size, self.kv.slots
+        begun = [r for r in self.running if r.first_token_ns < 0 or r.num_preemptions]
+        short = [
+            min(r.num_tokens, self.limits.max_model_len) - slots(r)
+            for r in [*begun, *ctx.fetched]
+            if r.state < State.FINISHED
+        ]
+        return ctx.fetch(
+            request,
+            hit,
+            full_tokens=request.num_tokens if self._rules.scheduler_reserve_full_isl else 0,
+            reserve=self._reserve if self.running else 0,
+            owed=sum(-(-tokens // size) * size for tokens in short if tokens > 0),
+        )
+
     def _only_decodes(self, plan: Plan) -> bool | None:
         """Whether the running requests scheduled so far all decode; None: none was scheduled."""
         if not plan.tokens:
@@ -160,13 +188,18 @@ class Vllm(Scheduler):
         interval = self._rules.prefill_schedule_interval
         if interval <= 1 or self._steps_since_prefill + 1 >= interval or not self._drained:
             return False
-        return any(r.num_computed_tokens >= r.num_tokens - 1 for r in self.running)
+        return any(r not in self._chunks for r in self.running)
 
     def _note_prefill(self, plan: Plan, held: bool) -> None:
-        prefill = bool(plan.admitted or plan.resumed) or not self._only_decodes(plan)
+        tokens = plan.tokens
+        prefill = bool(plan.admitted or plan.resumed) or any(r in self._chunks for r in tokens)
         self._steps_since_prefill = 0 if prefill else self._steps_since_prefill + 1
-        if not held:
+        if not held and not plan.preempted:
             self._drained = not self.num_waiting()
+        unfinished = {
+            r for r, n in tokens.items() if r.num_computed_tokens + n < r.num_tokens + r.num_output_placeholders
+        }
+        self._chunks = {r for r in self.running if r in (unfinished if r in tokens else self._chunks)}
 
     # Queues.
 
@@ -175,6 +208,12 @@ class Vllm(Scheduler):
             self._push(request)
         else:
             self.waiting.append(request)
+
+    def on_loaded(self, request: Request) -> None:
+        if self._by_priority:
+            self._push(request)
+        else:
+            super().on_loaded(request)
 
     def drop_waiter(self, request: Request) -> None:
         if self._by_priority:

@@ -18,8 +18,7 @@ from servesim.checking.world import World
 from servesim.contracts import KVAllocator, Request, Scheduler, State
 from servesim.engine.core import EngineCore
 from servesim.engine.fast.core import FastCore
-from servesim.engine.step import Step
-from servesim.errors import PolicyError, UserError
+from servesim.errors import NotForPipelines, PolicyError, UserError
 from servesim.run.agreement import Outcome
 
 LOST = "are in no queue any more"
@@ -37,29 +36,20 @@ class Attempt:
     error: str = ""
     unsuited: bool = False
     """The policies say themselves that they cannot serve this world together."""
-    again: str = ""
-    """A request that was planned again before the token of an earlier synchronous step was known."""
+    again: bool = False
+    """Whether that is since a request was planned again while its last token was in flight through a pipeline."""
 
 
 class CheckedCore(EngineCore):
-    """Notices what the engine itself does not ask: which requests are lost, and which are planned again in a pipeline
-    before their last token is known."""
+    """Notices what the engine itself does not ask: which requests are lost."""
 
     def __init__(self, scheduler: Scheduler, kv: KVAllocator, check: bool = False) -> None:
         super().__init__(scheduler, kv, check)
-        self.again = ""
         self._seen: list[Request] = []
 
     def add(self, request: Request, output_len: int, now: int) -> None:
         self._seen.append(request)
         super().add(request, output_len, now)
-
-    def plan(self, now: int) -> Step | None:
-        step = super().plan(now)
-        if step is not None and len(self.in_flight) > 1 and not self.scheduler.limits.async_scheduling:
-            earlier = {request for each in list(self.in_flight)[:-1] for request in each.sampled}
-            self.again = self.again or next((request.name for request in step.sampled if request in earlier), "")
-        return step
 
     def abort(self, request: Request, now: int, reason: str = "abort") -> None:
         if request in self.lost():
@@ -100,11 +90,12 @@ def attempt(world: World, mode: str, *, check: bool = False, seed: int = 0) -> A
     except PolicyError as error:
         ended = f"{error}".endswith((LOST, "wait"))  # of a run that came to an end without some of its requests
         names = [name for core in cores for name in core.stuck()] if ended else []
-        return Attempt(None, f"{error}{f' ({names[0]})' if names else ''}")
+        again = isinstance(error, NotForPipelines)
+        return Attempt(None, f"{error}{f' ({names[0]})' if names else ''}", again=again)
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         return Attempt(None, f"{type(error).__name__}: {error} ({Path(at.filename).name} line {at.lineno})")
-    return Attempt(Outcome.of(cluster), again=next((core.again for core in cores if core.again), ""))
+    return Attempt(Outcome.of(cluster))
 
 
 @contextmanager

@@ -94,10 +94,10 @@ class _Checks:
         plain = self._run(world, "reference", check=True)
         if plain.unsuited:
             self._unsuited.append(plain.error)
-        elif plain.outcome is None:
-            self._findings.append(self._broken(number, plain.error))
         elif plain.again:
             self._served[number] = plain  # noted, and nothing else is asked of it
+        elif plain.outcome is None:
+            self._findings.append(self._broken(number, plain.error))
         else:
             self._served[number] = plain
             repeats = self._repeats(number, plain, self._run(world, "reference", seed=1), "when it is run again")
@@ -190,12 +190,12 @@ class _Checks:
         return told
 
     def _notes(self) -> Iterator[str]:
-        again = {number: each.again for number, each in self._served.items() if each.again}
+        again = {number: each.error for number, each in self._served.items() if each.again}
         if again:
             number = next(iter(again))
             yield (
-                f"not for pipelines (pp > 1): {self._subject.name} plans {again[number]} again before its last token "
-                f"is known (world {number}); leave out requests with num_computed_tokens == num_tokens"
+                f"not for pipelines: {again[number]} (world {number}); leave out requests with "
+                "num_computed_tokens == num_tokens"
             )
 
 

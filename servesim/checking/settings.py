@@ -16,8 +16,8 @@ from servesim.contracts.user_policies import blaming
 from servesim.errors import PolicyError, UserError, suggest
 
 WORDS = {
-    "scheduler": {"needs": {"output_len", PREDICTED}, "supports": {"async", "speculation", "swap"}},
-    "kv": {"needs": {"output_len", "future"}, "supports": {"fork"}},
+    "scheduler": {"needs": {"output_len", PREDICTED}, "supports": {"async", "speculation", "swap", "remote_kv"}},
+    "kv": {"needs": {"output_len", "future"}, "supports": {"fork", "events", "remote_kv"}},
     "speculation": {"needs": {"acceptance"}, "supports": {"async"}},
 }
 """By kind of policy, what `needs` and `supports` may say."""

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from servesim import __version__
+from servesim.cli.accuracy import ACCURACY_EXAMPLES, accuracy
 from servesim.cli.calibrate import calibrate_app
+from servesim.cli.engines import ENGINES_EXAMPLES, engines
 from servesim.cli.experiments import register as register_experiments
 from servesim.cli.options import ScenarioCommand
 from servesim.cli.policies import POLICIES_EXAMPLES, policies
@@ -67,7 +69,9 @@ app.command(epilog=RUN_EXAMPLES, cls=ScenarioCommand)(run)
 app.add_typer(trace_app, name="trace")
 app.add_typer(calibrate_app, name="calibrate")
 app.command(epilog=VALIDATE_EXAMPLES)(validate)
+app.command(epilog=ACCURACY_EXAMPLES)(accuracy)
 app.command(epilog=POLICIES_EXAMPLES)(policies)
+app.command(epilog=ENGINES_EXAMPLES)(engines)
 app.command(epilog=REPRODUCE_EXAMPLES)(reproduce)
 app.command(epilog=SIZE_EXAMPLES)(size)
 app.command(epilog=ROOFLINE_EXAMPLES)(roofline)

@@ -159,16 +159,16 @@ def _imported(convert: Callable[[], dict[str, int]], out: Path) -> None:
         typer.echo(f"{out / name}: {rows:,} rows")
 
 
-ACCURACY_EXAMPLES = """
+LEFT_OUT_EXAMPLES = """
 \b
 Examples:
-  servesim calibrate accuracy h200
-  servesim calibrate accuracy data/profiling/compute/a100 --json errors.json
+  servesim calibrate left-out h200
+  servesim calibrate left-out data/profiling/compute/a100 --json errors.json
 """
 
 
-@calibrate_app.command(epilog=ACCURACY_EXAMPLES)
-def accuracy(
+@calibrate_app.command(epilog=LEFT_OUT_EXAMPLES)
+def left_out(
     table: Annotated[
         str, typer.Argument(metavar="TABLE", help="Shipped tables (h200), a folder of tables, or of Vidur's CSVs.")
     ],
@@ -192,6 +192,11 @@ def accuracy(
     print_errors(errors)
     for line in warnings:
         typer.echo(f"warning: {line}")
+
+
+calibrate_app.command(
+    "accuracy", hidden=True, help="Older name of left-out.", epilog="Example: servesim calibrate accuracy h200"
+)(left_out)
 
 
 def print_errors(errors: list[HeldOut]) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 OTHER_NAMES = {
     "rate": ("--rate", "--request-rate"),
     "preset": ("--engine", "--preset"),
+    "clients.tool": ("--client", "--clients.tool"),
     "clients.max_concurrency": ("--max-concurrency", "--clients.max-concurrency"),
     "engine.ignore_memory": ("--ignore-memory", "--engine.ignore-memory"),
 }

@@ -83,8 +83,8 @@ def _show(kind: str, name: str, cls: type[Any]) -> None:
         typer.echo(f"cannot: {what} ({reason})")
     if getattr(cls, "samples", ""):
         typer.echo(f"samples (n > 1): {cls.samples}" * ("samples" not in cls.cannot))
-    if getattr(cls, "paper", ""):
-        typer.echo(f"paper: {cls.paper}")
+    if paper := vars(cls).get("paper"):  # what is derived from a policy is another idea
+        typer.echo(f"paper: {paper}")
     parameters = dataclasses.fields(cls.Params)
     if not parameters:
         typer.echo("parameters: none")

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from servesim.cli.console import open_console
+from servesim.run.beginning import REQUESTS
 from servesim.run.result import Result
 from servesim.run.setup import Setup
 from servesim.run.simulate import Progress as OnProgress
@@ -69,8 +70,19 @@ def print_summary(result: Result, out: Path | None) -> None:
     for note in summary["notes"]:
         console.print(f"note: {note}", style="dim")
     console.print(_measurements(summary), style="dim")
+    if result.scenario.check:
+        console.print(_checked(result), style="dim")
     if out is not None:
         console.print(f"written to {out}", style="dim")
+
+
+def _checked(result: Result) -> str:
+    """What `--check` has found to be right: it ends the run where anything is not."""
+    told = "checked: scheduler and memory kept their invariants after every step"
+    if result.scenario.mode == "reference":
+        return told
+    first = min(REQUESTS, result.summary["requests"]["arrived"])
+    return f"{told}; fast mode and reference mode agree on the first {first:,} requests"
 
 
 MOST_GROUPS = 12

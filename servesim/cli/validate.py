@@ -19,6 +19,9 @@ def validate(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model of runs that do not state theirs.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU of runs that do not state theirs.")] = None,
+    num_gpu_blocks: Annotated[
+        int | None, typer.Option(min=2, help="KV blocks of servers that do not state theirs. [default: memory model]")
+    ] = None,
     kernel_tables: Annotated[
         Path | None, typer.Option(help="Folder of kernel tables instead of the shipped ones.")
     ] = None,
@@ -30,7 +33,7 @@ def validate(
     from servesim.experiments.validate import validate as run_all
 
     terms = HostTerms.load(host) if host is not None else None
-    found = run_all(folder, host=terms, model=model, gpu=gpu, tables=kernel_tables)
+    found = run_all(folder, host=terms, model=model, gpu=gpu, tables=kernel_tables, num_blocks=num_gpu_blocks)
     if json_file is not None:
         from servesim.run.result_files import to_json, write_text
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
+from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.params import NoParams
 from servesim.contracts.registry import Registry
 from servesim.contracts.request import Request
@@ -80,7 +81,12 @@ class KVAllocator(ABC):
     """Oracle knowledge (of the class, or of one object by its parameters). "output_len": it may ask
     `self.output_len(request)`; "future": it is told of all requests before the first one arrives (`foresee`)."""
     supports: ClassVar[frozenset[str]] = frozenset()
-    """"fork": samples of a request can share its memory."""
+    """"fork": samples of a request can share its memory. "events": it calls `on_event` for each block of known
+    content when it can be found, and when it no longer can (servesim.contracts.kv_events). "remote_kv": what a request
+    in State.LOADING is admitted with is not found by others before it is published; of allocators that share nothing
+    this is true anyhow."""
+    on_event: Callable[[KVEvent], None] | None
+    """Whom a prefix cache tells of the blocks it stores and removes, at once; None: nobody listens."""
     output_len: Callable[[Request], int]
     """True output length; set by the engine for declared oracles only."""
     shares: ClassVar[bool] = False
@@ -109,6 +115,7 @@ class KVAllocator(ABC):
         self.block_size = memory.block_size
         self.max_model_len = memory.max_model_len
         self.capacity_tokens = memory.num_blocks * memory.block_size
+        self.on_event = None
         self._host: dict[Request, int] = {}  # blocks in host memory
         self._host_free = memory.host_blocks
 

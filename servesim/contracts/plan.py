@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from mypy_extensions import mypyc_attr
 
+from servesim.contracts.connector import Connector, Load
+from servesim.contracts.kv import Hit
 from servesim.contracts.ledger import Ledger
 from servesim.contracts.request import Request, State
 from servesim.errors import PolicyError
 
 if TYPE_CHECKING:
-    from servesim.contracts.kv import Hit, KVAllocator
+    from servesim.contracts.kv import KVAllocator
 
 
 NO_END = 1 << 60
@@ -40,6 +42,8 @@ class Plan:
     resumed: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     rejected: list[Request] = field(default_factory=list)
+    loading: list[Request] = field(default_factory=list)
+    """Those that began to wait for KV from elsewhere."""
     attention: str = "fused"
     """"fused": one kernel for the whole batch; "per_request": one launch per request (Orca)."""
     layout: str = "mixed"
@@ -66,8 +70,8 @@ class Plan:
 
     @property
     def changes_queues(self) -> bool:
-        """Whether a request entered or left the running set while this plan was made."""
-        return bool(self.admitted or self.resumed or self.preempted or self.rejected)
+        """Whether a request entered or left the running set, or the queues, while this plan was made."""
+        return bool(self.admitted or self.resumed or self.preempted or self.rejected or self.loading)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -86,6 +90,8 @@ class PlanContext:
         ledger: Ledger,
         asynchronous: bool = False,
         oracle: bool = False,
+        connector: Connector | None = None,
+        fetched: dict[Request, Load] | None = None,
     ) -> None:
         self.policy = policy
         self._now = now
@@ -94,6 +100,10 @@ class PlanContext:
         self._ledger = ledger
         self._asynchronous = asynchronous
         self._oracle = oracle
+        self.connector = connector
+        """Where KV computed elsewhere comes from; None: from nowhere."""
+        self.fetched: dict[Request, Load] = fetched if fetched is not None else {}
+        """Requests that hold memory and do not run: their KV comes from elsewhere, or has come."""
 
     @property
     def now(self) -> int:
@@ -145,9 +155,50 @@ class PlanContext:
             known += coming
         return known - computed
 
+    def tokens_left(self, requests: Sequence[Request], most: int) -> int:
+        """Return how many tokens these requests may still generate by their length caps, in all; of each, `most` are
+        counted at most."""
+        return sum([min(request.max_tokens - request.num_output_tokens, most) for request in requests])
+
     def lookup(self, request: Request) -> Hit:
-        """Return the longest cached prefix of a waiting request that is about to be admitted."""
+        """Return the longest cached prefix of a waiting request that is about to be admitted; what has come from
+        elsewhere, if it has."""
+        if request in self.fetched:
+            return Hit(request._num_computed_tokens)
         return self.kv.lookup(request)
+
+    def fetch(
+        self, request: Request, hit: Hit, *, full_tokens: int = 0, reserve: int = 0, owed: int = 0
+    ) -> bool | None:
+        """Let a waiting request wait for KV computed elsewhere, behind the hit, if there is any; it has memory for it.
+        True: the caller takes it out of its queue, and has it back by `Scheduler.on_loaded`. False (nothing done): the
+        allocator cannot. None: there is no such KV, or it has come; the request can be admitted. `full_tokens` and
+        `reserve` as in `admit`; `owed` tokens must be free beside: what others need that have begun their prompts."""
+        connector, kv = self.connector, self.kv
+        if connector is None or request in self.fetched:
+            return None
+        start, tokens = hit.num_tokens, connector.available(request, hit.num_tokens)
+        if type(tokens) is not int or not 0 <= tokens <= request.num_tokens - start:
+            raise PolicyError(f"connector: {tokens!r} tokens are available of {request}, {start} of which are here")
+        if not tokens:
+            return None
+        if not kv.can_admit(request, hit, tokens, full_tokens, reserve):
+            return False
+        if owed and not kv.can_admit(request, hit, tokens, 0, reserve + owed):
+            return False
+        before = request.state
+        request.state = State.LOADING
+        kv.admit(request, hit, tokens, 0)
+        request._num_computed_tokens = start
+        self._ledger.hold(start)
+        end_ns = connector.load(request, start, start + tokens, self._now)
+        if type(end_ns) is not int or end_ns < self._now:
+            raise PolicyError(f"connector: a transfer that begins at {self._now} ns ends at {end_ns!r} ns")
+        self.fetched[request] = Load(start, start + tokens, end_ns, before)
+        self.plan.loading.append(request)
+        if before is not State.PREEMPTED:
+            request.hit_tokens = start
+        return True
 
     def admit(
         self,
@@ -167,22 +218,37 @@ class PlanContext:
         if type(num_tokens + full_tokens + reserve + lookahead + drafts) is not int:
             raise _not_ints(num_tokens, full_tokens, reserve, lookahead, drafts)
         hit = hit if hit is not None else self.lookup(request)
-        if not self.kv.can_admit(request, hit, num_tokens + lookahead, full_tokens, reserve):
+        come = request in self.fetched
+        if come:
+            if not self._grow_fetched(request, num_tokens, full_tokens, reserve, lookahead):
+                return False
+        elif not self.kv.can_admit(request, hit, num_tokens + lookahead, full_tokens, reserve):
             return False
-        self.kv.admit(request, hit, num_tokens, lookahead)
+        else:
+            self.kv.admit(request, hit, num_tokens, lookahead)
+            self._ledger.hold(hit.num_tokens)
         again = request.state is State.PREEMPTED
         request.state = State.RUNNING
         request._num_computed_tokens = hit.num_tokens
-        self._ledger.hold(hit.num_tokens)
         if again:
             request.recomputed_tokens += max(request.lost_tokens - hit.num_tokens, 0)
             request.lost_tokens = 0
             self.plan.resumed.append(request)
         else:
-            request.hit_tokens = hit.num_tokens
+            request.hit_tokens = request.hit_tokens if come else hit.num_tokens
             request.scheduled_ns = self._now
             self.plan.admitted.append(request)
         self.schedule(request, num_tokens, drafts)
+        return True
+
+    def _grow_fetched(self, request: Request, num_tokens: int, full_tokens: int, reserve: int, lookahead: int) -> bool:
+        """Give a request whose KV has come the rest of the memory it is admitted with; False: out of memory."""
+        kv, size = self.kv, self.kv.block_size
+        end = min(max(full_tokens, request._num_computed_tokens + num_tokens + lookahead), kv.max_model_len)
+        short = -(-(end - kv.slots(request)) // size) * size
+        if (short > 0 and short + reserve > kv.usage().free) or not kv.grow(request, num_tokens, lookahead):
+            return False
+        del self.fetched[request]
         return True
 
     def extend(self, request: Request, num_tokens: int, *, lookahead: int = 0, drafts: int = 0) -> bool:

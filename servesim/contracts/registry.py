@@ -10,6 +10,7 @@ import importlib.util
 import math
 import pkgutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -73,6 +74,12 @@ class Registry(Generic[T]):
                 raise UserError(f"unknown {self.kind} {head!r}{suggest(head, self._classes)}")
             cls = self._classes[head]
         return cls, pairs(f"{self.kind} {head}", rest)
+
+    def configured(self, settings: Mapping[str, Any]) -> tuple[type[T], Any]:
+        """Return the class that a scenario's settings name, and its parameters."""
+        values = {key: value for key, value in settings.items() if key != "name"}
+        cls, _ = self.resolve(settings["name"])
+        return cls, build_params(f"{self.kind} {settings['name']}", cls.Params, values)  # type: ignore[attr-defined]
 
     def _load(self) -> None:
         if self._loaded:

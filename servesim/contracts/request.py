@@ -17,6 +17,8 @@ SampleForm = Literal["children", "prefix-first", "fork"]
 class State(IntEnum):
     """The place of a request in its life."""
 
+    LOADING = -1
+    """Waits, outside of all queues, for KV that comes from elsewhere into memory it holds."""
     WAITING = 0
     RUNNING = 1
     PREEMPTED = 2
@@ -103,6 +105,8 @@ class Request:
     finished_ns: int = -1
     hit_tokens: int = 0
     """Prefix tokens found in the cache when first admitted."""
+    loaded_tokens: int = 0
+    """Tokens whose KV came from elsewhere, in all."""
     recomputed_tokens: int = 0
     """Tokens computed again because a preemption threw their KV away."""
     lost_tokens: int = 0

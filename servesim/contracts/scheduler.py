@@ -59,7 +59,8 @@ class Scheduler(ABC):
     """"output_len" marks an oracle that may ask `ctx.output_len(request)`; PREDICTED one that goes by
     `request.predicted_output_len`."""
     supports: ClassVar[frozenset[str]] = frozenset()
-    """"async": plans correctly with a step in flight (see Request.num_output_placeholders)."""
+    """"async": plans correctly with a step in flight (see Request.num_output_placeholders). "remote_kv": asks
+    `ctx.fetch` before it admits a request, and takes those back whose KV has come (`on_loaded`)."""
 
     samples: ClassVar[SampleForm] = "children"
     """The way a request of several samples (n > 1) is served: see servesim.workload.samples. "fork" needs an
@@ -101,6 +102,16 @@ class Scheduler(ABC):
     def on_arrival(self, request: Request) -> None:
         """Take in a request that has arrived. Default: append it to `waiting`."""
         self.waiting.append(request)
+
+    def on_loaded(self, request: Request) -> None:
+        """Take back a request whose KV has come: it waits again, and holds memory. Default: to the front of `waiting`,
+        behind earlier ones whose KV has come (vLLM's first come, first served)."""
+        at = 0
+        for each in self.waiting:
+            if not each.num_computed_tokens or (each.arrival_ns, each.row) > (request.arrival_ns, request.row):
+                break
+            at += 1
+        self.waiting.insert(at, request)
 
     def on_finish(self, requests: Sequence[Request]) -> Sequence[Request] | None:
         """Take in that these requests (batch order) have their last token, or were cancelled. Default: drop them, free
@@ -166,6 +177,7 @@ def check_samples(scheduler: Scheduler, kv: KVAllocator) -> None:
         raise UserError(
             f"scheduler {scheduler.name} forks samples of a request (n > 1) that share its memory, which kv {kv.name} "
             "cannot: use one that can, such as paged"
+            + (" with engine.disable_hybrid_kv_cache_manager" if kv.grouped else "")
         )
 
 

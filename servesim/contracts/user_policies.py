@@ -40,7 +40,7 @@ _TERMS = {
     "Scheduler": _Terms(
         {
             "int": "num_waiting",
-            "None": "on_arrival on_fork drop_waiter commit check_integrity",
+            "None": "on_arrival on_loaded on_fork drop_waiter commit check_integrity",
         },
         required="plan",
         made={object: "params limits kv waiting", list: "running"},
@@ -86,6 +86,7 @@ def adopt(cls: type[Any]) -> None:
         for name in " ".join(terms.made.values()).split():
             if name in vars(each):
                 raise UserError(f"{each.__name__}.{name} hides what the base class sets: set self.{name} in __init__")
+        _check_params(each)
         for name in ("needs", "supports"):
             if isinstance(vars(each).get(name), set | list | tuple):
                 setattr(each, name, frozenset(vars(each)[name]))
@@ -95,6 +96,22 @@ def adopt(cls: type[Any]) -> None:
                 for name in names.split():
                     if inspect.isfunction(verb := vars(each).get(name)):
                         setattr(each, name, _hold(verb, *_settlers()[kind]))
+
+
+def _check_params(cls: type[Any]) -> None:
+    """Raise UserError where a policy has parameters of its own without those that its base's `__init__` reads."""
+    if not isinstance(vars(cls).get("Params"), type):
+        return
+    for base in cls.__mro__:
+        if _is_contract(base) or (base is cls and "__init__" in vars(base)):
+            return
+        if base is not cls and ("__init__" in vars(base) or "Params" in vars(base)):
+            break
+    if base.Params not in cls.Params.__mro__:
+        raise UserError(
+            f"{cls.__name__}.Params does not derive from {base.__name__}.Params, which {base.__name__} reads: write "
+            f"class Params({base.__name__}.Params)"
+        )
 
 
 def make(cls: type[Any], *args: Any) -> Any:

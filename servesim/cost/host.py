@@ -16,6 +16,7 @@ from typing import Any
 
 from servesim.contracts.cost import Batch, Host
 from servesim.errors import UserError, suggest
+from servesim.workload.front_end import FrontTerms
 
 GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Token counts vLLM captures CUDA graphs for (vllm/config/compilation.py); smaller batches are padded."""
@@ -54,16 +55,24 @@ class HostTerms:
     """Share of the data-sheet bandwidth at which decode reads its KV; 0: as the attention table says. Tables
     measure a layer's attention over and over, with a cache state no served step has."""
     front_in: float = 0.0
-    """From the client to the queue (HTTP)."""
+    """From the client to the queue, beyond what an API process does; this and the following: see
+    `servesim.workload.front_end`."""
+    front_per_request: float = 0.0
+    """Work of an API process for each request (HTTP)."""
     front_in_per_token: float = 0.0
-    """Tokenizing a prompt, one prompt after the other."""
+    """For each token of the prompt (tokenizing)."""
+    front_in_per_token_by_model: dict[str, float] = field(default_factory=dict)
+    """The same for families of models whose tokenizer takes another time, by the beginning of their names."""
+    front_per_chunk: float = 0.0
+    """For each chunk of the answer (detokenizing, streaming)."""
     front_out: float = 0.0
     """From the engine to the client."""
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, source: str | Path) -> HostTerms:
-        """Load shipped terms by name (`vllm-0.23-h100`) or from a YAML file."""
+        """Load shipped terms by name (`vllm-0.23-h100`) or from a YAML file. Terms that a file with `base` leaves out
+        are those of its base, but for the engine: they are of one server, and chosen by name alone."""
         import yaml
 
         shipped = {path.name.removesuffix(".yaml"): path for path in _shipped()}
@@ -78,7 +87,11 @@ class HostTerms:
             loaded = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise UserError(f"host terms {source}: not YAML: {error}") from None
-        return cls.of(loaded, path.name.removesuffix(".yaml"))
+        name = path.name.removesuffix(".yaml")
+        if isinstance(loaded, dict) and "base" in loaded:
+            base = cls.load(str(loaded.pop("base")))
+            loaded = {**base.to_dict(), "engine": "", **loaded}
+        return cls.of(loaded, name)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], name: str) -> HostTerms:
@@ -89,8 +102,9 @@ class HostTerms:
         for key, value in values.items():
             if key not in known:
                 raise UserError(f"host terms {name}: unknown term {key!r}{suggest(key, known)}")
-            if isinstance(value, int | float) and not 0 <= value < 1e12:
-                raise UserError(f"host terms {name}: {key} is {value}, must be at least 0 (nanoseconds)")
+            for part in value.values() if key.endswith("_by_model") and isinstance(value, Mapping) else [value]:
+                if isinstance(part, int | float) and not 0 <= part < 1e12:
+                    raise UserError(f"host terms {name}: {key} is {part}, must be at least 0 (nanoseconds)")
         kept = dict(values)
         kept["gpus"] = tuple(kept.get("gpus") or ())
         return cls(name=name, **kept)
@@ -114,6 +128,21 @@ class HostTerms:
         exposed = self.exposed + self.exposed_per_sampled * batch.sampled
         sequences = batch.decode_count + len(batch.prefill)
         return Host(int(self.overlapped + self.overlapped_per_sequence * sequences + 0.5), int(exposed + 0.5))
+
+    def front(self, model: str, processes: int = 1, stream_interval: int = 1) -> FrontTerms:
+        """Return the front end of `processes` API processes before a model, whose tokenizer is its family's where the
+        terms know it."""
+        families = [family for family in self.front_in_per_token_by_model if model.startswith(family)]
+        family = max(families, key=len, default=None)
+        return FrontTerms(
+            in_ns=round(self.front_in),
+            out_ns=round(self.front_out),
+            request_ns=self.front_per_request,
+            token_ns=self.front_in_per_token if family is None else self.front_in_per_token_by_model[family],
+            chunk_ns=self.front_per_chunk,
+            processes=processes,
+            stream_interval=stream_interval,
+        )
 
     def launching(self, batch: Batch) -> float:
         """Return the processor time per kernel of a step, in ns."""

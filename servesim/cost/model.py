@@ -183,7 +183,7 @@ class TableCostModel(CostModel):
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
         """See `RunCost.decode_run`."""
-        if len(self._stages) > 1 or self._drafting is not None:
+        if len(self._stages) > 1 or self._drafting is not None or batch.padded_tokens:
             return plain_run(self, batch, most, until_ns)
         key = (batch.decode_count, batch.attention)
         terms = self._decodes.get(key)

@@ -7,10 +7,12 @@ from collections.abc import Callable
 import simpy
 from simpy.events import Event
 
-# At one instant: steps complete (by replica), clients give up, requests arrive, schedulers plan (by replica).
+# At one instant: steps complete (by replica), KV comes from elsewhere, clients give up, requests arrive, schedulers
+# plan (by replica).
 COMPLETE = 0
 ARRIVE = 1 << 20
 ABORT = ARRIVE - 1
+LOADED = ARRIVE - 2
 PLAN = ARRIVE + 1
 
 

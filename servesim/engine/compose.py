@@ -6,12 +6,12 @@ from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.plan import Plan
 from servesim.contracts.request import Request, State
-from servesim.errors import PolicyError
+from servesim.errors import NotForPipelines, PolicyError
 
 
-def compose(plan: Plan, kv: KVAllocator, where: str) -> tuple[Batch, list[Request]]:
+def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tuple[Batch, list[Request]]:
     """Return the batch, and the requests that sample in it, in batch order. PolicyError where the plan is illegal;
-    `where`: whose plan it is, and when it was made."""
+    `where`: whose plan it is, and when it was made. `asynchronous`: tokens in flight may be computed from."""
     slots, drafts, running = kv.slots, plan.drafts, State.RUNNING
     prefill: list[tuple[int, int]] = []
     sampled: list[Request] = []
@@ -21,9 +21,10 @@ def compose(plan: Plan, kv: KVAllocator, where: str) -> tuple[Batch, list[Reques
         after = past + new
         known = request._num_tokens + request._num_output_placeholders
         extra = drafts.get(request, 0) if drafts else 0
-        legal = request.state is running and extra < new and after <= known + extra and slots(request) >= after
+        most = extra + (known if asynchronous else request._num_tokens)
+        legal = request.state is running and extra < new and after <= most and slots(request) >= after
         if not legal:
-            _refuse(plan, kv, request, known + extra, f"{where}, step {plan.step_id}")
+            _refuse(plan, kv, request, most, f"{where}, step {plan.step_id}")
         request._num_computed_tokens = after
         total += new
         if after < known:
@@ -73,5 +74,11 @@ def _refuse(plan: Plan, kv: KVAllocator, request: Request, known: int, where: st
     if plan.drafts.get(request, 0) >= new:
         raise PolicyError(f"{where}, all of them drafts")
     if request.num_computed_tokens + new > known:
+        coming = request.num_output_placeholders
+        if coming and request.num_computed_tokens + new <= known + coming:
+            raise NotForPipelines(
+                f"{where}, of which only {known} tokens are known: the next one is still in flight through a pipeline "
+                "(pp > 1)"
+            )
         raise PolicyError(f"{where}, of which only {known} tokens are known")
     raise PolicyError(f"{where}, which has memory for {kv.slots(request)} tokens only")

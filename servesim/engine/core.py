@@ -9,8 +9,10 @@ from typing import Any
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.acceptance import AcceptanceModel
+from servesim.contracts.connector import Connector, Load
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
+from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.ledger import Ledger
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
@@ -20,7 +22,7 @@ from servesim.engine.compose import compose
 from servesim.engine.delivery import deliver
 from servesim.engine.layout import expand, lay_out
 from servesim.engine.step import Late, SpecStats, Step
-from servesim.errors import PolicyError
+from servesim.errors import PolicyError, UserError
 
 PATIENCE = 1 << 16
 """Tokens computed without one delivered before anyone asks whether the policy gets anywhere."""
@@ -42,11 +44,16 @@ class EngineCore:
         self.last_plan: Plan | None = None
         self._keeping: dict[Request, None] = {}  # have ended, and their memory is not free yet
         self._empty = 0  # plans in a row that came out empty
-        self.tokens_since_output = 0  # tokens computed since the last one was delivered
+        self.tokens_since_output = 0  # tokens computed since one was delivered or a request left
         self._patience = PATIENCE
         self.spec_stats = SpecStats()
         self.on_leave: Callable[[Request], None] = lambda request: None
         """Called for each request that has finished or was rejected, its record complete."""
+        self.connector: Connector | None = None
+        self.fetched: dict[Request, Load] = {}
+        """Requests that hold memory and do not run: their KV comes from elsewhere, or has come. Some may have left."""
+        self.on_load: Callable[[Request, int], None] = lambda request, end_ns: None
+        """Called for each request whose KV begins to come, with the time at which `loaded` is to be called."""
         self.on_gap: Callable[[int, int], None] = lambda ns, count: None
         """Called with (ns, how often): gaps between successive tokens of a request."""
         self.on_late: Callable[[int, list[Late]], None] = lambda now, late: None
@@ -65,6 +72,24 @@ class EngineCore:
         self._oracle = "output_len" in scheduler.needs
         if "output_len" in kv.needs:
             kv.output_len = lambda request: request._end_tokens - request.prompt_len
+
+    def listen(self, on_event: Callable[[KVEvent], None]) -> None:
+        """Have the prefix cache tell of each block it stores and removes; to be called before the first step. UserError
+        where it does not tell."""
+        kv = self.kv
+        if kv.shares and "events" not in kv.supports:
+            raise UserError(f'kv {kv.name} does not tell which blocks it stores ("events" is not in its `supports`)')
+        kv.on_event = on_event
+
+    def connect(self, connector: Connector) -> None:
+        """Let requests have KV that was computed elsewhere; to be called before the first step. UserError where a
+        policy cannot wait for it."""
+        scheduler, kv = self.scheduler, self.kv
+        if "remote_kv" not in scheduler.supports:
+            raise UserError(f"scheduler {scheduler.name} cannot wait for KV from elsewhere, vllm can")
+        if kv.shares and "remote_kv" not in kv.supports:
+            raise UserError(f"kv {kv.name} cannot hold memory for KV from elsewhere, prefix-hash can")
+        self.connector = connector
 
     # Requests come and go.
 
@@ -88,14 +113,37 @@ class EngineCore:
         if parent is not None and request.sample > 1:
             return parent.members[0].state is State.REJECTED
         others = len(parent.sent) - 1 if parent is not None and request.sample == 1 else 0
-        return self.scheduler.num_waiting() + others >= most
+        return self.scheduler.num_waiting() + self.num_loading + others >= most
 
     def abort(self, request: Request, now: int, reason: str = "abort") -> None:
         """Cancel a request that waits or runs; nothing happens to one that has left."""
         if request.state >= State.FINISHED:
             return
         request.reason = reason
-        self._finish([request], State.ABORTED, now)
+        if request.state is State.LOADING:  # its memory is being written to until all has come
+            request.state, request.finished_ns = State.ABORTED, now
+            self.on_leave(request)
+        else:
+            self._finish([request], State.ABORTED, now)
+        if self.checks:
+            self.check_integrity()
+
+    def loaded(self, request: Request) -> None:
+        """Take in that the KV of a request has come: it waits again, or, if its client gave up, its memory is free."""
+        load = self.fetched[request]
+        if request.state is not State.LOADING:
+            del self.fetched[request]
+            self.kv.free(request)
+            self.ledger.release(load.start)
+            return
+        come = min(load.stop, request.num_tokens - 1)  # the last token is always computed
+        self.ledger.hold(come - load.start)
+        request.state = load.state
+        request._num_computed_tokens = come
+        request.loaded_tokens += come - load.start
+        if self._shares:
+            self.kv.publish(request, come)
+        self.scheduler.on_loaded(request)
         if self.checks:
             self.check_integrity()
 
@@ -108,10 +156,14 @@ class EngineCore:
     def _finish(self, requests: list[Request], state: State, now: int) -> None:
         if not requests:
             return
+        self.tokens_since_output = 0  # clients that give up make room, too
         for request in requests:
             if request.state is State.SWAPPED:
                 self.kv.drop_swapped(request)
                 request._num_computed_tokens = 0
+            elif request in self.fetched:
+                del self.fetched[request]
+                self.kv.free(request)
         released = self.scheduler.on_finish(requests)
         keeping, kv = self._keeping, self.kv
         for request in [*requests, *keeping] if keeping else requests:
@@ -140,6 +192,8 @@ class EngineCore:
             for planned in self.in_flight:
                 if request.state is not State.RUNNING and request in planned.sampled:
                     planned.stale = (planned.stale or set()) | {request}
+        for request in plan.loading:
+            self.on_load(request, self.fetched[request].end_ns)
         step = self.enter(plan, now)
         if step is not None:
             self._empty = 0
@@ -156,7 +210,17 @@ class EngineCore:
         """Begin the transaction in which the next step is planned."""
         limits = self.scheduler.limits
         plan = Plan(self.next_step_id)
-        return PlanContext(self.scheduler.name, now, plan, self.kv, self.ledger, limits.async_scheduling, self._oracle)
+        return PlanContext(
+            self.scheduler.name,
+            now,
+            plan,
+            self.kv,
+            self.ledger,
+            limits.async_scheduling,
+            self._oracle,
+            self.connector,
+            self.fetched,
+        )
 
     def _ask(self, ctx: PlanContext, now: int) -> Plan:
         policy: Any = self.scheduler
@@ -173,7 +237,8 @@ class EngineCore:
         """Verify a plan, advance its requests, and describe the batch it makes; None if it is empty."""
         if not plan._tokens:
             return None
-        batch, sampled = compose(plan, self.kv, f"{self.scheduler.name} at {now} ns")
+        asynchronous = self.scheduler.limits.async_scheduling
+        batch, sampled = compose(plan, self.kv, f"{self.scheduler.name} at {now} ns", asynchronous)
         self.charge(plan, batch, sampled, now)
         step = Step(plan.step_id, batch, sampled, self.kv.usage(), preempted=len(plan.preempted), planned_ns=now)
         note_drafts(step, plan)
@@ -210,14 +275,15 @@ class EngineCore:
                 request.num_draft_tokens = nodes
 
     def _check_progress(self, now: int) -> None:
-        """Guard against livelock: everything in the house can be computed once before a token must come out.
-        PolicyError when it has been many times over: requests are preempted and computed again without end."""
+        """Guard against livelock: everything in the house can be computed once before a token must come out or a
+        request leave. PolicyError when it has been many times over: requests are preempted and computed again without
+        end."""
         here = [*self.scheduler.running, *self.scheduler.waiters()]
         self._patience = PATIENCE + 4 * sum(r.num_tokens for r in here)
         if self.tokens_since_output > self._patience:
             raise PolicyError(
                 f"{self.scheduler.name} at {now} ns: on kv {self.kv.name} {self.tokens_since_output} tokens were "
-                f"computed since the last one was delivered; {len(self.scheduler.running)} requests run, "
+                f"computed since one was delivered or a request left; {len(self.scheduler.running)} requests run, "
                 f"{self.scheduler.num_waiting()} wait, {self.kv.usage().free} of {self.kv.capacity_tokens} tokens are "
                 f"free: they preempt each other without end"
             )
@@ -272,17 +338,27 @@ class EngineCore:
     @property
     def num_unfinished(self) -> int:
         """Requests that wait or run here."""
-        return self.scheduler.num_waiting() + len(self.scheduler.running)
+        return self.scheduler.num_waiting() + self.num_loading + len(self.scheduler.running)
+
+    @property
+    def num_loading(self) -> int:
+        """Requests that wait for KV from elsewhere."""
+        return sum(request.state is State.LOADING for request in self.fetched) if self.fetched else 0
 
     def check_integrity(self) -> None:
         """Raise AssertionError where an invariant of scheduler or allocator, or between them, is broken."""
         self.scheduler.check_integrity()
-        held = sum(r.num_computed_tokens for r in [*self.scheduler.running, *self._keeping])
+        held = sum(r.num_computed_tokens for r in [*self.scheduler.running, *self._keeping, *self.fetched])
         assert self.kv.held_tokens == held, f"held tokens {self.kv.held_tokens}, should be {held}"
         self.kv.check_integrity()
         for request in self.scheduler.running:
             assert self.kv.slots(request) >= request.num_computed_tokens, f"{request} has too little memory"
+        for request, load in self.fetched.items():
+            assert self.kv.slots(request) >= load.stop, f"{request} has too little memory for what comes"
         for request in self.scheduler.waiters():
+            if request in self.fetched:
+                assert request.state is self.fetched[request].state, f"{request} waits before its KV has come"
+                continue
             assert self.kv.slots(request) == 0, f"{request} waits and holds memory"
             swapped = request.state is State.SWAPPED
             assert swapped or request.num_computed_tokens == 0, f"{request} waits and has computed tokens"

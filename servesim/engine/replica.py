@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mypy_extensions import mypyc_attr
 from simpy.events import Event
 
+from servesim.contracts.connector import Connector
 from servesim.contracts.cost import CostModel
+from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.request import Deadline, Request, State
-from servesim.engine.clock import COMPLETE, PLAN, Clock
+from servesim.engine.clock import COMPLETE, LOADED, PLAN, Clock
 from servesim.engine.core import EngineCore
 from servesim.engine.recorder import Recorder
 from servesim.engine.step import Step
@@ -47,6 +50,7 @@ class Replica:
         core.on_leave = self._leave
         core.on_gap = recorder.gap
         core.on_late = recorder.late
+        core.on_load = self._load
         self.on_leave: Callable[[Request], None] = lambda request: None
         self._awaited: Event | None = None  # the completion event that counts; earlier ones are void
         self._plan_due = False
@@ -56,12 +60,31 @@ class Replica:
     @property
     def num_waiting(self) -> int:
         """Requests that wait here."""
-        return self.core.scheduler.num_waiting()
+        return self.core.scheduler.num_waiting() + self.core.num_loading
 
     @property
     def num_running(self) -> int:
         """Requests that hold a slot here."""
         return len(self.core.scheduler.running)
+
+    def listen(self, told: Callable[[int, int, KVEvent], None]) -> None:
+        """Have the prefix cache tell of each block it stores and removes: `told` is called with (replica, ns, event).
+        To be called before the first step. UserError where it does not tell."""
+        self.core.listen(lambda event: told(self.index, self.clock.ns, event))
+
+    def connect(self, connector: Connector) -> None:
+        """Let requests have KV that was computed elsewhere; to be called before the first step. UserError where a
+        policy cannot wait for it."""
+        self.core.connect(connector)
+
+    def _load(self, request: Request, end_ns: int) -> None:
+        self.clock.at(end_ns, LOADED, partial(self._loaded, request))
+
+    def _loaded(self, request: Request, event: Event) -> None:
+        """Go on at the instant at which the KV of a request has come."""
+        self.core.loaded(request)
+        if not self.core.in_flight:
+            self._want_plan()
 
     def arrive(self, request: Request, output_len: int) -> None:
         """Take a request that arrives at this instant."""

@@ -17,13 +17,13 @@ from servesim.experiments.axes import Variant, product
 from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
 from servesim.experiments.recording_formats import read_folder
+from servesim.experiments.recording_replay import recorded_trace
 from servesim.experiments.run_metrics import METRICS, MS, Metric, Run, measure
 from servesim.experiments.runner import Runner
 from servesim.experiments.variants import is_oracle, plans_ahead, shared_settings
 from servesim.experiments.verdicts import Settings, judge
 from servesim.parsing import listed
 from servesim.run.scenario import policy_settings
-from servesim.workload.trace import Content, Trace
 
 DEFAULTS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "e2el_mean", "e2el_p99")
 LABEL = "measured"
@@ -71,11 +71,7 @@ def measured_variants(
 
     The requests become one of `objects`.
     """
-    content = None
-    if run.prompt_id is not None:
-        content = Content(np.arange(len(run) + 1, dtype=np.int64), run.prompt_id, run.prompt_len)
-    sent = run.arrival_ns if run.concurrency is None else np.zeros_like(run.prompt_len)
-    trace = Trace.from_lengths(run.name, sent, run.prompt_len, run.output_len, content=content)
+    trace = recorded_trace(run)
     server = run.server
     limits = {"max_num_seqs": server.max_num_seqs, "max_num_batched_tokens": server.max_num_batched_tokens}
     own: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from servesim.contracts import REGISTRIES, build_params, kv_allocators
 from servesim.cost import KernelTables
-from servesim.cost.build import ROOFLINE_ONLY
+from servesim.cost.build import IDEAL, ROOFLINE_ONLY
 from servesim.cost.host import HostTerms
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
@@ -50,7 +50,7 @@ def _checks(objects: Mapping[str, Trace]) -> dict[str, Check]:
         "predictor": lambda s: parse_predictor(s.predictor),
         "host": lambda s: None if s.host in ("auto", "none") else HostTerms.load(s.host),
         "kernel_tables": lambda s: (
-            None if s.kernel_tables in (None, ROOFLINE_ONLY) else KernelTables.load(folder=s.kernel_tables)
+            None if s.kernel_tables in (None, ROOFLINE_ONLY, IDEAL) else KernelTables.load(folder=s.kernel_tables)
         ),
         **{registry.kind: _policy(registry) for registry in REGISTRIES},
         "trace": lambda s: _open(s, objects.get(s.trace)),

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class RecordedRun:
     format: str
     server: Server
     arrival_ns: Ints
-    """When a request was sent, from the first one; ignored in a closed loop."""
+    """When a request was sent, from the first one."""
     prompt_len: Ints
     output_len: Ints
     ttft_ms: Floats
@@ -68,9 +69,12 @@ class RecordedRun:
     prompt_id: Ints | None = None
     """Prompts of one id begin with the same tokens; None: all are different."""
     concurrency: int | None = None
-    """Closed loop: this many clients share the requests; None: open."""
+    """Closed loop: this many clients share the requests, and a replay sends one when one of them is free; None:
+    open."""
     at_engine: bool = False
     """True: times were taken inside the engine, without its front end."""
+    hit_rate: float | None = None
+    """Share of the tokens of prompts that the server found in its prefix cache; None: not recorded."""
     totals: dict[str, float] = field(default_factory=dict)
     """Aggregates recorded instead of per-request times: `ttft_mean`, ..., `output_throughput`."""
     unpriced: str = ""
@@ -153,7 +157,7 @@ def known_model(name: str | None) -> str | None:
     """Return the bundled model of a Hugging Face name; the name itself if none matches."""
     if name is None:
         return None
-    bare = name.split("/")[-1].lower().removesuffix("-hf").removesuffix("-instruct")
+    bare = re.sub(r"-v\d+(\.\d+)*$", "", name.split("/")[-1].lower()).removesuffix("-hf").removesuffix("-instruct")
     names = {_plain(model): model for model in bundled_models()}
     return names.get(_plain(bare)) or names.get(_plain(bare).removeprefix("meta")) or name
 

@@ -24,6 +24,7 @@ from servesim.experiments.recording import (
     run_name,
     settings_beside,
 )
+from servesim.experiments.recording_loops import tell_loop
 from servesim.experiments.recording_vllm_bench import BENCH, read_bench, with_lengths
 
 CHUNK_TIMES = {"send_time_us", "first_chunk_time_us", "last_chunk_time_us", "output_tokens"}
@@ -70,7 +71,7 @@ def read_run(path: Path, root: Path) -> RecordedRun | None:
         readers = [(CHUNK_TIMES, _chunk_times), (SPANS, _spans)]
     for wanted, reader in readers:
         if wanted <= keys:
-            return _ordered(reader(text, path, root))
+            return tell_loop(_ordered(reader(text, path, root)))
     return None
 
 
@@ -147,7 +148,7 @@ def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
                 raise UserError(f"{path}: line {i + 1}: {error}") from None
     first, prompt, last, output, queued = np.array(rows).T
     meta = _beside(path, "meta.json")
-    settings = {**meta, **meta.get("engine_kwargs", {}), **settings_beside(path, root)}
+    settings = {**meta, **meta.get("engine_kwargs", {}), **meta.get("kv_cache", {}), **settings_beside(path, root)}
     instance = _beside(path.parent, "config.json").get("nodes", [{}])[0].get("instances", [{}])[0]
     hardware = settings.get("gpu") or instance.get("hardware")
     server = Server(

@@ -15,12 +15,17 @@ from servesim.engine.core import EngineCore
 from servesim.engine.recorder import REQUEST_COLUMNS, Recorder
 from servesim.errors import UserError
 from servesim.experiments.recording import Floats, Ints, RecordedRun
-from servesim.hardware import Gpu, ModelSpec, memory_budget, vllm_defaults
+from servesim.experiments.recording_loops import due_ns
+from servesim.hardware import Gpu, KvGroup, ModelSpec, kv_groups, memory_budget, vllm_defaults
+from servesim.hardware.kv import longest
+from servesim.metrics.steps import StepTotals
 from servesim.run.scenario import policy_settings
+from servesim.run.sizing import GROUPED, has_windows
 from servesim.run.speculation import Speculation
 from servesim.versions import recorded_engine
+from servesim.workload.front_end import FrontEnd, FrontTerms
 from servesim.workload.trace import Content, Trace
-from servesim.workload.workload import Clients, FrontEnd, TraceWorkload, Workload
+from servesim.workload.workload import Clients, TraceWorkload
 
 FAST = MODES["fast"]
 
@@ -35,8 +40,13 @@ class Replay:
     arrival_ns: Ints
     output_len: Ints
     refused: int
+    hit_rate: float
+    """Share of the tokens of prompts that were found in the prefix cache when first admitted."""
+    preemptions: int
     num_blocks: int
     asynchronous: bool
+    cost_shares: dict[str, float | None]
+    """GPU time by source: measured kernels, between them, beyond them, formula."""
 
 
 def replay(run: RecordedRun, host: HostTerms | None = None, tables: str | None = None) -> Replay:
@@ -63,12 +73,11 @@ def replay(run: RecordedRun, host: HostTerms | None = None, tables: str | None =
     if speculation is not None:
         core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance
     cost.asynchronous = limits.async_scheduling
-    front = host if host is not None and not run.at_engine else None
-    in_ns, out_ns = (round(front.front_in), round(front.front_out)) if front else (0, 0)
+    front = host.front(model.name) if host is not None and not run.at_engine else FrontTerms()
     router, _ = routers.resolve("round-robin")
-    recorder = Recorder(out_ns=out_ns)
+    recorder = Recorder(out_ns=front.out_ns)
     cluster = Cluster(
-        FrontEnd(_workload(run), in_ns, out_ns, front.front_in_per_token if front else 0.0),
+        FrontEnd(TraceWorkload(recorded_trace(run), clients=Clients(max_concurrency=run.concurrency)), front),
         [core],
         router(build_params("round-robin", router.Params, {}), 1),
         cost,
@@ -97,17 +106,33 @@ def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCo
     defaults = vllm_defaults(gpu)
     tokens = server.max_num_batched_tokens or defaults.max_num_batched_tokens
     seqs = server.max_num_seqs or defaults.max_num_seqs
+    name = "prefix-hash" if server.prefix_caching else "paged"
+    name = GROUPED[name] if has_windows(model) else name
+    allocator, _ = kv_allocators.resolve(name)
+    groups = kv_groups(model.layers) if allocator.grouped else [KvGroup(model.num_layers)]
     blocks = server.num_blocks
     if blocks is None:
         budget = memory_budget(
-            model, gpu, server.tp, block_size=server.block_size, max_num_batched_tokens=tokens, max_num_seqs=seqs
+            model,
+            gpu,
+            server.tp,
+            block_size=server.block_size,
+            max_num_batched_tokens=tokens,
+            max_num_seqs=seqs,
+            hybrid=allocator.grouped,
         )
         blocks = budget.num_blocks
-    max_len = min(server.max_model_len or model.max_position, (blocks - 1) * server.block_size)
+    in_flight = tokens * (1 + server.asynchronous)
+    max_len = min(server.max_model_len or model.max_position, longest(blocks - 1, groups, server.block_size, in_flight))
     limits = Limits(seqs, tokens, max_len, server.asynchronous)
-    name = "prefix-hash" if server.prefix_caching and run.prompt_id is not None else "paged"
-    allocator, _ = kv_allocators.resolve(name)
-    kv = FAST.memory(allocator)(build_params(name, allocator.Params, {}), KVMemory(blocks, server.block_size, max_len))
+    memory = KVMemory(
+        blocks,
+        server.block_size,
+        max_len,
+        windows=tuple(group.window or None for group in groups),
+        in_flight_tokens=in_flight,
+    )
+    kv = FAST.memory(allocator)(build_params(name, allocator.Params, {}), memory)
     scheduler, given = schedulers.resolve(server.scheduler)
     params = build_params(server.scheduler, scheduler.Params, given)
     if speculation is not None:
@@ -115,13 +140,14 @@ def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCo
     return FAST.core(scheduler(params, limits, kv), kv), limits
 
 
-def _workload(run: RecordedRun) -> Workload:
-    content = None
-    if run.prompt_id is not None:
-        content = Content(np.arange(len(run) + 1, dtype=np.int64), run.prompt_id, run.prompt_len)
-    sent = run.arrival_ns if run.concurrency is None else np.zeros_like(run.prompt_len)
-    trace = Trace.from_lengths(run.name, sent, run.prompt_len, run.output_len, content=content)
-    return TraceWorkload(trace, clients=Clients(max_concurrency=run.concurrency))
+def recorded_trace(run: RecordedRun) -> Trace:
+    """Return the requests of a run; prompts are all different where nothing says which are alike, so that a preempted
+    request may yet find its own blocks."""
+    ids = np.arange(len(run)) if run.prompt_id is None else run.prompt_id
+    content = Content(np.arange(len(run) + 1, dtype=np.int64), ids, run.prompt_len)
+    if not run.server.prefix_caching:
+        content = None
+    return Trace.from_lengths(run.name, due_ns(run), run.prompt_len, run.output_len, content=content)
 
 
 def _outcome(recorder: Recorder, num_blocks: int, asynchronous: bool) -> Replay:
@@ -131,6 +157,8 @@ def _outcome(recorder: Recorder, num_blocks: int, asynchronous: bool) -> Replay:
     done = column["state"] == State.FINISHED
     arrival, first, last = (column[f"{name}_ns"] for name in ("arrival", "first_token", "last_token"))
     gaps = np.where(column["output_len"] > 1, column["output_len"] - 1, np.nan)
+    totals = StepTotals()
+    totals.add(recorder.steps.array())
     return Replay(
         ttft_ms=np.where(done, (first - arrival) / 1e6, np.nan),
         tpot_ms=np.where(done, (last - first) / 1e6 / gaps, np.nan),
@@ -138,6 +166,9 @@ def _outcome(recorder: Recorder, num_blocks: int, asynchronous: bool) -> Replay:
         arrival_ns=arrival,
         output_len=column["output_len"],
         refused=int((~done).sum()),
+        hit_rate=float(column["hit_tokens"].sum() / max(column["prompt_len"].sum(), 1)),
+        preemptions=int(column["num_preemptions"].sum()),
         num_blocks=num_blocks,
         asynchronous=asynchronous,
+        cost_shares=totals.cost_shares(),
     )

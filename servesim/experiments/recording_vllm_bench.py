@@ -24,6 +24,7 @@ from servesim.experiments.recording import (
 
 BENCH = {"completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms"}
 DRAFTERS = ("eagle3", "eagle", "mtp", "medusa", "ngram")
+MOST_SPREAD = 0.99
 NO_LENGTHS = "lengths of requests are not recorded: all take the mean"
 
 
@@ -51,6 +52,7 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
         max_num_seqs=settings.get("max_num_seqs"),
         max_num_batched_tokens=settings.get("max_num_batched_tokens"),
         max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),
+        prefix_caching=bool(settings.get("enable_prefix_caching", True)),
         moe_backend=settings.get("moe_backend"),
         speculation=drafter,
         acceptance=acceptance,
@@ -70,6 +72,7 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
         ttft_ms=ttft,
         e2el_ms=e2el,
         concurrency=None if open_loop else int(record.get("max_concurrency") or count),
+        hit_rate=_hit_rate(path),
         totals=totals | {key: float(record[key]) for key in ("total_input_tokens", "total_output_tokens")},
         unpriced=unknown if timed else "its arrival times are not recorded",
         notes=() if record.get("input_lens") else (NO_LENGTHS,),
@@ -120,10 +123,12 @@ def _counters(path: Path, when: str = "m1") -> str:
 
 
 def _cache_config(counters: str) -> dict[str, Any]:
-    """Return KV blocks and their size as the server states them among its counters."""
+    """Return KV blocks, their size and whether prefixes are cached, as the server states them among its counters."""
     line = next((row for row in counters.splitlines() if row.startswith("vllm:cache_config_info{")), "")
     stated = dict(re.findall(r'(\w+)="([^"]*)"', line))
-    return {key: int(stated[key]) for key in ("num_gpu_blocks", "block_size") if stated.get(key, "").isdigit()}
+    found = {key: int(stated[key]) for key in ("num_gpu_blocks", "block_size") if stated.get(key, "").isdigit()}
+    caching = stated.get("enable_prefix_caching")
+    return found | ({"enable_prefix_caching": caching == "True"} if caching is not None else {})
 
 
 def _speculation(path: Path, settings: dict[str, Any], record: dict[str, Any]) -> tuple[str, str, str]:
@@ -145,7 +150,14 @@ def _speculation(path: Path, settings: dict[str, Any], record: dict[str, Any]) -
     k = int(stated.get("num_speculative_tokens") or len(rates))
     if method not in DRAFTERS or not k or not rates:
         return "", "", "not priced: it drafted, but how, or what was accepted, is not recorded"
-    return f"{method}:k={k}", "positions:marginal=" + "/".join(f"{rate:.6f}" for rate in rates), ""
+    return f"{method}:k={k}", "positions:marginal=" + "/".join(f"{rate:.6f}" for rate in rates) + _spread(record), ""
+
+
+def _spread(record: dict[str, Any]) -> str:
+    """Return how far requests differ in what they have accepted: as their TPOT does, whose variation with drafts is
+    almost all of that cause."""
+    std, mean = record.get("std_tpot_ms"), record.get("mean_tpot_ms")
+    return f",spread={min(std / mean, MOST_SPREAD):.4f}" if std and mean else ""
 
 
 def _acceptance_length(record: dict[str, Any]) -> float | None:
@@ -164,6 +176,19 @@ def _accepted(path: Path) -> list[float]:
         return []
     positions = sorted((key for key in after if key != "drafts"), key=int)
     return [(after[key] - before.get(key, 0.0)) / drafts for key in positions]
+
+
+def _hit_rate(path: Path) -> float | None:
+    """Return the share of queried tokens that the server's prefix cache had during the run; None where it has none."""
+    after, before = (_prefix_counters(_counters(path, when)) for when in ("m1", "m0"))
+    queries = after.get("queries", 0.0) - before.get("queries", 0.0)
+    return (after["hits"] - before.get("hits", 0.0)) / queries if queries > 0 and "hits" in after else None
+
+
+def _prefix_counters(text: str) -> dict[str, float]:
+    """Return `hits` and `queries`, in tokens."""
+    found = re.findall(r"^vllm:prefix_cache_(hits|queries)_total\{.* (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
 
 
 def _spec_counters(text: str) -> dict[str, float]:

@@ -38,6 +38,9 @@ class Comparison:
     unpriced: str = ""
     noise: Figures | None = None
     """Relative spread (largest over smallest, less 1) of the figures over repeats of the run."""
+    hit_rate: float | None = None
+    """Share of the tokens of prompts found in the simulated prefix cache, with host terms; None: not replayed, or the
+    server has no such cache."""
     notes: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,6 +58,7 @@ class Comparison:
             "host_terms": self.host,
             "zero_shot": self.zero_shot,
             "repeat_noise": self.noise,
+            "prefix_hit_rate": {"measured": self.run.hit_rate, "simulated": self.hit_rate},
             "not_priced": self.unpriced or None,
             "notes": list(self.notes),
         }
@@ -67,15 +71,18 @@ def validate(
     model: str | None = None,
     gpu: str | None = None,
     tables: str | Path | None = None,
+    num_blocks: int | None = None,
     on_run: Callable[[str], None] | None = None,
 ) -> list[Comparison]:
-    """Replay every recorded run under a folder. `host`: instead of the shipped terms of each run's engine; `model` and
-    `gpu`: for runs that do not state theirs; `tables`: kernel tables instead of the shipped ones."""
+    """Replay every recorded run under a folder. `host`: instead of the shipped terms of each run's engine; `model`,
+    `gpu` and `num_blocks` (KV blocks): for runs that do not state theirs; `tables`: kernel tables instead of the
+    shipped ones."""
     if tables is not None and tables not in (ROOFLINE_ONLY, IDEAL):
         KernelTables.load(folder=tables)  # a wrong folder is no fault of the runs
     found = []
     for run in read_folder(Path(folder)):
-        server = replace(run.server, model=run.server.model or model, gpu=run.server.gpu or gpu)
+        told = {"model": model, "gpu": gpu, "num_blocks": num_blocks}
+        server = replace(run.server, **{key: getattr(run.server, key) or value for key, value in told.items()})
         if on_run is not None:
             on_run(run.name)
         found.append(compare(replace(run, server=server), host, str(tables) if tables is not None else None))
@@ -98,7 +105,12 @@ def compare(run: RecordedRun, host: HostTerms | None = None, tables: str | None 
     if full.refused:
         notes.append(f"{full.refused} requests were refused by the simulated server")
     if run.server.num_blocks is None:
-        notes.append(f"KV blocks are not recorded: {full.num_blocks} by the memory model")
+        notes.append(
+            f"KV blocks are not recorded: {full.num_blocks} by the memory model (--num-gpu-blocks gives the server's)"
+        )
+    caches = run.server.prefix_caching and (run.prompt_id is not None or run.hit_rate is not None)
+    if caches:
+        notes.append(_hit_rates(run, full))
     return Comparison(
         run=run,
         measured=measured,
@@ -106,8 +118,19 @@ def compare(run: RecordedRun, host: HostTerms | None = None, tables: str | None 
         error=errors(run, measured, full),
         zero_shot={"simulated": simulated_figures(plain), "error": errors(run, measured, plain)},
         host=terms.name if terms is not None else None,
+        hit_rate=full.hit_rate if caches else None,
         notes=tuple(notes),
     )
+
+
+def _hit_rates(run: RecordedRun, full: Replay) -> str:
+    if run.hit_rate is None:
+        return (
+            f"prefix cache: {full.hit_rate:.1%} of the prompts' tokens found in the simulated one; the server's share is "
+            "not recorded, so TTFT is all that speaks of it"
+        )
+    off = 100 * (full.hit_rate - run.hit_rate)
+    return f"prefix cache: {run.hit_rate:.1%} of the prompts' tokens found, simulated {full.hit_rate:.1%} ({off:+.1f} points)"
 
 
 def measured_figures(run: RecordedRun) -> Figures:

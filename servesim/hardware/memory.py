@@ -1,10 +1,8 @@
 """The number of KV blocks that fit, computed the way vLLM does at start-up, and vLLM's default limits by GPU.
 
-vLLM takes `ceil(total memory * utilization)`, subtracts the weights, the peak of a profile run, memory
-outside torch and an estimate of its CUDA graphs, and divides the rest by the bytes of a block. The profile
-run is replaced here by a formula (`peak_activation_bytes`). Two constants are set on recorded H100 servers:
-memory outside torch on Llama-2-7B (vLLM 0.15.1), the graphs on Qwen3-14B (0.23.0). With them the block counts
-of Llama-2-70B TP 4 and CodeLlama-34B TP 2 come out within 1 % too.
+vLLM takes `ceil(total memory * utilization)`, subtracts the weights, the peak of a profile run, memory outside torch
+and, in newer releases, an estimate of its CUDA graphs, and divides the rest by the bytes of a block. The profile run is
+replaced here by a formula (`peak_activation_bytes`). Errors by server: tests/validation/test_memory_model.py.
 """
 
 from __future__ import annotations
@@ -20,14 +18,52 @@ from servesim.hardware.layers import dtype_bytes, pipeline_layers, wide_bytes
 from servesim.hardware.model import ModelSpec, check_tp
 
 GIB = 2**30
-NON_TORCH_BYTES = int(0.19 * GIB)
-"""Workspaces of cuBLAS and the attention backend, outside torch's allocator."""
-NCCL_BYTES = {1: 0, 2: 342 * 2**20, 4: 392 * 2**20, 8: 392 * 2**20}
-"""NCCL buffers by number of GPUs (aiconfigurator-core 0.12.0, system descriptions)."""
-CUDA_GRAPH_BYTES = int(0.09 * GIB)
-"""vLLM's own estimate of its captured graphs (subtracted since it counts them in the utilization)."""
-_SAMPLER_BYTES_PER_LOGIT = 18
-"""Logits in 2 bytes, a float32 copy, and its sorted values and int64 indices (top-k and top-p)."""
+Version = tuple[int, int]
+"""A release of vLLM: (0, 22) is 0.22."""
+NON_TORCH_BYTES = int(0.13 * GIB)
+"""Workspaces of cuBLAS and the attention backend, outside torch's allocator. What weights, activations and KV cache of
+Llama-3.1-8B leave of 90 % of an H100 (an earlier release, no graphs subtracted); gpt-oss-20b, Qwen3-0.6B and Qwen3-32B
+leave as much to 0.01 GiB."""
+NCCL_BYTES = {1: 0, 2: 420 * 2**20, 4: 470 * 2**20, 8: 470 * 2**20}
+"""NCCL and all-reduce buffers by number of GPUs: two set on Llama-3.3-70B TP 2 as above, more GPUs 50 MiB above that
+(aiconfigurator-core 0.12.0, system descriptions)."""
+_PADDED_TO = 256
+"""Multiple to which experts in mxfp4 have their hidden size padded on Hopper. Set on the weights of gpt-oss-20b (13.47
+GiB; without padding 12.81); with it those of gpt-oss-120b come out at 64.49 GiB (64.38 loaded)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """What vLLM's start-up counts as taken, which differs between releases."""
+
+    gpu_memory_utilization: float = 0.92
+    """Default share of the GPU's memory."""
+    sampler_bytes_per_logit: float = 18.0
+    """Peak of the sampler in the profile run, by sequence and entry of the vocabulary."""
+    cuda_graphs: int = int(0.15 * GIB)
+    """Its estimate of captured graphs, subtracted from what KV memory gets."""
+
+
+SORTING = 38.3
+"""Bytes a logit of a sampler that sorts: 2 of logits, 4 of a float32 copy, 12 of sorted values and int64 indices, the
+rest scratch of the sort, softmax and sums. Set on the activations of Llama-3.1-8B and Qwen3-0.6B (1,024 sequences on an
+H100; 38.34 and 38.25); gpt-oss-20b and -120b, Llama-3.3-70B and Qwen3-32B come out within 0.4 % (vocabularies of
+128,256 to 201,088)."""
+_ACCOUNTING: dict[Version, Accounting] = {
+    (0, 0): Accounting(0.9, SORTING, 0),
+    (0, 17): Accounting(0.9, cuda_graphs=0),
+    (0, 21): Accounting(),
+}
+"""By the first release that counts so. Since the top-k and top-p kernels in Triton (vLLM PR 33538) nothing is sorted:
+logits in 2 bytes, a float32 copy and three buffers like it make 18; that is assumed, not measured, and which release
+was the first lies between 0.15 and 0.22. Graphs are subtracted since 0.21; their estimate is set on one server
+(Qwen3-14B, 0.23, 18,038 blocks on an H100): it grows with the model, at times to many GiB (vLLM issue 45178)."""
+
+
+def accounting(version: Version | None = None) -> Accounting:
+    """Return how a release of vLLM counts memory; None: the latest known."""
+    known = max(_ACCOUNTING) if version is None else max(since for since in _ACCOUNTING if since <= version)
+    return _ACCOUNTING[known]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +94,9 @@ class MemoryBudget:
     """True: the memory of the GPU was not looked at."""
 
 
-def vllm_defaults(gpu: Gpu, usage: str = "server") -> VllmDefaults:
-    """Return vLLM's max_num_batched_tokens and max_num_seqs by GPU memory; usage is "server" or "offline".
+def vllm_defaults(gpu: Gpu, usage: str = "server", version: Version | None = None) -> VllmDefaults:
+    """Return vLLM's max_num_batched_tokens and max_num_seqs by GPU memory; usage is "server" or "offline". The
+    utilization is that of a release (None: the latest known).
 
     At least 160 GB: 16384 tokens. At least 70 GB and not an A100: 16384 offline, 8192 as a server.
     Others: 8192 offline, 2048 as a server. Sequences: 1024 on the two large classes, 256 on others.
@@ -73,25 +110,43 @@ def vllm_defaults(gpu: Gpu, usage: str = "server") -> VllmDefaults:
         tokens, sequences = (16384 if offline else 8192), 1024
     else:
         tokens, sequences = (8192 if offline else 2048), 256
-    return VllmDefaults(tokens, min(sequences, tokens))
+    utilization = accounting(version).gpu_memory_utilization
+    return VllmDefaults(tokens, min(sequences, tokens), gpu_memory_utilization=utilization)
 
 
 def peak_activation_bytes(
-    model: ModelSpec, tp: int, max_num_batched_tokens: int, max_num_seqs: int, samples: bool = True
+    model: ModelSpec,
+    tp: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    samples: bool = True,
+    sampler_bytes_per_logit: float = Accounting.sampler_bytes_per_logit,
 ) -> int:
     """Return the peak of the profile run: the larger of the MLP on a full batch and the sampler on full sequences.
 
     MLP: gate and up outputs, their product, residual and hidden state, 2 bytes each; experts: the same for every
     routed copy of a token, and its output. Sampler (where the stage `samples`): logits of every sequence over the
-    whole vocabulary.
+    whole vocabulary, beside the hidden states of the batch and those to be sampled.
     """
     width = (3 if model.gated_mlp else 2) * model.intermediate_size // tp
     if model.experts is not None:
         moe = model.experts
         width = moe.per_token * (3 * moe.size // tp + model.hidden_size) + 3 * moe.shared_size // tp
     mlp = max_num_batched_tokens * (width + 2 * model.hidden_size) * 2
-    sampler = max_num_seqs * model.vocab_size * _SAMPLER_BYTES_PER_LOGIT
-    return max(mlp, sampler if samples else 0)
+    if not samples:
+        return mlp
+    hidden = (max_num_batched_tokens + max_num_seqs) * model.hidden_size * 2
+    return max(mlp, hidden + int(max_num_seqs * model.vocab_size * sampler_bytes_per_logit))
+
+
+def padding_bytes(model: ModelSpec, layers: range) -> int:
+    """Return the bytes that experts in mxfp4 are padded by in some layers, on all GPUs together."""
+    moe = model.experts
+    if moe is None or moe.dtype != "mxfp4":
+        return 0
+    missing = -model.hidden_size % _PADDED_TO
+    experts = sum(model.layers[i].experts for i in layers)
+    return int(experts * moe.count * 3 * missing * moe.size * dtype_bytes("mxfp4"))
 
 
 def stage_weight_bytes(model: ModelSpec, layers: range, dtype: str) -> int:
@@ -116,11 +171,12 @@ def memory_budget(
     block_size: int = 16,
     max_num_batched_tokens: int,
     max_num_seqs: int,
-    gpu_memory_utilization: float = 0.92,
+    gpu_memory_utilization: float | None = None,
     num_blocks: int | None = None,
     ignore_memory: bool = False,
     hybrid: bool = False,
     draft: DraftModel | None = None,
+    version: Version | None = None,
 ) -> MemoryBudget:
     """Return the memory budget of one of `tp` GPUs; with `pp` stages, of a GPU of the stage where the fewest blocks
     fit.
@@ -129,8 +185,12 @@ def memory_budget(
     unlimited KV memory: `num_blocks` blocks, or 2^31 when none are given. `hybrid`: a block is one of a group of layers
     (`kv_groups`), as vLLM lays out models with windows in some layers; without it every layer keeps every token (vLLM's
     disable_hybrid_kv_cache_manager), and one block table is all a request has. `draft`: its weights and the KV of its
-    layers lie beside the model's, on the last stage.
+    layers lie beside the model's, on the last stage. `version`: the release of vLLM that counts (None: the latest
+    known), and whose utilization holds where none is given.
     """
+    counted = accounting(version)
+    if gpu_memory_utilization is None:
+        gpu_memory_utilization = counted.gpu_memory_utilization
     if not 0.0 < gpu_memory_utilization <= 1.0:
         raise UserError(f"gpu_memory_utilization must be above 0 and at most 1, not {gpu_memory_utilization}")
     if num_blocks is not None and num_blocks < 2:
@@ -143,10 +203,12 @@ def memory_budget(
         samples = stage.stop == model.num_layers
         budget = MemoryBudget(
             usable=math.ceil(gpu.memory_bytes * gpu_memory_utilization),
-            weights=stage_weight_bytes(model, stage, dtype) // tp,
-            activations=peak_activation_bytes(model, tp, max_num_batched_tokens, max_num_seqs, samples),
+            weights=(stage_weight_bytes(model, stage, dtype) + padding_bytes(model, stage)) // tp,
+            activations=peak_activation_bytes(
+                model, tp, max_num_batched_tokens, max_num_seqs, samples, counted.sampler_bytes_per_logit
+            ),
             non_torch=NON_TORCH_BYTES + NCCL_BYTES.get(tp * pp, NCCL_BYTES[8]),
-            cuda_graphs=CUDA_GRAPH_BYTES,
+            cuda_graphs=counted.cuda_graphs,
             block_bytes=block_bytes(kv_groups(layers), page) if hybrid else page * sum(x.owns_kv for x in layers),
             num_blocks=num_blocks or 2**31,
             ignored=ignore_memory,

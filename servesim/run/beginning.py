@@ -44,7 +44,7 @@ def _outcome(setup: Setup, mode: str, requests: int) -> Outcome | PolicyError:
         "stream": False,
     }  # of what the trace is already
     part = set_up(setup.scenario.model_copy(update={**whole, "mode": mode, "check": False}), trace)
-    clients, form = clients_of(part.scenario.clients), part.cores[0].scheduler.samples
+    clients, form = clients_of(part.scenario), part.cores[0].scheduler.samples
     cluster = part.cluster(TraceWorkload(trace, part.predicted, clients, form), Recorder(out_ns=part.out_ns))
     try:
         cluster.run()

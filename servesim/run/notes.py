@@ -13,9 +13,11 @@ from servesim.contracts import KVAllocator, Scheduler
 from servesim.contracts.scheduler import PREDICTED
 from servesim.cost import TableCostModel
 from servesim.cost.host import HostTerms
-from servesim.hardware import VllmDefaults
+from servesim.hardware import ModelSpec, VllmDefaults
+from servesim.run.presets import preset_settings
 from servesim.run.scenario import Scenario
 from servesim.versions import EngineFacts
+from servesim.workload.front_end import FrontTerms
 from servesim.workload.trace_stream import TraceFacts
 
 
@@ -59,7 +61,15 @@ def before_run(
     yield from _memory_settings(scenario, fitting_blocks)
 
 
-def after_run(scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, summary: dict[str, Any]) -> Iterator[str]:
+HITS = 0.01
+"""Hit rate from which on results depend on it."""
+BUSY = 0.7
+"""Share of their time that API processes work for prompts from which on requests wait for them."""
+
+
+def after_run(
+    scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, summary: dict[str, Any], front: FrontTerms
+) -> Iterator[str]:
     """Yield what only the run shows."""
     batch = summary["engine"]["batch_size"]
     most_seqs = scenario.scheduler.get("max_num_seqs")
@@ -78,10 +88,31 @@ def after_run(scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, sum
     beyond = summary["cost_shares"]["extrapolated"]
     if beyond is not None and beyond > 0.3:
         yield f"{beyond:.0%} of the cost is extrapolated beyond what was measured: trust latencies accordingly"
+    hits = summary["prefix_cache"]["hit_rate"]
+    if hits is not None and hits >= HITS:
+        yield (
+            f"prefix cache: {hits:.1%} of queried tokens were found; how often is not validated against recorded servers "
+            "(servesim validate compares TTFT where prompts are known), and latencies depend on it"
+        )
+    yield from _front_end(front, summary)
     cost = summary["cost_shares"]["roofline"]
     if cost is not None and cost >= 0.999:
         yield "all costs are roofline estimates: no kernel measurement was used"
     yield from trace.notes
+
+
+def _front_end(front: FrontTerms, summary: dict[str, Any]) -> Iterator[str]:
+    """Yield that the API processes are what limits the run."""
+    tokens, duration = summary["throughput"]["total_token_throughput"], summary["duration_s"]
+    if not duration or not (front.request_ns or front.token_ns):
+        return
+    per_s = summary["throughput"]["request_throughput"], tokens - summary["throughput"]["output_throughput"]
+    busy = (per_s[0] * front.request_ns + per_s[1] * front.token_ns) / 1e9 / front.processes
+    if busy >= BUSY:
+        yield (
+            f"front end: its {front.processes} API processes work {busy:.0%} of the time for prompts, as the host terms "
+            "have it; requests wait for them before they reach the queue (engine.api_server_count)"
+        )
 
 
 def on_costs(cost: TableCostModel, decode_reach: Mapping[int, int]) -> Iterator[str]:
@@ -106,6 +137,28 @@ def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None)
         yield f"host terms are those of {terms.engine}: none were measured for {named}"
 
 
+def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterator[str]:
+    """Yield how memory treats layers with sliding windows."""
+    layers = [layer for layer in model.layers if layer.owns_kv]
+    windows = sum(1 for layer in layers if layer.window)
+    disabled = scenario.engine.disable_hybrid_kv_cache_manager
+    by_preset = scenario.preset is not None and "disable_hybrid_kv_cache_manager" in preset_settings(
+        scenario.preset
+    ).get("engine", {})
+    if not windows:
+        if disabled and not by_preset:
+            yield f"disable_hybrid_kv_cache_manager changes nothing: {model.name} has no sliding windows"
+    elif not kv.grouped:
+        why = ""
+        if scenario.kv["name"] == "prefix-radix":
+            why = " (SGLang's pool of its own for window layers, swa_full_tokens_ratio, is not modeled)"
+        elif scenario.pp > 1 and not disabled:
+            why = " (groups of layers across pipeline stages are not known)"
+        yield f"kv {kv.name}: all of {windows} window layers of {len(layers)} keep every token{why}"
+    elif disabled and not by_preset:
+        yield f"disable_hybrid_kv_cache_manager changes nothing: kv {kv.name} was asked for"
+
+
 def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
     for kind, policy in (("scheduler", scheduler), ("kv", kv)):
         if "output_len" in policy.needs:
@@ -121,8 +174,17 @@ def _clients(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
             yield f"clients.max_concurrency={clients.max_concurrency} limits nothing: there are {len(trace)} requests"
         elif len(trace) > 1 and trace.first_ns != trace.last_ns:
             yield "closed loop: requests are sent at their times or when a client is free, whichever is later"
-    elif clients.batch:
-        yield "clients.batch changes nothing without clients.max_concurrency"
+    else:
+        for name in ("batch", "turn_ms", "ramp_up_s"):
+            if getattr(clients, name) and not (name == "turn_ms" and clients.tool is not None):
+                yield f"clients.{name} changes nothing without clients.max_concurrency"
+    if clients.burstiness is not None and scenario.rate in (None, float("inf")):
+        yield f"clients.burstiness={clients.burstiness:g} changes nothing without a rate"
+    if clients.tool is not None:
+        yield (
+            f"clients.tool {clients.tool}: its warm-up requests end before the first that is measured is sent, and are "
+            "not replayed"
+        )
     if clients.retries and not (
         clients.timeout_s or clients.ttft_timeout_s or scenario.engine.max_queued_requests is not None
     ):
@@ -143,7 +205,8 @@ def _trace_settings(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     if scenario.requests is not None and len(trace) < scenario.requests:
         yield f"requests={scenario.requests}: the trace has only {len(trace)}"
     drawn = scenario.trace.startswith(("preset:", "synth:"))
-    if scenario.seed != 0 and not drawn and not scenario.predictor.startswith("random"):
+    draws = scenario.clients.turn_ms or scenario.clients.burstiness
+    if scenario.seed != 0 and not drawn and not draws and not scenario.predictor.startswith("random"):
         yield f"seed={scenario.seed} changes nothing: a recorded trace is replayed and nothing is drawn"
     for name in ("sort", "spread_ticks"):
         value = getattr(scenario, name)

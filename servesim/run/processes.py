@@ -183,7 +183,7 @@ def serve(task: Task) -> Share:
     """Serve some replicas' requests."""
     setup = set_up(Scenario.of(task.scenario), task.trace)
     recorder = _DatedRecorder(setup.out_ns)
-    workload = TraceWorkload(setup.trace, setup.predicted, clients_of(setup.scenario.clients))
+    workload = TraceWorkload(setup.trace, setup.predicted, clients_of(setup.scenario))
     cluster = setup.cluster(workload, recorder, only=frozenset(task.replicas))
     recorder.steps.cluster = recorder.deliveries.cluster = cluster
     began = time.process_time()

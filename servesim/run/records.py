@@ -18,7 +18,7 @@ from servesim.metrics.steps import StepTotals
 from servesim.metrics.streamed import StreamedPart, StreamedRequests
 from servesim.run.result import request_table, sample_table
 from servesim.run.result_files import DELIVERIES, REQUESTS, STEPS, STREAMED, ResultWriter
-from servesim.run.scenario import ClientSettings
+from servesim.run.scenario import Scenario
 from servesim.run.setup import Setup
 from servesim.workload.predictor import predict
 from servesim.workload.streamed import StreamedWorkload
@@ -43,7 +43,7 @@ class Records:
         sinks = {file: self._sink_of(file) for file in STREAMED}
         self._steps = sinks[STEPS]
         self.recorder = self._recorder(sinks[DELIVERIES])
-        self.workload = self._workload(clients_of(setup.scenario.clients))
+        self.workload = self._workload(clients_of(setup.scenario))
 
     def _sink_of(self, file: str) -> Callable[[Rows], None]:
         if self._writer is not None:
@@ -169,8 +169,9 @@ def _by_text(texts: Sequence[str]) -> list[tuple[str, Any]]:
     return list(zip(names.tolist(), parts, strict=True))
 
 
-def clients_of(settings: ClientSettings) -> Clients:
+def clients_of(scenario: Scenario) -> Clients:
     """Return the client settings with times in nanoseconds."""
+    settings = scenario.clients
 
     def ns(seconds: float | None) -> int | None:
         return round(seconds * SECOND) if seconds is not None else None
@@ -183,4 +184,7 @@ def clients_of(settings: ClientSettings) -> Clients:
         ns(settings.ttft_timeout_s),
         settings.retries,
         round(settings.retry_delay_s * SECOND),
+        round((settings.turn_ms or 0.0) * MS),
+        round(settings.ramp_up_s * SECOND),
+        scenario.seed,
     )

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from servesim.errors import UserError, suggest
 from servesim.metrics.slo import check_slo, parse_slo
 from servesim.parsing import pairs, spelt
+from servesim.run.client_tools import under_tool
 from servesim.run.presets import preset_settings, under
 
 Settings = dict[str, Any]
@@ -56,6 +57,9 @@ class EngineSettings(_Section):
     """Share of the GPU's memory the engine may use."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)
     """KV blocks of a replica; none: all that fit."""
+    disable_hybrid_kv_cache_manager: bool = False
+    """Keep the whole KV of layers with sliding windows, as engines without such a manager do (and vLLM with some KV
+    connectors); false: such layers give back what has slid out of their windows."""
     swap_space_gib: float = Field(default=4.0, ge=0, le=1e6)
     """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
@@ -66,6 +70,10 @@ class EngineSettings(_Section):
     counted)."""
     enable_expert_parallel: bool = False
     """Deal experts out to the tp GPUs whole instead of splitting each by width."""
+    api_server_count: int = Field(default=1, ge=1, le=1024)
+    """API server processes of a replica, which tokenize prompts and stream answers (vLLM's --api-server-count)."""
+    stream_interval: int = Field(default=1, ge=1, le=1 << 20)
+    """Tokens of a streamed chunk (vLLM's --stream-interval): fewer chunks are less work for the API servers."""
     max_queued_requests: int | None = Field(default=None, ge=0)
     """Requests that may wait on a replica; further ones are rejected. None: any number, as in vLLM."""
     ignore_memory: bool = False
@@ -75,8 +83,19 @@ class EngineSettings(_Section):
 class ClientSettings(_Section):
     """Client behavior. By default each request goes out at its time, and clients wait for as long as it takes."""
 
+    tool: Literal["vllm-bench", "sglang-bench", "aiperf", "inferencex"] | None = None
+    """A benchmark client, whose way of sending holds where the scenario says nothing: rate (inf unless given), gaps,
+    turn-around, number of requests. Its warm-up requests are not replayed."""
     max_concurrency: int | None = Field(default=None, ge=1)
     """Closed loop: the most requests outstanding, the others queue outside; none: no limit."""
+    turn_ms: float | None = Field(default=None, ge=0, le=1e7)
+    """Mean time from an answer to the next request of a closed loop, each drawn from an exponential distribution; none:
+    no time, so that requests which end together are followed at one instant."""
+    ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)
+    """Seconds over which the clients of a closed loop begin, evenly one after the other."""
+    burstiness: float | None = Field(default=None, gt=0, le=1e4)
+    """Draw the times of arrivals at `rate` anew, with gaps of a gamma distribution of this shape (1: Poisson; below:
+    bursts), as vLLM's --burstiness; none: as recorded."""
     batch: bool = False
     """Send max_concurrency requests at once and the next ones when all have left (latency of a single batch)."""
     max_sessions: int | None = Field(default=None, ge=1)
@@ -143,7 +162,8 @@ class Scenario(_Section):
     scheduler: Settings = Field(default={"name": "vllm"})
     """Scheduler: `name`, `name:key=value,...` or `file.py:Class`."""
     kv: Settings = Field(default={"name": "prefix-hash"})
-    """KV allocator, written the same way. Prefix caching is on, as in vLLM; `paged` is the same memory without it."""
+    """KV allocator, written the same way. Prefix caching is on, as in vLLM; `paged` is the same memory without it. For
+    a model with sliding windows they become `hybrid` and `hybrid-paged`, as in vLLM."""
     router: Settings = Field(default={"name": "round-robin"})
     """Router, written the same way."""
     speculation: Settings = Field(default={"name": "none"})
@@ -208,7 +228,7 @@ class Scenario(_Section):
     def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:
         """Build a scenario from plain settings; `source` names their file, if any, in errors."""
         try:
-            return cls.model_validate(under(settings, policy_settings))
+            return cls.model_validate(under_tool(under(settings, policy_settings)))
         except ValidationError as error:
             raise UserError(f"{source}: {_first_error(error, cls)}".removeprefix(": ")) from None
 

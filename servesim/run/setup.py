@@ -13,7 +13,6 @@ from servesim.contracts import (
     Limits,
     Router,
     Scheduler,
-    build_params,
     check_samples,
     kv_allocators,
     make,
@@ -31,18 +30,19 @@ from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.hardware.kv import longest
 from servesim.metrics.summary import Deployment
-from servesim.run.notes import before_run, on_version
+from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.presets import facts_of
 from servesim.run.provenance import provenance
 from servesim.run.scenario import Scenario, Settings
-from servesim.run.sizing import kv_budget, layer_groups, longest_request
+from servesim.run.sizing import kv_budget, layer_groups, longest_request, with_groups
 from servesim.run.speculation import Speculation
 from servesim.run.trace_source import open_scenario, open_stream
 from servesim.versions import EngineFacts
+from servesim.workload.front_end import FrontEnd, FrontTerms
 from servesim.workload.predictor import parse_predictor, predict
 from servesim.workload.trace import Ints, Trace
 from servesim.workload.trace_stream import TraceFacts, TraceStream
-from servesim.workload.workload import FrontEnd, Workload
+from servesim.workload.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,22 @@ class Setup:
     """Inputs of the results besides the scenario: hashes of trace, kernel tables and policy files."""
 
     @property
+    def front(self) -> FrontTerms:
+        """The front end of all replicas together: their API processes are one pool."""
+        terms, engine = self.cost.terms, self.scenario.engine
+        processes = engine.api_server_count * self.scenario.replicas
+        model = self.deployment.model.name
+        return terms.front(model, processes, engine.stream_interval) if terms is not None else FrontTerms()
+
+    @property
     def out_ns(self) -> int:
         """Time a token takes from the engine to the client, in ns."""
-        return round(self.cost.terms.front_out) if self.cost.terms is not None else 0
+        return self.front.out_ns
 
     def cluster(self, workload: Workload, recorder: Recorder, **options: Any) -> Cluster:
         """Return the replicas behind router and front end; `options`: further ones of Cluster."""
-        terms = self.cost.terms
-        in_ns, token_ns = (round(terms.front_in), terms.front_in_per_token) if terms is not None else (0, 0.0)
         return Cluster(
-            FrontEnd(workload, in_ns, self.out_ns, token_ns),
+            FrontEnd(workload, self.front),
             self.cores,
             self.router,
             self.cost,
@@ -110,6 +116,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     """Resolve a scenario; UserError where its parts do not fit together. A `trace` given is taken as it is,
     but for `skip`, `requests` and `rate`."""
     model, gpu = ModelSpec.load(scenario.model), Gpu.load(scenario.gpu)
+    scenario = with_groups(scenario, model)
     defaults = vllm_defaults(gpu)
     policies = _policies(scenario, model, gpu, defaults)
     speculation = Speculation.of(scenario, model)
@@ -177,6 +184,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         notes=[
             *before_run(scenario, facts, cores[0].scheduler, kv, fitting),
             *on_version(scenario, engine, terms),
+            *on_windows(scenario, model, kv),
             *(speculation.notes(facts) if speculation is not None else ()),
         ],
         provenance=provenance(scenario, facts, gpu, cost),
@@ -225,7 +233,7 @@ def _deployment(scenario: Scenario, model: ModelSpec, gpu: Gpu, budget: MemoryBu
 
 
 def _policies(scenario: Scenario, model: ModelSpec, gpu: Gpu, vllm: VllmDefaults) -> _Policies:
-    scheduler, params = _resolve(schedulers, "scheduler", scenario.scheduler)
+    scheduler, params = schedulers.configured(scenario.scheduler)
     asked = scenario.engine.max_model_len
     max_model_len = model.max_position if asked == "auto" else asked
     defaults = Defaults(vllm.max_num_seqs, vllm.max_num_batched_tokens, max_model_len, gpu.memory_bytes / 2**30)
@@ -239,16 +247,10 @@ def _policies(scenario: Scenario, model: ModelSpec, gpu: Gpu, vllm: VllmDefaults
     return _Policies(
         scheduler,
         params,
-        *_resolve(kv_allocators, "kv", scenario.kv),
-        *_resolve(routers, "router", scenario.router),
+        *kv_allocators.configured(scenario.kv),
+        *routers.configured(scenario.router),
         **limits,
     )
-
-
-def _resolve(registry: Any, kind: str, settings: Settings) -> tuple[Any, Any]:
-    values = {key: value for key, value in settings.items() if key != "name"}
-    cls, _ = registry.resolve(settings["name"])
-    return cls, build_params(f"{kind} {settings['name']}", cls.Params, values)
 
 
 def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> None:

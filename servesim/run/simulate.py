@@ -118,7 +118,7 @@ def _summary(setup: Setup, records: Records) -> dict[str, Any]:
         **figures,
         "notes": [
             *setup.notes,
-            *after_run(scenario, setup.facts, setup.defaults, figures),
+            *after_run(scenario, setup.facts, setup.defaults, figures, setup.front),
             *on_costs(setup.cost, totals.decode_reach),
             *records.notes,
         ],

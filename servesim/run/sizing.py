@@ -57,6 +57,24 @@ def kv_budget(
     return budget(engine.num_gpu_blocks, False), fitting
 
 
+GROUPED = {"prefix-hash": "hybrid", "paged": "hybrid-paged"}
+"""Allocators by the one that does the same with a table for each group of layers."""
+
+
+def has_windows(model: ModelSpec) -> bool:
+    """Return whether layers that keep KV attend a window of it alone."""
+    return any(layer.window for layer in model.layers if layer.owns_kv)
+
+
+def with_groups(scenario: Scenario, model: ModelSpec) -> Scenario:
+    """Return a scenario whose KV memory is laid out as vLLM's hybrid KV cache manager does for a model with windows:
+    window layers give back what has slid out of them. Not across pipeline stages, where groups are not known."""
+    grouped = GROUPED.get(scenario.kv["name"])
+    if grouped is None or not has_windows(model) or scenario.engine.disable_hybrid_kv_cache_manager or scenario.pp > 1:
+        return scenario
+    return scenario.model_copy(update={"kv": {**scenario.kv, "name": grouped}})
+
+
 def layer_groups(scenario: Scenario, model: ModelSpec, allocator: type[KVAllocator]) -> list[KvGroup]:
     """Return the groups of layers that have their own block tables; one of all layers where the allocator knows no
     groups."""

@@ -13,7 +13,6 @@ from servesim.contracts import (
     Scheduler,
     Speculator,
     acceptance_models,
-    build_params,
     make,
     speculators,
 )
@@ -51,9 +50,9 @@ class Speculation:
     @classmethod
     def resolve(cls, method: Settings, acceptance: Settings | None, seed: int, target: ModelSpec) -> Speculation:
         """Resolve a method and its acceptance from settings; without `acceptance` the method's own assumption."""
-        speculator, params = _resolve(speculators, "speculation", method)
+        speculator, params = speculators.configured(method)
         settings = acceptance or policy_settings(speculator.acceptance)
-        model, values = _resolve(acceptance_models, "acceptance", settings)
+        model, values = acceptance_models.configured(settings)
         truth, assumed = make(model, values, seed), acceptance is None
         return cls(method["name"], speculator, params, target, truth, settings["name"], assumed)
 
@@ -136,9 +135,3 @@ def figures(stats: Iterable[SpecStats]) -> dict[str, Any] | None:
         "acceptance_length": 1.0 + accepted / drafts if drafts else None,
         "per_position_acceptance_rates": [count / drafts for count in per_pos],
     }
-
-
-def _resolve(registry: Any, kind: str, settings: Settings) -> tuple[Any, Any]:
-    values = {key: value for key, value in settings.items() if key != "name"}
-    cls, _ = registry.resolve(settings["name"])
-    return cls, build_params(f"{kind} {settings['name']}", cls.Params, values)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from servesim.contracts import KVAllocator
+from servesim.draws import gamma
 from servesim.errors import UserError
 from servesim.run.scenario import Scenario
 from servesim.workload.trace import Trace
@@ -14,6 +16,8 @@ from servesim.workload.trace_stream import TraceStream
 
 OBJECT = "object:"
 """Prefix of the name of a trace that was handed over as an object."""
+MEAN_GAP_NS = 1e9
+"""Between arrivals that are drawn anew, before they are scaled to their rate."""
 DRAWN = ("preset:", "synth:")
 
 
@@ -44,7 +48,23 @@ def _cut(trace: Trace, scenario: Scenario) -> Trace:
     end = len(trace) if scenario.requests is None else min(scenario.skip + scenario.requests, len(trace))
     if end - scenario.skip < len(trace):
         trace = trace.take(np.arange(scenario.skip, end))
+    trace = _drawn_anew(trace, scenario)
     return trace.with_rate(scenario.rate) if scenario.rate is not None else trace
+
+
+def _drawn_anew(trace: Trace, scenario: Scenario) -> Trace:
+    """Return the trace with gaps of a gamma distribution between its requests, where the clients send so."""
+    burstiness = scenario.clients.burstiness
+    if burstiness is None or scenario.rate is None or scenario.rate == float("inf") or len(trace) < 2:
+        return trace
+    if trace.after is not None:
+        raise UserError(
+            "clients.burstiness draws the times of requests that wait for no other; these are conversations"
+        )
+    gaps = gamma(scenario.seed, "client arrivals", np.arange(len(trace)), cv=burstiness**-0.5)
+    arrival = np.rint(np.cumsum(gaps) * MEAN_GAP_NS).astype(np.int64)
+    note = f"arrivals drawn with gaps of a gamma distribution of shape {burstiness:g}"
+    return replace(trace, arrival_ns=arrival - arrival[0], notes=(*trace.notes, note))
 
 
 def open_stream(scenario: Scenario, trace: Trace | None, kv: type[KVAllocator]) -> TraceStream:
@@ -58,6 +78,7 @@ def open_stream(scenario: Scenario, trace: Trace | None, kv: type[KVAllocator]) 
         "spread_ticks": scenario.spread_ticks != "none",
         "clients.max_sessions": clients.max_sessions is not None,
         "clients.retries": clients.retries > 0,
+        "clients.burstiness": clients.burstiness is not None,
         f"kv {scenario.kv['name']}": "future" in kv.needs,
     }
     for name, asked in whole.items():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
+from math import log1p
 from typing import Protocol
 
 from servesim.contracts.request import Deadline, Request, SampleForm, State
+from servesim.draws import uniform_one
 from servesim.workload.content import Prefixes, RunContent, joined
 from servesim.workload.predictor import predict
 from servesim.workload.samples import FanOut
@@ -62,6 +63,12 @@ class Clients:
     """Times a request that was rejected or timed out is sent again."""
     retry_ns: int = 1_000_000_000
     """Delay from a client's hearing of it until it sends again."""
+    turn_ns: int = 0
+    """Mean time from the end of a request until its client is free for the next one (exponential, keyed by request)."""
+    ramp_up_ns: int = 0
+    """Time over which the clients begin, evenly one after the other."""
+    seed: int = 0
+    """Of the draws above."""
 
 
 class TraceWorkload:
@@ -101,8 +108,11 @@ class TraceWorkload:
             self._sessions = Sessions(trace, clients.max_sessions)
             self._due, self._next = self._sessions.start(), self._count
         most = clients.max_concurrency
-        self._free = deque([0] * min(most, self._count)) if most is not None else None  # when clients became free
-        self._outstanding = self._back = 0  # requests sent and not left; permits of a batch, back before its end
+        self._free: list[int] | None = None  # a heap: when clients become free
+        if most is not None:
+            self._free = [clients.ramp_up_ns * i // most for i in range(min(most, self._count))]
+        self._outstanding = 0  # requests sent and not left
+        self._back: list[int] = []  # of a batch, how long the clients take that are back before its end
 
     @property
     def open_loop(self) -> bool:
@@ -154,7 +164,7 @@ class TraceWorkload:
             number = heappop(self._due)[1]
         self._outstanding += 1
         if self._free is not None:
-            self._free.popleft()
+            heappop(self._free)
         attempt, row = divmod(number, self._count)
         if attempt:
             self._again -= 1
@@ -188,10 +198,18 @@ class TraceWorkload:
             for entry in self._sessions.end(row, now):
                 heappush(self._due, entry)
         self._outstanding -= 1
-        self._back += 1
-        if self._free is not None and (self._outstanding == 0 or not self._clients.batch):
-            self._free.extend([now] * self._back)
-            self._back = 0
+        if self._free is None:
+            return
+        self._back.append(self._turn_ns(number))
+        if self._outstanding == 0 or not self._clients.batch:
+            for turn_ns in self._back:
+                heappush(self._free, now + turn_ns)
+            self._back.clear()
+
+    def _turn_ns(self, number: int) -> int:
+        """Return how long the client of a request takes from its end until it is free."""
+        mean = self._clients.turn_ns
+        return round(-mean * log1p(-uniform_one(self._clients.seed, "client turn", number))) if mean else 0
 
     def remaining(self) -> int:
         return self._left + self._again
@@ -248,75 +266,3 @@ class TraceWorkload:
         if clients.ttft_timeout_ns is not None:
             deadlines.append(Deadline(now + clients.ttft_timeout_ns, True, TTFT_TIMEOUT))
         return tuple(deadlines)
-
-
-class FrontEnd:
-    """A workload seen through a server's front end: requests reach the queue `in_ns` after they were sent (HTTP), and
-    clients hear of the end `out_ns` after the engine is done. Prompts are tokenized one after the other, as by
-    vLLM's one tokenizer thread, in `token_ns` a token."""
-
-    def __init__(self, inner: Workload, in_ns: int, out_ns: int, token_ns: float = 0.0) -> None:
-        self._inner = inner
-        self._in_ns = in_ns
-        self._out_ns = out_ns
-        self._token_ns = token_ns
-        self._free_ns = 0  # when the tokenizer is done with all that came so far
-        self._tokenized: deque[tuple[int, Request, int]] = deque()  # by the time they reach the queue
-        self._ahead = inner.open_loop  # then the clock need not stop when one is sent, only when it reaches the queue
-
-    @property
-    def open_loop(self) -> bool:
-        return self._inner.open_loop
-
-    def next_ns(self) -> int | None:
-        if self._tokenized and self._ahead:
-            return self._tokenized[0][0]
-        due = self._inner.next_ns()
-        if not self._token_ns:
-            return due + self._in_ns if due is not None else None
-        if not self._tokenized:
-            if not self._ahead or due is None:
-                return due
-            self._read(due)
-            return self._tokenized[0][0]
-        ready = self._tokenized[0][0]
-        return ready if due is None or ready < due else due
-
-    def pop(self) -> tuple[Request, int] | None:
-        if self._tokenized and self._ahead:
-            _, request, output_len = self._tokenized.popleft()
-            return request, output_len
-        due = self._inner.next_ns()
-        if self._tokenized and (due is None or self._tokenized[0][0] <= due):
-            _, request, output_len = self._tokenized.popleft()
-            return request, output_len
-        assert due is not None
-        return self._read(due)
-
-    def _read(self, due: int) -> tuple[Request, int] | None:
-        """Take in what is sent at `due`; return None if it has to be tokenized before it is a request."""
-        popped = self._inner.pop()
-        if popped is None:
-            return None
-        request, output_len = popped
-        parent = request.parent
-        if parent is None or not parent.tokenized:
-            self._free_ns = max(self._free_ns, due) + round(self._token_ns * request.prompt_len)
-        if parent is not None:
-            parent.tokenized = True
-        ready = (self._free_ns if self._token_ns else due) + self._in_ns
-        if request.deadlines:
-            request.deadlines = tuple(d._replace(ns=d.ns + ready - due) for d in request.deadlines)
-        if not self._token_ns:
-            return request, output_len
-        self._tokenized.append((ready, request, output_len))
-        return None
-
-    def on_finish(self, request: Request, now: int) -> None:
-        self._inner.on_finish(request, now + self._out_ns)
-
-    def future(self) -> list[Request] | None:
-        return self._inner.future()
-
-    def remaining(self) -> int:
-        return self._inner.remaining() + len(self._tokenized)

@@ -24,7 +24,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" not in metafunc.fixturenames:
         return
     given = [Path(p) for p in metafunc.config.getoption("--cases")]
-    files = given or [SHARED / "cases.json", SHARED / "vllm_recorded.json.gz"]
+    names = ("cases.json", "vllm_recorded.json.gz", "vllm_wide.json.gz", "vllm_interval.json.gz", "sglang_tree.json.gz")
+    files = given or [SHARED / name for name in names]
     if not given and not SHARED.parent.exists():
         metafunc.parametrize("case", [pytest.param(None, marks=pytest.mark.skip(reason=f"{SHARED} is not here"))])
         return

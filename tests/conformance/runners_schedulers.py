@@ -22,7 +22,7 @@ from servesim.contracts import (
 )
 from servesim.contracts.ledger import Ledger
 from servesim.engine.core import EngineCore
-from servesim.policies.scheduling._prefill_adder import CLIP_MAX_NEW_TOKENS, Added, PrefillAdder
+from servesim.policies.scheduling._prefill_adder import CLIP_MAX_NEW_TOKENS, Added, PrefillAdder, max_new
 from servesim.policies.scheduling._sglang_order import IN_BATCH_CHECK, IN_BATCH_DEPRIORITIZE, MATCH_LIMIT
 from servesim.workload.content import Prefixes, RunContent
 
@@ -218,6 +218,7 @@ class PrefillAdmissionBudget:
         adder = PrefillAdder(
             scheduler.kv,
             running,
+            sum(max_new(one) for one in running),
             config["new_token_ratio"],
             config["max_prefill_tokens"],
             config["chunked_prefill_size"],

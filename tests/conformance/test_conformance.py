@@ -18,7 +18,7 @@ from servesim.contracts import (
     schedulers,
 )
 from servesim.engine.core import EngineCore
-from tests.conformance import runners_memory, runners_schedulers, runners_speculation
+from tests.conformance import runners_memory, runners_schedulers, runners_speculation, runners_tree
 from tests.conformance.cases import Case, Tokens, expand, make_requests
 
 
@@ -233,7 +233,7 @@ class KVRun:
 
 
 RUNNERS: dict[str, Any] = {"scheduler": SchedulerRun, "kv_manager": KVRun}
-RUNNERS |= runners_memory.RUNNERS | runners_schedulers.RUNNERS | runners_speculation.RUNNERS
+RUNNERS |= runners_memory.RUNNERS | runners_schedulers.RUNNERS | runners_speculation.RUNNERS | runners_tree.RUNNERS
 
 
 def test_the_case_holds(case: Case) -> None:

@@ -26,14 +26,17 @@ SHARING = [
     "prefix-radix",
     "prefix-radix:page_size=16",
     "prefix-radix:page_size=4,eviction_policy=lfu",
-    "prefix-radix:eviction_policy=mru",
+    "prefix-radix:eviction_policy=slru",
     "prefix-radix:eviction_policy=tlru,tlru_threshold=30,tlru_next_prompt_estimate=10",
 ]
 GROUPED = [
     "hybrid",
     "hybrid:prefix_cache_retention_interval=dense",
     "hybrid:prefix_cache_retention_interval=32,free_order=back",
+    "hybrid-paged",
 ]
+WINDOWS = st.sampled_from([(None, 40), (None, 20, 20), (33,), (None, 16, 50), (None, 32), (None, 16, 48)])
+"""Of whole blocks and not; of one size and of several."""
 ALL_AT_ONCE = ["contiguous", "contiguous:fit=first"]
 """These reserve max_model_len, which must fit."""
 
@@ -137,7 +140,7 @@ def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None, samp
         speculation=speculation,
         acceptance=draw(st.sampled_from(ACCEPTANCE)),
         kv=kv or draw(st.sampled_from(allocators)),
-        windows=draw(st.sampled_from([(None, 40), (None, 20, 20), (33,), (None, 16, 50)])),
+        windows=draw(WINDOWS),
         num_blocks=draw(st.sampled_from([13, 18, 30, 400])),
         host_blocks=draw(st.sampled_from([0, 4, 1000])),
         scheduler=scheduler,
@@ -250,7 +253,7 @@ def drafting_worlds(draw: st.DrawFn) -> World:
         scheduler_params={"scheduler_reserve_full_isl": draw(st.booleans())},
         speculation=speculation,
         acceptance=draw(st.sampled_from([model for model in ACCEPTANCE if model != "copy:"])),
-        kv=draw(st.sampled_from(["paged", "paged", "prefix-hash", "prefix-radix:page_size=4"])),
+        kv=draw(st.sampled_from(["paged", "paged", "prefix-hash", "prefix-radix:page_size=4", *GROUPED])),
         max_model_len=min(world.max_model_len, most),
         depth=min(world.depth, 2),
         asynchronous=world.depth > 1 and not speculation.startswith("ngram"),
@@ -266,6 +269,6 @@ def lockstep_worlds(draw: st.DrawFn) -> World:
         scheduler_params={"scheduler_reserve_full_isl": draw(st.booleans())},
         speculation="",
         max_num_batched_tokens=draw(st.sampled_from([world.max_num_batched_tokens, 5])),
-        kv=draw(st.sampled_from(["paged", "prefix-hash", "prefix-hash:free_order=back"])),
+        kv=draw(st.sampled_from(["paged", "prefix-hash", "prefix-hash:free_order=back", *GROUPED])),
         asynchronous=world.depth > 1,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from servesim.contracts.connector import Connector, Load
 from servesim.contracts.kv import Hit, KVAllocator
 from servesim.contracts.ledger import Ledger
 from servesim.contracts.plan import NO_END, Plan, PlanContext
@@ -50,8 +51,10 @@ class FastContext(PlanContext):
         memory: LockstepMemory | None,
         lookahead: int,
         max_model_len: int,
+        connector: Connector | None,
+        fetched: dict[Request, Load],
     ) -> None:
-        super().__init__(policy, now, plan, kv, ledger, asynchronous, oracle)
+        super().__init__(policy, now, plan, kv, ledger, asynchronous, oracle, connector, fetched)
         self._lockstep = lockstep
         self._memory = memory
         self._drafts = drafts  # whether drafts are made
@@ -68,6 +71,8 @@ class FastContext(PlanContext):
         """Step id of the plan for which it wants to be asked again."""
         self.has_state = False
         """Whether it wants to be asked after requests end, too."""
+        self.refused = False
+        """Whether memory was too full for a request."""
         if memory is not None:
             memory.looked = False
         if lockstep is not None:
@@ -148,11 +153,20 @@ class FastContext(PlanContext):
             most -= new
         return ()
 
+    def tokens_left(self, requests: Sequence[Request], most: int) -> int:
+        """See `PlanContext.tokens_left`."""
+        self.looked = True
+        members = self._lockstep.tokens_left(requests, most) if self._lockstep is not None else None
+        if members is None:
+            return super().tokens_left(requests, most)
+        left, others = members
+        return left + super().tokens_left(others, most)
+
     def lookup(self, request: Request) -> Hit:
         """See `PlanContext.lookup`."""
         memory = self._memory
-        if memory is None:
-            return self.kv.lookup(request)
+        if memory is None or request in self.fetched:
+            return super().lookup(request)
         looked = memory.looked
         hit = self.kv.lookup(request)
         memory.looked = looked
@@ -161,6 +175,15 @@ class FastContext(PlanContext):
                 self.looked = True
             self._asked = request
         return hit
+
+    def fetch(
+        self, request: Request, hit: Hit, *, full_tokens: int = 0, reserve: int = 0, owed: int = 0
+    ) -> bool | None:
+        """See `PlanContext.fetch`."""
+        taken = super().fetch(request, hit, full_tokens=full_tokens, reserve=reserve, owed=owed)
+        if self.connector is not None and request.state is not State.RUNNING:
+            self.looked = True  # what is elsewhere may be more by the next plan
+        return taken
 
     def admit(
         self,
@@ -187,6 +210,8 @@ class FastContext(PlanContext):
         )
         if memory is not None:
             memory.looked = looked
+        if not admitted:
+            self.refused = True
         if self._asked is request and (admitted or self._stays_refused(request, full_tokens)):
             self._asked = None
         return admitted

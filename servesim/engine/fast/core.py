@@ -9,6 +9,7 @@ from mypy_extensions import mypyc_attr
 
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
+from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Scheduler
@@ -48,6 +49,14 @@ class FastCore(EngineCore):
         """Step id of the plan for which the scheduler wants to be asked again."""
         self.has_state = False
         """Whether it wants to be asked after requests end, too."""
+        self.refused = False
+        """Whether memory was too full for a request."""
+
+    def listen(self, on_event: Callable[[KVEvent], None]) -> None:
+        """See `EngineCore.listen`. Memory is stepped plainly then, like an allocator without a fast class: in lockstep
+        blocks are published when one looks, not when they are full."""
+        super().listen(on_event)
+        self.memory = self.lockstep = None
 
     def keep_lockstep(self, depth: int) -> None:
         """From now on count requests that decode together, if memory knows how. At most `depth` steps are in flight."""
@@ -78,6 +87,8 @@ class FastCore(EngineCore):
             self.memory,
             self.lookahead,
             limits.max_model_len,
+            self.connector,
+            self.fetched,
         )
         return self._context
 
@@ -101,7 +112,8 @@ class FastCore(EngineCore):
             return None
         sampled: list[Request] = []
         if plan._tokens:
-            batch, sampled = compose(plan, self.kv, f"{self.scheduler.name} at {now} ns")
+            asynchronous = self.scheduler.limits.async_scheduling
+            batch, sampled = compose(plan, self.kv, f"{self.scheduler.name} at {now} ns", asynchronous)
             if n:
                 lockstep.advance(1)
                 lockstep.add_to(batch)
@@ -110,7 +122,6 @@ class FastCore(EngineCore):
             lockstep.advance(1)
         self.charge(plan, batch, sampled, now, n)
         self.pure = self.pure and not batch.bytes_copied
-        turn = PAUSE if pauses else lockstep.turn
         step = FastStep(
             plan.step_id,
             batch,
@@ -118,9 +129,8 @@ class FastCore(EngineCore):
             self.kv.usage(),
             preempted=len(plan.preempted),
             planned_ns=now,
-            together=n,
-            turn=turn,
         )
+        step.together, step.turn = n, PAUSE if pauses else lockstep.turn
         note_drafts(step, plan)
         if pauses:
             lockstep.paused += 1
@@ -144,7 +154,7 @@ class FastCore(EngineCore):
         """Note what a plan says of the next one. `alone`: it holds nothing but what was served in bulk."""
         self.stands = stands
         self.pure = alone and not ctx.plan.changes_queues
-        self.until, self.has_state = ctx.until, ctx.has_state
+        self.until, self.has_state, self.refused = ctx.until, ctx.has_state, ctx.refused
 
     def plans_known(self, past: int) -> int:
         """Return for how many more steps at most the plan is known to serve all in lockstep, and nothing else. One
@@ -156,6 +166,8 @@ class FastCore(EngineCore):
             return 0
         after_it = not past and self.pure
         if past and self.has_state:
+            return 0
+        if self.refused and self.memory is not None and not self.memory.only_takes():
             return 0
         if not after_it and (scheduler.num_waiting() or plan.layout != "mixed"):
             return 0
@@ -250,7 +262,7 @@ class FastCore(EngineCore):
         super().abort(request, now, reason)
 
     def _finish(self, requests: list[Request], state: State, now: int) -> None:
-        if self.lockstep is not None:
+        if self.lockstep is not None and requests:
             self.lockstep.forget(requests)
         super()._finish(requests, state, now)
 

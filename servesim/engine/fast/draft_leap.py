@@ -20,7 +20,7 @@ from servesim.contracts.kv import Usage
 from servesim.contracts.request import Request, State
 from servesim.engine.fast.acceptance_walk import DEEPEST, Walk
 from servesim.engine.fast.core import FastCore
-from servesim.engine.fast.cost import gpu_over
+from servesim.engine.fast.cost import runs_of
 from servesim.engine.fast.leap import Run
 from servesim.engine.fast.verification import gain
 from servesim.engine.recorder import STEP_COLUMNS, Recorder, Rows
@@ -62,6 +62,8 @@ def can_run(core: FastCore) -> bool:
     in_flight, speculator, acceptance = core.in_flight, core.speculator, core.acceptance
     first, last = in_flight[0], in_flight[-1]
     if not (core.stands and core.pure) or core.last_plan is None or core.last_plan.step_id != last.id:
+        return False
+    if core.refused and core.memory is not None and not core.memory.only_takes():
         return False
     if speculator is None or not last.drafts or speculator.expands or not speculator.steady():
         return False
@@ -128,7 +130,7 @@ class DraftLeap(Run):
             return None
         contexts = np.add.reduce(ahead.tokens[:, :m], 0)
         contexts += n * beyond
-        gpu = gpu_over(cost, batch, contexts)
+        gpu = runs_of(cost).gpu_over(batch, contexts)
         if gpu is None:
             batches = [_batch(batch, [row[j] + beyond for row in known]) for j in range(m)]
             gpu = np.array([cost.gpu_ns(each) for each in batches])
@@ -170,17 +172,23 @@ class DraftLeap(Run):
         core.next_step_id += m
         core.tokens_since_output = 0
         core.note_commit(end)
-        allocated = np.zeros(m, dtype=np.int64)
+        allocated, given = np.zeros(m, dtype=np.int64), np.zeros(m, dtype=np.int64)
         for i, taken in grown:
             allocated[i - 1] = taken
-        self._pass_on(core, recorder, replica, allocated.cumsum(), np.add.reduce(gains, 0, np.int64) - len(requests))
+        for i, back in memory.given_back:
+            given[i - 1] = back
+        filled = (self._contexts[:m] - last.batch.decode_context_sum) * memory.copies - given.cumsum()
+        accepted = np.add.reduce(gains, 0, np.int64) - len(requests)
+        self._pass_on(core, recorder, replica, allocated.cumsum(), filled, accepted)
         if core.checks:
             core.check_integrity()
         return in_flight[-1].end_ns
 
-    def _pass_on(self, core: FastCore, recorder: Recorder, replica: int, allocated: Rows, accepted: Rows) -> None:
+    def _pass_on(
+        self, core: FastCore, recorder: Recorder, replica: int, allocated: Rows, filled: Rows, accepted: Rows
+    ) -> None:
         """Record the steps committed, and put those planned in flight. `allocated`: tokens since the last real plan, by
-        plan; `accepted`: drafts, by commit but the real one."""
+        plan; `filled`: as many of them as are used; `accepted`: drafts, by commit but the real one."""
         in_flight, m, real = core.in_flight, self.skip, self._stepped
         last, depth = in_flight[-1], len(in_flight)
         for i in range(min(m, depth)):  # planned for real
@@ -190,20 +198,20 @@ class DraftLeap(Run):
             recorder.step(step, replica)
         done = max(m - depth, 0)  # planned and committed meanwhile
         if done:
-            rows = self._rows(last, replica, depth, allocated[:done])
+            rows = self._rows(last, replica, depth, allocated[:done], filled[:done])
             rows[:, ACCEPTED] = accepted[depth - real :]
             recorder.rows(replica, rows)
         for j in range(done, m):
-            in_flight.append(self._step(last, j, depth, int(allocated[j])))
+            in_flight.append(self._step(last, j, depth, int(allocated[j]), int(filled[j])))
 
-    def _rows(self, last: Step, replica: int, depth: int, allocated: Rows) -> Rows:
+    def _rows(self, last: Step, replica: int, depth: int, allocated: Rows, filled: Rows) -> Rows:
         """For the step table, of the first steps planned in the run (see `_step`); accepted drafts are left out."""
         count, usage, times = len(allocated), last.usage, self._times
         rows = np.empty((count, len(STEP_COLUMNS)), dtype=np.int64)
         rows[:] = Row(last, 1, 0, 0, 0, 0, 0, 0).cells(replica)
         contexts, start, end = self._contexts[:count], times[depth - 1 :][:count], times[depth:][:count]
-        ns, more = end - start, contexts - last.batch.decode_context_sum
-        used, peak = more + usage.used, allocated + (usage.used + usage.internal)
+        ns = end - start
+        used, peak = filled + usage.used, allocated + (usage.used + usage.internal)
         internal = peak - used
         columns = (
             np.arange(last.id + 1, last.id + 1 + count), times[:count], start, end, ns, contexts, self._gpu[:count],
@@ -213,17 +221,16 @@ class DraftLeap(Run):
             rows[:, at] = column
         return rows
 
-    def _step(self, last: Step, j: int, depth: int, allocated: int) -> Step:
-        """The step planned at E_(j+1), `allocated` tokens having been taken since the last real plan; it ends at
-        E_(j+1+depth)."""
+    def _step(self, last: Step, j: int, depth: int, allocated: int, filled: int) -> Step:
+        """The step planned at E_(j+1), `allocated` tokens having been taken since the last real plan and as many
+        `filled`; it ends at E_(j+1+depth)."""
         usage, ends = last.usage, self._ends
         batch = _batch(last.batch, [known[j] + self._ahead for known in self._known])
-        held = batch.decode_context_sum - last.batch.decode_context_sum
         return Step(
             last.id + 1 + j,
             batch,
             last.sampled,
-            Usage(usage.used + held, usage.internal + allocated - held, usage.external, usage.free - allocated),
+            Usage(usage.used + filled, usage.internal + allocated - filled, usage.external, usage.free - allocated),
             drafts=last.drafts,
             planned_ns=ends[j],
             start_ns=ends[j + depth - 1],

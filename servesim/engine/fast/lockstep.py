@@ -66,6 +66,8 @@ class Lockstep(CounterKeeper):
         self._ends: list[Entry] = []  # by the turn that delivers the last token
         self._caps: list[Entry] = []  # by the turns committed when what is in flight reaches the length cap
         self._longest: list[Entry] = []  # by -offset
+        self._cap_sum = 0  # turns committed when a member has all its length cap allows, summed over members
+        self._cap_max = 0  # the most of a member, perhaps of one that has left
         self._joined = 0
         self._written = (-1, -1, -1)  # turns planned and committed, and members, when counters were last written
         # What the scheduler said, and showed, when it last planned.
@@ -139,6 +141,21 @@ class Lockstep(CounterKeeper):
                 return False
             known += coming
         return known - computed == 1 and not request.num_draft_tokens
+
+    def tokens_left(self, requests: Sequence[Request], most: int) -> tuple[int, list[Request]] | None:
+        """Return how many tokens all members may still generate, and which of `requests` are none. None where not all
+        members are among `requests`, or one may generate more than `most`."""
+        members, committed = self.members, self.committed
+        others = [request for request in requests if request not in members]
+        if len(requests) - len(others) < len(members) or self._cap_max - committed > most:
+            return None
+        left = self._cap_sum - committed * len(members)
+        for _, first, begun in reversed(members.values()):
+            if first <= committed:
+                break
+            if begun > committed:
+                left -= begun - committed
+        return left, others
 
     def end_plan(self, plan: Plan) -> None:
         """A plan is made: see which requests behind the members have entered the list since, and which join next."""
@@ -214,6 +231,10 @@ class Lockstep(CounterKeeper):
         self._joined += 1
         self.context_sum += context
         self.context_sumsq += context * context
+        capped = request.prompt_len + request.max_tokens - offset - 1
+        self._cap_sum += capped
+        if capped > self._cap_max:
+            self._cap_max = capped
         heappush(self._ends, (request._end_tokens - offset - 2, order, request))
         heappush(self._longest, (-offset, order, request))
         if self._asynchronous:
@@ -249,7 +270,7 @@ class Lockstep(CounterKeeper):
         self._ends.clear()
         self._caps.clear()
         self._longest.clear()
-        self.context_sum = self.context_sumsq = 0
+        self.context_sum = self.context_sumsq = self._cap_sum = self._cap_max = 0
 
     def forget(self, requests: Sequence[Request]) -> None:
         """Requests end: they are in the scheduler's list no more."""
@@ -292,14 +313,15 @@ class Lockstep(CounterKeeper):
     def late(self, turn: int, before: int) -> tuple[list[int], list[Late]]:
         """Return the members of a turn that is being committed which got nothing from the step before it, committed at
         `before`: rows of those whose last token came with the last turn, and the others, behind them in the batch."""
-        rows: list[int] = []
+        rows = [request.row for request in self.members]
         others: list[Late] = []
-        for request, (_, first, _) in self.members.items():
+        for request, (_, first, _) in reversed(self.members.items()):
             if first < turn:
-                rows.append(request.row)
-            elif first == turn and request._last_token_ns != before:
+                break
+            rows.pop()
+            if first == turn and request._last_token_ns != before:
                 others.append((request.row, request._last_token_ns, 1))
-        return rows, others
+        return rows, others[::-1]
 
     def ended(self, turn: int) -> list[Request]:
         """Return the members whose last token comes with this turn, which is being committed; they are members no
@@ -386,6 +408,7 @@ class Lockstep(CounterKeeper):
         context = self.turn + offset
         self.context_sum -= context
         self.context_sumsq -= context * context
+        self._cap_sum -= request.prompt_len + request.max_tokens - offset - 1
         self._write(request, offset, first, begun)
         request._keeper = None
         self._memory.leave(request, offset)
@@ -423,6 +446,9 @@ class Lockstep(CounterKeeper):
         contexts = [self.turn + offset for offset, _, _ in self.members.values()]
         assert self.context_sum == sum(contexts), "contexts in lockstep miscounted"
         assert self.context_sumsq == sum([c * c for c in contexts]), "squares of contexts in lockstep miscounted"
+        caps = [r.prompt_len + r.max_tokens - offset - 1 for r, (offset, _, _) in self.members.items()]
+        assert self._cap_sum == sum(caps), "length caps in lockstep miscounted"
+        assert not caps or self._cap_max >= max(caps), "a length cap in lockstep is beyond the most"
         assert not contexts or self.longest() == max(contexts), "the longest context in lockstep is another one"
         turns = [step for step in self._in_flight if isinstance(step, FastStep) and step.turn >= 0]
         assert self.committed == self.turn - len(turns), "turns committed miscounted"

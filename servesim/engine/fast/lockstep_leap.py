@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from servesim.contracts.cost import Batch, CostModel
+from servesim.contracts.cost import Batch
 from servesim.contracts.kv import Usage
 from servesim.contracts.request import Request
 from servesim.engine.fast.core import MOST, FastCore
-from servesim.engine.fast.cost import decode_run
+from servesim.engine.fast.cost import RunCost
 from servesim.engine.fast.leap import Run
 from servesim.engine.fast.lockstep import Lockstep
 from servesim.engine.fast.step import FastStep
@@ -26,11 +26,13 @@ LONGEST = 1 << 61  # integrals of memory over time must fit 64 bits
 class LockstepLeap(Run):
     """`skip` planning points to be skipped, and what is needed to account for them afterwards."""
 
-    __slots__ = ("_batch", "_gpu", "_host", "_last", "_ns", "_shares", "_usage")
+    __slots__ = ("_batch", "_copies", "_given", "_gpu", "_host", "_last", "_ns", "_shares", "_usage")
 
     def __init__(self, ends: list[int], past: int, batch: Batch, usage: Usage) -> None:
         super().__init__(ends, 0, past)
         self._usage = usage  # before the run
+        self._copies = 1  # how often memory counts a token
+        self._given: list[tuple[int, int]] = []  # (step from 1, tokens) that were used and given back
         self._batch = batch  # of the first step
         self._gpu: list[int] = []  # of the steps with all, as the next two
         self._ns: list[int] = []
@@ -39,9 +41,7 @@ class LockstepLeap(Run):
         self._last: FastStep | None = None  # the one without those whose last token is in flight
 
     @classmethod
-    def prepare(
-        cls, core: FastCore, cost: CostModel, now: int, horizon_ns: int | None, past: int
-    ) -> LockstepLeap | None:
+    def prepare(cls, core: FastCore, runs: RunCost, now: int, horizon_ns: int | None, past: int) -> LockstepLeap | None:
         """The longest run from here; None if the next planning point must be real. That is now if one is `past`, else
         when the next step is done. `horizon_ns` from now the run will be cut anyhow."""
         lockstep, memory = core.lockstep, core.memory
@@ -68,31 +68,31 @@ class LockstepLeap(Run):
             return None
         leap = cls(ends, past, core.next_batch(), core.kv.usage())
         if m:
-            leap._price(cost, m if m < most else most, horizon_ns)
+            leap._price(runs, m if m < most else most, horizon_ns)
             if leap._ns[0] < 1:
                 return None  # a real plan says so
         if most > m == len(leap._gpu) and (horizon_ns is None or ends[m] < now + horizon_ns):
-            leap._price_last(cost, lockstep, core.next_step_id)
+            leap._price_last(runs, lockstep, core.next_step_id)
         leap.skip = len(ends) - len(core.in_flight) - past
         if horizon_ns is not None:
             leap.cut(now + horizon_ns)
         return leap if leap.skip else None
 
-    def _price(self, cost: CostModel, most: int, horizon_ns: int | None) -> None:
+    def _price(self, runs: RunCost, most: int, horizon_ns: int | None) -> None:
         """Price the steps with all in lockstep, `most` at most."""
         usage = self._usage
         longest = LONGEST // (usage.used + usage.internal + self._batch.sampled * MOST)
         until_ns = longest if horizon_ns is None or horizon_ns > longest else horizon_ns
-        self._gpu, self._ns, self._host, self._shares = decode_run(cost, self._batch, most, until_ns)
+        self._gpu, self._ns, self._host, self._shares = runs.decode_run(self._batch, most, until_ns)
         self._ends += accumulate(self._ns, initial=self._ends.pop())
 
-    def _price_last(self, cost: CostModel, lockstep: Lockstep, first: int) -> None:
+    def _price_last(self, runs: RunCost, lockstep: Lockstep, first: int) -> None:
         """Price the one without those that retire. Its memory is not known yet."""
         m, ends = len(self._gpu), self._ends
         batch = lockstep.batch_without_retired(m, lockstep.turn + m - 1, self._batch)
         if batch is None:
             return
-        gpu, ns, host, shares = decode_run(cost, batch, 1, 0)
+        gpu, ns, host, shares = runs.decode_run(batch, 1, 0)
         if ns[0] < 1:
             return  # a real plan says so
         ends.append(ends[-1] + ns[0])
@@ -101,8 +101,6 @@ class LockstepLeap(Run):
             batch,
             [],
             NOWHERE,
-            together=batch.sampled,
-            turn=lockstep.turn + m,
             planned_ns=ends[m],
             start_ns=ends[-2],
             end_ns=ends[-1],
@@ -110,6 +108,7 @@ class LockstepLeap(Run):
             host_ns=host,
             shares=shares,
         )
+        self._last.together, self._last.turn = batch.sampled, lockstep.turn + m
 
     def land(self, core: FastCore, recorder: Recorder, replica: int) -> int:
         """See `Run`."""
@@ -142,6 +141,7 @@ class LockstepLeap(Run):
         grown: list[tuple[int, int]] = []
         if m:
             grown = memory.extend_run(turn, turn - depth + 1, m)
+            self._copies, self._given = memory.copies, memory.given_back
             core.ledger.hold(n * m)
             lockstep.advance(m)
         self._commit(core, recorder, replica, skip + through, n)
@@ -208,19 +208,28 @@ class LockstepLeap(Run):
         grown: list[tuple[int, int]],
     ) -> None:
         """Record the first `done` steps of the run in one row. The j-th starts at E_(j+depth-1); memory grows by one
-        token a request from each to the next, and by whole blocks."""
-        ends, gpu, usage = self._ends, self._gpu, self._usage
+        token a request (in each copy) from each to the next, and by whole blocks."""
+        ends, gpu, usage, more = self._ends, self._gpu, self._usage, n * self._copies
         start, end = ends[depth - 1], ends[depth - 1 + done]
-        used_ns, internal_ns = n * ((done - 1) * end - sum(ends[depth : depth - 1 + done])), 0
-        peak = at_first = usage.used + usage.internal
+        used_ns, internal_ns = more * ((done - 1) * end - sum(ends[depth : depth - 1 + done])), 0
+        held = usage.used + usage.internal + (grown[0][1] if grown and grown[0][0] == 1 else 0)
+        peak = at_first = held
         for j, tokens in grown:
             if j > done:
                 break
-            peak += tokens
             if j > 1:
+                held += tokens
+                if held > peak:
+                    peak = held
                 internal_ns += tokens * (end - ends[j + depth - 2])
+        used = usage.used + more
+        for j, tokens in self._given:
+            if j > done:
+                break
+            if j > 1:
+                used_ns -= tokens * (end - ends[j + depth - 2])
             else:
-                at_first += tokens
+                used -= tokens
         internal_ns -= used_ns
         row, gpu_ns = recorder.open_row(replica), sum(gpu[:done]) if done < len(gpu) else sum(gpu)
         batch = self._batch
@@ -232,7 +241,7 @@ class LockstepLeap(Run):
             step = self._step(first, turn, n, 1, depth, grown)
             recorder.run(step, replica, done, end, gpu_ns, peak, used_ns, internal_ns)
             return
-        used, ns = usage.used + n, end - start
+        ns = end - start
         used_ns += used * ns
         internal_ns += (at_first - used) * ns
         row.extend(done, end, ns, gpu_ns, peak, used_ns, internal_ns)
@@ -244,14 +253,17 @@ class LockstepLeap(Run):
             if i > j:
                 break
             allocated += tokens
-        used = Usage(usage.used + n * j, usage.internal + allocated - n * j, usage.external, usage.free - allocated)
-        return FastStep(
+        filled = n * self._copies * j
+        for i, tokens in self._given:
+            if i > j:
+                break
+            filled -= tokens
+        used = Usage(usage.used + filled, usage.internal + allocated - filled, usage.external, usage.free - allocated)
+        step = FastStep(
             first + j - 1,
             self._batch.advance(j - 1) if j > 1 else self._batch,
             [],
             used,
-            together=n,
-            turn=turn + j - 1,
             planned_ns=ends[j - 1],
             start_ns=ends[j + depth - 2],
             end_ns=ends[j + depth - 1],
@@ -259,3 +271,5 @@ class LockstepLeap(Run):
             host_ns=self._host,
             shares=self._shares,
         )
+        step.together, step.turn = n, turn + j - 1
+        return step

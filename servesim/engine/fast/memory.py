@@ -24,6 +24,11 @@ class LockstepMemory:
         """Whether the allocator was asked for something that changes as requests decode; the engine clears it."""
         self.on_look: Callable[[], None] = lambda: None
         """Called before such a question is answered."""
+        self.copies = 1
+        """How often `usage` counts a token: once for each group of layers that have a table."""
+        self.given_back: list[tuple[int, int]] = []
+        """(turn from 1, tokens) that memory had used and gave back in turns of the last `extend_run` or `grow_rounds`,
+        in order."""
 
     def look(self) -> None:
         """Note that the allocator is asked for something that changes as requests decode."""
@@ -44,6 +49,11 @@ class LockstepMemory:
         memory, nothing taken."""
         raise NotImplementedError
 
+    def only_takes(self) -> bool:
+        """Return whether `usage().free` can only fall while the members there are go on decoding, turn by turn. Default:
+        it can, so that who is refused memory stays refused."""
+        return True
+
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
         """Return for how many turns from `turn` on, at most `limit`, `extend` succeeds and leaves `reserve` tokens
         free."""
@@ -51,8 +61,8 @@ class LockstepMemory:
 
     def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
         """Do as `extend` does for k turns from `turn` on, one being committed before each. Return (turn from 1, tokens
-        allocated in it) for those in which any were, in order: each takes as much from `usage().free`, and `external`
-        stays. Only with k <= steps_until_full(...)."""
+        allocated in it, less those given back) for those in which any were, in order: each takes as much from
+        `usage().free`, and `external` stays. Only with k <= steps_until_full(...)."""
         raise NotImplementedError
 
     def rounds_that_fit(

@@ -10,6 +10,7 @@ from servesim.contracts.request import Deadline, Request, State
 from servesim.engine.clock import Clock
 from servesim.engine.core import EngineCore
 from servesim.engine.fast.core import FastCore
+from servesim.engine.fast.cost import runs_of
 from servesim.engine.fast.draft_leap import DraftLeap, can_run
 from servesim.engine.fast.leap import Run
 from servesim.engine.fast.lockstep_leap import LockstepLeap
@@ -27,6 +28,7 @@ class FastReplica(Replica):
         super().__init__(clock, index, core, cost, recorder, depth)
         assert isinstance(core, FastCore)
         self.fast = core
+        self._runs = runs_of(cost)
         core.on_late_together = recorder.late_together
         self.leap: Run | None = None
         if depth == 1 or core.scheduler.limits.async_scheduling:
@@ -48,6 +50,10 @@ class FastReplica(Replica):
             return
         self.catch_up()
         super().give_up(request, deadline, event)
+
+    def _loaded(self, request: Request, event: Event) -> None:
+        self.catch_up()
+        super()._loaded(request, event)
 
     def catch_up(self) -> None:
         """End a run at this instant: what it has done is done, and the next plan is made for real. For whatever wants
@@ -74,7 +80,7 @@ class FastReplica(Replica):
         leaps = len(self._free_ns) == 1
         lockstep = core.lockstep
         if leaps and lockstep is not None and lockstep.members and len(in_flight) == self.depth - 1:
-            self.leap = LockstepLeap.prepare(core, self.cost, now, self.horizon(), 1)
+            self.leap = LockstepLeap.prepare(core, self._runs, now, self.horizon(), 1)
             if self.leap is not None:
                 self._await(self.leap.end_ns)
                 return
@@ -90,7 +96,7 @@ class FastReplica(Replica):
         if core.lockstep is not None:
             if not core.lockstep.members:
                 return None
-            return LockstepLeap.prepare(core, self.cost, self.clock.ns, self.horizon(), 0)
+            return LockstepLeap.prepare(core, self._runs, self.clock.ns, self.horizon(), 0)
         return DraftLeap.prepare(core, self.cost, self.horizon()) if can_run(core) else None
 
     def _complete(self, event: Event) -> None:

@@ -250,7 +250,7 @@ def test_who_plans_again_what_is_in_a_pipeline_is_told_and_not_failed(tmp_path: 
     report = checked(tmp_path, f"{text}    pass\n")
     assert report.failures == []
     (note,) = report.notes
-    assert note.startswith("not for pipelines (pp > 1): Mine plans request-")
+    assert re.match(r"not for pipelines: Mine at \d+ ns, step \d+: schedules 1 tokens of <request-\d", note)
 
 
 def test_a_run_that_does_not_end_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -40,7 +41,8 @@ def test_each_policy_shows_idea_parameters_and_needs(name: str) -> None:
 def test_parameters_come_with_defaults_and_what_they_mean() -> None:
     text = shown("sarathi")
     assert "chunk_size = 512\n      Tokens of an iteration" in text
-    assert "paper: Agrawal" in text
+    assert "\npaper: Agrawal" in text
+    assert "\npaper: Kwon" in shown("vllm")
     assert "needs: predicted_output_len" in shown("srpt")
     assert "needs: output_len" in shown("srpt-oracle")
 
@@ -71,3 +73,12 @@ def test_unknown_policies_are_refused_with_a_suggestion() -> None:
     assert isinstance(result.exception, UserError)
     assert 'did you mean "sarathi"' in str(result.exception)
     assert Scheduler.paper == ""
+
+
+def test_the_paper_of_a_policy_is_not_that_of_one_derived_from_it(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        'from servesim.policies.scheduling.sarathi import Sarathi\nclass Mine(Sarathi):\n    """Another idea."""\n'
+    )
+    assert "\npaper:" not in shown(f"{file}:Mine")
+    assert "\npaper:" not in shown("priority")

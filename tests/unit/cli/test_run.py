@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -87,6 +88,16 @@ def test_flags_override_set_and_set_overrides_the_file(servesim: Cli, tmp_path: 
     resolved = json.loads(out)["scenario"]
     assert (resolved["gpu"], resolved["requests"], resolved["kv"]["name"]) == ("h200", 5, "paged")
     assert resolved["scheduler"]["max_num_seqs"] == 9
+
+
+def test_a_run_that_was_checked_says_so(servesim: Cli) -> None:
+    code, out, _ = servesim(*RUN, "--check")
+    assert code == 0
+    (line,) = re.findall(r"checked: [^.]*?requests", " ".join(out.split()))
+    assert line.endswith("fast mode and reference mode agree on the first 40 requests")
+    _, out, _ = servesim(*RUN, "--check", "--mode", "reference")
+    assert "checked: scheduler and memory kept their invariants after every step" in " ".join(out.split())
+    assert "checked:" not in servesim(*RUN)[1]
 
 
 def test_a_policy_in_a_file_of_one_s_own_runs(servesim: Cli, tmp_path: Path) -> None:

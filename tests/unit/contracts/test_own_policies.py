@@ -386,3 +386,51 @@ def test_parameters_that_are_no_dataclass_are_refused_in_one_line() -> None:
 
     with pytest.raises(UserError, match="router mine: Params is not a dataclass: write @dataclass"):
         build_params("router mine", Params, {})
+
+
+BASED = """
+from dataclasses import dataclass
+from servesim.policies.scheduling.vllm import Vllm
+@dataclass(frozen=True)
+class Slack:
+    slack: int = 4
+class Mine(Vllm):
+    Params = Slack
+"""
+
+
+def test_parameters_without_those_that_the_base_reads_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BASED)
+    with pytest.raises(UserError, match=r"Mine.Params does not derive from Vllm.Params, .*: write class Params\(Vllm"):
+        schedulers.resolve(f"{tmp_path}/mine.py:Mine")
+
+
+def test_a_policy_that_hands_its_base_other_parameters_may_have_any(tmp_path: Path) -> None:
+    init = method("__init__(self, params, limits, kv)", "super().__init__(Vllm.Params(), limits, kv)")
+    served(world(tmp_path, "scheduler", BASED + init), "fast")
+    derived = BASED.replace("class Slack:", "class Slack(Vllm.Params):")
+    served(world(tmp_path, "scheduler", derived), "fast")
+    (tmp_path / "mine.py").write_text(f"{BASED}{init}class Further(Mine):\n    Params = type('P', (Slack,), {{}})\n")
+    schedulers.resolve(f"{tmp_path}/mine.py:Further")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        (
+            "scheduler",
+            "from servesim.policies.scheduling.ordered import Ordered\nclass Mine(Ordered):\n",
+            "Mine: rank returns None, not a number",
+        ),
+        (
+            "kv",
+            "from servesim.policies.kv.evicting import Evicting\nclass Mine(Evicting):\n",
+            "Mine: rank returns None, not numbers or tuples",
+        ),
+    ],
+)
+def test_a_rank_that_is_none_is_its_author_s(kind: str, text: str, message: str, tmp_path: Path) -> None:
+    described = world(tmp_path, kind, text + method("rank(self, *args)", "pass"))
+    described.trace = toy_trace([0, 1], [16, 16], [4, 4], runs=[[(1, 16)], [(2, 16)]])
+    with pytest.raises(PolicyError, match=message):
+        described.run()

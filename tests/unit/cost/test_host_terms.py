@@ -112,3 +112,19 @@ def test_a_fit_finds_the_terms_a_log_was_made_with(tmp_path: Path) -> None:
 def test_a_folder_without_steps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no recorded run in it says its model and its GPU"):
         fit_host(tmp_path)
+
+
+def test_terms_with_a_base_are_its_own_where_they_say_nothing_and_are_chosen_by_name_alone(tmp_path: Path) -> None:
+    base = HostTerms.load("vllm-0.23-h100")
+    (tmp_path / "mine.yaml").write_text("base: vllm-0.23-h100\nfront_per_request: 5\nprovenance: {}\n")
+    mine = HostTerms.load(tmp_path / "mine.yaml")
+    assert (mine.exposed, mine.gpus, mine.front_per_request, mine.engine) == (base.exposed, base.gpus, 5, "")
+    chosen = host_terms("vllm 0.11.0", "h100")
+    assert chosen is not None
+    assert chosen.name == "vllm-0.23-h100"
+
+
+def test_a_wrong_tokenizer_time_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("front_in_per_token_by_model: {gpt-oss: -1}\n")
+    with pytest.raises(UserError, match="front_in_per_token_by_model is -1"):
+        HostTerms.load(tmp_path / "mine.yaml")

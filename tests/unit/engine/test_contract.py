@@ -302,3 +302,26 @@ def test_policies_that_preempt_for_ever_are_stopped_by_name_and_state(tmp_path: 
     )
     with pytest.raises(PolicyError, match=r"Quarrel at .* on kv paged .* 1 requests run, 2 wait, .* without end"):
         World(SMALL, scheduler=f"{file}:Quarrel").run()
+
+
+REPLANS = (
+    "from servesim.contracts import Scheduler\n"
+    "class Replans(Scheduler):\n"
+    "    def plan(self, ctx):\n"
+    "        for request in self.running:\n"
+    "            ctx.extend(request, 1)\n"
+    "        while self.waiting and ctx.admit(self.waiting[0], self.waiting[0].prompt_len):\n"
+    "            self.running.append(self.waiting.popleft())\n"
+    "        return ctx.plan\n"
+)
+
+
+@pytest.mark.parametrize("mode", ["reference", "fast"])
+def test_a_token_that_is_not_known_yet_cannot_be_computed_from(mode: str, tmp_path: Path) -> None:
+    """Two stages: at 0 ns the second step is planned while the first, which gives the first token, is in flight."""
+    file = tmp_path / "replans.py"
+    file.write_text(REPLANS)
+    world = World(toy_trace([0], [8], [4]), scheduler=f"{file}:Replans", depth=2)
+    with pytest.raises(PolicyError, match=r"Replans at 0 ns, step 1: schedules 1 tokens of <0 .*known.*in flight"):
+        world.run(mode)
+    assert World(toy_trace([0], [8], [4]), scheduler=f"{file}:Replans").run(mode).num_left == 1

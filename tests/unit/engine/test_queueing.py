@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from servesim.contracts import Batch
 from servesim.engine.recorder import REQUEST_COLUMNS
-from servesim.workload.workload import Clients, FrontEnd
+from servesim.workload.front_end import FrontEnd, FrontTerms
+from servesim.workload.workload import Clients
 from tests.support.worlds import ToyCost, World, toy_trace
 
 
@@ -138,7 +139,7 @@ def test_host_time_adds_in_synchronous_and_hides_in_asynchronous_cost_models() -
 def test_a_front_end_delays_requests_on_the_way_in_and_tokens_on_the_way_out() -> None:
     world = World(toy_trace([0, 40], [1, 1], [2, 1]), cost=constant(100), out_ns=7)
     cluster = world.cluster()
-    cluster.workload = FrontEnd(cluster.workload, 30, 7)
+    cluster.workload = FrontEnd(cluster.workload, FrontTerms(in_ns=30, out_ns=7))
     cluster.run()
     rows = dict(zip(REQUEST_COLUMNS, cluster.recorder.requests.array().T.tolist(), strict=True))
     assert rows["row"] == [0, 1]

@@ -101,6 +101,11 @@ def test_a_name_that_leads_nowhere_stops_every_experiment_before_it_runs(
     assert not (tmp_path / "out").exists()
 
 
+def test_what_a_run_takes_for_kernel_tables_an_experiment_takes() -> None:
+    frame = servesim.sweep(**WORKLOAD | {"kernel_tables": "roofline,ideal"})
+    assert list(frame["status"]) == ["ok", "ok"]
+
+
 @pytest.mark.medium
 def test_on_the_command_line_it_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     words = [word for key, value in WORKLOAD.items() for word in (f"--{key}", str(value))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from servesim.hardware import (
     pipeline_layers,
     vllm_defaults,
 )
-from servesim.hardware.memory import stage_weight_bytes
+from servesim.hardware.memory import padding_bytes, stage_weight_bytes
 
 
 def budget(model: str, gpu: str, tp: int = 1, **options: object) -> MemoryBudget:
@@ -33,27 +34,32 @@ def budget(model: str, gpu: str, tp: int = 1, **options: object) -> MemoryBudget
     return memory_budget(ModelSpec.load(model), Gpu.load(gpu), tp, **limits)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("model", "tp", "tokens", "seqs", "utilization", "recorded"),
-    [
-        ("llama-2-7b", 1, 2048, 128, 0.90, 7462),  # vLLM 0.15.1
-        ("llama-2-70b", 4, 2048, 128, 0.90, 31356),  # vLLM 0.15.1
-        ("codellama-34b", 2, 2048, 128, 0.90, 26602),  # vLLM 0.15.1, not used to set the constants
-        ("qwen3-14b", 1, 8192, 256, 0.92, 18038),  # vLLM 0.23.0
-    ],
-)
-def test_block_counts_of_recorded_h100_servers(
-    model: str, tp: int, tokens: int, seqs: int, utilization: float, recorded: int
-) -> None:
-    got = budget(
-        model,
-        "h100",
-        tp,
-        max_num_batched_tokens=tokens,
-        max_num_seqs=seqs,
-        gpu_memory_utilization=utilization,
-    )
-    assert got.num_blocks == pytest.approx(recorded, rel=0.01)
+def test_releases_count_memory_differently() -> None:
+    """0.15 sorts to sample and subtracts no graphs, at 90 %; the latest subtracts an estimate and takes 92 %."""
+    old, new = (budget("qwen3-0.6b", "h100", max_num_seqs=1024, version=version) for version in ((0, 15), None))
+    hidden = (2048 + 1024) * 1024 * 2
+    assert old.activations == hidden + int(1024 * 151_936 * 38.3)
+    assert new.activations == hidden + 1024 * 151_936 * 18
+    assert (old.cuda_graphs, new.cuda_graphs) == (0, int(0.15 * 2**30))
+    assert old.usable == math.ceil(Gpu.load("h100").memory_bytes * 0.9)
+    assert new.usable == math.ceil(Gpu.load("h100").memory_bytes * 0.92)
+    assert budget("qwen3-0.6b", "h100", version=(0, 21)) == budget("qwen3-0.6b", "h100", version=(0, 33))
+    assert vllm_defaults(Gpu.load("h100"), version=(0, 20)).gpu_memory_utilization == 0.9
+
+
+def test_the_mlp_is_the_peak_where_few_sequences_are_sampled() -> None:
+    """8,192 tokens: three times the MLP's width and twice the hidden state, 2 bytes each."""
+    got = budget("qwen3-14b", "h100", max_num_batched_tokens=8192, max_num_seqs=64)
+    assert got.activations == 8192 * (3 * 17_408 + 2 * 5120) * 2
+
+
+def test_experts_in_mxfp4_are_padded_to_whole_tiles() -> None:
+    """A hidden size of 2880 becomes 3072, in experts alone."""
+    model = ModelSpec.load("gpt-oss-20b")
+    experts = 24 * 32 * 3 * 2880 * 2880 * 0.53125
+    assert padding_bytes(model, range(24)) == pytest.approx(experts * (3072 / 2880 - 1))
+    assert budget("gpt-oss-20b", "h100").weights == model.weight_bytes("bf16") + padding_bytes(model, range(24))
+    assert padding_bytes(ModelSpec.load("mixtral-8x7b"), range(32)) == 0
 
 
 def test_the_parts_add_up_to_the_usable_memory() -> None:
@@ -136,7 +142,7 @@ def test_blocks_under_pipeline_parallelism_are_those_of_the_fullest_stage() -> N
     assert got.block_bytes == 16 * 20 * 2 * 8 * 128 * 2
     # the last stage: an LM head as large as the first one's embedding, and the logits of 1024 sequences besides
     assert got.weights == stage_weight_bytes(ModelSpec.load("llama-3.1-70b"), range(60, 80), "bf16")
-    assert got.activations == 1024 * 128_256 * 18
+    assert got.activations == (2048 + 1024) * 8192 * 2 + 1024 * 128_256 * 18
 
 
 def case(component: str, shared_data: Callable[[str], Path]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from servesim.contracts import MISS, Hit, KVMemory, Request, kv_allocators
 from servesim.errors import UserError
-from servesim.policies.scheduling._prefill_adder import Added, PrefillAdder
+from servesim.policies.scheduling._prefill_adder import Added, PrefillAdder, max_new
 from servesim.policies.scheduling._sglang_order import order
 from servesim.workload.content import Prefixes, RunContent
 from tests.support.worlds import ToyCost, World, toy_trace
@@ -70,7 +70,8 @@ def test_the_ratio_decays_over_600_decodes_and_is_reset_by_retraction_and_by_idl
 
 def adder(free: int, *, chunk: int | None = 64, running: tuple[Request, ...] = (), **options: Any) -> PrefillAdder:
     cls, _ = kv_allocators.resolve("paged")
-    return PrefillAdder(cls(None, KVMemory(free + 1, 1, 1 << 20)), running, 0.5, 200, chunk, **options)
+    left = sum(max_new(request) for request in running)
+    return PrefillAdder(cls(None, KVMemory(free + 1, 1, 1 << 20)), running, left, 0.5, 200, chunk, **options)
 
 
 def test_admission_charges_new_requests_in_full_and_running_ones_by_the_ratio() -> None:

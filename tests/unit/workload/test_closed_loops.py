@@ -13,8 +13,9 @@ from servesim.contracts.request import State
 from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.errors import UserError
 from servesim.run.simulate import simulate
+from servesim.workload.front_end import FrontEnd, FrontTerms
 from servesim.workload.trace import COMPLETION, DISPATCH, Trace
-from servesim.workload.workload import Clients, FrontEnd, TraceWorkload
+from servesim.workload.workload import Clients, TraceWorkload
 from tests.support.examples import examples
 from tests.support.strategies import social_worlds
 from tests.support.worlds import ToyCost, World, toy_trace
@@ -142,6 +143,14 @@ def test_patience_for_the_first_token_ends_with_the_first_token() -> None:
     assert got["reasons"][1] == "no first token within the client's timeout"
 
 
+def test_clients_that_all_give_up_before_their_first_token_are_no_livelock() -> None:
+    # Prompts of 6 steps, clients that wait for 5 of them: far more tokens are computed than all here could need.
+    n = 3000
+    trace = toy_trace([6 * STEP * i for i in range(n)], [600] * n, [2] * n)
+    got = columns(constant(trace, Clients(ttft_timeout_ns=5 * STEP), max_num_batched_tokens=100))
+    assert set(got["state"]) == {State.ABORTED}
+
+
 def test_a_timeout_is_retried_as_often_as_stated_and_each_attempt_counts() -> None:
     # 10 tokens never fit into 350 ns: sent at 0, 350 + 50 and 750 + 50; r1 follows r0 and is never sent.
     trace = toy_trace([0, 0], [4, 4], [10, 1], after={1: [(0, COMPLETION, 0)]})
@@ -163,7 +172,7 @@ def test_a_full_queue_turns_away_and_the_retry_finds_room() -> None:
 
 def test_the_front_end_delays_what_clients_hear_and_when_they_are_heard() -> None:
     trace = toy_trace([0, 0], [4, 4], [5, 5], after={1: [(0, COMPLETION, 0)]}, cancel=[100, -1])
-    front = FrontEnd(TraceWorkload(trace), in_ns=7, out_ns=20)
+    front = FrontEnd(TraceWorkload(trace), FrontTerms(in_ns=7, out_ns=20))
     assert front.next_ns() == 7
     request, _ = front.pop()
     assert request.arrival_ns == 0

@@ -1,0 +1,214 @@
+"""`servesim accuracy`: measured servers replayed and scored."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from servesim.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    from servesim.experiments.accuracy.cells import Cell
+
+ACCURACY_EXAMPLES = """
+\b
+Examples:
+  servesim accuracy --only engine=vllm --only gpu=h100,h200 --limit 60 --out score
+  servesim accuracy my-cells.csv --out score
+  servesim accuracy my-benchmarks/
+
+Without a file the measured cells inside an installed aiconfigurator-core are scored (pip install "servesim[silicon]").
+my-cells.csv has its columns; my-benchmarks/ holds recorded runs that servesim validate reads, such as JSON of
+vllm bench serve. How labels are replayed stands in servesim/experiments/accuracy/recipes.yaml.
+"""
+
+
+def accuracy(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE|DIR]...", help="Tables of cells, or recorded runs.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD=VALUE,...",
+            help="Cells by engine, version, gpu, model, precision, mode, tp or concurrency; repeatable.",
+        ),
+    ] = None,
+    without: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE|DIR", help="Leave these cells, and copies of them, out: fitted to; repeatable."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most N of the cells, evenly spaced.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for cells.csv, summary.json and report.html.")] = None,
+    date: Annotated[str | None, typer.Option(help="Date the score carries. [default: today]")] = None,
+    seed: Annotated[int, typer.Option(help="Of the intervals.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. [default: one a core]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document instead of tables.")] = False,
+) -> None:
+    """Replay measured serving cells: how true are latencies and decisions?
+
+    Contradictory truth is screened by rules; the score is shown with and without that."""
+    import datetime
+
+    from servesim.experiments.accuracy import files as written
+    from servesim.experiments.accuracy.study import accuracy as score
+
+    if out is not None:
+        written.claim(out)
+    today = date if date is not None else datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    count = jobs or os.cpu_count() or 1
+    tell = Teller()
+    try:
+        cells, document = score(
+            *files or (),
+            only=_fields(only or ()),
+            without=without or (),
+            limit=limit,
+            jobs=count,
+            seed=seed,
+            date=today,
+            on_answer=tell,
+        )
+    except KeyboardInterrupt:
+        raise Interrupted("no score was written") from None
+    if out is not None:
+        from servesim.cli.report import write_report
+
+        written.write(out, cells, document)
+        write_report(out)
+    if as_json:
+        from servesim.experiments.documents import plain
+        from servesim.run.result_files import to_json
+
+        sys.stdout.write(to_json(plain(document)))
+    else:
+        print_score(document, out)
+    if not document["scores"][0]["answered"]:
+        raise typer.Exit(1)
+
+
+def _fields(only: Sequence[str]) -> dict[str, list[str]]:
+    """Values by field of `--only FIELD=VALUE,...`."""
+    fields: dict[str, list[str]] = {}
+    for text in only:
+        name, equals, values = text.partition("=")
+        wanted = [value.strip() for value in values.split(",")]
+        if not equals or not all(wanted):
+            raise UserError(f"--only {text}: FIELD=VALUE is needed, such as engine=vllm")
+        fields.setdefault(name.strip(), []).extend(wanted)
+    return fields
+
+
+class Teller:
+    """Progress by name on stderr: about twenty lines in all."""
+
+    def __init__(self) -> None:
+        self._told = 0
+
+    def __call__(self, done: int, total: int, cell: Cell) -> None:
+        """One more cell is answered."""
+        if done == total or done * 20 // total > self._told:
+            self._told = done * 20 // total
+            typer.echo(f"[{done}/{total}] {cell.name}", err=True)
+
+
+def print_score(document: Mapping[str, Any], out: Path | None) -> None:
+    """What was left out, the score by engine and by engine, GPU and model, and decisions."""
+    from rich.table import Table
+
+    from servesim.cli.console import open_console
+
+    console = open_console()
+    console.print(
+        f"{document['cells']:,} cells, {document['kept']:,} after the screen; {document['date']}", style="bold"
+    )
+    for found in document["screen"]:
+        if found["cells"]:
+            console.print(f"  left out: {found['cells']:,}: {found['rule']}", style="dim")
+    table = Table("", "cells", "answered", box=None, header_style="bold")
+    for name in (
+        "TPOT\nMAPE",
+        "\nmedian",
+        "\nbias",
+        "TTFT\nMAPE",
+        "\nmedian",
+        "\nbias",
+        "E2E\nMAPE",
+        "\nmedian",
+        "\nbias",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = [row for row in document["scores"] if row["by"] in ("all", "engine", "engine, GPU and model")]
+    for row in [{**document["unscreened"], "what": "all, without the screen"}, *shown]:
+        table.add_row(row["what"], f"{row['cells']:,}", f"{row['answered']:,}", *_figures(row))
+    console.print(table)
+    for found in document["not_answered"]:
+        console.print(f"  not answered: {found['cells']:,}: {found['reason']}", style="dim")
+    for line in decision_lines(document["decisions"]):
+        console.print(line)
+    if out is not None:
+        console.print(f"written to {out}", style="dim")
+
+
+def _figures(row: Mapping[str, Any]) -> list[str]:
+    if not row["answered"]:
+        return []
+    return [
+        f"{100 * row['over_cells'][metric][name]['value']:{'+' if name == 'bias' else ''}.1f}"
+        for metric in ("tpot", "ttft", "e2e")
+        for name in ("mape", "median", "bias")
+    ]
+
+
+def decision_lines(decisions: Mapping[str, Any]) -> list[str]:
+    """A sentence or two for each kind of decision."""
+    lines = []
+    kinds = {
+        "sizes": "sizes at equal clients per GPU",
+        "engines": "engines at equal clients and GPUs",
+        "settings": "commands that differ in one thing",
+    }
+    for kind, words in kinds.items():
+        found, apart = decisions[kind], decisions[kind]["apart"]
+        if found["pairs"]:
+            lines.append(
+                f"{found['pairs']:,} pairs of {words}: ordered rightly {_share(found['right'])}{_beside(found)}, "
+                f"right or within 10 % {_share(found['near'])}"
+            )
+        if apart["pairs"]:
+            lines.append(
+                f"{apart['pairs']:,} of them over 5 % apart: ordered rightly {_share(apart['right'])}{_beside(apart)}"
+            )
+    if (found := decisions["choices"])["choices"]:
+        beside = {"naive": found["naive"].get("near", 0.0), "ceiling": (found["ceiling"] or {}).get("near")}
+        lines.append(
+            f"{found['choices']:,} choices under a TPOT limit: kept and within 10 % of the best "
+            f"{_share(found['near'])}{_beside(beside)}"
+        )
+        lines.append(
+            f"limit broken by over 5 % {_share(found['broken'])}, kept with less output {_share(found['far'])}, "
+            f"no choice made {_share(found['declined'])}"
+        )
+    return lines
+
+
+def _beside(found: Mapping[str, Any]) -> str:
+    from servesim.cli.summary import percent
+
+    words = (("naive", "fewest GPUs or bits"), ("ceiling", "ceiling by noise"))
+    parts = [f"{name} {percent(found[key])}" for key, name in words if found[key] is not None]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _share(estimate: Mapping[str, float | None]) -> str:
+    """A share with its interval."""
+    from servesim.cli.summary import percent
+
+    if estimate["low"] is None:
+        return percent(estimate["value"])
+    return f"{percent(estimate['value'])} [{percent(estimate['low'])}, {percent(estimate['high'])}]"

@@ -1,0 +1,40 @@
+"""`servesim engines`: the serving systems that are presets, and what is known about a version of one."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Annotated
+
+import typer
+
+ENGINES_EXAMPLES = """
+\b
+Examples:
+  servesim engines
+  servesim engines vllm --version 0.15.1 --gpu h100
+"""
+
+
+def engines(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An engine; none: list them.")] = None,
+    version: Annotated[str | None, typer.Option(help="A version of it; none: the newest known.")] = None,
+    gpu: Annotated[str, typer.Option(help="The GPU it runs on.")] = "h100",
+) -> None:
+    """List the serving systems, or say what is known about a version of one on a GPU, and from what."""
+    from servesim.hardware import Gpu
+    from servesim.run.presets import engine_presets, facts_of, preset_settings
+
+    if name is None:
+        for preset, about in engine_presets().items():
+            typer.echo(f"{preset:20}{about['version']:36}rests on {about['rests_on']}")
+        return
+    preset_settings(name)
+    facts = facts_of(name, version, Gpu.load(gpu).name)
+    if facts.engine != name:
+        typer.echo(f"Nothing is known about versions of {name}: it is priced as {facts.engine} {facts.version} is.")
+        return
+    beyond = ", which is newer than any looked at: what is known of the newest" if facts.beyond else ""
+    typer.echo(f"{facts.engine} {facts.version} on {facts.gpu}{beyond}")
+    for fact, known in facts.facts.items():
+        typer.echo(f"\n{fact}: {known.value}")
+        typer.echo(textwrap.fill(known.source, 100, initial_indent="  ", subsequent_indent="  "))

@@ -1,0 +1,1 @@
+"""How true the simulator is: measured serving cells replayed, screened, and scored."""

@@ -1,0 +1,91 @@
+"""What the simulator says of measured cells: each replayed, in as many processes as there are cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+
+import numpy as np
+
+from servesim.cost.host import host_terms
+from servesim.errors import PolicyError, UserError
+from servesim.experiments.accuracy.cells import Cell
+from servesim.experiments.accuracy.recipes import recipe
+from servesim.experiments.recording import RecordedRun
+from servesim.experiments.recording_replay import replay
+from servesim.run.simulate import simulate
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Simulated means in ms, and the shares of GPU time by formula and beyond what was measured; None: no answer, and
+    `reason` says why."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    extrapolated: float | None = None
+    formula: float | None = None
+    output_rate: float | None = None
+    """Output tokens/s of the server."""
+    reason: str = ""
+
+
+OnAnswer = Callable[[int, int, Cell], None]
+"""Told after each: how many are answered, of how many, and which cell it was."""
+
+
+def answer(cell: Cell) -> Answer:
+    """Replay one cell; whatever keeps it from being priced is the answer's reason."""
+    try:
+        return _of_run(cell.run) if cell.run is not None else _of_cell(cell)
+    except (UserError, PolicyError) as error:
+        return Answer(reason=" ".join(str(error).split()))
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one cell's failure, not the score's
+        return Answer(reason=" ".join(f"{type(error).__name__}: {error}".split()))
+
+
+def _of_cell(cell: Cell) -> Answer:
+    settings = recipe(cell).settings
+    result = simulate(settings)
+    table, shares = result.requests, result.summary["cost_shares"]
+    lost = settings["requests"] - int((table.last_token_ns > 0).sum())
+    if lost:
+        raise UserError(f"{lost} of {settings['requests']} requests were refused")
+    ttft, tpot = float(table.ttft_ns.mean()) / 1e6, float(table.tpot_ns.mean()) / 1e6
+    rate = result.summary["throughput"]["output_throughput"]
+    return Answer(ttft, tpot, shares["extrapolated"], shares["roofline"], rate)
+
+
+def _of_run(run: RecordedRun) -> Answer:
+    if run.unpriced:
+        raise UserError(run.unpriced)
+    terms = host_terms(run.server.engine, run.server.gpu or "")
+    backend = run.server.moe_backend or (terms.moe_backend if terms is not None else "auto")
+    outcome = replay(run, terms, None, backend)
+    if outcome.refused:
+        raise UserError(f"{outcome.refused} of {len(run)} requests were refused")
+    shares = outcome.cost_shares
+    ttft, tpot = float(outcome.ttft_ms.mean()), float(np.nanmean(outcome.tpot_ms))
+    return Answer(ttft, tpot, shares["extrapolated"], shares["roofline"])
+
+
+def answers(cells: Sequence[Cell], jobs: int, on_answer: OnAnswer = lambda done, total, cell: None) -> list[Answer]:
+    """Replay all cells in `jobs` processes and return their answers in the order of the cells."""
+    found: list[Answer | None] = [None] * len(cells)
+    if min(jobs, len(cells)) <= 1:
+        for i, cell in enumerate(cells):
+            found[i] = answer(cell)
+            on_answer(i + 1, len(cells), cell)
+    else:
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            places = {pool.submit(answer, cell): i for i, cell in enumerate(cells)}
+            try:
+                for done, future in enumerate(as_completed(places), 1):
+                    found[places[future]] = future.result()
+                    on_answer(done, len(cells), cells[places[future]])
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return [one for one in found if one is not None]

@@ -1,0 +1,96 @@
+"""Measured serving cells: mean TTFT and TPOT of one server at one pair of lengths and one number of clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from servesim.errors import UserError
+from servesim.experiments.recording import RecordedRun
+
+PACKAGE, SAMPLE, CONFIGS = "aiconfigurator_core", "systems/silicon_sample.csv", "model_configs"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measured cell. Counts are 0 and texts empty where the label is missing; times are means in ms."""
+
+    id: str
+    source: str
+    """What its label says of where it was measured."""
+    engine: str
+    version: str
+    model: str
+    gpu: str
+    precision: str
+    weights: str
+    """Format of the linear layers as labelled."""
+    mode: str
+    """`agg`: one engine; `disagg`: prefill and decode apart."""
+    isl: int
+    osl: int
+    """Nominal prompt and output length, tokens."""
+    concurrency: int
+    """Clients in closed loop; of an open loop the mean in flight."""
+    tp: int
+    pp: int
+    dp: int
+    """Copies of attention, each with requests of its own."""
+    moe_tp: int
+    ep: int
+    ttft_ms: float
+    tpot_ms: float
+    workers: str = ""
+    """Where prefill and decode are apart: their numbers, sizes and parallelism as labelled."""
+    flags: tuple[tuple[str, str], ...] | None = None
+    """Of a run told by its command: the engine's flags and their values but for parallelism; None: none was told."""
+    requests: int = 0
+    """Of such a run: its requests; 0: as many as its source sends."""
+    output_rate: float = 0.0
+    """Of such a run: output tokens/s of the server; 0: what a closed loop gives with the times measured."""
+    run: RecordedRun | None = field(default=None, compare=False, repr=False)
+    """The recorded run the cell sums up; None: a line of a table."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the server; those its experts are spread over where these are more."""
+        return max(self.tp * max(self.dp, 1), self.moe_tp * self.ep) * max(self.pp, 1)
+
+    @property
+    def product(self) -> tuple[str, ...]:
+        """What is bought whatever its size: engine, version, model, GPU, formats."""
+        return (self.engine, self.version, self.model, self.gpu, self.precision, self.weights, self.mode)
+
+    @property
+    def deployment(self) -> tuple[str | int, ...]:
+        """One server: a product and its parallelism, at all lengths and concurrencies."""
+        return (*self.product, self.tp, self.pp, self.dp, self.moe_tp, self.ep, self.workers)
+
+    @property
+    def place(self) -> tuple[str | int, ...]:
+        """What a repeat of the measurement has in common with it."""
+        return (*self.deployment, self.isl, self.osl, self.concurrency)
+
+    @property
+    def name(self) -> str:
+        """A line for progress."""
+        lengths = f"{self.isl}/{self.osl}"
+        return f"{self.engine} {self.version} {self.model} {self.gpu} tp{self.tp} {lengths} C={self.concurrency}"
+
+
+def sample_file() -> Path:
+    """Return the table of measured cells inside an installed aiconfigurator-core; UserError without it."""
+    folder = package_folder()
+    if folder is None or not (folder / SAMPLE).is_file():
+        raise UserError(
+            "no files given, and the measured cells of aiconfigurator-core 0.12.0 are not installed: "
+            'pip install "servesim[silicon]", or name a table or recordings of your own'
+        )
+    return folder / SAMPLE
+
+
+def package_folder() -> Path | None:
+    """Return the folder of the installed aiconfigurator-core, which is not imported; None without it."""
+    spec = find_spec(PACKAGE)
+    return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None

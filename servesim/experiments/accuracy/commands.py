@@ -1,0 +1,116 @@
+"""Runs told by the commands that made them: a line a run, with the engine's and what `vllm bench serve` printed.
+
+Lengths are those of the totals, since the bench command of a page need not be that of each of its runs.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.experiments.accuracy.cells import Cell
+from servesim.experiments.recording import known_gpu
+
+SERVE, REQUESTS, PROMPTS, ANSWERS = (
+    "serve_command",
+    "Successful requests",
+    "Total input tokens",
+    "Total generated tokens",
+)
+RATE, CLIENTS = "Output token throughput (tok/s)", "Maximum request concurrency"
+TTFT, TPOT = "Mean TTFT (ms)", "Mean TPOT (ms)"
+COLUMNS = ("doc", "section", SERVE, REQUESTS, PROMPTS, ANSWERS, RATE, TTFT, TPOT)
+ENGINES = {"vllm": "vllm", "trtllm-serve": "trtllm", "sglang.launch_server": "sglang", "sglang": "sglang"}
+_NAMES = {"tp": "tp", "tensor-parallel-size": "tp", "tp-size": "tp", "ep-size": "ep", "ep": "ep", "pp-size": "pp"}
+_FORMATS = re.compile(r"-(FP8|AWQ|GPTQ|INT4|NVFP4)$", re.IGNORECASE)
+CONTRADICTION = "contradiction"
+"""Stands for the model of a run whose heading names another model or flag than its command."""
+
+
+def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
+    """Return a line as a cell; UserError where a figure is no number."""
+
+    def figure(name: str) -> float:
+        try:
+            return float(row.get(name) or 0)
+        except ValueError:
+            raise UserError(f"{where}: {name} is {row[name]!r}, a number is needed") from None
+
+    engine, model, flags = parsed(row[SERVE])
+    sizes = {_NAMES[name]: int(value) for name, value in flags if name in _NAMES and value.isdigit()}
+    others = tuple((name, value) for name, value in flags if name not in _NAMES)
+    count = round(figure(REQUESTS))
+    weights = found[1].lower() if (found := _FORMATS.search(model)) else ""
+    versions = re.findall(r"'([^']+)': '([^']+)'", row.get("engine_versions") or "")
+    version = next((v for name, v in versions if name.lower().replace("-", "").startswith(engine[:4])), "")
+    tp = sizes.get("tp", 1)
+    return Cell(
+        id=f"{row['doc']} {number}",
+        source=row["section"] if agrees(row, model, flags) else f"{CONTRADICTION}: {row['section']}",
+        engine=engine,
+        version=version,
+        model=_FORMATS.sub("", model),
+        gpu=known_gpu(row["doc"].rpartition("_")[2]) or row["doc"].rpartition("_")[2],
+        precision=weights,
+        weights=weights,
+        mode="agg",
+        isl=round(figure(PROMPTS) / max(count, 1)),
+        osl=round(figure(ANSWERS) / max(count, 1)),
+        concurrency=round(figure(CLIENTS)) or count,
+        tp=tp,
+        pp=sizes.get("pp", 1),
+        dp=1,
+        moe_tp=1,
+        ep=tp if ("enable-expert-parallel", "") in others else sizes.get("ep", 1),
+        ttft_ms=figure(TTFT),
+        tpot_ms=figure(TPOT),
+        workers=" ".join(f"--{name} {value}".strip() for name, value in others),
+        flags=others,
+        requests=count,
+        output_rate=figure(RATE),
+    )
+
+
+def parsed(command: str) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+    """Return (engine, model, flags) of a command; flags by name with hyphens, sorted, with their values or nothing."""
+    words = [word for word in shlex.split(command.replace("\\\n", " ")) if word not in ("python3", "python", "-m")]
+    engine = ENGINES.get(words[0], words[0]) if words else ""
+    model, flags, rest = "", {}, words[1:]
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("-"):
+            name, equals, value = word.lstrip("-").partition("=")
+            if not equals and rest and not rest[0].startswith("-"):
+                value = rest.pop(0)
+            flags[name.replace("_", "-")] = value
+        elif word != "serve":
+            model = model or word
+    named = [flags.pop(name) for name in ("model-path", "model") if name in flags]
+    return engine, (model or (named[0] if named else "")).removeprefix("/workspace/"), tuple(sorted(flags.items()))
+
+
+def agrees(row: Mapping[str, str], model: str, flags: tuple[tuple[str, str], ...]) -> bool:
+    """Return whether the heading of a run, and its page, say what its command says."""
+    if row["doc"].rpartition("_")[0].partition(".x")[0].lower() not in model.lower():
+        return False
+    if not row["section"].startswith("--"):
+        return True
+    (_, _, headed) = parsed(f"vllm serve {row['section']}")
+    return set(headed) <= set(flags)
+
+
+def settings_of(cell: Cell, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the flags of a command are, dotted; UserError for a flag that `table` does not know.
+    `table`: setting by flag; null: a flag that changes nothing here."""
+    assert cell.flags is not None
+    known = table["flags"].get(cell.engine, {})
+    found: dict[str, Any] = dict(table["defaults"].get(cell.engine, {}))
+    for name, value in cell.flags:
+        if name not in known:
+            raise UserError(f"flag --{name} of {cell.engine}")
+        if known[name] is not None:
+            found[known[name]] = value or "true"
+    return found

@@ -1,0 +1,135 @@
+"""How many decisions would be right: beside a naive rule, and the ceiling that noise of measurements allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from servesim import draws
+from servesim.experiments.accuracy.decisions import Choice, Option, Pair, choices, merged, pairs, same_places
+from servesim.experiments.accuracy.scores import Estimate, Floats, estimate, mean, numbered, resampled
+
+REPEATS_NEEDED = 10
+"""Repeats from which on a ceiling is stated."""
+NOISES = 100
+"""Draws of repeat noise for the ceiling of choices."""
+
+
+def repeats(options: Sequence[Option], of: Callable[[Option], tuple[float, ...]]) -> Floats:
+    """Return logarithms (n, figures) of the figures `of` one measurement over those of another of the same place,
+    where the version is stated."""
+    found = [
+        np.log(np.array(of(a)) / np.array(of(b)))
+        for same in same_places(options).values()
+        for a, b in combinations(same, 2)
+        if a.product[1]
+    ]
+    return np.array(found, dtype=np.float64).reshape(len(found), len(of(options[0])) if options else 1)
+
+
+def pair_ceiling(found: Sequence[Pair], noise: Floats) -> float | None:
+    """Return the mean chance that two measurements stand in the true order: a difference d is undone by chance where
+    repeats differ by more than d the other way. `noise`: logarithms (n, 1) of output of repeats."""
+    if len(noise) < REPEATS_NEEDED or not found:
+        return None
+    both = np.concatenate([noise, -noise])[:, 0]
+    return float(np.mean([(both < abs(pair.measured)).mean() for pair in found]))
+
+
+def choice_ceiling(found: Sequence[Choice], noise: Floats, seed: int) -> dict[str, float] | None:
+    """Return the shares of outcomes of one who chooses by another measurement: every time is off by what one of two
+    repeats is (their difference over the square root of 2), by keyed draws."""
+    if len(noise) < REPEATS_NEEDED or not found:
+        return None
+    both = np.vstack([noise, -noise]) / np.sqrt(2.0)
+    counts: dict[str, int] = {}
+    for number, choice in enumerate(found):
+        u = draws.uniform(seed, f"noise of choice {number}", np.arange(NOISES)[:, None], np.arange(len(choice.options)))
+        picked = np.exp(both[np.minimum((u * len(both)).astype(np.int64), len(both) - 1)])
+        for factors in picked:
+            times = [(o.measured[0] * f[0], o.measured[1] * f[1]) for o, f in zip(choice.options, factors, strict=True)]
+            outcome = choice.outcome(choice.chosen(times))
+            counts[outcome] = counts.get(outcome, 0) + 1
+    return {name: count / (NOISES * len(found)) for name, count in sorted(counts.items())}
+
+
+def share(hits: Sequence[bool], products: Sequence[object], seed: int, purpose: str) -> Estimate:
+    """Return a share and its interval, products resampled whole; nothing without any hit or miss."""
+    if not hits:
+        return Estimate(None)
+    groups = numbered(products)
+    times = resampled(groups, seed, purpose)
+    return estimate(mean(np.array(hits, dtype=np.float64), times if groups.max() else times[:1]))
+
+
+def decide(options: Sequence[Option], seed: int) -> dict[str, object]:
+    """Return what became of all decisions: shares, naive rule and ceiling beside them, and the worst misses."""
+    noise = repeats(options, lambda one: one.measured)
+    e2e = repeats(options, lambda one: one.outputs[:1])
+    places = merged(options)
+    document: dict[str, object] = {"repeats": len(noise)}
+    all_pairs, all_choices = list(pairs(places)), list(choices(places))
+    for kind in ("sizes", "engines", "settings"):
+        found = [pair for pair in all_pairs if pair.kind == kind]
+        products = [pair.first.product for pair in found]
+        apart = [pair for pair in found if pair.apart]
+        wrong = sorted((pair for pair in found if not pair.right), key=lambda pair: -abs(pair.measured))
+        document[kind] = {
+            "pairs": len(found),
+            "right": share([p.right for p in found], products, seed, f"pairs of {kind}").to_dict(),
+            "near": share([p.near for p in found], products, seed, f"near pairs of {kind}").to_dict(),
+            "naive": _naive(found),
+            "ceiling": pair_ceiling(found, e2e),
+            "apart": {
+                "pairs": len(apart),
+                "right": share(
+                    [p.right for p in apart], [p.first.product for p in apart], seed, f"pairs of {kind} apart"
+                ).to_dict(),
+                "naive": _naive(apart),
+                "ceiling": pair_ceiling(apart, e2e),
+            },
+            "misses": [_miss(pair) for pair in wrong],
+        }
+    outcomes = [choice.outcome(choice.simulated) for choice in all_choices]
+    products = [choice.product for choice in all_choices]
+    naive_outcomes = [choice.outcome(choice.naive) for choice in all_choices]
+    document["choices"] = {
+        "choices": len(all_choices),
+        **{
+            name: share([o == name for o in outcomes], products, seed, f"choices {name}").to_dict()
+            for name in ("near", "far", "broken", "declined")
+        },
+        "naive": {name: naive_outcomes.count(name) / len(naive_outcomes) for name in sorted(set(naive_outcomes))},
+        "ceiling": choice_ceiling(all_choices, noise, seed),
+    }
+    return document
+
+
+def _naive(found: Sequence[Pair]) -> float | None:
+    """Return the share that fewest GPUs orders rightly; None where it says nothing."""
+    known = [pair.naive for pair in found if pair.naive is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _lengths(one: Option) -> str:
+    if one.flags is None:
+        return "/".join(map(str, one.lengths))
+    return f"prompts of {one.lengths[0]}" if one.lengths[0] else "conversations"
+
+
+def _miss(pair: Pair) -> dict[str, object]:
+    def name(one: Option) -> str:
+        gpus = f"{one.gpus} GPU{'s' if one.gpus > 1 else ''}"
+        flags = " ".join(f"--{name} {value}".strip() for name, value in one.flags or ())
+        return " ".join(filter(None, (*one.product[:2], one.product[5], gpus, f"C={one.concurrency}", flags)))
+
+    about = f"{pair.first.product[2]} on {pair.first.product[3]}, {_lengths(pair.first)}"
+    return {
+        "about": f"{about}{f': {pair.named[0]}' if pair.kind == 'settings' else ''}",
+        "first": name(pair.first),
+        "second": name(pair.second),
+        "measured": float(np.expm1(pair.measured)),
+        "simulated": float(np.expm1(pair.simulated)),
+    }

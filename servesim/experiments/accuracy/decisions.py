@@ -1,0 +1,239 @@
+"""Decisions: would one choose rightly between measured servers by what is simulated of them?
+
+Two kinds. A **pair**: two sizes of one product (as many clients a GPU, other numbers of GPUs), two engines (the same
+model, GPUs and clients), or two commands that differ in one thing: which gives more output per GPU? A **choice**: among
+all sizes and concurrencies of a product, the most output per GPU with a TPOT within a limit. Output per GPU is what a
+closed loop of C clients gives, C x output length / (E2E x GPUs), or where it was measured itself, that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import log
+
+import numpy as np
+
+LIMITS_MS = (10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
+"""Limits of TPOT a choice is made under: from 100 to 10 tokens/s a reader."""
+SLACK = 0.05
+"""A limit overrun by more is broken: repeats of a measurement differ by 3.4 % in the mean."""
+APART = 0.05
+"""Outputs further apart are a difference that repeats rarely undo."""
+BITS = {"fp8": 8, "awq": 4}
+"""Bits of a weight by its format's label; of others 16."""
+NEAR = 0.1
+"""A choice within this of the best output per GPU is as good as it."""
+DEFINITIONS = {
+    "settings": "of runs told by their commands those of one model, GPU, lengths and clients that differ in one "
+    "flag, in the format of the weights, in parallelism or in the engine",
+    "pairs": "cells of two servers at as many clients per GPU (sizes) or with as many clients and GPUs (engines); "
+    "right: the one with more measured output per GPU is the one with more simulated output; apart: those whose "
+    f"measured outputs differ by more than {APART:.0%}; near: right, or within {NEAR:.0%} of the better",
+    "naive": "sizes: fewest GPUs give the most output per GPU, and so do fewest bits; choices: "
+    "the fewest GPUs that keep the limit at all, at as many clients as a load test of that server allows",
+    "ceiling": "the share that one who knows the true means would get right, measurements being what they are: repeats "
+    "of one place (same labels, stated version) say how far two measurements differ by chance",
+    "choices": f"kept: measured TPOT of the one chosen is within the limit and {SLACK:.0%}; near: and its measured "
+    f"output per GPU at least {1 - NEAR:.0%} of the best that keeps the limit; declined: no simulated one keeps it",
+    "limits": f"TPOT of {', '.join(f'{limit:g}' for limit in LIMITS_MS)} ms, where some measured cells of a product "
+    "keep one and others do not, and they are of two sizes at least",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One server at one concurrency; times in ms."""
+
+    product: tuple[str, ...]
+    lengths: tuple[int, int]
+    gpus: int
+    concurrency: int
+    output_mean: float
+    measured: tuple[float, float]
+    """TTFT and TPOT."""
+    simulated: tuple[float, float]
+    server: tuple[str | int, ...] = ()
+    """What tells two servers of a product and size apart."""
+    rates: tuple[float, float] | None = None
+    """Output tokens/s of the server, measured and simulated, where they were; None: those of a closed loop."""
+    flags: tuple[tuple[str, str], ...] | None = None
+    """Of a run told by its command: flags but for parallelism."""
+
+    def output(self, times: tuple[float, float]) -> float:
+        """Return output tokens/s per GPU of a closed loop with these times."""
+        ttft, tpot = times
+        return 1e3 * self.concurrency * self.output_mean / (ttft + (self.output_mean - 1) * tpot) / self.gpus
+
+    @property
+    def outputs(self) -> tuple[float, float]:
+        """Output tokens/s per GPU, measured and simulated."""
+        if self.rates is not None:
+            return self.rates[0] / self.gpus, self.rates[1] / self.gpus
+        return self.output(self.measured), self.output(self.simulated)
+
+    @property
+    def settings(self) -> frozenset[tuple[str, object]]:
+        """What a command sets: engine, format, sizes and flags."""
+        sizes = zip(("tp", "pp", "dp", "moe tp", "ep"), self.server, strict=False)
+        named = (("engine", self.product[0]), ("format", self.product[5]))
+        return frozenset((*named, *sizes, *((f"--{name}", value) for name, value in self.flags or ())))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two options of which one gives more output per GPU; logarithms of the first's over the second's."""
+
+    kind: str
+    first: Option
+    second: Option
+
+    @property
+    def measured(self) -> float:
+        """Measured."""
+        return log(self.first.outputs[0] / self.second.outputs[0])
+
+    @property
+    def simulated(self) -> float:
+        """Simulated."""
+        return log(self.first.outputs[1] / self.second.outputs[1])
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two differ in what the pair is about: their GPUs, or their engine."""
+        if self.kind == "settings":
+            return len(self.named) == 1
+        if self.kind == "sizes":
+            return self.first.gpus != self.second.gpus
+        return self.first.product[0] != self.second.product[0]
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The settings that two commands do not share."""
+        return tuple(sorted({name for name, _ in self.first.settings ^ self.second.settings}))
+
+    @property
+    def right(self) -> bool:
+        """Whether both have the same sign."""
+        return self.measured * self.simulated > 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether measured outputs differ by more than `APART`."""
+        return abs(self.measured) > log(1 + APART)
+
+    @property
+    def near(self) -> bool:
+        """Whether the one taken gives at least 1 - `NEAR` of the other's measured output."""
+        return self.right or abs(self.measured) <= -log(1 - NEAR)
+
+    @property
+    def naive(self) -> bool | None:
+        """Whether fewest GPUs, or fewest bits, is right; None between engines and flags, of which that says nothing."""
+        sizes = (self.first.gpus, self.second.gpus)
+        if self.kind == "settings" and self.named == ("format",):
+            sizes = (BITS.get(self.first.product[5], 16), BITS.get(self.second.product[5], 16))
+        if sizes[0] == sizes[1]:
+            return None
+        return (self.measured > 0) == (sizes[0] < sizes[1])
+
+
+def same_places(options: Sequence[Option]) -> dict[object, list[Option]]:
+    """Return the options by what repeats of a measurement have in common."""
+    places: dict[object, list[Option]] = {}
+    for one in options:
+        places.setdefault((one.product, one.lengths, one.server, one.gpus, one.concurrency), []).append(one)
+    return places
+
+
+def merged(options: Sequence[Option]) -> list[Option]:
+    """Return one option a place: repeats by the geometric mean of what was measured."""
+    return [_mean(same) for same in same_places(options).values()]
+
+
+def _mean(same: Sequence[Option]) -> Option:
+    if len(same) == 1:
+        return same[0]  # to the last bit: limits are round numbers
+    ttft, tpot = (float(np.exp(np.mean([log(one.measured[i]) for one in same]))) for i in (0, 1))
+    return replace(same[0], measured=(ttft, tpot))
+
+
+def pairs(options: Sequence[Option]) -> Iterator[Pair]:
+    """Yield every pair of sizes, then of engines, then of commands that differ in one thing."""
+    for kind, key in (("sizes", _at_equal_load), ("engines", _but_the_engine), ("settings", _but_the_command)):
+        groups: dict[object, list[Option]] = {}
+        for one in (one for one in options if (one.flags is not None) == (kind == "settings")):
+            groups.setdefault(key(one), []).append(one)
+        for group in groups.values():
+            for pair in (Pair(kind, first, second) for first, second in combinations(group, 2)):
+                if pair.differs and pair.measured != 0:
+                    yield pair
+
+
+def _at_equal_load(one: Option) -> object:
+    return one.product, one.lengths, one.concurrency / one.gpus
+
+
+def _but_the_engine(one: Option) -> object:
+    return one.product[2:], one.lengths, one.concurrency, one.gpus
+
+
+def _but_the_command(one: Option) -> object:
+    return one.product[2], one.product[3], one.lengths, one.concurrency
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A product at one pair of lengths under a limit of TPOT (ms), and its options."""
+
+    limit_ms: float
+    options: tuple[Option, ...]
+
+    @property
+    def product(self) -> tuple[str, ...]:
+        """What is chosen a size of."""
+        return self.options[0].product
+
+    def chosen(self, times: Sequence[tuple[float, float]]) -> Option | None:
+        """Return the option with the most output per GPU whose TPOT keeps the limit; None where none does."""
+        keep = [
+            (o.output(t), -i) for i, (o, t) in enumerate(zip(self.options, times, strict=True)) if t[1] <= self.limit_ms
+        ]
+        return self.options[-max(keep)[1]] if keep else None
+
+    @property
+    def simulated(self) -> Option | None:
+        """The option the simulator would have one take."""
+        return self.chosen([one.simulated for one in self.options])
+
+    @property
+    def naive(self) -> Option | None:
+        """The best of the fewest GPUs of which any option keeps the limit, as measured."""
+        for gpus in sorted({one.gpus for one in self.options}):
+            few = Choice(self.limit_ms, tuple(one for one in self.options if one.gpus == gpus))
+            if (found := few.chosen([one.measured for one in few.options])) is not None:
+                return found
+        return None
+
+    def outcome(self, taken: Option | None) -> str:
+        """Return `declined`, `broken`, `far` (kept, with less output) or `near` (kept, near the best)."""
+        if taken is None:
+            return "declined"
+        if taken.measured[1] > self.limit_ms * (1 + SLACK):
+            return "broken"
+        best = self.chosen([one.measured for one in self.options])
+        assert best is not None
+        return "near" if taken.output(taken.measured) >= (1 - NEAR) * best.output(best.measured) else "far"
+
+
+def choices(options: Sequence[Option]) -> Iterator[Choice]:
+    """Yield every choice that is one; see `DEFINITIONS`."""
+    groups: dict[object, list[Option]] = {}
+    for one in (one for one in options if one.flags is None):  # a run told by its command is no point of a curve
+        groups.setdefault((one.product, one.lengths), []).append(one)
+    for group in groups.values():
+        for limit in LIMITS_MS:
+            kept = sum(one.measured[1] <= limit for one in group)
+            if 0 < kept < len(group) and len({one.gpus for one in group}) > 1:
+                yield Choice(limit, tuple(group))

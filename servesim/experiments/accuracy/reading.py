@@ -1,0 +1,129 @@
+"""Readers of measured cells: tables, and recorded runs summed up."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from servesim.errors import UserError
+from servesim.experiments.accuracy.cells import Cell
+from servesim.experiments.accuracy.commands import COLUMNS, RATE, SERVE, cell_of_run
+from servesim.experiments.recording import RecordedRun, read_text
+from servesim.experiments.recording_formats import read_folder
+from servesim.experiments.validate import measured_figures
+
+WANTED = ("id", "silicon_data_source", "backend", "model_path", "system", "mode", "isl", "osl", "tp_size")
+TIMES = ("silicon_ttft_ms", "silicon_tpot_ms")
+_CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
+_RELEASE = re.compile(r"image=\S*?:(\S+)")
+
+
+def read(paths: Sequence[str | Path]) -> list[Cell]:
+    """Read tables of cells and recorded runs; of a folder the tables if it holds any, else its recorded runs.
+    UserError where a path holds neither."""
+    cells: list[Cell] = []
+    for path in map(Path, paths):
+        files = sorted(path.rglob("*.csv")) if path.is_dir() else [path] if path.is_file() else []
+        tables = [file for file in files if _is_table(file)]
+        if tables:
+            cells += [cell for file in tables for cell in read_table(file)]
+        else:
+            cells += [_of_run(run) for run in read_folder(path)]
+    return cells
+
+
+def _is_table(file: Path) -> bool:
+    with file.open("rb") as opened:
+        head = opened.readline(20_000).decode("utf-8", "replace").strip().split(",")
+    return set(TIMES) <= set(head) or {SERVE, RATE} <= set(head)
+
+
+def read_table(path: Path) -> list[Cell]:
+    """Read a table of cells, one line a cell, in aiconfigurator's columns or told by commands; other columns are
+    ignored."""
+    reader = csv.DictReader(io.StringIO(read_text(path)))
+    names = set(reader.fieldnames or ())
+    told = SERVE in names
+    missing = sorted(set(COLUMNS if told else {*WANTED, *TIMES}) - names)
+    if missing:
+        raise UserError(f"{path}: no column {', '.join(missing)}")
+    if told:
+        return [cell_of_run(row, i, f"{path}: run {i}") for i, row in enumerate(reader)]
+    return [_of_row(row, f"{path}: line {reader.line_num}") for row in reader]
+
+
+def _of_row(row: dict[str, str], where: str) -> Cell:
+    def number(name: str) -> float:
+        text = row.get(name) or ""
+        try:
+            value = float(text) if text.strip() else 0.0
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise UserError(f"{where}: {name} is {text!r}, a number is needed")
+        return value
+
+    source = row["silicon_data_source"] or ""
+    stated, release = _CONCURRENCY.search(source), _RELEASE.search(source)
+    return Cell(
+        id=row["id"],
+        source=source,
+        engine=row["backend"],
+        version=row.get("backend_version") or (release[1] if release else ""),
+        model=row["model_path"],
+        gpu=row["system"],
+        precision=row.get("precision") or "",
+        weights=row.get("gemm_quant_mode") or "",
+        mode=row["mode"],
+        isl=round(number("isl")),
+        osl=round(number("osl")),
+        concurrency=int(stated[1]) if stated else round(number("batch_size")),
+        tp=round(number("tp_size")),
+        pp=round(number("pp_size")) or 1,
+        dp=round(number("attention_dp_size")),
+        moe_tp=round(number("moe_tp_size")) or 1,
+        ep=round(number("moe_ep_size")) or 1,
+        ttft_ms=number("silicon_ttft_ms"),
+        tpot_ms=number("silicon_tpot_ms"),
+        workers=" ".join(
+            f"{name}={row[name]}" for name in row if name.startswith(("prefill_", "decode_")) and row[name]
+        ),
+    )
+
+
+def _of_run(run: RecordedRun) -> Cell:
+    """Sum a recorded run up; of an open loop concurrency is the mean in flight, by Little's law."""
+    figures, server = measured_figures(run), run.server
+    engine, _, version = server.engine.partition(" ")
+    flight = 0.0
+    if run.concurrency is None and np.isfinite(run.e2el_ms).any():
+        ends = run.arrival_ns / 1e6 + run.e2el_ms
+        flight = float(np.nansum(run.e2el_ms) / (np.nanmax(ends) - run.arrival_ns[0] / 1e6))
+    return Cell(
+        id=run.name,
+        source=str(run.path.name),
+        engine=engine,
+        version=version,
+        model=server.model or "",
+        gpu=server.gpu or "",
+        precision=server.dtype,
+        weights=f"{server.dtype}{f' {server.speculation}' if server.speculation else ''}",
+        mode="agg",
+        isl=round(float(run.prompt_len.mean())) if len(run) else 0,
+        osl=round(float(run.output_len.mean())) if len(run) else 0,
+        concurrency=run.concurrency or max(round(flight), 1),
+        tp=server.tp,
+        pp=1,
+        dp=1,
+        moe_tp=1,
+        ep=1,
+        ttft_ms=figures["ttft"]["mean"] or 0.0,
+        tpot_ms=figures["tpot"]["mean"] or 0.0,
+        run=run,
+    )

@@ -1,0 +1,156 @@
+"""Scenarios of measured cells, by `recipes.yaml`, the one place that says what labels mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from servesim.errors import UserError
+from servesim.experiments.accuracy.cells import CONFIGS, Cell, package_folder
+from servesim.experiments.accuracy.commands import CONTRADICTION, settings_of
+from servesim.experiments.recording import known_model
+from servesim.hardware import bundled_models, gpu_names
+from servesim.run.presets import preset_settings
+
+NOMINAL = (128, 1024, 2000, 4000, 32000)
+"""Prompt lengths of `--dataset-name random` in the runs told by commands; all others are conversations."""
+FILE = Path(__file__).with_name("recipes.yaml")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of a scenario (servesim.simulate's keywords), and the mean output length they draw, tokens."""
+
+    settings: dict[str, Any]
+    output_mean: float
+
+
+@cache
+def recipes() -> dict[str, Any]:
+    """Read the recipes."""
+    loaded: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return loaded
+
+
+def source_of(cell: Cell) -> dict[str, Any]:
+    """Return the entry of the cell's source: who measured it, and its ranges of lengths as shares of the nominal."""
+    return next(entry for entry in recipes()["sources"] if entry["match"] in cell.source)
+
+
+def output_mean(cell: Cell) -> float:
+    """Return the mean output length the clients asked for, tokens; of a recorded run what it recorded."""
+    return (
+        float(cell.osl)
+        if cell.run is not None or cell.flags is not None
+        else cell.osl * sum(source_of(cell)["output"]) / 2
+    )
+
+
+def recipe(cell: Cell) -> Recipe:
+    """Return how to replay a cell; UserError says why it cannot be answered."""
+    if cell.mode != "agg":
+        raise UserError("prefill and decode on separate servers")
+    if cell.pp > 1:
+        raise UserError(f"pipeline of {cell.pp} stages")
+    if cell.gpus > cell.tp:
+        raise UserError("attention in data parallel")
+    if cell.ep not in (1, cell.tp):
+        raise UserError(f"experts over {cell.ep} of {cell.tp} GPUs, split further among the rest")
+    if cell.source.startswith(CONTRADICTION):
+        raise UserError("the heading of the run names another model or flag than its command")
+    own = recipes()["models"].get(cell.model, {})
+    if cell.flags is not None:
+        return _of_command(cell, own)
+    engine = _of("engines", cell.engine, "engine")
+    source, model = source_of(cell), _model(cell.model, own)
+    settings: dict[str, Any] = {
+        "trace": f"synth:prompt={_range(source['prompt'], cell.isl)},output={_range(source['output'], cell.osl)}",
+        "requests": max(recipes()["requests"]["per_client"] * cell.concurrency, recipes()["requests"]["at_least"]),
+        "rate": "inf",
+        "clients": {"max_concurrency": cell.concurrency},
+        "model": model,
+        "gpu": _gpu(cell.gpu),
+        "tp": cell.tp,
+        "dtype": own.get("dtype") or _of("weights", cell.weights, "format of weights"),
+        "preset": engine["preset"],
+    }
+    if "scheduler" in engine:
+        settings["scheduler"] = dict(engine["scheduler"])
+        if own.get("max_num_seqs") == "concurrency":
+            settings["scheduler"]["max_num_seqs"] = max(cell.concurrency, 2)
+    if cell.ep > 1 or (cell.tp > 1 and cell.gpu in own.get("expert_parallel_on", ())):
+        settings["engine"] = {"enable_expert_parallel": True}
+    if (kv_dtype := own.get("kv_dtype", {}).get(source["name"])) is not None:
+        settings["kv_dtype"] = kv_dtype
+    return Recipe(settings, output_mean(cell))
+
+
+def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
+    """Return the recipe of a run told by its command: all requests at once, or by as many clients as it says."""
+    table = recipes()["commands"]
+
+    def lengths(mean: int) -> str:
+        return str(mean) if nominal(cell) else f"lognormal(mean={mean},{table['conversations']})"
+
+    settings: dict[str, Any] = {
+        "trace": f"synth:prompt={lengths(cell.isl)},output={lengths(cell.osl)}",
+        "requests": cell.requests,
+        "rate": "inf",
+        "model": _model(cell.model, own),
+        "gpu": _gpu(cell.gpu, cell.gpu),
+        "tp": cell.tp,
+        "dtype": own.get("dtype") or _of("weights", cell.weights, "format of weights"),
+        "preset": _of("engines", cell.engine, "engine")["preset"],
+        "engine": {"enable_expert_parallel": True} if cell.ep > 1 else {},
+    }
+    if cell.concurrency < cell.requests:
+        settings["clients"] = {"max_concurrency": cell.concurrency}
+    for key, value in settings_of(cell, table).items():
+        outer, _, inner = key.partition(".")
+        settings[outer] = {**settings.get(outer, {}), inner: value}
+    if "scheduler" in settings:
+        settings["scheduler"] = {**preset_settings(settings["preset"])["scheduler"], **settings["scheduler"]}
+    return Recipe(settings, float(cell.osl))
+
+
+def nominal(cell: Cell) -> int:
+    """Return the nominal prompt length of a run told by its command; 0 for conversations."""
+    return next((length for length in NOMINAL if abs(cell.isl / length - 1) < 0.01), 0)
+
+
+def _of(table: str, label: str, what: str) -> Any:
+    known = recipes()[table]
+    if label not in known:
+        raise UserError(f"{what} {label or '(not stated)'}")
+    return known[label]
+
+
+def _gpu(label: str, default: str = "") -> str:
+    name = str(recipes()["gpus"].get(label) or default or _of("gpus", label, "GPU"))
+    if name not in gpu_names():
+        raise UserError(f"GPU {name}: no data sheet is bundled")
+    return name
+
+
+def _model(label: str, own: dict[str, Any]) -> str:
+    """Return the bundled model of a label, else its `config.json` inside an installed aiconfigurator-core."""
+    name = own.get("model") or known_model(label)
+    if name in bundled_models():
+        return str(name)
+    folder = package_folder()
+    config = (
+        folder / CONFIGS / f"{own.get('config', label).replace('/', '--')}_config.json" if folder is not None else None
+    )
+    if config is not None and config.is_file():
+        return str(config)
+    more = "" if folder is not None else ", nor is the silicon extra installed, which has more configurations"
+    raise UserError(f"model {label}: not bundled{more}")
+
+
+def _range(share: list[float], nominal: int) -> str:
+    low, high = (max(1, int(part * nominal + 1e-9)) for part in share)
+    return str(low) if low == high else f"uniform({low},{high})"

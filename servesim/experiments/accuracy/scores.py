@@ -1,0 +1,133 @@
+"""Scores of simulated over measured times: every figure is defined where it is computed.
+
+A ratio is simulated over measured, its logarithm the error. Figures are weighted means and medians: over cells every
+answered cell weighs the same; over deployments every deployment does, whatever the number of its cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim import draws
+from servesim.experiments.statistics import LEVEL
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+RESAMPLES = 1000
+METRICS = ("tpot", "ttft", "e2e")
+DEFINITIONS = {
+    "mape": "mean of |ratio - 1|",
+    "median": "median of |log ratio|, as the fraction exp(.) - 1",
+    "bias": "geometric mean of the ratios, less 1",
+    "within_10": "share with |log ratio| <= log 1.1",
+    "within_25": "share with |log ratio| <= log 1.25",
+    "e2e": "TTFT + (mean output length - 1) TPOT, of both sides with the mean length the clients asked for",
+    "intervals": f"percentiles {100 * (0.5 - LEVEL / 2):g} and {100 * (0.5 + LEVEL / 2):g} of {RESAMPLES} resamples of "
+    "whole deployments (cells of one server err alike)",
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its interval; None where there is too little to compute it from."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Return a JSON-ready mapping."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+Figure = Callable[[Floats, Floats], Floats]
+"""From values (n) and weights (resamples, n) to one value a resample; NaN where all weights are 0."""
+
+
+def mean(values: Floats, weights: Floats) -> Floats:
+    """Return the weighted mean."""
+    total = weights.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((weights * values).sum(axis=1) / total)
+
+
+def median(values: Floats, weights: Floats) -> Floats:
+    """Return the weighted median: the mean of the least value with half of the weight at or below it, and the largest
+    with half of the weight at or above it."""
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[:, order], axis=1)
+    total = below[:, -1:]
+    slack = 1e-9 * total
+    low = np.argmax(below >= total / 2 - slack, axis=1)
+    high = np.argmax(below > total / 2 + slack, axis=1)
+    ranked = values[order]
+    found = (ranked[low] + ranked[high]) / 2
+    return np.where(total[:, 0] > 0, found, np.nan)
+
+
+def score(ratios: Floats, weights: Floats) -> dict[str, Floats]:
+    """Return the figures of `DEFINITIONS` for ratios (n) under each row of weights (resamples, n)."""
+    size = np.abs(np.log(ratios))
+    near = 1e-12  # a ratio of exactly 1.1 counts as within 10 %
+    return {
+        "mape": mean(np.abs(ratios - 1.0), weights),
+        "median": np.expm1(median(size, weights)),
+        "bias": np.expm1(mean(np.log(ratios), weights)),
+        "within_10": mean((size <= np.log(1.1) + near).astype(np.float64), weights),
+        "within_25": mean((size <= np.log(1.25) + near).astype(np.float64), weights),
+    }
+
+
+def numbered(keys: Sequence[object]) -> Ints:
+    """Return the number of each key's group, in order of first appearance."""
+    known: dict[object, int] = {}
+    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+
+
+def resampled(groups: Ints, seed: int, purpose: str, resamples: int = RESAMPLES) -> Floats:
+    """Return how often each row is drawn (1 + resamples, rows): row 0 once each, the others by the cluster bootstrap,
+    as many groups as there are, with replacement. The draws depend on seed and purpose alone."""
+    count = int(groups.max()) + 1
+    u = draws.uniform(seed, purpose, np.arange(resamples)[:, None], np.arange(count)[None, :])
+    drawn = np.minimum((u * count).astype(np.int64), count - 1)
+    times = np.zeros((resamples, count))
+    np.add.at(times, (np.arange(resamples)[:, None], drawn), 1.0)
+    return np.vstack([np.ones((1, len(groups))), times[:, groups]])
+
+
+def estimate(values: Floats) -> Estimate:
+    """Return the figure (first value) with the percentile interval of the others; no interval where fewer than 2 groups
+    make them all alike."""
+    value = float(values[0])
+    if not np.isfinite(value):
+        return Estimate(None)
+    others = values[1:][np.isfinite(values[1:])]
+    if len(others) < 2:
+        return Estimate(value)
+    low, high = np.quantile(others, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
+    return Estimate(value, float(low), float(high))
+
+
+def estimates(
+    ratios: dict[str, Floats], deployments: Sequence[object], seed: int, purpose: str
+) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
+    """Return {"over_cells"|"over_deployments": {metric: {figure: estimate}}} of ratios by metric; empty without any."""
+    groups = numbered(deployments)
+    if not len(groups):
+        return {}
+    times = resampled(groups, seed, purpose)
+    if groups.max() == 0:
+        times = times[:1]  # one deployment: no interval
+    share = 1.0 / np.bincount(groups)[groups]
+    return {
+        over: {
+            metric: {name: estimate(values).to_dict() for name, values in score(ratios[metric], weights).items()}
+            for metric in METRICS
+        }
+        for over, weights in (("over_cells", times), ("over_deployments", times * share))
+    }

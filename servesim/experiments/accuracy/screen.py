@@ -1,0 +1,149 @@
+"""Contradictory truth: which measured cells cannot be what their labels say, by rules that know no prediction.
+
+Rules are tried in the order of `RULES`; a cell is left out by the first that holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from servesim.experiments.accuracy.cells import Cell
+from servesim.experiments.accuracy.recipes import recipes
+
+FALL = 0.05
+"""A TPOT lower than at fewer clients by more than this is a contradiction: repeats differ by .7 % in the median, 3.4 %
+in the mean."""
+APART = 0.25
+"""Two measurements of one place further apart than this contradict each other: repeats of one version differ by 3.4 %
+in the mean, two versions by 14 %."""
+_DRAFTS = re.compile(r"\b(mtp|nextn|eagle\d?|spec(ulative)?[_-]?(dec\w*)?)\b", re.IGNORECASE)
+
+RULES = {
+    "missing label": "no lengths, concurrency, tensor parallelism (of one engine), TTFT or TPOT",
+    "copy": "every label (the version may be missing) and both times equal those of another cell, which stays",
+    "two labels": "both times equal, to the last digit, those of a cell with other labels: one label is wrong",
+    "more GPUs than a box": "one engine over more GPUs than a box of that GPU has, or experts over more than it has",
+    "drafts of unknown acceptance": "the label names speculation, and no acceptance",
+    "two measurements": f"TPOT of one place (labels, lengths and concurrency) more than {APART:.0%} apart: some of "
+    "them ran otherwise than they say, as with multi-token prediction that is not said",
+    "falls with concurrency": f"TPOT more than {FALL:.0%} below that of the same server at fewer clients: all but the "
+    "largest set of its cells that does not fall",
+}
+"""Each rule by its name, and what it says."""
+
+
+def screen(cells: Sequence[Cell]) -> list[str]:
+    """Return for each cell the rule that leaves it out; empty where none does."""
+    out = [""] * len(cells)
+    checks: tuple[tuple[str, Callable[[Sequence[Cell]], Iterator[int]]], ...] = (
+        ("missing label", _missing),
+        ("copy", _copies),
+        ("two labels", _two_labels),
+        ("more GPUs than a box", _too_many),
+        ("drafts of unknown acceptance", _drafts),
+        ("two measurements", _apart),
+        ("falls with concurrency", _falling),
+    )
+    for rule, check in checks:
+        left = [i for i, by in enumerate(out) if not by]
+        for place in check([cells[i] for i in left]):
+            out[left[place]] = rule
+    return out
+
+
+def _missing(cells: Sequence[Cell]) -> Iterator[int]:
+    for i, cell in enumerate(cells):
+        needed = [cell.isl, cell.osl, cell.concurrency, cell.ttft_ms, cell.tpot_ms]
+        needed += [cell.tp] if cell.mode == "agg" else []
+        if min(needed) <= 0:
+            yield i
+
+
+def _times(cell: Cell) -> tuple[float, float]:
+    return cell.ttft_ms, cell.tpot_ms
+
+
+def _labels(cell: Cell) -> tuple[str | int, ...]:
+    """Return all labels but the version, which some tables leave out, models by one name."""
+    model = recipes()["same_models"].get(cell.model, cell.model)
+    return replace(cell, model=model, version="").place
+
+
+def _copies(cells: Sequence[Cell]) -> Iterator[int]:
+    """Of cells alike the first that states its version stays, else the first."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for i, cell in enumerate(cells):
+        groups.setdefault((_labels(cell), *_times(cell)), []).append(i)
+    for members in groups.values():
+        stays = next((i for i in members if cells[i].version), members[0])
+        yield from (i for i in members if i != stays)
+
+
+def _two_labels(cells: Sequence[Cell]) -> Iterator[int]:
+    places: dict[tuple[float, float], set[tuple[str | int, ...]]] = {}
+    for cell in cells:
+        places.setdefault(_times(cell), set()).add(_labels(cell))
+    yield from (i for i, cell in enumerate(cells) if len(places[_times(cell)]) > 1)
+
+
+def _too_many(cells: Sequence[Cell]) -> Iterator[int]:
+    boxes = recipes()["boxes"]["gpus"]
+    for i, cell in enumerate(cells):
+        if cell.mode == "agg" and max(cell.gpus, cell.ep) > boxes.get(cell.gpu, float("inf")):
+            yield i
+
+
+def _drafts(cells: Sequence[Cell]) -> Iterator[int]:
+    for i, cell in enumerate(cells):
+        if cell.run is None and _DRAFTS.search(f"{cell.id.replace('_', ' ')} {cell.source}"):
+            yield i
+
+
+def _apart(cells: Sequence[Cell]) -> Iterator[int]:
+    places: dict[tuple[str | int, ...], list[float]] = {}
+    for cell in _known(cells):
+        places.setdefault(cell.place, []).append(cell.tpot_ms)
+    for i, cell in enumerate(cells):
+        times = places.get(cell.place, [1.0]) if cell.run is None else [1.0]
+        if max(times) > (1 + APART) * min(times):
+            yield i
+
+
+def _falling(cells: Sequence[Cell]) -> Iterator[int]:
+    servers: dict[tuple[str | int, ...], list[int]] = {}
+    for i, cell in enumerate(cells):
+        if cell.run is None and cell.mode == "agg":
+            servers.setdefault((*cell.deployment, cell.isl, cell.osl), []).append(i)
+    for members in servers.values():
+        members.sort(key=lambda i: (cells[i].concurrency, cells[i].tpot_ms))
+        kept = rising([cells[i].tpot_ms for i in members])
+        yield from (i for place, i in enumerate(members) if place not in kept)
+
+
+def rising(times: Sequence[float]) -> set[int]:
+    """Return the places of the largest set of values none of which is over `FALL` below any before it; of several
+    that are as large none is known to be the right one, and what they have in common is returned."""
+    best: dict[int, tuple[int, set[int]]] = {}
+    for i, value in enumerate(times):
+        longest, common = 0, set[int]()
+        for j in (j for j in range(i) if value >= (1 - FALL) * times[j]):
+            length, places = best[j]
+            longest, common = _merged(longest, common, length, places)
+        best[i] = (longest + 1, common | {i})
+    total, kept = 0, set[int]()
+    for length, places in best.values():
+        total, kept = _merged(total, kept, length, places)
+    return kept
+
+
+def _merged(longest: int, common: set[int], length: int, places: set[int]) -> tuple[int, set[int]]:
+    """Return the longer chain, or where both are as long their common places."""
+    if length == longest:
+        return longest, common & places
+    return (length, set(places)) if length > longest else (longest, common)
+
+
+def _known(cells: Sequence[Cell]) -> Iterator[Cell]:
+    return (cell for cell in cells if cell.run is None)

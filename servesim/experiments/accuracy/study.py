@@ -1,0 +1,234 @@
+"""The score of the simulator on measured cells: replayed, screened, grouped, and as a document."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim import __version__
+from servesim.errors import UserError, suggest
+from servesim.experiments.accuracy import decision_scores, decisions, scores
+from servesim.experiments.accuracy.answers import Answer, OnAnswer, answers
+from servesim.experiments.accuracy.cells import Cell, sample_file
+from servesim.experiments.accuracy.reading import read
+from servesim.experiments.accuracy.recipes import nominal, output_mean, recipes
+from servesim.experiments.accuracy.screen import RULES, screen
+
+BANDS = ((8, "C 1 to 8"), (32, "C 9 to 32"), (128, "C 33 to 128"), (math.inf, "C 129 and more"))
+"""Numbers of clients by their largest."""
+BEYOND = (
+    (0.0, "none extrapolated"),
+    (0.05, "up to 5 % extrapolated"),
+    (0.25, "5 to 25 % extrapolated"),
+    (1.0, "over 25 % extrapolated"),
+)
+"""Shares of GPU time beyond what the tables measured, by their largest."""
+FIELDS = ("engine", "version", "gpu", "model", "precision", "mode", "tp", "concurrency")
+"""What `only` may ask for."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A cell, the rule that leaves it out (or none) and the simulator's answer."""
+
+    cell: Cell
+    screened: str
+    answer: Answer
+
+    @property
+    def output_mean(self) -> float:
+        """Mean output length, tokens."""
+        return output_mean(self.cell)
+
+    @property
+    def measured(self) -> tuple[float, float, float]:
+        """TPOT, TTFT and E2E, ms."""
+        return self._times(self.cell.tpot_ms, self.cell.ttft_ms)
+
+    @property
+    def simulated(self) -> tuple[float, float, float] | None:
+        """The same, simulated; None where there is no answer."""
+        tpot, ttft = self.answer.tpot_ms, self.answer.ttft_ms
+        return None if tpot is None or ttft is None else self._times(tpot, ttft)
+
+    def _times(self, tpot: float, ttft: float) -> tuple[float, float, float]:
+        return tpot, ttft, ttft + (self.output_mean - 1) * tpot
+
+    @property
+    def ratios(self) -> tuple[float, float, float] | None:
+        """Simulated over measured; None where there is no answer, or a time was not measured."""
+        simulated = self.simulated
+        if simulated is None or min(*self.measured, *simulated) <= 0:
+            return None
+        tpot, ttft, e2e = (ours / theirs for ours, theirs in zip(simulated, self.measured, strict=True))
+        return tpot, ttft, e2e
+
+
+def accuracy(
+    *files: str | Path,
+    only: Mapping[str, Sequence[str]] | None = None,
+    without: Sequence[str | Path] = (),
+    limit: int | None = None,
+    jobs: int = 1,
+    seed: int = 0,
+    date: str = "",
+    on_answer: OnAnswer = lambda done, total, cell: None,
+) -> tuple[list[Scored], dict[str, Any]]:
+    """Replay the cells of tables and recorded runs (without any, of an installed aiconfigurator-core) and score them.
+
+    `only`: values by field that cells must have, whole or as part of a model's name; `without`: tables whose cells are
+    not scored (those something was fitted to), nor copies of them; `limit`: the most cells, which are
+    evenly spaced; `date`: of the score, for its readers. Returns the cells and the document of the score.
+    """
+    paths = [Path(file) for file in files] or [sample_file()]
+    cells = read(paths)
+    ruled = screen(cells)  # among all: a copy of a cell that is not chosen is still a copy
+    barred = read(without)
+    ids, times = {cell.id for cell in barred}, {(cell.ttft_ms, cell.tpot_ms) for cell in barred}
+    chosen = [
+        (cell, rule)
+        for cell, rule in zip(cells, ruled, strict=True)
+        if cell.id not in ids and (cell.ttft_ms, cell.tpot_ms) not in times and _asked(cell, only or {})
+    ]
+    if limit is not None and limit < len(chosen):
+        chosen = [chosen[i * len(chosen) // limit] for i in range(limit)]
+    if not chosen:
+        raise UserError(f"none of {len(cells)} cells is asked for")
+    found = answers([cell for cell, _ in chosen], jobs, on_answer)
+    scored = [Scored(cell, rule, one) for (cell, rule), one in zip(chosen, found, strict=True)]
+    return scored, document(scored, paths, seed, date, [Path(path) for path in without])
+
+
+def _asked(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
+    for name, values in only.items():
+        if name not in FIELDS:
+            raise UserError(f'no field "{name}" of cells{suggest(name, FIELDS)}')
+        own = str(getattr(cell, name))
+        if not any(value == own or (name in ("model", "gpu") and value.lower() in own.lower()) for value in values):
+            return False
+    return True
+
+
+def document(
+    scored: Sequence[Scored], paths: Sequence[Path], seed: int, date: str, without: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """Return the score as plain data: the same cells and answers give the same document."""
+    kept = [one for one in scored if not one.screened]
+    left = Counter(one.screened for one in scored if one.screened)
+    options = [_option(one) for one in kept if one.ratios is not None]
+    return {
+        "date": date,
+        "servesim": __version__,
+        "seed": seed,
+        "files": [{"name": path.name, "sha256": _digest(path)} for path in paths],
+        "without": [{"name": path.name, "sha256": _digest(path)} for path in without],
+        "cells": len(scored),
+        "screen": [{"rule": rule, "says": says, "cells": left[rule]} for rule, says in RULES.items()],
+        "kept": len(kept),
+        "scores": [_row(seed, *group) for group in groups(kept)],
+        "unscreened": _row(seed, "all", "all", scored),
+        "not_answered": _reasons(kept),
+        "noise": _noise(options),
+        "decisions": decision_scores.decide(options, seed),
+        "definitions": scores.DEFINITIONS | {f"decisions: {k}": v for k, v in decisions.DEFINITIONS.items()},
+        "recipes": recipes(),
+    }
+
+
+def groups(scored: Sequence[Scored]) -> Iterator[tuple[str, str, list[Scored]]]:
+    """Yield (dimension, label, cells) for all cells, and for the parts of each dimension."""
+    yield "all", "all", list(scored)
+    cells: dict[str, Callable[[Scored], str]] = {
+        "engine": lambda one: one.cell.engine,
+        "engine and version": lambda one: f"{one.cell.engine} {one.cell.version or '(not stated)'}",
+        "GPU": lambda one: one.cell.gpu,
+        "model": lambda one: one.cell.model,
+        "tensor parallelism": lambda one: f"TP {one.cell.tp}" if one.cell.mode == "agg" else "apart",
+        "concurrency": lambda one: next(name for most, name in BANDS if one.cell.concurrency <= most),
+        "share extrapolated": _beyond,
+        "engine, GPU and model": lambda one: f"{one.cell.engine} {one.cell.gpu} {one.cell.model}",
+    }
+    orders: dict[str, Sequence[str]] = {
+        "concurrency": [name for _, name in BANDS],
+        "share extrapolated": [name for _, name in BEYOND],
+    }
+    for dimension, label in cells.items():
+        parts: dict[str, list[Scored]] = {}
+        for one in scored:
+            parts.setdefault(label(one), []).append(one)
+        for name in orders.get(dimension, sorted(parts)):
+            if parts.get(name):
+                yield dimension, name, parts[name]
+
+
+def _beyond(one: Scored) -> str:
+    share = one.answer.extrapolated
+    return "" if share is None else next(name for most, name in BEYOND if share <= most + 1e-12)
+
+
+def _row(seed: int, dimension: str, label: str, scored: Sequence[Scored]) -> dict[str, Any]:
+    known = [(one, ratios) for one in scored if (ratios := one.ratios) is not None]
+    by_metric = {metric: np.array([ratios[i] for _, ratios in known]) for i, metric in enumerate(scores.METRICS)}
+    servers = [one.cell.deployment for one, _ in known]
+    return {
+        "by": dimension,
+        "what": label,
+        "cells": len(scored),
+        "answered": len(known),
+        "deployments": len(set(servers)),
+        **scores.estimates(by_metric, servers, seed, f"accuracy {dimension} {label}"),
+    }
+
+
+def _reasons(scored: Iterable[Scored]) -> list[dict[str, Any]]:
+    counts = Counter(one.answer.reason or "a time was not measured" for one in scored if one.ratios is None)
+    return [{"reason": reason, "cells": count} for reason, count in sorted(counts.items(), key=lambda c: (-c[1], c[0]))]
+
+
+def _option(one: Scored) -> decisions.Option:
+    simulated = one.simulated
+    assert simulated is not None
+    cell = one.cell
+    rates = (cell.output_rate, one.answer.output_rate or 0.0) if cell.output_rate else None
+    return decisions.Option(
+        product=cell.product,
+        lengths=(cell.isl, cell.osl) if cell.flags is None else (nominal(cell), 0),
+        gpus=cell.gpus,
+        concurrency=cell.concurrency,
+        output_mean=one.output_mean,
+        measured=(cell.ttft_ms, cell.tpot_ms),
+        simulated=(simulated[1], simulated[0]),
+        server=(cell.tp, cell.pp, cell.dp, cell.moe_tp, cell.ep, cell.workers),
+        rates=rates,
+        flags=None
+        if cell.flags is None
+        else tuple(f for f in cell.flags if f[0] not in recipes()["commands"]["inert"]),
+    )
+
+
+def _noise(options: Sequence[decisions.Option]) -> dict[str, Any]:
+    """Return how far repeats of one place lie apart, and what of it a perfect model would be off by: between half of
+    their mean difference (one of two is an outlier) and its part by the square root of 2 (both err alike)."""
+    found: dict[str, Any] = {}
+    logs = decision_scores.repeats(options, lambda one: one.measured)
+    for i, metric in enumerate(("ttft", "tpot")):
+        size = np.expm1(np.abs(logs[:, i])) if len(logs) else np.zeros(0)
+        known = bool(len(size))
+        found[metric] = {
+            "repeats": len(size),
+            "median": float(np.median(size)) if known else None,
+            "mean": float(size.mean()) if known else None,
+            "mape_of_a_perfect_model": [float(size.mean() / 2), float(size.mean() / math.sqrt(2))] if known else None,
+        }
+    return found
+
+
+def _digest(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

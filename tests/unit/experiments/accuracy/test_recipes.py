@@ -1,0 +1,99 @@
+"""Labels become scenarios by one file; what cannot be replayed says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servesim.errors import UserError
+from servesim.experiments.accuracy import recipes as module
+from servesim.experiments.accuracy.recipes import output_mean, recipe, recipes
+from servesim.run.scenario import Scenario
+from tests.support.cells import cell
+
+GAP = "source_file=/x/aic-auto-gap-analysis/data/h100_sxm/vllm/0.12.0/y.csv; silicon_concurrency=8"
+
+
+def settings(**labels: Any) -> dict[str, Any]:
+    return recipe(cell(**labels)).settings
+
+
+def test_a_closed_loop_of_all_clients_at_once() -> None:
+    found = settings(concurrency=16)
+    assert (found["rate"], found["clients"], found["requests"]) == ("inf", {"max_concurrency": 16}, 160)
+    assert settings(concurrency=1)["requests"] == 40
+    Scenario.of(found)
+
+
+def test_lengths_by_source() -> None:
+    assert settings(isl=1024, osl=8192)["trace"] == "synth:prompt=uniform(819,1024),output=uniform(6553,8192)"
+    assert settings(isl=1000, osl=100, source=GAP)["trace"] == "synth:prompt=1000,output=uniform(95,105)"
+    assert output_mean(cell(osl=1000)) == pytest.approx(900)
+    assert output_mean(cell(osl=1000, source=GAP)) == pytest.approx(1000)
+
+
+def test_a_registry_of_containers_is_no_source() -> None:
+    """Images of TensorRT-LLM come from nvcr.io/nvidia whoever measured them."""
+    source = "model=GPT-OSS-120B; silicon_concurrency=4; image=nvcr.io/nvidia/tensorrt-llm/release:1"
+    assert "uniform(819,1024)" in settings(isl=1024, source=source)["trace"]
+
+
+def test_settings_that_labels_do_not_state() -> None:
+    assert settings()["scheduler"] == {"name": "vllm", "max_num_batched_tokens": 8192, "max_num_seqs": 512}
+    llama = settings(model="meta-llama/Llama-3.1-70B", weights="fp8", tp=2, concurrency=32)
+    assert llama["scheduler"]["max_num_seqs"] == 32
+    assert (llama["kv_dtype"], llama["dtype"]) == ("fp8", "fp8")
+    assert "kv_dtype" not in settings(model="meta-llama/Llama-3.1-70B", source=GAP)
+    oss = settings(model="openai/gpt-oss-120b", weights="nvfp4", engine="trtllm")
+    assert (oss["dtype"], oss["preset"], "scheduler" in oss) == ("bf16", "tensorrt-llm", False)
+    assert settings(weights="")["dtype"] == "bf16"
+
+
+def test_expert_parallelism_by_label_and_where_the_label_is_known_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_model", lambda label, own: "qwen3-30b-a3b")
+    alike = {"model": "MiniMaxAI/MiniMax-M2.5", "weights": "fp8", "tp": 8}
+    assert "engine" not in settings(**alike, moe_tp=8)
+    assert settings(**alike, ep=8)["engine"] == {"enable_expert_parallel": True}
+    assert settings(**alike, moe_tp=8, gpu="h200_sxm")["engine"] == {"enable_expert_parallel": True}
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ({"mode": "disagg"}, "separate servers"),
+        ({"pp": 2}, "pipeline of 2 stages"),
+        ({"tp": 2, "dp": 2}, "attention in data parallel"),
+        ({"tp": 2, "moe_tp": 4}, "attention in data parallel"),
+        ({"tp": 4, "moe_tp": 2, "ep": 2}, "experts over 2 of 4 GPUs"),
+        ({"weights": "nvfp4"}, "format of weights nvfp4"),
+        ({"gpu": "mi300x"}, "GPU mi300x"),
+        ({"engine": "lmdeploy"}, "engine lmdeploy"),
+        ({"model": "acme/unheard-of-7b"}, "model acme/unheard-of-7b: not bundled"),
+    ],
+)
+def test_what_is_not_answered_says_why(labels: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        recipe(cell(**labels))
+
+
+def test_a_model_that_is_not_bundled_is_read_from_the_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "model_configs" / "acme--unheard-of-7b_config.json"
+    config.parent.mkdir()
+    config.write_text("{}")
+    monkeypatch.setattr(module, "package_folder", lambda: tmp_path)
+    assert settings(model="acme/unheard-of-7b")["model"] == str(config)
+    monkeypatch.setattr(module, "package_folder", lambda: None)
+    with pytest.raises(UserError, match="nor is the silicon extra installed"):
+        recipe(cell(model="acme/unheard-of-7b"))
+
+
+def test_every_setting_says_where_it_is_known_from() -> None:
+    loaded = recipes()
+    entries = [*loaded["sources"], *loaded["engines"].values(), *loaded["models"].values(), loaded["requests"]]
+    assert all(entry["because"] for entry in [*entries, loaded["boxes"]])

@@ -1,0 +1,185 @@
+"""A score from end to end on cells that take no time: the command, its files and its page."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from servesim.cli.app import main
+from servesim.errors import UserError
+from servesim.experiments.accuracy import study
+from servesim.experiments.accuracy.answers import Answer
+from servesim.experiments.accuracy.reading import read
+from servesim.experiments.accuracy.study import Scored, accuracy, groups
+from tests.support.cells import cell, row, table
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def servesim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run the command line in this process."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr("sys.argv", ["servesim", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        printed = capsys.readouterr()
+        return Done(int(stopped.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+OTHER = "source_file=x.csv; silicon_concurrency="
+
+
+def rows() -> list[dict[str, Any]]:
+    """Two sizes at 2 and 8 clients a GPU, a copy, and one that cannot be answered."""
+    sizes = [(1, 2, 6.5), (1, 8, 7.5), (2, 4, 4.5), (2, 16, 5.5)]
+    found = [
+        row(id=f"tp{tp} c{c}", tp_size=tp, silicon_data_source=f"{OTHER}{c}", silicon_tpot_ms=t, silicon_ttft_ms=15 + c)
+        for tp, c, t in sizes
+    ]
+    return [*found, {**found[0], "id": "copy"}, row(id="new", system="mi300x")]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return table(tmp_path_factory.mktemp("measured") / "cells.csv", rows())
+
+
+def test_a_cell_is_simulated_and_compared(measured: Path) -> None:
+    scored, document = accuracy(measured, date="2026-11-22")
+    first = scored[0]
+    assert first.answer.tpot_ms is not None
+    assert first.ratios is not None
+    assert first.ratios[0] == pytest.approx(first.answer.tpot_ms / 6.5)
+    length = (25 + 32) / 2 - 1  # uniform(25, 32) asked for
+    assert first.output_mean == pytest.approx(0.9 * 32)
+    assert first.measured[2] == pytest.approx(17 + (0.9 * 32 - 1) * 6.5)
+    assert abs(length - first.output_mean) < 1.5
+    assert [one.screened for one in scored] == ["", "", "", "", "copy", ""]
+    assert scored[-1].answer.reason == "GPU mi300x"
+    whole = document["scores"][0]
+    assert (document["cells"], document["kept"], whole["cells"], whole["answered"]) == (6, 5, 5, 4)
+    assert document["unscreened"]["answered"] == 5
+    assert document["not_answered"] == [{"reason": "GPU mi300x", "cells": 1}]
+    assert document["decisions"]["sizes"]["pairs"] == 2
+    assert 0.5 < first.ratios[0] < 2.0
+
+
+def test_processes_and_order_change_nothing(measured: Path) -> None:
+    alone, several = (accuracy(measured, jobs=jobs, limit=3, date="x") for jobs in (1, 2))
+    assert alone == several
+
+
+def test_groups_cover_every_cell_once_a_dimension() -> None:
+    answered = Answer(20.0, 7.0, 0.04, 0.1)
+    scored = [Scored(cell(concurrency=c), "", answered) for c in (1, 8, 9, 32, 33, 500)]
+    by: dict[str, dict[str, int]] = {}
+    for dimension, name, cells in groups(scored):
+        by.setdefault(dimension, {})[name] = len(cells)
+    assert by["concurrency"] == {"C 1 to 8": 2, "C 9 to 32": 2, "C 33 to 128": 1, "C 129 and more": 1}
+    assert by["share extrapolated"] == {"up to 5 % extrapolated": 6}
+    assert all(sum(parts.values()) == 6 for parts in by.values())
+
+
+def test_cells_without_an_answer_stand_in_no_band_of_extrapolation() -> None:
+    found = [d for d, *_ in groups([Scored(cell(), "", Answer(reason="GPU x"))])]
+    assert "share extrapolated" not in found
+    assert "engine" in found
+
+
+def test_a_failure_of_one_cell_is_its_own(monkeypatch: pytest.MonkeyPatch, measured: Path) -> None:
+    from servesim.experiments.accuracy import answers
+
+    def broken(settings: dict[str, Any]) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(answers, "simulate", broken)
+    scored, document = accuracy(measured, limit=1)
+    assert scored[0].answer.reason == "ZeroDivisionError: a bug"
+    assert document["scores"][0]["answered"] == 0
+
+
+@pytest.mark.parametrize(
+    ("only", "told"),
+    [({"engin": ["x"]}, 'no field "engin" of cells.*engine'), ({"engine": ["sglang"]}, "none of 6 cells")],
+)
+def test_wrong_selections_are_one_line(measured: Path, only: dict[str, list[str]], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        accuracy(measured, only=only)
+
+
+def test_cells_something_was_fitted_to_are_left_out_with_their_copies(measured: Path, tmp_path: Path) -> None:
+    fitted = table(tmp_path / "fitted.csv", rows()[:1])
+    scored, document = accuracy(measured, without=[fitted], only={"tp": ["1"]})
+    assert [one.cell.id for one in scored] == ["tp1 c8", "new"]
+    assert [file["name"] for file in document["without"]] == ["fitted.csv"]
+
+
+def test_a_selection_by_part_of_a_model_or_a_whole_number(measured: Path) -> None:
+    cells = read([measured])
+    assert study._asked(cells[0], {"model": ["llama-3.1"], "gpu": ["H100"], "tp": ["1", "4"]})
+    assert not study._asked(cells[0], {"tp": ["2"]})
+    assert not study._asked(cells[3], {"concurrency": ["1"]}), "16 is not 1"
+
+
+def test_the_command_writes_cells_a_summary_and_a_page(
+    measured: Path, tmp_path: Path, servesim: Callable[..., Done]
+) -> None:
+    for name in ("one", "two"):
+        done = servesim("accuracy", str(measured), "--out", str(tmp_path / name), "--date", "2026-11-22", "--jobs", "1")
+        assert done.code == 0, done.err
+    assert "6 cells, 5 after the screen; 2026-11-22" in done.out
+    assert "left out: 1: copy" in done.out
+    assert re.search(r"^\[6/6\] vllm 0.18.0 .* mi300x tp1 128/32 C=4$", done.err, re.M)
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == ["cells.csv", "report.html", "summary.json"]
+    for name in files:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+    lines = list(csv.DictReader((tmp_path / "one" / "cells.csv").read_text().splitlines()))
+    assert [line["screened"] for line in lines] == ["", "", "", "", "copy", ""]
+    assert float(lines[0]["tpot_ratio"]) == pytest.approx(
+        float(lines[0]["tpot_simulated_ms"]) / float(lines[0]["tpot_measured_ms"]), rel=1e-5
+    )
+    assert lines[-1]["tpot_ratio"] == ""
+    assert json.loads((tmp_path / "one" / "summary.json").read_text())["date"] == "2026-11-22"
+    page = (tmp_path / "one" / "report.html").read_text()
+    assert "2026-11-22" in page
+    assert "GPU mi300x" in page
+    again = servesim("report", str(tmp_path / "one"), "-o", str(tmp_path / "again.html"))
+    assert again.code == 0
+    assert (tmp_path / "again.html").read_text() == page
+
+
+def test_a_folder_of_something_else_is_not_written_into(
+    measured: Path, tmp_path: Path, servesim: Callable[..., Done]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    done = servesim("accuracy", str(measured), "--out", str(tmp_path))
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "holds no score of servesim (but notes.txt)" in done.err
+
+
+def test_a_damaged_score_is_one_line(tmp_path: Path, servesim: Callable[..., Done]) -> None:
+    (tmp_path / "cells.csv").write_text("id\n")
+    (tmp_path / "summary.json").write_text("{}")
+    done = servesim("report", str(tmp_path))
+    assert (done.code, "damaged" in done.err) == (2, True)
+
+
+def test_the_older_name_of_left_out_is_kept(servesim: Callable[..., Done]) -> None:
+    assert "Older name of left-out" in servesim("calibrate", "accuracy", "--help").out
+    assert "left-out" in servesim("calibrate", "--help").out
+    assert " accuracy " not in servesim("calibrate", "--help").out
