@@ -7,9 +7,9 @@ A cells file has a row for each cell, with the columns of `COLUMNS`; concurrency
 dealt out to two halves: terms are fitted to one and judged on the other, and the figures of both go into the
 provenance. Cells of clients that march in step (equal lengths) tell nothing of a host: leave them out by `--source`.
 
-Four terms are fitted. `launch_per_prompt_kernel` is searched for on a grid; for each value the cells are simulated
-a few times over, and what is left of TPOT is added to `exposed` and `exposed_per_sampled` (a line over the
-concurrency), what is left of TTFT to `front_in` (its median); the terms with the least mean error of both stay.
+Three terms are fitted. The cells are simulated a few times over; what is left of TPOT is added to `exposed` and
+`exposed_per_sampled` (a line over the concurrency), what is left of TTFT to `front_in` (its median). The terms with the
+least mean error of both stay.
 """
 
 from __future__ import annotations
@@ -52,10 +52,8 @@ _MODELS = {
     "Llama-3.1-8B-Instruct": ("llama-3.1-8b", "bf16"),
 }
 """Bundled models by the names cells have, and the precision they are published in."""
-_GRID = (0.0, 20e3, 40e3, 60e3, 80e3)
-"""Candidates for `launch_per_prompt_kernel`, ns."""
-_ROUNDS = 3
-"""Times the cells are simulated for a candidate."""
+_ROUNDS = 4
+"""Times the cells are simulated."""
 _WORST = 3.0
 """Cells that differ by more than this factor have another cause (memory, a client that was not ready): they correct
 nothing, and count as this far off."""
@@ -119,23 +117,24 @@ def simulated(cell: Cell, engine: str, terms: HostTerms, folder: Path) -> tuple[
     model, gpu, dtype, tp, ep = cell.deployment
     c, long = cell.concurrency, cell.concurrency >= 32 and cell.output > 2000
     lengths = [f"uniform({int(0.8 * n)},{n})" for n in (cell.prompt, cell.output)]
-    settings: dict[str, Any] = {"enable_expert_parallel": True} if ep > 1 else {}
+    engine_settings: dict[str, Any] = {"enable_expert_parallel": ep > 1}
     if re.fullmatch(r"\d[0-9a-z.]*", cell.version):
-        settings["version"] = cell.version
-    result = servesim.simulate(
-        trace=f"synth:prompt={lengths[0]},output={lengths[1]}",
-        requests=4 * c if long else max(10 * c, 40),
-        rate="inf",
-        clients={"max_concurrency": c},
-        model=model,
-        gpu=gpu,
-        tp=tp,
-        dtype=dtype,
-        kv_dtype="fp8" if model == "llama-3.1-70b" else "bf16",
-        preset=engine,
-        host=str(path),
-        **({"engine": settings} if settings else {}),
-    )
+        engine_settings["version"] = cell.version
+    settings: dict[str, Any] = {
+        "trace": f"synth:prompt={lengths[0]},output={lengths[1]}",
+        "requests": 4 * c if long else max(10 * c, 40),
+        "rate": "inf",
+        "clients": {"max_concurrency": c},
+        "model": model,
+        "gpu": gpu,
+        "tp": tp,
+        "dtype": dtype,
+        "kv_dtype": "fp8" if model == "llama-3.1-70b" else "bf16",
+        "preset": engine,
+        "host": str(path),
+        "engine": engine_settings,
+    }
+    result = servesim.simulate(**settings)
     table = result.requests
     table = table[table.first_token_ns > 0]
     return float(table.ttft_ns.mean()) / 1e6, float(table.tpot_ns.mean()) / 1e6
@@ -152,17 +151,15 @@ def errors(cells: Sequence[Cell], engine: str, terms: HostTerms, folder: Path) -
 
 
 def fit_cells(cells: Sequence[Cell], engine: str, base: HostTerms, folder: Path) -> HostTerms:
-    """Return `base` with the four terms fitted to `cells`."""
-    found = []
-    for launch in _GRID:
-        terms = replace(base, launch_per_prompt_kernel=launch)
-        for _ in range(_ROUNDS):
-            pairs = [(cell, *simulated(cell, engine, terms, folder)) for cell in cells]
-            left = [(abs(log(ttft / c.ttft_ms)), abs(log(tpot / c.tpot_ms))) for c, ttft, tpot in pairs]
-            found.append((fmean(min(a, log(_WORST)) + min(b, log(_WORST)) for a, b in left), terms))
-            print(f"{100 * (exp(found[-1][0] / 2) - 1):.1f} % with {_told(terms)}", file=sys.stderr)
-            near = [pair for pair, each in zip(pairs, left, strict=True) if max(each) < log(_WORST)]
-            terms = _corrected(terms, near)
+    """Return `base` with the three terms fitted to `cells`."""
+    found, terms = [], base
+    for _ in range(_ROUNDS):
+        pairs = [(cell, *simulated(cell, engine, terms, folder)) for cell in cells]
+        left = [(abs(log(ttft / c.ttft_ms)), abs(log(tpot / c.tpot_ms))) for c, ttft, tpot in pairs]
+        found.append((fmean(min(a, log(_WORST)) + min(b, log(_WORST)) for a, b in left), terms))
+        print(f"{100 * (exp(found[-1][0] / 2) - 1):.1f} % with {_told(terms)}", file=sys.stderr)
+        near = [pair for pair, each in zip(pairs, left, strict=True) if max(each) < log(_WORST)]
+        terms = _corrected(terms, near)
     return min(found, key=lambda each: each[0])[1]
 
 
@@ -188,7 +185,7 @@ def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
 
 def _told(terms: HostTerms) -> str:
     return (
-        f"launch {terms.launch_per_prompt_kernel / 1e3:.0f} us, exposed {terms.exposed / 1e6:.2f} ms and "
+        f"exposed {terms.exposed / 1e6:.2f} ms and "
         f"{terms.exposed_per_sampled / 1e3:.1f} us a sequence, front {terms.front_in / 1e6:.1f} ms"
     )
 

@@ -155,7 +155,7 @@ class LayerGraph:
 
     def _norm_across_gpus(self, width: int) -> list[tuple[str, Curve]]:
         """Return the mean squares of queries and keys on this GPU, the sums over all, and the normalization (vLLM's
-        minimax_m2.py: both in one all-reduce of float32)."""
+        MiniMaxText01RMSNormTP: both in one all-reduce of float32; recent versions fuse the passes)."""
         passes = [("norm", self._memory(2.0 * width)), ("norm", self._memory(4.0 * width))]
         return [*passes, ("all_reduce", self._collective("all_reduce", 8))]
 

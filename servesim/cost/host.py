@@ -39,8 +39,6 @@ class HostTerms:
     exposed_per_sampled: float = 0.0
     launch_per_kernel: float = 0.0
     """Processor time per kernel, for engines without CUDA graphs: a step lasts at least as long as its launches."""
-    launch_per_prompt_kernel: float = 0.0
-    """The same in steps with prompts, where CUDA graphs replay decodes alone."""
     attention_per_mixed_decode: float = 0.0
     """GPU time for each layer and decoding sequence beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or
     more, in proportion beside fewer, where no table has such steps."""
@@ -143,10 +141,6 @@ class HostTerms:
             processes=processes,
             stream_interval=stream_interval,
         )
-
-    def launching(self, batch: Batch) -> float:
-        """Return the processor time per kernel of a step, in ns."""
-        return max(self.launch_per_kernel, self.launch_per_prompt_kernel) if batch.prefill else self.launch_per_kernel
 
     def padding(self) -> list[int]:
         """Return the tokens that go through the linear layers, by tokens scheduled; empty without padding."""

@@ -79,17 +79,16 @@ def test_the_line_through_most_points_ignores_one_that_is_off() -> None:
 
 
 @pytest.mark.medium
-def test_terms_that_cells_were_made_with_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_cells, "_GRID", (0.0, 60e3, 120e3))
+def test_terms_that_cells_were_made_with_are_found_again(tmp_path: Path) -> None:
     base = HostTerms(engine="tensorrt-llm 1.2.0")
-    true = replace(base, launch_per_prompt_kernel=60e3, exposed=4e5, exposed_per_sampled=2e4, front_in=2e7)
+    true = replace(base, exposed=1e6, exposed_per_sampled=2e4, front_in=2e7)
     made = []
     for concurrency in (2, 4, 8, 12):
         cell = replace(CELL, concurrency=concurrency)
         ttft, tpot = simulated(cell, "tensorrt-llm", true, tmp_path)
         made.append(replace(cell, ttft_ms=ttft, tpot_ms=tpot))
     found = fit_cells(made, "tensorrt-llm", base, tmp_path)
-    assert found.launch_per_prompt_kernel == 60e3
     left = errors(made, "tensorrt-llm", found, tmp_path)
     before = errors(made, "tensorrt-llm", base, tmp_path)
     assert max(left["tpot_percent"], left["ttft_percent"]) < 5.0 < min(before["tpot_percent"], before["ttft_percent"])
+    assert found.front_in == pytest.approx(true.front_in, rel=0.2)

@@ -15,7 +15,6 @@ from servesim.cost.breakdown import breakdown
 from servesim.cost.build import _own_all_reduce_below
 from servesim.cost.curve import MEASURED, ROOFLINE
 from servesim.cost.formula import Roofline
-from servesim.cost.host import HostTerms
 from servesim.cost.linear import collective_curve
 from servesim.cost.tables import KernelTables
 from servesim.hardware import Gpu, ModelSpec
@@ -112,15 +111,6 @@ def test_a_norm_in_the_kernel_of_the_all_reduce_costs_nothing_up_to_the_engine_s
     for fused in (new, old):
         assert norms(fused, limit) < 0.1 * norms(apart, limit)  # of the last norm alone
         assert norms(fused, limit + 1) == norms(apart, limit + 1)
-
-
-def test_steps_with_prompts_last_as_long_as_the_processor_launches_their_kernels() -> None:
-    model, gpu = ModelSpec.load("llama-3.1-8b"), Gpu.load("h100")
-    cost = build_cost_model(model, gpu, host=HostTerms(launch_per_prompt_kernel=1e5))
-    decode, mixed = Batch(1, [], 1, 100, 0, 0, 1, 1), Batch(17, [(16, 0)], 1, 100, 0, 0, 1, 2)
-    kernels = build_cost_model(model, gpu, host=HostTerms(launch_per_kernel=1.0)).host(mixed).launching
-    assert (cost.host(decode).launching, cost.host(mixed).launching) == (0, kernels * 100_000)
-    assert cost.price(mixed).ns == kernels * 100_000
 
 
 def test_tables_without_collectives_are_said_to_be_without(tmp_path: Path) -> None:
