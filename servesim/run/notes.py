@@ -88,7 +88,7 @@ def after_run(
     beyond = summary["cost_shares"]["extrapolated"]
     if beyond is not None and beyond > 0.3:
         yield f"{beyond:.0%} of the cost is extrapolated beyond what was measured: trust latencies accordingly"
-    hits = summary["prefix_cache"]["hit_rate"]
+    hits = (summary["prefix_cache"] or {}).get("hit_rate")
     if hits is not None and hits >= HITS:
         yield (
             f"prefix cache: {hits:.1%} of queried tokens were found; how often is not validated against recorded servers "
