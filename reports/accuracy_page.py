@@ -10,14 +10,15 @@ import numpy as np
 from markupsafe import Markup
 
 from servesim.cli.summary import percent
-from servesim.experiments.accuracy.files import load, ratios
+from servesim.experiments.accuracy.files import load
+from servesim.reports.figures.ratios import ratio_strips
 from servesim.reports.page import Alert, Block, Page, Section, Table
-from servesim.reports.svg import INK, SERIES, Drawing, wide
 
 METRICS = (("tpot", "TPOT"), ("ttft", "TTFT"), ("e2e", "E2E"))
-MOST_ROWS = 14
-"""Rows of the figure: sets with the most cells."""
-RULE = "The naive rule takes the fewest GPUs; for choices it is told which measured concurrencies keep the limit."
+RULE = (
+    "The naive rule takes the fewest GPUs (or bits of a weight); for choices it is told which measured concurrencies "
+    "keep the limit."
+)
 KINDS = {
     "sizes": "pairs of sizes, at equal clients per GPU",
     "engines": "pairs of engines",
@@ -70,13 +71,17 @@ def _alerts(whole: Mapping[str, Any]) -> list[Alert]:
 
 
 def _tiles(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    whole, sizes, choices = document["scores"][0], document["decisions"]["sizes"], document["decisions"]["choices"]
+    whole, decisions = document["scores"][0], document["decisions"]
     tiles = []
     for metric, words in METRICS[:2]:
         found = whole["over_cells"][metric]["median"] if whole["answered"] else {"value": None}
         tiles.append(_tile(f"{words}, median error", found["value"], _interval(found)))
-    apart = sizes["apart"]
-    tiles.append(_tile("Sizes ordered rightly", apart["right"]["value"], f"of {apart['pairs']:,} pairs over 5 % apart"))
+    kind = max(("sizes", "settings"), key=lambda kind: decisions[kind]["pairs"])
+    apart, choices = decisions[kind]["apart"], decisions["choices"]
+    words = "Sizes" if kind == "sizes" else "Commands"
+    tiles.append(
+        _tile(f"{words} ordered rightly", apart["right"]["value"], f"of {apart['pairs']:,} pairs over 5 % apart")
+    )
     tiles.append(_tile("Right choice under a limit", choices["near"]["value"], f"of {choices['choices']:,} choices"))
     return tiles
 
@@ -95,7 +100,7 @@ def _interval(found: Mapping[str, Any]) -> str:
 def _latencies(cells: Sequence[Mapping[str, str]], document: Mapping[str, Any]) -> list[Block]:
     rows = document["scores"]
     blocks = [Block("table", "Over all cells, with and without the screen", _whole(document), wide=True)]
-    drawing = _drawing(cells)
+    drawing = ratio_strips(cells)
     if drawing is not None:
         blocks.append(Block("drawing", "", drawing))
     for dimension in dict.fromkeys(row["by"] for row in rows if row["by"] != "all"):
@@ -171,52 +176,6 @@ def _plain(found: Mapping[str, float | None], key: str) -> str:
     return f"{100 * found['value']:{digits}}"
 
 
-def _drawing(cells: Sequence[Mapping[str, str]]) -> Drawing | None:
-    """Draw each cell's ratio of TPOT and of TTFT, a row for each engine, GPU and model."""
-    groups: dict[str, list[tuple[float, float]]] = {}
-    for cell, tpot, ttft in ratios(cells):
-        model = cell["model"].rpartition("/")[2]
-        groups.setdefault(f"{cell['engine']}, {cell['gpu'].removesuffix('_sxm')}, {model}", []).append((tpot, ttft))
-    if not groups:
-        return None
-    shown = sorted(sorted(groups), key=lambda name: -len(groups[name]))[:MOST_ROWS]
-
-    def paint(figure: Any, narrow: bool) -> None:
-        panels = figure.subplots(*((2, 1) if narrow else (1, 2)), sharey=True)
-        for i, (axes, words) in enumerate(zip(panels, ("TPOT", "TTFT"), strict=True)):
-            axes.axvspan(1 / 1.1, 1.1, color=INK["rule"], alpha=0.6, linewidth=0)
-            axes.axvline(1.0, color=INK["muted"], lw=1.0)
-            for y, name in enumerate(shown):
-                values = np.clip([pair[i] for pair in groups[name]], 0.1, 10.0)
-                spread = np.linspace(-0.16, 0.26, len(values)) if len(values) > 1 else np.zeros(1)
-                axes.scatter(values, y + spread, s=11, color=INK[SERIES[i]], alpha=0.6, linewidths=0)
-                place = axes.get_yaxis_transform()
-                if narrow or i == 0:
-                    axes.text(0, y - 0.36, name, transform=place, fontsize=10, va="center")
-            axes.set_xscale("log")
-            axes.set_xlim(0.09, 11)
-            axes.set_xticks([0.1, 0.25, 0.5, 1, 2, 4, 10], ["0.1", "0.25", "0.5", "1", "2", "4", "10"])
-            axes.set_xticks([], minor=True)
-            axes.set_ylim(len(shown) - 0.5, -0.7)
-            axes.set_yticks([])
-            axes.set_title(words)
-            axes.set_xlabel("simulated over measured")
-            axes.grid(axis="x")
-        high = figure.get_figheight() * 72
-        figure.subplots_adjust(left=0.01, right=0.99, top=1 - 34 / high, bottom=48 / high, wspace=0.05, hspace=0.14)
-
-    alt = "; ".join(
-        f"{name}: {len(groups[name])} cells, median TPOT {np.median([t for t, _ in groups[name]]):.2f} and TTFT "
-        f"{np.median([t for _, t in groups[name]]):.2f} times the measured"
-        for name in shown
-    )
-    caption = "Each dot is a cell; the band is 10 % either way. Ratios beyond 0.1 and 10 are drawn at the edge."
-    if len(groups) > len(shown):
-        caption += f" The {len(shown)} sets with most cells of {len(groups)} are drawn."
-    height = 92 + 38 * len(shown)
-    return wide("ratios", "Simulated over measured", alt + ".", paint, (height, 2 * height), caption)
-
-
 def _decisions(found: Mapping[str, Any]) -> list[Block]:
     lines: list[tuple[str, ...]] = []
     for kind, words in KINDS.items():
@@ -245,6 +204,8 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
         ("broken", "choices: limit broken by over 5 %"),
         ("declined", "choices: none made"),
     ):
+        if not choices["choices"]:
+            break
         beside = [percent(part.get(name, 0.0)) if part else "–" for part in (naive, ceiling)]
         lines.append((words, f"{choices['choices']:,}", _with_interval(choices[name], False), *beside))
     columns = ("decision", "n", "simulated", "naive rule", "ceiling by repeat noise")

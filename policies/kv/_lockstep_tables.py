@@ -95,12 +95,6 @@ class TableTurns(LockstepMemory):
         self._rank_of: dict[Request, Rank] = {}
         self._asleep: dict[Request, int] = {}  # by the turn at which they wake
 
-    def _joined(self, request: Request, offset: int) -> None:
-        """Take in a request that has become a member."""
-
-    def _left(self, request: Request, offset: int) -> None:
-        """Take in a request that is no member anymore."""
-
     def _delivered(self, requests: Sequence[Request], known: list[int]) -> None:
         """Take in that the members, in a run of steps with drafts, have come to know `known` tokens."""
 
@@ -114,7 +108,6 @@ class TableTurns(LockstepMemory):
             self._asleep[request] = slots - offset
         else:
             self._rank(-offset, request).join(request)
-        self._joined(request, offset)
         return True
 
     def _rank(self, turn: int, request: Request) -> Rank:
@@ -132,7 +125,6 @@ class TableTurns(LockstepMemory):
             self._kv._tables[request].frombytes(rank.leave(request))
             if not rank.size:
                 del self._ranks[-offset % self._size]
-        self._left(request, offset)
 
     def extend(self, turn: int, committed: int) -> bool:
         if self._asleep:
@@ -254,16 +246,17 @@ class PublishingTurns(TableTurns):
         self._ahead: bool = kv.params.hash_lookahead_tokens > 0  # blocks are known by more than they hold
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
-        return not self._ahead and super().join(request, offset, num_tokens)
-
-    def _joined(self, request: Request, offset: int) -> None:
+        if self._ahead or not super().join(request, offset, num_tokens):
+            return False
         if request.content is not None:
             phase = (-offset - 1) % self._size
             if phase not in self._filling:
                 self._filling[phase] = {}
             self._filling[phase][request] = offset
+        return True
 
-    def _left(self, request: Request, offset: int) -> None:
+    def leave(self, request: Request, offset: int) -> None:
+        super().leave(request, offset)
         if request.content is not None:
             phase = (-offset - 1) % self._size
             del self._filling[phase][request]

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from servesim.contracts.kv import Hit, KVMemory, Usage
+from servesim.contracts.kv import Hit, KVAllocator, KVMemory, Usage
 from servesim.contracts.request import Request
 from servesim.engine.fast.memory import LockstepMemory, stands_for
 
@@ -16,6 +16,36 @@ from .contiguous import Contiguous, ContiguousParams
 from .evicting import Evicting
 from .prefix_oracle import PrefixOracle
 from .prefix_radix import PrefixRadix, PrefixRadixParams
+
+
+class Asked(KVAllocator):
+    """Questions whose answers change as requests decode: they bring up to date what is counted in lockstep, and the
+    engine knows that they were asked. Named before the plain class that answers them."""
+
+    turns: LockstepMemory
+
+    def lookup(self, request: Request) -> Hit:
+        if self.shares:
+            self.turns.look()
+        return super().lookup(request)
+
+    def idle_tokens(self, hit: Hit) -> int:
+        if self.shares:
+            self.turns.look()
+        return super().idle_tokens(hit)
+
+    def slots(self, request: Request) -> int:
+        self.turns.look()
+        self.turns.complete(request)
+        return super().slots(request)  # type: ignore[safe-super]
+
+    def usage(self) -> Usage:
+        self.turns.look()
+        return super().usage()  # type: ignore[safe-super]
+
+    def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
+        self.turns.look()
+        return super().can_admit(request, hit, now_tokens, full_tokens, reserve)  # type: ignore[safe-super]
 
 
 class ReservedTurns(LockstepMemory):
@@ -59,24 +89,12 @@ class ReservedTurns(LockstepMemory):
         return []
 
 
-class FastContiguous(Contiguous):
+class FastContiguous(Asked, Contiguous):
     """`contiguous` in fast mode."""
 
     def __init__(self, params: ContiguousParams, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self.turns = ReservedTurns(self)
-
-    def slots(self, request: Request) -> int:
-        self.turns.look()
-        return super().slots(request)
-
-    def usage(self) -> Usage:
-        self.turns.look()
-        return super().usage()
-
-    def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        self.turns.look()
-        return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
 
 
 class RadixTurns(LockstepMemory):
@@ -151,36 +169,18 @@ class RadixTurns(LockstepMemory):
         return grown
 
 
-class FastPrefixRadix(PrefixRadix):
+class FastPrefixRadix(Asked, PrefixRadix):
     """`prefix-radix` in fast mode."""
 
     def __init__(self, params: PrefixRadixParams, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self.turns = RadixTurns(self)
 
-    def lookup(self, request: Request) -> Hit:
-        self.turns.look()
-        return super().lookup(request)
 
-    def idle_tokens(self, hit: Hit) -> int:
-        self.turns.look()
-        return super().idle_tokens(hit)
-
-    def slots(self, request: Request) -> int:
-        self.turns.look()
-        return super().slots(request)
-
-    def usage(self) -> Usage:
-        self.turns.look()
-        return super().usage()
-
-    def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        self.turns.look()
-        return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
-
-
-class FastEvicting(Evicting):
+class FastEvicting(Asked, Evicting):
     """`Evicting` in fast mode."""
+
+    turns: PublishingTurns
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
@@ -191,27 +191,6 @@ class FastEvicting(Evicting):
         """See `BlockTables`."""
         self.turns.complete_all()
         return super().tables
-
-    def lookup(self, request: Request) -> Hit:
-        self.turns.look()
-        return super().lookup(request)
-
-    def idle_tokens(self, hit: Hit) -> int:
-        self.turns.look()
-        return super().idle_tokens(hit)
-
-    def slots(self, request: Request) -> int:
-        self.turns.look()
-        self.turns.complete(request)
-        return super().slots(request)
-
-    def usage(self) -> Usage:
-        self.turns.look()
-        return super().usage()
-
-    def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        self.turns.look()
-        return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
 
 
 class FastPrefixOracle(PrefixOracle, FastEvicting):

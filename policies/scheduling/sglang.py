@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any, ClassVar
+
+from mypy_extensions import mypyc_attr
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.plan import NO_END
@@ -26,18 +29,18 @@ CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
 """(GiB of GPU memory, chunked_prefill_size below that); 16384 from the last on."""
 
 
-@schedulers.register("sglang")
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Sglang(Scheduler):
     """SGLang: prefill batches before decode batches, prefixes first if asked for, retraction when memory runs out."""
 
-    Params = SglangParams
+    Params: ClassVar[type[Any]] = SglangParams
     supports = frozenset({"async"})
     samples = "prefix-first"
     paper = "Zheng et al., SGLang: Efficient Execution of Structured Language Model Programs, NeurIPS 2024"
-    params: SglangParams
 
     def __init__(self, params: SglangParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
+        self._rules = params  # SGLang's, whatever those of a subclass are
         self.policy = params.schedule_policy
         if self.policy in CACHE_AWARE and not kv.shares:
             if self.policy == "shortest-prefill-first":
@@ -100,7 +103,7 @@ class Sglang(Scheduler):
     # Prefill.
 
     def _prefill(self, ctx: PlanContext) -> None:
-        p = self.params
+        p = self._rules
         if p.enable_priority_scheduling:
             self.full = False
         if (self.full or not self.waiting) and self.chunked is None:
@@ -155,9 +158,9 @@ class Sglang(Scheduler):
         for request in list(self.waiting):
             if len(adder.added) >= self.limits.max_num_seqs - len(self.batch):
                 self.full = True
-            if self.full and not (self.params.enable_priority_scheduling and self._preempt_for(ctx, request, adder)):
+            if self.full and not (self._rules.enable_priority_scheduling and self._preempt_for(ctx, request, adder)):
                 return
-            most = self.params.prefill_max_requests
+            most = self._rules.prefill_max_requests
             if most is not None and len(adder.added) >= most:
                 return
             hit = ctx.lookup(request)
@@ -182,7 +185,7 @@ class Sglang(Scheduler):
                 return
 
     def _sort(self) -> None:
-        p = self.params
+        p = self._rules
         sign = 1 if p.schedule_low_priority_values_first else -1
         if self.policy == "fcfs" and not p.enable_priority_scheduling:
             return
@@ -200,12 +203,12 @@ class Sglang(Scheduler):
 
     def _preempt_for(self, ctx: PlanContext, waiter: Request, adder: PrefillAdder) -> bool:
         """Retract running requests of much lower priority, if that makes room for a waiter."""
-        sign = 1 if self.params.schedule_low_priority_values_first else -1
+        sign = 1 if self._rules.schedule_low_priority_values_first else -1
         victims: list[Request] = []
         short = waiter.num_tokens - self.kv.lookup(waiter).num_tokens + max_new(waiter) - adder.remaining
         live = [r for r in self.batch if r.state is State.RUNNING]
         for request in sorted(live, key=lambda r: (-sign * r.priority, -r.arrival_ns)):
-            if -sign * (waiter.priority - request.priority) <= self.params.priority_scheduling_preemption_threshold:
+            if -sign * (waiter.priority - request.priority) <= self._rules.priority_scheduling_preemption_threshold:
                 break
             if request.num_output_placeholders or request in ctx.plan.tokens:
                 continue
@@ -230,7 +233,7 @@ class Sglang(Scheduler):
         self._drop_ended()
         left: Sequence[Request] = self.batch
         if left:
-            held = self.full and len(left) == before and not self.params.enable_priority_scheduling
+            held = self.full and len(left) == before and not self._rules.enable_priority_scheduling
             alone = self.chunked is None and (held if self.waiting else not self.full) and not self._decodes_due
             free = len(left) * self.kv.block_size
             left = ctx.decode(left, len(left), free=free, steps=NO_END if alone else 1, overrun=True)
@@ -289,8 +292,8 @@ class Sglang(Scheduler):
         """From the one that is kept longest to the one that is retracted first."""
 
         def worth(request: Request) -> tuple[int, int, int]:
-            sign = 1 if self.params.schedule_low_priority_values_first else -1
-            urgent = -sign * request.priority if self.params.retraction_policy == "priority" else 0
+            sign = 1 if self._rules.schedule_low_priority_values_first else -1
+            urgent = -sign * request.priority if self._rules.retraction_policy == "priority" else 0
             return urgent, request.num_output_tokens, -request.prompt_len
 
         return sorted(requests, key=worth, reverse=True)
@@ -329,3 +332,6 @@ class Sglang(Scheduler):
             self._prefilled_before.pop(request, None)
             if request is self.chunked:
                 self.chunked = None
+
+
+schedulers.register("sglang")(Sglang)

@@ -23,8 +23,9 @@ Examples:
   servesim accuracy my-benchmarks/
 
 Without a file the measured cells inside an installed aiconfigurator-core are scored (pip install "servesim[silicon]").
-my-cells.csv has its columns; my-benchmarks/ holds recorded runs that servesim validate reads, such as JSON of
-vllm bench serve. How labels are replayed stands in servesim/experiments/accuracy/recipes.yaml.
+my-cells.csv has its columns, or those of runs told by their serve_command; my-benchmarks/ holds recorded runs, such
+as JSON of vllm bench serve (all that servesim validate reads). How labels are replayed stands in one
+file: servesim/experiments/accuracy/recipes.yaml.
 """
 
 

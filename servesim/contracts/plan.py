@@ -174,7 +174,8 @@ class PlanContext:
         True: the caller takes it out of its queue, and has it back by `Scheduler.on_loaded`. False (nothing done): the
         allocator cannot. None: there is no such KV, or it has come; the request can be admitted. `full_tokens` and
         `reserve` as in `admit`; `owed` tokens must be free beside: what others need that have begun their prompts."""
-        connector, kv = self.connector, self.kv
+        connector: Any = self.connector  # read through Any: mypyc would ask for ints before they can be refused
+        kv = self.kv
         if connector is None or request in self.fetched:
             return None
         start, tokens = hit.num_tokens, connector.available(request, hit.num_tokens)

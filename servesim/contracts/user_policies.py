@@ -102,12 +102,11 @@ def _check_params(cls: type[Any]) -> None:
     """Raise UserError where a policy has parameters of its own without those that its base's `__init__` reads."""
     if not isinstance(vars(cls).get("Params"), type):
         return
-    for base in cls.__mro__:
-        if _is_contract(base) or (base is cls and "__init__" in vars(base)):
-            return
-        if base is not cls and ("__init__" in vars(base) or "Params" in vars(base)):
-            break
-    if base.Params not in cls.Params.__mro__:
+    own: Any = cls
+    base: Any = next(
+        each for each in cls.__mro__[1:] if _is_contract(each) or {"__init__", "Params"} & vars(each).keys()
+    )
+    if not _is_contract(base) and "__init__" not in vars(cls) and base.Params not in own.Params.__mro__:
         raise UserError(
             f"{cls.__name__}.Params does not derive from {base.__name__}.Params, which {base.__name__} reads: write "
             f"class Params({base.__name__}.Params)"

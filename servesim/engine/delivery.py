@@ -53,13 +53,20 @@ def deliver(
         core.tokens_since_output = 0
         if request._num_tokens >= request._end_tokens:
             finished.append(request)
+    finished += tell(core, before, now, on_time, late, to_fork)
+    return finished, kept
+
+
+def tell(
+    core: EngineCore, before: int, now: int, on_time: int, late: list[Late], to_fork: list[Request]
+) -> list[Request]:
+    """Report the gaps that a step ends: `on_time` since the step before it, and the late ones; fork the samples of
+    prompts that it has computed. Return samples that end with that."""
     if on_time:
         core.on_gap(now - before, on_time)
     if late:
         core.on_late(now, late)
-    for request in to_fork:
-        finished += fork(core, request, now)
-    return finished, kept
+    return [sample for request in to_fork for sample in fork(core, request, now)]
 
 
 def _verify(core: EngineCore, step: Step, request: Request, tokens: Mapping[Request, int] | None, stale: bool) -> int:

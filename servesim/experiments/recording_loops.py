@@ -49,4 +49,5 @@ def due_ns(run: RecordedRun) -> Ints:
     beyond the cap on for nothing else."""
     if run.concurrency is None or not len(run):
         return run.arrival_ns
-    return np.minimum(run.arrival_ns, run.arrival_ns[min(run.concurrency, len(run)) - 1])
+    due: Ints = np.minimum(run.arrival_ns, run.arrival_ns[min(run.concurrency, len(run)) - 1])
+    return due

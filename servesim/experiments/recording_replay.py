@@ -143,10 +143,10 @@ def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCo
 def recorded_trace(run: RecordedRun) -> Trace:
     """Return the requests of a run; prompts are all different where nothing says which are alike, so that a preempted
     request may yet find its own blocks."""
-    ids = np.arange(len(run)) if run.prompt_id is None else run.prompt_id
-    content = Content(np.arange(len(run) + 1, dtype=np.int64), ids, run.prompt_len)
-    if not run.server.prefix_caching:
-        content = None
+    content = None
+    if run.server.prefix_caching:
+        ids = np.arange(len(run)) if run.prompt_id is None else run.prompt_id
+        content = Content(np.arange(len(run) + 1, dtype=np.int64), ids, run.prompt_len)
     return Trace.from_lengths(run.name, due_ns(run), run.prompt_len, run.output_len, content=content)
 
 

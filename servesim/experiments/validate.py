@@ -81,8 +81,8 @@ def validate(
         KernelTables.load(folder=tables)  # a wrong folder is no fault of the runs
     found = []
     for run in read_folder(Path(folder)):
-        told = {"model": model, "gpu": gpu, "num_blocks": num_blocks}
-        server = replace(run.server, **{key: getattr(run.server, key) or value for key, value in told.items()})
+        own = run.server
+        server = replace(own, model=own.model or model, gpu=own.gpu or gpu, num_blocks=own.num_blocks or num_blocks)
         if on_run is not None:
             on_run(run.name)
         found.append(compare(replace(run, server=server), host, str(tables) if tables is not None else None))
@@ -126,11 +126,11 @@ def compare(run: RecordedRun, host: HostTerms | None = None, tables: str | None 
 def _hit_rates(run: RecordedRun, full: Replay) -> str:
     if run.hit_rate is None:
         return (
-            f"prefix cache: {full.hit_rate:.1%} of the prompts' tokens found in the simulated one; the server's share is "
-            "not recorded, so TTFT is all that speaks of it"
+            f"prefix cache: {full.hit_rate:.1%} of the prompts' tokens found in the simulated one; the server's share "
+            "is not recorded, so TTFT is all that speaks of it"
         )
-    off = 100 * (full.hit_rate - run.hit_rate)
-    return f"prefix cache: {run.hit_rate:.1%} of the prompts' tokens found, simulated {full.hit_rate:.1%} ({off:+.1f} points)"
+    off = f"{100 * (full.hit_rate - run.hit_rate):+.1f} points"
+    return f"prefix cache: {run.hit_rate:.1%} of the prompts' tokens found, simulated {full.hit_rate:.1%} ({off})"
 
 
 def measured_figures(run: RecordedRun) -> Figures:

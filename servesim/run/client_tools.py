@@ -25,8 +25,8 @@ from typing import Any
 from servesim.errors import UserError
 
 TURN_MS = 0.08
-"""Median time from an answer's last chunk to the next request, 0.065 and 0.087 ms in two closed loops of 256 requests on
-the server's own host; across a network it takes a round trip more."""
+"""Median time from an answer's last chunk to the next request: 0.065 and 0.087 ms in two closed loops of 256 requests
+on the server's own host; across a network it takes a round trip more."""
 INFERENCEX_PROMPTS = 10
 """Prompts of a run by concurrency."""
 

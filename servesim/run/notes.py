@@ -91,8 +91,8 @@ def after_run(
     hits = (summary["prefix_cache"] or {}).get("hit_rate")
     if hits is not None and hits >= HITS:
         yield (
-            f"prefix cache: {hits:.1%} of queried tokens were found; how often is not validated against recorded servers "
-            "(servesim validate compares TTFT where prompts are known), and latencies depend on it"
+            f"prefix cache: {hits:.1%} of queried tokens were found, on which latencies depend; hit rates were "
+            "compared with one recorded server of coding agents (within 1 point), none that ran short of memory"
         )
     yield from _front_end(front, summary)
     cost = summary["cost_shares"]["roofline"]
@@ -110,8 +110,8 @@ def _front_end(front: FrontTerms, summary: dict[str, Any]) -> Iterator[str]:
     busy = (per_s[0] * front.request_ns + per_s[1] * front.token_ns) / 1e9 / front.processes
     if busy >= BUSY:
         yield (
-            f"front end: its {front.processes} API processes work {busy:.0%} of the time for prompts, as the host terms "
-            "have it; requests wait for them before they reach the queue (engine.api_server_count)"
+            f"front end: by the host terms {front.processes} API server(s) work {busy:.0%} of the time for prompts, "
+            "which wait for them before they reach the queue (engine.api_server_count)"
         )
 
 

@@ -58,9 +58,7 @@ def _drawn_anew(trace: Trace, scenario: Scenario) -> Trace:
     if burstiness is None or scenario.rate is None or scenario.rate == float("inf") or len(trace) < 2:
         return trace
     if trace.after is not None:
-        raise UserError(
-            "clients.burstiness draws the times of requests that wait for no other; these are conversations"
-        )
+        raise UserError("clients.burstiness draws when requests come that wait for no other; these are conversations")
     gaps = gamma(scenario.seed, "client arrivals", np.arange(len(trace)), cv=burstiness**-0.5)
     arrival = np.rint(np.cumsum(gaps) * MEAN_GAP_NS).astype(np.int64)
     note = f"arrivals drawn with gaps of a gamma distribution of shape {burstiness:g}"

@@ -56,3 +56,14 @@ class Watcher(Vllm):
             self.waiting.appendleft(request)
         else:
             self.waiting.append(request)
+
+
+class TokensLeft(Vllm):
+    """Compares what is left of the running requests, counted in bulk, with their counters."""
+
+    def plan(self, ctx: PlanContext) -> Plan:
+        for most in (3, 1 << 40):
+            for requests in (self.running, self.running[1:]):
+                left = ctx.tokens_left(requests, most)
+                assert left == sum(min(r.max_tokens - r.num_output_tokens, most) for r in requests)
+        return super().plan(ctx)

@@ -237,6 +237,8 @@ def social_worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = Non
             ttft_timeout_ns=draw(timeout),
             retries=draw(st.sampled_from([0, 0, 1, 3])),
             retry_ns=draw(st.sampled_from([0, 50, 7_000])),
+            turn_ns=draw(st.sampled_from([0, 0, 300, 20_000])),
+            ramp_up_ns=draw(st.sampled_from([0, 0, 5_000])),
         ),
         max_queued=draw(st.sampled_from([None, None, None, 0, 1, 4])),
     )

@@ -65,7 +65,8 @@ class FastCore(EngineCore):
         if self.speculator is not None or self.lookahead or told is not Scheduler.commit:
             return
         if self.memory is not None:
-            self.lockstep = Lockstep(kv, self.memory, self.in_flight, scheduler.limits.async_scheduling, depth)
+            steps: Any = self.in_flight  # all of them are FastSteps from here on
+            self.lockstep = Lockstep(kv, self.memory, steps, scheduler.limits.async_scheduling, depth)
 
     def open(self, now: int) -> PlanContext:
         limits, lockstep = self.scheduler.limits, self.lockstep

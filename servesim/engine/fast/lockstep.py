@@ -27,7 +27,7 @@ from servesim.contracts.plan import Plan
 from servesim.contracts.request import LAST, CounterKeeper, Request
 from servesim.engine.fast.memory import LockstepMemory
 from servesim.engine.fast.step import FastStep
-from servesim.engine.step import Late, Step
+from servesim.engine.step import Late
 
 Entry = tuple[int, int, Request]
 """(turn or other key, order, member): compared up to the order, which is unique."""
@@ -38,11 +38,11 @@ class Lockstep(CounterKeeper):
     """The members, in batch order, and those behind them in the list that the scheduler has served."""
 
     def __init__(
-        self, kv: KVAllocator, memory: LockstepMemory, in_flight: deque[Step], asynchronous: bool, depth: int = 1
+        self, kv: KVAllocator, memory: LockstepMemory, in_flight: deque[FastStep], asynchronous: bool, depth: int = 1
     ) -> None:
         self._kv = kv
         self._memory = memory
-        self._in_flight = in_flight
+        self.in_flight = in_flight
         self._asynchronous = asynchronous
         self.overrun = max(depth - 2, 0)
         """Tokens that may be planned beyond the length cap."""
@@ -185,7 +185,7 @@ class Lockstep(CounterKeeper):
 
     def _may_join(self, request: Request) -> bool:
         """Return whether a request has got a token in every step of late, and its length cap is what will stop it."""
-        steps, coming = len(self._in_flight), request._num_output_placeholders
+        steps, coming = len(self.in_flight), request._num_output_placeholders
         if not self._capped(request) or (self.paused and coming) or coming != steps - self.paused:
             return False
         return steps > 0 or request._last_token_ns == self.last_ns
@@ -255,8 +255,7 @@ class Lockstep(CounterKeeper):
         if self.due:
             plan._tokens = dict.fromkeys(self.members, 1) | plan._tokens
             self.due = 0
-        for step in self._in_flight:
-            assert isinstance(step, FastStep)
+        for step in self.in_flight:
             if step.together:
                 step.sampled += [r for r, (_, first, _) in self.members.items() if first <= step.turn]
                 step.sampled.sort(key=_ORDER)
@@ -412,8 +411,7 @@ class Lockstep(CounterKeeper):
         self._write(request, offset, first, begun)
         request._keeper = None
         self._memory.leave(request, offset)
-        for step in self._in_flight:
-            assert isinstance(step, FastStep)
+        for step in self.in_flight:
             if step.turn >= first:
                 step.together -= 1
                 if stays:
@@ -450,6 +448,6 @@ class Lockstep(CounterKeeper):
         assert self._cap_sum == sum(caps), "length caps in lockstep miscounted"
         assert not caps or self._cap_max >= max(caps), "a length cap in lockstep is beyond the most"
         assert not contexts or self.longest() == max(contexts), "the longest context in lockstep is another one"
-        turns = [step for step in self._in_flight if isinstance(step, FastStep) and step.turn >= 0]
+        turns = [step for step in self.in_flight if step.turn >= 0]
         assert self.committed == self.turn - len(turns), "turns committed miscounted"
-        assert self.paused == len(self._in_flight) - len(turns), "pauses in flight miscounted"
+        assert self.paused == len(self.in_flight) - len(turns), "pauses in flight miscounted"

@@ -161,12 +161,12 @@ class LockstepLeap(Run):
     def _commit(self, core: FastCore, recorder: Recorder, replica: int, stop: int, n: int) -> None:
         """Deliver what the steps in flight sampled, to requests not yet in lockstep, too, and one token to each of n in
         lockstep with every further one, until E_stop."""
-        ends, at, in_flight, lockstep = self._ends, self._past, core.in_flight, core.lockstep
+        ends, at, lockstep = self._ends, self._past, core.lockstep
         assert lockstep is not None
+        in_flight = lockstep.in_flight
         before, depth = core.committed_ns, self._past + len(in_flight)
         while at < stop and in_flight:
             step, now = in_flight.popleft(), ends[at]
-            assert isinstance(step, FastStep)
             if step.sampled or lockstep.committed_ns != before:
                 core.deliver(step, before, now)
             else:

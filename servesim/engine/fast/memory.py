@@ -22,18 +22,20 @@ class LockstepMemory:
     def __init__(self) -> None:
         self.looked = False
         """Whether the allocator was asked for something that changes as requests decode; the engine clears it."""
-        self.on_look: Callable[[], None] = lambda: None
-        """Called before such a question is answered."""
+        self.look: Callable[[], None] = self.note
+        """Called before such a question is answered; does what `note` does, and what the engine adds."""
         self.copies = 1
         """How often `usage` counts a token: once for each group of layers that have a table."""
         self.given_back: list[tuple[int, int]] = []
         """(turn from 1, tokens) that memory had used and gave back in turns of the last `extend_run` or `grow_rounds`,
         in order."""
 
-    def look(self) -> None:
+    def note(self) -> None:
         """Note that the allocator is asked for something that changes as requests decode."""
         self.looked = True
-        self.on_look()
+
+    def complete(self, request: Request) -> None:
+        """Enter what a member was given and is only entered when it is read. Default: nothing."""
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         """Take a request into lockstep that will have memory for `num_tokens` tokens or more when the next `extend`

@@ -34,7 +34,7 @@ class FastReplica(Replica):
         if depth == 1 or core.scheduler.limits.async_scheduling:
             core.keep_lockstep(depth)
         if core.lockstep is not None and core.memory is not None:
-            core.lockstep.on_read = core.memory.on_look = self.catch_up
+            core.lockstep.on_read, core.memory.look = self.catch_up, self._looked
 
     def arrive(self, request: Request, output_len: int) -> None:
         self.core.add(request, output_len, self.clock.ns)
@@ -54,6 +54,13 @@ class FastReplica(Replica):
     def _loaded(self, request: Request, event: Event) -> None:
         self.catch_up()
         super()._loaded(request, event)
+
+    def _looked(self) -> None:
+        """See `LockstepMemory.look`."""
+        assert self.fast.memory is not None
+        self.fast.memory.looked = True
+        if self.leap is not None:
+            self.catch_up()
 
     def catch_up(self) -> None:
         """End a run at this instant: what it has done is done, and the next plan is made for real. For whatever wants

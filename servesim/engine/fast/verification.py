@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from servesim.contracts.request import Request, State
-from servesim.engine.delivery import accepts, fork
+from servesim.engine.delivery import accepts, tell
 from servesim.engine.fast.acceptance_walk import DEEPEST, Walk
 from servesim.engine.step import Late, Step
 
@@ -116,10 +116,5 @@ def deliver_verified(core: EngineCore, step: Step, before: int, now: int) -> tup
         step.verified = verified
     if counts:
         core.spec_stats.add_many(counted, counts)
-    if on_time:
-        core.on_gap(now - before, on_time)
-    if late:
-        core.on_late(now, late)
-    for request in to_fork:
-        finished += fork(core, request, now)
+    finished += tell(core, before, now, on_time, late, to_fork)
     return finished, kept

@@ -61,9 +61,7 @@ def _of_cell(cell: Cell) -> Answer:
 def _of_run(run: RecordedRun) -> Answer:
     if run.unpriced:
         raise UserError(run.unpriced)
-    terms = host_terms(run.server.engine, run.server.gpu or "")
-    backend = run.server.moe_backend or (terms.moe_backend if terms is not None else "auto")
-    outcome = replay(run, terms, None, backend)
+    outcome = replay(run, host_terms(run.server.engine, run.server.gpu or ""))
     if outcome.refused:
         raise UserError(f"{outcome.refused} of {len(run)} requests were refused")
     shares = outcome.cost_shares

@@ -141,6 +141,12 @@ def test_a_scheduler_whose_own_attributes_move_is_asked_at_every_step() -> None:
     assert fast.plans == plain.plans > 30  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_requests_may_still_generate_is_the_same_counted_in_bulk(depth: int) -> None:
+    trace = toy_trace([0, 500, 4000, 4100], [8, 8, 40, 5], [30, 30, 12, 1], caps=[30, 90, 12, 4])
+    compared(World(trace, scheduler=f"{LOOKS}:TokensLeft", depth=depth, asynchronous=depth > 1))
+
+
 def test_one_whose_attributes_rest_is_not() -> None:
     world = World(toy_trace([0, 0], [8, 8], [30, 30]))
     cluster = world.cluster("fast")

@@ -223,3 +223,29 @@ def test_offline_throughput_and_a_single_batch_are_settings_of_a_run(tmp_path: P
     assert loop.summary["requests"]["max_concurrency"] == 2
     with pytest.raises(UserError, match="did you mean"):
         simulate(settings, clients={"max_concurency": 2})
+
+
+def test_clients_begin_one_after_the_other_over_the_ramp() -> None:
+    world = constant(toy_trace([0] * 6, [4] * 6, [1] * 6), Clients(max_concurrency=4, ramp_up_ns=1000))
+    # The first client sends again at each end until the second begins at 250, whose request waits for a step until 300.
+    assert columns(world)["arrival_ns"] == [0, 100, 200, 250, 300, 400]
+
+
+def test_clients_take_their_mean_time_to_turn_around_whatever_the_order_of_ends() -> None:
+    count, mean = 400, 5_000
+    clients = Clients(max_concurrency=1, turn_ns=mean, seed=3)
+    got = columns(constant(toy_trace([0] * count, [4] * count, [1] * count), clients))
+    turns = np.array(got["arrival_ns"][1:]) - np.array(got["finished_ns"][:-1])
+    assert turns.min() >= 0
+    assert turns.mean() == pytest.approx(mean, rel=0.15)
+    assert turns.std() == pytest.approx(mean, rel=0.2)
+    alike = columns(constant(toy_trace([0] * 9, [4] * 9, [1] * 9), clients))
+    assert alike["arrival_ns"] == got["arrival_ns"][:9]
+
+
+def test_a_batch_is_followed_when_its_clients_have_turned_around() -> None:
+    clients = Clients(max_concurrency=2, batch=True, turn_ns=1000)
+    got = columns(constant(toy_trace([0] * 4, [4] * 4, [2, 3, 1, 2]), clients))
+    assert got["arrival_ns"][:2] == [0, 0]
+    assert min(got["arrival_ns"][2:]) > 300
+    assert got["arrival_ns"][2] < got["arrival_ns"][3]

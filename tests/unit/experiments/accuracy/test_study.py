@@ -78,6 +78,21 @@ def test_a_cell_is_simulated_and_compared(measured: Path) -> None:
     assert 0.5 < first.ratios[0] < 2.0
 
 
+def test_a_recorded_run_is_replayed_request_by_request(tmp_path: Path) -> None:
+    header = "send_time_us,first_chunk_time_us,last_chunk_time_us,server_input_tokens,output_tokens\n"
+    lines = "".join(f"{at},{at + 20_000},{at + 90_000},{100 + i},11\n" for i, at in enumerate(range(0, 10**6, 10**5)))
+    (tmp_path / "run.csv").write_text(header + lines)
+    server = {"vllm_version": "0.23.0", "model": "meta-llama/Llama-3.1-8B", "gpu": "H100 SXM", "num_gpu_blocks": 900}
+    (tmp_path / "server_config.json").write_text(json.dumps(server))
+    (found,), document = accuracy(tmp_path)
+    assert found.answer.reason == ""
+    assert found.measured[:2] == pytest.approx((7.0, 20.0))
+    assert found.ratios is not None
+    assert 0.5 < found.ratios[0] < 2.0
+    assert found.answer.extrapolated is not None
+    assert document["scores"][0]["answered"] == 1
+
+
 def test_processes_and_order_change_nothing(measured: Path) -> None:
     alone, several = (accuracy(measured, jobs=jobs, limit=3, date="x") for jobs in (1, 2))
     assert alone == several

@@ -1,0 +1,60 @@
+"""Simulated over measured times of measured cells, each a dot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from servesim.experiments.accuracy.files import ratios
+from servesim.reports.svg import INK, SERIES, Drawing, wide
+
+SHOWN = 14
+"""Rows at most: sets with the most cells."""
+
+
+def ratio_strips(cells: Sequence[Mapping[str, str]]) -> Drawing | None:
+    """Draw each answered cell's ratio of TPOT and of TTFT, a row for each engine, GPU and model."""
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for cell, tpot, ttft in ratios(cells):
+        model = cell["model"].rpartition("/")[2]
+        groups.setdefault(f"{cell['engine']}, {cell['gpu'].removesuffix('_sxm')}, {model}", []).append((tpot, ttft))
+    if not groups:
+        return None
+    shown = sorted(sorted(groups), key=lambda name: -len(groups[name]))[:SHOWN]
+
+    def paint(figure: Any, narrow: bool) -> None:
+        panels = figure.subplots(*((2, 1) if narrow else (1, 2)), sharey=True)
+        for i, (axes, words) in enumerate(zip(panels, ("TPOT", "TTFT"), strict=True)):
+            axes.axvspan(1 / 1.1, 1.1, color=INK["rule"], alpha=0.6, linewidth=0)
+            axes.axvline(1.0, color=INK["muted"], lw=1.0)
+            for y, name in enumerate(shown):
+                values = np.clip([pair[i] for pair in groups[name]], 0.1, 10.0)
+                spread = np.linspace(-0.16, 0.26, len(values)) if len(values) > 1 else np.zeros(1)
+                axes.scatter(values, y + spread, s=11, color=INK[SERIES[i]], alpha=0.6, linewidths=0)
+                place = axes.get_yaxis_transform()
+                if narrow or i == 0:
+                    axes.text(0, y - 0.36, name, transform=place, fontsize=10, va="center")
+            axes.set_xscale("log")
+            axes.set_xlim(0.09, 11)
+            axes.set_xticks([0.1, 0.25, 0.5, 1, 2, 4, 10], ["0.1", "0.25", "0.5", "1", "2", "4", "10"])
+            axes.set_xticks([], minor=True)
+            axes.set_ylim(len(shown) - 0.5, -0.7)
+            axes.set_yticks([])
+            axes.set_title(words)
+            axes.set_xlabel("simulated over measured")
+            axes.grid(axis="x")
+        high = figure.get_figheight() * 72
+        figure.subplots_adjust(left=0.01, right=0.99, top=1 - 34 / high, bottom=48 / high, wspace=0.05, hspace=0.14)
+
+    alt = "; ".join(
+        f"{name}: {len(groups[name])} cells, median TPOT {np.median([t for t, _ in groups[name]]):.2f} and TTFT "
+        f"{np.median([t for _, t in groups[name]]):.2f} times the measured"
+        for name in shown
+    )
+    caption = "Each dot is a cell; the band is 10 % either way. Ratios beyond 0.1 and 10 are drawn at the edge."
+    if len(groups) > len(shown):
+        caption += f" The {len(shown)} sets with most cells of {len(groups)} are drawn."
+    height = 92 + 38 * len(shown)
+    return wide("ratios", "Simulated over measured", alt + ".", paint, (height, 2 * height), caption)
