@@ -7,9 +7,9 @@ A cells file has a row for each cell, with the columns of `COLUMNS`; concurrency
 dealt out to two halves: terms are fitted to one and judged on the other, and the figures of both go into the
 provenance. Cells of clients that march in step (equal lengths) tell nothing of a host: leave them out by `--source`.
 
-Four terms are fitted. `launch_per_prompt_kernel` is searched for on a grid; for each value the cells are simulated,
-what is left of TPOT makes `exposed` and `exposed_per_sampled` (a line over the concurrency), what is left of TTFT makes
-`front_in` (its median); the value with the least mean error of both stays.
+Three terms are fitted. The cells are simulated a few times over; what is left of TPOT is added to `exposed` and
+`exposed_per_sampled` (a line over the concurrency), what is left of TTFT to `front_in` (its median). The terms with the
+least mean error of both stay.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from math import exp, log
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
-
-import numpy as np
 
 from servesim.cost.host import HostTerms
 from servesim.errors import UserError
@@ -54,10 +52,11 @@ _MODELS = {
     "Llama-3.1-8B-Instruct": ("llama-3.1-8b", "bf16"),
 }
 """Bundled models by the names cells have, and the precision they are published in."""
-_GRID = (0.0, 5e3, 10e3, 15e3, 20e3, 30e3, 40e3, 60e3)
-"""Candidates for `launch_per_prompt_kernel`, ns."""
+_ROUNDS = 4
+"""Times the cells are simulated."""
 _WORST = 3.0
-"""Cells that differ by more than this factor have another cause (memory, a client that was not ready): left out."""
+"""Cells that differ by more than this factor have another cause (memory, a client that was not ready): they correct
+nothing, and count as this far off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +117,24 @@ def simulated(cell: Cell, engine: str, terms: HostTerms, folder: Path) -> tuple[
     model, gpu, dtype, tp, ep = cell.deployment
     c, long = cell.concurrency, cell.concurrency >= 32 and cell.output > 2000
     lengths = [f"uniform({int(0.8 * n)},{n})" for n in (cell.prompt, cell.output)]
-    settings: dict[str, Any] = {"enable_expert_parallel": True} if ep > 1 else {}
+    engine_settings: dict[str, Any] = {"enable_expert_parallel": ep > 1}
     if re.fullmatch(r"\d[0-9a-z.]*", cell.version):
-        settings["version"] = cell.version
-    result = servesim.simulate(
-        trace=f"synth:prompt={lengths[0]},output={lengths[1]}",
-        requests=4 * c if long else max(10 * c, 40),
-        rate="inf",
-        clients={"max_concurrency": c},
-        model=model,
-        gpu=gpu,
-        tp=tp,
-        dtype=dtype,
-        kv_dtype="fp8" if model == "llama-3.1-70b" else "bf16",
-        preset=engine,
-        host=str(path),
-        **({"engine": settings} if settings else {}),
-    )
+        engine_settings["version"] = cell.version
+    settings: dict[str, Any] = {
+        "trace": f"synth:prompt={lengths[0]},output={lengths[1]}",
+        "requests": 4 * c if long else max(10 * c, 40),
+        "rate": "inf",
+        "clients": {"max_concurrency": c},
+        "model": model,
+        "gpu": gpu,
+        "tp": tp,
+        "dtype": dtype,
+        "kv_dtype": "fp8" if model == "llama-3.1-70b" else "bf16",
+        "preset": engine,
+        "host": str(path),
+        "engine": engine_settings,
+    }
+    result = servesim.simulate(**settings)
     table = result.requests
     table = table[table.first_token_ns > 0]
     return float(table.ttft_ns.mean()) / 1e6, float(table.tpot_ns.mean()) / 1e6
@@ -151,37 +151,47 @@ def errors(cells: Sequence[Cell], engine: str, terms: HostTerms, folder: Path) -
 
 
 def fit_cells(cells: Sequence[Cell], engine: str, base: HostTerms, folder: Path) -> HostTerms:
-    """Return `base` with the four terms fitted to `cells`."""
-    found = []
-    for launch in _GRID:
-        start = replace(base, launch_per_prompt_kernel=launch, exposed=0.0, exposed_per_sampled=0.0, front_in=0.0)
-        pairs = [(cell, *simulated(cell, engine, start, folder)) for cell in cells]
-        used = [p for p in pairs if max(abs(log(p[1] / p[0].ttft_ms)), abs(log(p[2] / p[0].tpot_ms))) < log(_WORST)]
-        each, constant = _line([c.concurrency for c, *_ in used], [c.tpot_ms - tpot for c, _, tpot in used])
-        front = max(median(c.ttft_ms - ttft for c, ttft, _ in used) - constant, 0.0)
-        left = fmean(
-            abs(log((ttft + front + constant) / c.ttft_ms))
-            + abs(log((tpot + constant + each * c.concurrency) / c.tpot_ms))
-            for c, ttft, tpot in used
-        )
-        terms = replace(start, exposed=_ns(constant), exposed_per_sampled=_ns(each), front_in=_ns(front))
-        found.append((left, terms))
-        print(f"launch {launch / 1e3:.0f} us: exposed {constant:.2f} ms + {1e3 * each:.1f} us a sequence, front "
-              f"{front:.1f} ms, error {100 * (exp(left / 2) - 1):.1f} %", file=sys.stderr)  # fmt: skip
+    """Return `base` with the three terms fitted to `cells`."""
+    found, terms = [], base
+    for _ in range(_ROUNDS):
+        pairs = [(cell, *simulated(cell, engine, terms, folder)) for cell in cells]
+        left = [(abs(log(ttft / c.ttft_ms)), abs(log(tpot / c.tpot_ms))) for c, ttft, tpot in pairs]
+        found.append((fmean(min(a, log(_WORST)) + min(b, log(_WORST)) for a, b in left), terms))
+        print(f"{100 * (exp(found[-1][0] / 2) - 1):.1f} % with {_told(terms)}", file=sys.stderr)
+        near = [pair for pair, each in zip(pairs, left, strict=True) if max(each) < log(_WORST)]
+        terms = _corrected(terms, near)
     return min(found, key=lambda each: each[0])[1]
 
 
+def _corrected(terms: HostTerms, pairs: Sequence[tuple[Cell, float, float]]) -> HostTerms:
+    """Return the terms plus what is left of cells with their simulated TTFT and TPOT, as if steps only got longer."""
+    each, constant = _line([c.concurrency for c, *_ in pairs], [c.tpot_ms - tpot for c, _, tpot in pairs])
+    front = median(c.ttft_ms - ttft for c, ttft, _ in pairs) - constant
+    return replace(
+        terms,
+        exposed=_plus(terms.exposed, constant),
+        exposed_per_sampled=_plus(terms.exposed_per_sampled, each),
+        front_in=_plus(terms.front_in, front),
+    )
+
+
 def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Return slope and constant, neither below 0, of the line with the least sum of absolute distances."""
-    slopes = [0.0, *((b - a) / (y - x) for i, (x, a) in enumerate(zip(xs, ys, strict=True))
-                     for y, b in list(zip(xs, ys, strict=True))[i + 1 :] if y != x)]  # fmt: skip
-    best = min((float(np.abs(np.array(ys) - max(s, 0.0) * np.array(xs) - max(c, 0.0)).sum()), max(s, 0.0), max(c, 0.0))
-               for s in slopes for c in [median(y - max(s, 0.0) * x for x, y in zip(xs, ys, strict=True))])  # fmt: skip
-    return best[1], best[2]
+    """Return slope and constant of the line through most points (Theil and Sen)."""
+    points = list(zip(xs, ys, strict=True))
+    slopes = [(b - a) / (y - x) for i, (x, a) in enumerate(points) for y, b in points[i + 1 :] if x != y]
+    slope = median(slopes) if slopes else 0.0
+    return slope, median(y - slope * x for x, y in points)
 
 
-def _ns(ms: float) -> float:
-    return float(round(ms * 1e6))
+def _told(terms: HostTerms) -> str:
+    return (
+        f"exposed {terms.exposed / 1e6:.2f} ms and "
+        f"{terms.exposed_per_sampled / 1e3:.1f} us a sequence, front {terms.front_in / 1e6:.1f} ms"
+    )
+
+
+def _plus(ns: float, ms: float) -> float:
+    return float(max(round(ns + ms * 1e6), 0))
 
 
 def _cell(row: Mapping[str, str]) -> Cell:

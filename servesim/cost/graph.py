@@ -147,11 +147,19 @@ class LayerGraph:
             self._gemm("qkv", q + 2 * kv, hidden),
             self._gemm("attention_out", hidden, q),
         ]
+        if self.model.qk_norm_all_heads and self.tp > 1:
+            found += self._norm_across_gpus(q + kv)
         if owns_kv:
             found.append(Operator("kv_write", self._rows("kv_write", kv, 8.0 * kv)))
         if not self.model.learned_positions:
             found.append(Operator("rotary", self._rows("rotary", q + kv, 4.0 * (q + kv))))
         return found
+
+    def _norm_across_gpus(self, width: int) -> list[Operator]:
+        """Return the mean squares of queries and keys on this GPU, the sums over all, and the normalization (vLLM's
+        MiniMaxText01RMSNormTP: both in one all-reduce of float32; recent versions fuse the passes)."""
+        passes = [Operator("norm", self._memory(2.0 * width)), Operator("norm", self._memory(4.0 * width))]
+        return [*passes, Operator("all_reduce", self._collective("all_reduce", 8))]
 
     def _latent_linears(self) -> list[Operator]:
         latent, heads = self.model.latent, self.shape.heads

@@ -49,8 +49,6 @@ class HostTerms:
     """GPU time of sampling beyond the sampler's formula, for each sampled row and entry of the vocabulary."""
     launch_per_kernel: float = 0.0
     """Processor time per kernel, for engines without CUDA graphs: a step lasts at least as long as its launches."""
-    launch_per_prompt_kernel: float = 0.0
-    """The same in steps with prompts, where CUDA graphs replay decodes alone."""
     mixed_filling: float = 0.0
     """GPU time of a layer for decodes beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or more that give every
     multiprocessor a block, in proportion where either is less, and where no table has such steps."""
@@ -165,10 +163,6 @@ class HostTerms:
             processes=processes,
             stream_interval=stream_interval,
         )
-
-    def launching(self, batch: Batch) -> float:
-        """Return the processor time per kernel of a step, in ns."""
-        return max(self.launch_per_kernel, self.launch_per_prompt_kernel) if batch.prefill else self.launch_per_kernel
 
     def padding(self) -> list[int]:
         """Return the tokens that go through the linear layers, by tokens scheduled; empty without padding."""

@@ -145,7 +145,7 @@ class TableCostModel(CostModel):
             return over.host if over is not None else self._host(batch)
         if self.terms is None:
             return NO_HOST
-        if self.terms.launching(batch):
+        if self.terms.launch_per_kernel:
             return self._host(batch)
         key = (batch.decode_count + len(batch.prefill), batch.sampled)
         host = self._hosts.get(key)
@@ -155,10 +155,10 @@ class TableCostModel(CostModel):
 
     def _host(self, batch: Batch) -> Host:
         host = self.terms.host(batch) if self.terms is not None else NO_HOST
-        if self.terms is not None and (each := self.terms.launching(batch)):
+        if self.terms is not None and self.terms.launch_per_kernel:
             passes = [(stage, batch) for stage in self._stages] + list(self._drafts(batch))
             kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in passes)
-            host = host._replace(launching=int(kernels * each + 0.5))
+            host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
         if self._drafting is not None:
             drafting = self._drafting.speculator.host_ns(batch, batch.draft_k)
             if drafting:

@@ -66,6 +66,7 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
         "output_bias": bias,
         "mlp_bias": bias if is_opt else bool(config.get("mlp_bias", False)),
         "qk_norm": kind in ("qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2") or bool(config.get("use_qk_norm")),
+        "qk_norm_all_heads": config.get("qk_norm_type") == "per_layer",
         "norms_per_layer": 4 if kind.startswith(("gemma2", "gemma3")) else 2,
         "attention_sinks": kind == "gpt_oss",
         "layer_norm_bias": is_opt,

@@ -46,6 +46,8 @@ class ModelSpec:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_all_heads: bool = False
+    """One norm over all heads of the queries, one over those of the keys: tensor-parallel GPUs add up their shares."""
     norms_per_layer: int = 2
     attention_sinks: bool = False
     """One learned logit per head joins the softmax; costs nothing worth counting."""

@@ -13,6 +13,7 @@ from servesim.contracts import Batch
 from servesim.cost import build_cost_model, marlin
 from servesim.cost.host import host_terms
 from servesim.hardware import Gpu, ModelSpec
+from servesim.versions import engine_facts
 
 ROOT = "groundtruth/gptoss120b_h200/none"
 CONTEXT = 7221 + 450
@@ -23,7 +24,9 @@ def off(clients: int, shared_data: Callable[[str], Path]) -> float:
     """How far a decode step of all clients is from the recorded median gap."""
     recorded = json.loads((shared_data(ROOT) / f"sweep_c{clients}.json").read_text())
     terms = host_terms("vllm 0.22.0", "h200")
-    cost = build_cost_model(ModelSpec.load("gpt-oss-120b"), Gpu.load("h200"), host=terms)
+    cost = build_cost_model(
+        ModelSpec.load("gpt-oss-120b"), Gpu.load("h200"), host=terms, engine=engine_facts("vllm", "0.22.0", "h200")
+    )
     cost.asynchronous = True
     square = clients * CONTEXT * CONTEXT
     batch = Batch(clients, [], clients, clients * CONTEXT, square, CONTEXT, 1, clients)

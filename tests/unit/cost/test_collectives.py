@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from servesim.cost.breakdown import breakdown
 from servesim.cost.build import _own_all_reduce_below
 from servesim.cost.curve import MEASURED, ROOFLINE
 from servesim.cost.formula import Roofline
-from servesim.cost.host import HostTerms
 from servesim.cost.linear import collective_curve
 from servesim.cost.tables import KernelTables
 from servesim.hardware import Gpu, ModelSpec
@@ -113,15 +113,6 @@ def test_a_norm_in_the_kernel_of_the_all_reduce_costs_nothing_up_to_the_engine_s
         assert norms(fused, limit + 1) == norms(apart, limit + 1)
 
 
-def test_steps_with_prompts_last_as_long_as_the_processor_launches_their_kernels() -> None:
-    model, gpu = ModelSpec.load("llama-3.1-8b"), Gpu.load("h100")
-    cost = build_cost_model(model, gpu, host=HostTerms(launch_per_prompt_kernel=1e5))
-    decode, mixed = Batch(1, [], 1, 100, 0, 0, 1, 1), Batch(17, [(16, 0)], 1, 100, 0, 0, 1, 2)
-    kernels = build_cost_model(model, gpu, host=HostTerms(launch_per_kernel=1.0)).host(mixed).launching
-    assert (cost.host(decode).launching, cost.host(mixed).launching) == (0, kernels * 100_000)
-    assert cost.price(mixed).ns == kernels * 100_000
-
-
 def test_tables_without_collectives_are_said_to_be_without(tmp_path: Path) -> None:
     for path in KernelTables.load("h100").folder.glob("*.parquet"):
         if path.name != "comm.parquet":
@@ -130,3 +121,16 @@ def test_tables_without_collectives_are_said_to_be_without(tmp_path: Path) -> No
     lines = [build_cost_model(model, gpu, tp, tables=tmp_path).suspect for tp in (1, 2)]
     assert lines == [[], ["no all_reduce of 2 GPUs was measured: priced by formula from the data sheet's link rate"]]
     assert build_cost_model(model, gpu, 2).suspect == []
+
+
+def test_a_norm_over_all_heads_is_added_up_over_the_gpus_in_every_layer() -> None:
+    plain, gpu = ModelSpec.load("qwen3-32b"), Gpu.load("h100")
+    model, step = replace(plain, qk_norm_all_heads=True), Batch(4, [], 4, 4000, 0, 0, 1, 4)
+    more = {}
+    for tp in (1, 8):
+        with_, without = (breakdown(build_cost_model(m, gpu, tp), step) for m in (model, plain))
+        more[tp] = {name: with_[name] - without[name] for name in ("norm", "all_reduce") if name in with_}
+    smallest = collective_curve(KernelTables.load("h100"), H100, "all_reduce", 8, 8).at(4)
+    assert more[1] == {"norm": 0.0}
+    assert more[8]["all_reduce"] == pytest.approx(model.num_layers * smallest)
+    assert more[8]["norm"] == pytest.approx(model.num_layers * 2 * H100.launch_ns, rel=0.01)

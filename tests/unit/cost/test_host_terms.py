@@ -65,7 +65,10 @@ def test_shipped_terms_are_found_by_engine_version() -> None:
     assert found is not None
     assert (found.name, found.engine) == ("vllm-0.23-h100", "vllm 0.23.0")
     assert found.provenance["steps"] > 100_000
-    assert host_terms("tensorrt-llm 1.0", "h100") is None
+    assert host_terms("sglang 0.5.14", "h100") is None
+    other = host_terms("tensorrt-llm 1.0", "h100")
+    assert other is not None
+    assert other.name == "tensorrt-llm-h200"
 
 
 def _log(folder: Path, terms: HostTerms) -> None:
