@@ -16,6 +16,7 @@ from typing import Any
 
 from servesim.contracts.cost import Batch, Host
 from servesim.errors import UserError, suggest
+from servesim.untrusted import parse_yaml, read_text
 
 GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Token counts vLLM captures CUDA graphs for (vllm/config/compilation.py); smaller batches are padded."""
@@ -62,20 +63,15 @@ class HostTerms:
     @classmethod
     def load(cls, source: str | Path) -> HostTerms:
         """Load shipped terms by name (`vllm-0.23-h100`) or from a YAML file."""
-        import yaml
-
         shipped = {path.name.removesuffix(".yaml"): path for path in _shipped()}
         path = Path(source)
         if str(source) in shipped:
             text = shipped[str(source)].read_text()
         elif path.is_file():
-            text = path.read_text()
+            text = read_text(path, "yaml")
         else:
             raise UserError(f"no host terms {str(source)!r}: neither shipped nor a file{suggest(str(source), shipped)}")
-        try:
-            loaded = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"host terms {source}: not YAML: {error}") from None
+        loaded = parse_yaml(text, f"host terms {source}")
         return cls.of(loaded, path.name.removesuffix(".yaml"))
 
     @classmethod
