@@ -122,7 +122,7 @@ def open_text(path: Path, newline: str | None = None) -> TextIO:
     opened."""
     with path.open("rb") as start:
         packed = os.fstat(start.fileno()).st_size if start.read(2) == GZIP else None
-    source: Any = gzip.open(path) if packed is not None else path.open("rb")
+    source: Any = gzip.open(path) if packed is not None else path.open("rb")  # noqa: SIM115  # closed by the text
     bounded = io.BufferedReader(_Bounded(path, source, packed), BLOCK)
     text = io.TextIOWrapper(bounded, encoding="utf-8-sig", newline=newline)
     text._CHUNK_SIZE = BLOCK >> 2  # type: ignore[attr-defined]  # bytes decoded at once: fewer calls of readinto

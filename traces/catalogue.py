@@ -187,7 +187,8 @@ def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda c
             most = entry.size if entry.size is not None else limits().fetch
             while block := response.read(CHUNK):
                 if received + len(block) > most:
-                    raise UserError(f"{entry.url}: more than {most:,} bytes come{_RAISE if entry.size is None else ''}")
+                    told = f"{most:,} were expected" if entry.size is not None else f"the most is {most:,}{_RAISE}"
+                    raise UserError(f"{entry.url}: more bytes came: {told}")
                 file.write(block)
                 digest.update(block)
                 received += len(block)

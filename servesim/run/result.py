@@ -41,6 +41,7 @@ SUMMARY_KEYS = (
 """Keys of every summary; `classes` and `tenants` only where the trace has such labels."""
 
 
+_NULLABLE = frozenset(("speculation", "uncertainty", "price", "goodput", "prefix_cache", "cost_shares"))
 _SUMMARY_KINDS: dict[str, Any] = {"duration_s": (int, float), "notes": list}
 """Kinds of the parts of a summary that are no mappings."""
 
@@ -198,6 +199,8 @@ def _complete(wanted: Iterable[str], found: Iterable[str]) -> None:
 def _whole(summary: Mapping[str, Any]) -> None:
     """Raise ValueError where a part of a summary is null that a run always fills."""
     for key in SUMMARY_KEYS:
+        if summary[key] is None and key in _NULLABLE:
+            continue
         if not isinstance(summary[key], _SUMMARY_KINDS.get(key, dict)):
             raise ValueError(f"{key} is {shown(summary[key])} in it")
 

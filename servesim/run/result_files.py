@@ -83,7 +83,8 @@ class ResultWriter:
         samples: Any = None,
         page: Callable[[Path], object] | None = None,
     ) -> None:
-        """Write the rest (`page` writes the report of the whole directory into it; `requests` is a pyarrow table, unless it has been written; `samples` another, where requests
+        """Write the rest (`page` writes the report of the whole directory into it; `requests` is a pyarrow table,
+        unless it has been written; `samples` another, where requests
         have several) and put the directory in place."""
         import pyarrow.parquet as pq
 

@@ -47,7 +47,8 @@ def simulate(
     The run is described by keywords (`servesim.Scenario` lists them), by a scenario (an object, a mapping, or
     a YAML file), or by a scenario with keywords that override it. `trace` may be a Trace, or a DataFrame that
     servesim.load_trace makes one of. With `out` the result directory is written too, step records while the run goes
-    on. `page` writes a page into the directory before it is in place. `on_ready` is told the resolved setup before the run begins and may return a callback for progress. With `jobs`
+    on. `page` writes a page into the directory before it is in place. `on_ready` is told the resolved setup before
+    the run begins and may return a callback for progress. With `jobs`
     replicas are served in `jobs` processes, where a router splits requests without looking at them; the result is the
     same to the byte.
 

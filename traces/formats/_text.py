@@ -29,9 +29,13 @@ def is_delta(head: bytes) -> bool:
             continue
         earlier = before.get(str(row["session_id"]))
         if earlier is not None and ("delay" in row or "timestamp" not in row):
-            if isinstance(first := earlier.get("hash_ids"), list) and isinstance(then := row.get("hash_ids"), list):
-                if first and then:
-                    return bool(first[0] != then[0])
+            if (
+                isinstance(first := earlier.get("hash_ids"), list)
+                and isinstance(then := row.get("hash_ids"), list)
+                and first
+                and then
+            ):
+                return bool(first[0] != then[0])
             lengths = earlier["input_length"], row["input_length"]
             return all(type(length) is int for length in lengths) and lengths[1] < lengths[0]
         before[str(row["session_id"])] = row
@@ -152,7 +156,7 @@ def _parse(cells: Sequence[Any]) -> Ints:
     if any(isinstance(c, bool) for c in cells):
         raise ValueError
     numbers = np.array([float(c) for c in cells])
-    if not np.all(np.isfinite(numbers)) or np.any(numbers != np.floor(numbers)):
+    if not np.all(np.abs(numbers) <= MAX_TOKENS) or np.any(numbers != np.floor(numbers)):  # NaN is not, either
         raise ValueError
     return numbers.astype(np.int64)
 
