@@ -290,7 +290,9 @@ def _constructed(make: Callable[[], LimitedLoader], where: object, faults: type[
     except faults as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark is not None else ""
-        raise UserError(f"{where}: {line}{getattr(error, 'problem', None) or 'not YAML'}") from error
+        problem = getattr(error, "problem", None) or str(error)
+        told = problem if type(error).__name__ == "RefusedYamlError" else f"not YAML: {problem}"
+        raise UserError(f"{where}: {line}{told}") from error
     except (ValueError, ArithmeticError, TypeError, AttributeError, LookupError, RecursionError) as error:
         reason = str(error) if isinstance(error, ValueError) else type(error).__name__
         raise UserError(f"{where}: not YAML that can be read: {reason}") from error

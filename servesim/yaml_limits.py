@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from servesim.untrusted import Limits
 
 
-class _Refused(yaml.MarkedYAMLError):
+class RefusedYamlError(yaml.MarkedYAMLError):
     """A document beyond the limits, or a key given twice."""
 
 
@@ -31,7 +31,7 @@ class LimitedLoader(yaml.SafeLoader):
             mark = self.peek_event().start_mark
             node = super().compose_node(parent, index)
             if id(node) not in self._known:
-                raise _Refused(None, None, "an alias stands for what it stands in", mark)
+                raise RefusedYamlError(None, None, "an alias stands for what it stands in", mark)
             size, height = self._known[id(node)]
             self._add(size, self._depth + height, mark)
             return node
@@ -49,9 +49,9 @@ class LimitedLoader(yaml.SafeLoader):
         self._count += count
         self._deepest = max(self._deepest, depth)
         if depth > self._limits.depth:
-            raise _Refused(None, None, f"lists and mappings more than {self._limits.depth} deep", mark)
+            raise RefusedYamlError(None, None, f"lists and mappings more than {self._limits.depth} deep", mark)
         if self._count > self._limits.nodes:
-            raise _Refused(None, None, f"more than {self._limits.nodes:,} values, aliases unfolded", mark)
+            raise RefusedYamlError(None, None, f"more than {self._limits.nodes:,} values, aliases unfolded", mark)
 
     def flatten_mapping(self, node: Any) -> None:
         """Refuse keys given twice before merged ones (`<<`) come in, which any key may override."""
@@ -61,6 +61,6 @@ class LimitedLoader(yaml.SafeLoader):
                 if isinstance(key, yaml.ScalarNode):
                     name = (key.tag, key.value)
                     if name in seen:
-                        raise _Refused(None, None, f"key {shown(key.value)} is there twice", key.start_mark)
+                        raise RefusedYamlError(None, None, f"key {shown(key.value)} is there twice", key.start_mark)
                     seen.add(name)
         super().flatten_mapping(node)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.contracts.cost import Batch, Host
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError, shown, suggest
 from servesim.untrusted import parse_yaml, read_text
 
 GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
@@ -83,8 +83,13 @@ class HostTerms:
         for key, value in values.items():
             if key not in known:
                 raise UserError(f"host terms {name}: unknown term {key!r}{suggest(key, known)}")
+            kind = _KINDS.get(key, (int, float))
+            if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kind):
+                raise UserError(f"host terms {name}: {key} is {shown(value)}, must be {_WORDS[kind[0]]}")
             if isinstance(value, int | float) and not 0 <= value < 1e12:
-                raise UserError(f"host terms {name}: {key} is {value}, must be at least 0 (nanoseconds)")
+                raise UserError(f"host terms {name}: {key} is {shown(value)}, must be at least 0 (nanoseconds)")
+        if not all(isinstance(gpu, str) for gpu in values.get("gpus") or ()):
+            raise UserError(f"host terms {name}: gpus are {shown(values['gpus'])}, must be a list of names")
         kept = dict(values)
         kept["gpus"] = tuple(kept.get("gpus") or ())
         return cls(name=name, **kept)
@@ -114,6 +119,17 @@ class HostTerms:
         if not self.pads_to_graphs:
             return []
         return [GRAPH_SIZES[bisect_left(GRAPH_SIZES, n)] if n else 0 for n in range(GRAPH_SIZES[-1] + 1)]
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "engine": (str,),
+    "gpus": (list, tuple, type(None)),
+    "pads_to_graphs": (bool,),
+    "monotone_gemms": (bool,),
+    "provenance": (dict,),
+}
+"""Kinds of the terms that are no numbers."""
+_WORDS = {str: "text", list: "a list of names", bool: "true or false", dict: "a mapping", int: "a number"}
 
 
 def host_terms(engine: str, gpu: str) -> HostTerms | None:

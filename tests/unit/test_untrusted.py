@@ -49,7 +49,7 @@ def test_aliases_and_merged_keys_that_stay_small_are_read() -> None:
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": NaN}', "[" * 100_000, '"\\ud800"', "9" * 5000, "[1e999]"])
 def test_hostile_json_is_a_value_error_as_a_document_and_as_a_row(text: str) -> None:
     for parse in (untrusted.json_value, untrusted.row_reader()):
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r".+"):
             parse(text)
 
 
