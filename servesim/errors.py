@@ -49,7 +49,7 @@ def one_line(text: str) -> str:
 
 def shown(value: Any) -> str:
     """Return a value of the input as a message quotes it: its `repr`, of at most MOST_SHOWN characters."""
-    if isinstance(value, str | bytes) and len(value) > MOST_SHOWN:
+    if isinstance(value, str) and len(value) > MOST_SHOWN:
         value = value[:MOST_SHOWN] + value[-MOST_SHOWN:]  # what is left out below, and more, need not be escaped
     try:
         return _shortened(one_line(repr(value)))

@@ -28,7 +28,7 @@ class LimitedLoader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Compose a node and count it, one behind an alias as if it stood here."""
         if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             node = super().compose_node(parent, index)
             if id(node) not in self._known:
                 raise RefusedYamlError(None, None, "an alias stands for what it stands in", mark)
@@ -38,7 +38,8 @@ class LimitedLoader(yaml.SafeLoader):
         before, outside = self._count, self._deepest
         self._depth += 1
         self._deepest = self._depth
-        self._add(1, self._depth, self.peek_event().start_mark)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        self._add(1, self._depth, mark)
         node = super().compose_node(parent, index)
         self._known[id(node)] = (self._count - before, self._deepest - self._depth + 1)
         self._depth -= 1

@@ -121,9 +121,9 @@ def dispersion(arrival_ns: Ints, window_s: float) -> float | None:
     """Return the index of dispersion of counts: variance over mean per whole window; None below two windows."""
     index, windows = _windows(arrival_ns, window_s)
     if windows > MOST_WINDOWS:  # almost all of them empty
-        counts = np.unique(index[index < windows], return_counts=True)[1].astype(np.float64)
-        mean = counts.sum() / windows
-        return float((counts @ counts / windows - mean * mean) / mean)
+        filled = np.unique(index[index < windows], return_counts=True)[1].astype(np.float64)
+        mean = filled.sum() / windows
+        return float((filled @ filled / windows - mean * mean) / mean)
     counts = window_counts(arrival_ns, window_s)
     return float(counts.var() / counts.mean()) if len(counts) >= 2 and counts.sum() else None
 

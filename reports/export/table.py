@@ -12,7 +12,8 @@ def write(folder: Path, file: TextIO) -> None:
     """Write the requests; an empty cell: has not happened. Text that a spreadsheet would take for a formula begins with
     an apostrophe (OWASP, CSV injection); numbers stay numbers."""
     frame = one_run(folder, "csv").requests.convert_dtypes()
-    for name in frame.select_dtypes("string"):
+    texts: list[str] = frame.select_dtypes("string").columns.tolist()
+    for name in texts:
         risky = frame[name].str.match(r"[=+\-@\t\r]", na=False)
         frame[name] = frame[name].mask(risky, "'" + frame[name])
     frame.to_csv(file, index=False, lineterminator="\n")

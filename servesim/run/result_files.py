@@ -254,13 +254,14 @@ def _refuse_foreign(out: Path) -> None:
         raise UserError(f'--out "{out}": names no directory')
     if out.is_symlink():
         raise UserError(f"--out {out}: is a symbolic link; name the directory itself")
-    if out.is_dir():
-        try:
-            found = list(out.iterdir())
-        except FileNotFoundError:  # another writer has just moved it away
-            return
-        foreign = sorted(p.name for p in found if p.name not in FILES or (p.exists() and not p.is_file()))
-        if foreign:
-            raise UserError(f"--out {out}: exists and is not a servesim result (it holds {foreign[0]})")
-    elif out.exists():
-        raise UserError(f"--out {out}: exists and is not a directory")
+    try:
+        found = list(out.iterdir())
+    except FileNotFoundError:  # also where another writer has just moved it away
+        return
+    except NotADirectoryError:
+        raise UserError(f"--out {out}: exists and is not a directory") from None
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be read: {error.strerror}") from error
+    foreign = sorted(p.name for p in found if p.name not in FILES or (p.exists() and not p.is_file()))
+    if foreign:
+        raise UserError(f"--out {out}: exists and is not a servesim result (it holds {foreign[0]})")
