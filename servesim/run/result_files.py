@@ -262,6 +262,6 @@ def _refuse_foreign(out: Path) -> None:
         raise UserError(f"--out {out}: exists and is not a directory") from None
     except OSError as error:
         raise UserError(f"--out {out}: cannot be read: {error.strerror}") from error
-    foreign = sorted(p.name for p in found if p.name not in FILES or (p.exists() and not p.is_file()))
+    foreign = sorted(p.name for p in found if p.name not in FILES or p.is_dir())
     if foreign:
         raise UserError(f"--out {out}: exists and is not a servesim result (it holds {foreign[0]})")
