@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from servesim.reports.svg import SERIES, Drawing
 from servesim.reports.words import gpu_of, name_of, number, percent, time_ms
 from servesim.run.result import Result
 from servesim.run.result_files import SUMMARY
+from servesim.untrusted import read_json
 
 LATENCY_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E", "ntpot": "NTPOT", "queue_time": "queue time"}
 BARE = ("ms", "$", "share")
@@ -47,7 +47,7 @@ class Experiment:
         """Load a comparison, sweep or capacity question as it was written."""
         path = folder / f"{kind}.json"
         try:
-            document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            document: dict[str, Any] = read_json(path)
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: damaged: {error}") from error
         if missing := {"schema", "workload", "settings", "notes"} - set(document):
@@ -207,7 +207,7 @@ def _provenance(experiment: Experiment) -> list[tuple[str, str]]:
     summary = Path(experiment.folder or "") / "cells" / str(address) / SUMMARY
     if address is None or not summary.is_file():
         return []
-    p = json.loads(summary.read_text(encoding="utf-8"))["provenance"]
+    p = read_json(summary)["provenance"]
     tables = p["kernel_tables"]
     measured = f"{tables['name']}, measured by {', '.join(tables['measured_by'])}" if tables else "none: roofline"
     return [

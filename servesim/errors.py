@@ -1,20 +1,38 @@
-"""Errors that are the user's to fix: one clear line each, exit code 2 on the command line."""
+"""Errors that are the user's to fix: one clear line each, exit code 2 on the command line.
+
+What they echo comes from files and options: it is escaped and shortened here, whoever wrote the message.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+from typing import Any
+
+MOST_SHOWN = 200
+"""Most characters of one value in a message."""
+MOST_LINE = 4000
+"""Most characters of a message: one of servesim's own, with all formats it knows, has 1,500."""
+_LONG = re.compile(rf"\S{{{MOST_SHOWN + 1},}}|'[^']{{{MOST_SHOWN},}}'|\"[^\"]{{{MOST_SHOWN},}}\"")
 
 
-class UserError(Exception):
+class _OneLine(Exception):
+    """An exception whose message is one line of printable text, however long and raw what it quotes."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(one_line(str(message)))
+
+
+class UserError(_OneLine):
     """Bad input: names the file, line or key, what is wrong and what would be right."""
 
 
-class Interrupted(Exception):
+class Interrupted(_OneLine):
     """The user interrupted a command that keeps what it has done so far: says what is kept."""
 
 
-class PolicyError(Exception):
+class PolicyError(_OneLine):
     """A policy broke its contract: names the policy, the simulated time and the reason."""
 
 
@@ -22,10 +40,38 @@ class NotForPipelines(PolicyError):
     """A scheduler plans a request again while its last token is still on its way through a pipeline."""
 
 
+def one_line(text: str) -> str:
+    """Return a message as one line: blanks for line ends, control characters and lone surrogates escaped, the middle
+    of words and quotations of more than MOST_SHOWN characters left out."""
+    line = " ".join(text.split())
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+    if len(line) > MOST_SHOWN:
+        line = _LONG.sub(lambda found: _shortened(found[0]), line)
+    return _shortened(line, MOST_LINE)
+
+
+def shown(value: Any) -> str:
+    """Return a value of the input as a message quotes it: its `repr`, of at most MOST_SHOWN characters."""
+    if isinstance(value, str) and len(value) > MOST_SHOWN:
+        value = value[:MOST_SHOWN] + value[-MOST_SHOWN:]  # what is left out below, and more, need not be escaped
+    try:
+        return _shortened(one_line(repr(value)))
+    except (ValueError, RecursionError):  # a number of thousands of digits; lists too deep
+        return f"a {type(value).__name__} too large to show"
+
+
+def _shortened(text: str, most: int = MOST_SHOWN) -> str:
+    if len(text) <= most:
+        return text
+    tail = most // 8
+    return f"{text[: most - tail - 3]}...{text[-tail:]}"
+
+
 def suggest(word: str, choices: Iterable[str]) -> str:
     """` (did you mean "x"?)` for the closest choice, or the list of choices when none is close."""
     names = sorted(choices)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word[:MOST_SHOWN], names, n=1, cutoff=0.6)
     if close:
         return f' (did you mean "{close[0]}"?)'
     return f" (choose from: {', '.join(names)})" if names else ""

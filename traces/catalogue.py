@@ -9,17 +9,20 @@ import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from servesim.errors import UserError, suggest
+from servesim.untrusted import SETTING, limits
 
 GITHUB = "https://raw.githubusercontent.com"
 AZURE = "Patel et al., Splitwise, ISCA 2024"
 MOONCAKE = "Qin et al., Mooncake, FAST 2025"
 BURSTGPT = "Wang et al., BurstGPT, 2024"
 CHUNK = 1 << 20
+_RAISE = f" (to allow more, set {SETTING}=fetch=N)"
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,11 @@ def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda c
     digest, received = hashlib.sha256(), 0
     try:
         with urlopen(entry.url, timeout=60) as response, beside.open("wb") as file:
+            most = entry.size if entry.size is not None else limits().fetch
             while block := response.read(CHUNK):
+                if received + len(block) > most:
+                    told = f"{most:,} were expected" if entry.size is not None else f"the most is {most:,}{_RAISE}"
+                    raise UserError(f"{entry.url}: more bytes came: {told}")
                 file.write(block)
                 digest.update(block)
                 received += len(block)
@@ -193,6 +200,8 @@ def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda c
         beside.replace(target)
     except HTTPError as error:
         raise UserError(f"{entry.url}: the server says {error.code} {error.reason}") from error
+    except (HTTPException, ValueError) as error:
+        raise UserError(f"{entry.url}: the answer is no HTTP ({type(error).__name__}: {error})") from error
     except (URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise UserError(

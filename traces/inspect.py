@@ -15,6 +15,8 @@ from .sessions import Sessions, sessions
 
 SECOND = 1_000_000_000
 WINDOWS_S = (1, 10, 60)
+MOST_WINDOWS = 10_000_000
+"""Windows that are counted one by one: four months of seconds."""
 NO_CONTENT = "no content: prefix caching changes nothing"
 
 
@@ -86,7 +88,7 @@ def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
         mean_rate=len(gaps) / (span / SECOND) if span else None,
         cv=float(gaps.std() / gaps.mean()) if span else None,
         dispersion={w: dispersion(trace.arrival_ns, w) for w in WINDOWS_S},
-        peak_rate={w: float(window_counts(trace.arrival_ns, w, whole=False).max() / w) for w in (1, 60)},
+        peak_rate={w: peak(trace.arrival_ns, w) / w for w in (1, 60)},
         prompt=_lengths(trace.prompt_len),
         output=_lengths(outputs),
         prefix=hits,
@@ -96,18 +98,32 @@ def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
     )
 
 
+def peak(arrival_ns: Ints, window_s: float) -> int:
+    """Return the most arrivals in one of the windows that `window_counts` counts in, however long the trace."""
+    return int(np.unique(_windows(arrival_ns, window_s)[0], return_counts=True)[1].max())
+
+
+def _windows(arrival_ns: Ints, window_s: float) -> tuple[Ints, int]:
+    """Return the window of each arrival, and how many windows are whole."""
+    index = (arrival_ns - arrival_ns[0]) // round(window_s * SECOND)
+    return index, int(index[-1])
+
+
 def window_counts(arrival_ns: Ints, window_s: float, *, whole: bool = True) -> Ints:
     """Return the arrivals in successive windows from the first arrival; `whole` leaves out the last, unfinished
     window."""
-    since = arrival_ns - arrival_ns[0]
-    width = round(window_s * SECOND)
-    windows = int(since[-1] // width)
-    counts = np.bincount(since // width, minlength=windows + 1).astype(np.int64)
+    index, windows = _windows(arrival_ns, window_s)
+    counts = np.bincount(index, minlength=windows + 1).astype(np.int64)
     return counts[:windows] if whole else counts
 
 
 def dispersion(arrival_ns: Ints, window_s: float) -> float | None:
     """Return the index of dispersion of counts: variance over mean per whole window; None below two windows."""
+    index, windows = _windows(arrival_ns, window_s)
+    if windows > MOST_WINDOWS:  # almost all of them empty
+        filled = np.unique(index[index < windows], return_counts=True)[1].astype(np.float64)
+        mean = filled.sum() / windows
+        return float((filled @ filled / windows - mean * mean) / mean)
     counts = window_counts(arrival_ns, window_s)
     return float(counts.var() / counts.mean()) if len(counts) >= 2 and counts.sum() else None
 

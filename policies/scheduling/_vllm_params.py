@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from servesim.contracts.params import SchedulerParams
+from servesim.contracts.params import SchedulerParams, check_share
 
 
 @dataclass(frozen=True)
@@ -37,3 +37,4 @@ class VllmParams(SchedulerParams):
     def __post_init__(self) -> None:
         if self.policy not in ("fcfs", "priority"):
             raise ValueError(f'policy is "fcfs" or "priority", not "{self.policy}"')
+        check_share("watermark", self.watermark)

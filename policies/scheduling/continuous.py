@@ -14,7 +14,7 @@ from itertools import chain, groupby
 from typing import ClassVar
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
-from servesim.contracts.params import SchedulerParams
+from servesim.contracts.params import SchedulerParams, check_share
 from servesim.contracts.request import SampleForm
 from servesim.contracts.scheduler import schedulers
 
@@ -36,6 +36,7 @@ class ContinuousParams(SchedulerParams):
     def __post_init__(self) -> None:
         if self.preemption_mode not in ("recompute", "swap"):
             raise ValueError(f'preemption_mode is "recompute" or "swap", not "{self.preemption_mode}"')
+        check_share("watermark", self.watermark)
 
 
 @schedulers.register("continuous")

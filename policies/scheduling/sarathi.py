@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler
+from servesim.contracts.params import check_share
 from servesim.contracts.scheduler import schedulers
 
 from ._common import (
@@ -51,6 +52,7 @@ class SarathiParams:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
         if self.enable_dynamic_chunking_schedule and (self.low_chunk_size % ALIGN or self.high_chunk_size % ALIGN):
             raise ValueError(f"low_chunk_size and high_chunk_size must be multiples of {ALIGN}")
+        check_share("watermark", self.watermark)
 
     @property
     def max_num_batched_tokens(self) -> int:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from servesim.reports.export import one_run
 
 
 def write(folder: Path, file: TextIO) -> None:
-    """Write the requests; an empty cell: has not happened."""
-    frame = one_run(folder, "csv").requests.convert_dtypes()
+    """Write the requests; an empty cell: has not happened. Text that a spreadsheet would take for a formula begins with
+    an apostrophe (OWASP, CSV injection); numbers stay numbers."""
+    frame: Any = one_run(folder, "csv").requests.convert_dtypes()
+    texts: list[str] = frame.select_dtypes("string").columns.tolist()
+    for name in texts:
+        risky = frame[name].str.match(r"[=+\-@\t\r]", na=False)
+        frame[name] = frame[name].mask(risky, "'" + frame[name])
     frame.to_csv(file, index=False, lineterminator="\n")

@@ -93,6 +93,10 @@ def main() -> None:
 
 
 def _guarded() -> int:
+    if sys.stdout is None:  # closed before the command began (`>&-`): nobody reads
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()

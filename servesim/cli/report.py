@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +54,8 @@ def export(
     A Perfetto trace, vllm bench JSON, AIPerf JSONL, CSV, or Markdown for a pull request."""
     from servesim.reports.export import export as write
 
-    write(folder, to, out)
+    with _undamaged(folder):
+        write(folder, to, out)
     typer.echo(f"written to {out}", err=True)
 
 
@@ -64,12 +67,23 @@ def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, f
 
     path = out or folder / REPORT
     try:
-        html = build(folder, window_s)
+        with _undamaged(folder):
+            html = build(folder, window_s)
         with writing(path) as file:
             file.write(html)
     except KeyboardInterrupt:
         raise Interrupted(f"{folder} is whole but for its page, which servesim report {folder} makes") from None
     return path
+
+
+@contextmanager
+def _undamaged(folder: Path) -> Iterator[None]:
+    """Turn what goes wrong with figures that are not what servesim writes (null, text, a part missing) into a
+    UserError that names their folder."""
+    try:
+        yield
+    except (TypeError, LookupError, AttributeError, ValueError, ArithmeticError) as error:
+        raise UserError(f"{folder}: damaged result: {type(error).__name__}: {error}") from error
 
 
 def _window(text: str | None) -> tuple[float, float] | None:

@@ -40,11 +40,7 @@ def run(
 
     settings = _over(load_settings(scenario) if scenario is not None else {}, context.obj)
     with _progress() as bar:
-        result = simulate(settings, out=out, on_ready=bar, jobs=jobs)
-    if out is not None and with_report and not result.scenario.stream:
-        from servesim.cli.report import write_report
-
-        write_report(out)
+        result = simulate(settings, out=out, on_ready=bar, jobs=jobs, page=_page if with_report else None)
     if as_json:
         from servesim.run.result_files import to_json
 
@@ -53,6 +49,12 @@ def run(
         from servesim.cli.summary import print_summary
 
         print_summary(result, out)
+
+
+def _page(folder: Path) -> None:
+    from servesim.cli.report import write_report
+
+    write_report(folder)
 
 
 def _over(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from servesim.contracts.user_policies import adopt
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError, shown, suggest
 from servesim.parsing import pairs, spelt
 
 if TYPE_CHECKING:
@@ -119,8 +119,10 @@ class Registry(Generic[T]):
         sys.modules[module_name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except BaseException as error:  # a file may raise anything, or leave
             del sys.modules[module_name]
+            if isinstance(error, KeyboardInterrupt):
+                raise
             raise UserError(f"{self.kind} file {path} does not load: {type(error).__name__}: {error}") from error
         return module
 
@@ -160,4 +162,4 @@ def _first_error(error: ValidationError) -> str:
         return f"{where} is missing"
     if not where:  # the class's own check, which names the parameter itself
         return first["msg"].removeprefix("Value error, ")
-    return f"{where} = {first['input']!r}: {first['msg']}"
+    return f"{where} = {shown(first['input'])}: {first['msg']}"

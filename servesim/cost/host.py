@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from servesim.contracts.cost import Batch, Host
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError, shown, suggest
+from servesim.untrusted import parse_yaml, read_text
 from servesim.workload.front_end import FrontTerms
 
 GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
@@ -88,20 +89,15 @@ class HostTerms:
     def load(cls, source: str | Path) -> HostTerms:
         """Load shipped terms by name (`vllm-0.23-h100`) or from a YAML file. Terms that a file with `base` leaves out
         are those of its base, but for the engine: they are of one server, and chosen by name alone."""
-        import yaml
-
         shipped = {path.name.removesuffix(".yaml"): path for path in _shipped()}
         path = Path(source)
         if str(source) in shipped:
             text = shipped[str(source)].read_text()
         elif path.is_file():
-            text = path.read_text()
+            text = read_text(path, "yaml")
         else:
             raise UserError(f"no host terms {str(source)!r}: neither shipped nor a file{suggest(str(source), shipped)}")
-        try:
-            loaded = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"host terms {source}: not YAML: {error}") from None
+        loaded = parse_yaml(text, f"host terms {source}")
         name = path.name.removesuffix(".yaml")
         if isinstance(loaded, dict) and "base" in loaded:
             base = cls.load(str(loaded.pop("base")))
@@ -117,9 +113,14 @@ class HostTerms:
         for key, value in values.items():
             if key not in known:
                 raise UserError(f"host terms {name}: unknown term {key!r}{suggest(key, known)}")
-            for part in value.values() if key.endswith("_by_model") and isinstance(value, Mapping) else [value]:
+            kind = _KINDS.get(key, (int, float))
+            if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kind):
+                raise UserError(f"host terms {name}: {key} is {shown(value)}, must be {_WORDS[kind[0]]}")
+            for part in value.values() if isinstance(value, Mapping) and key != "provenance" else [value]:
                 if isinstance(part, int | float) and not 0 <= part < 1e12:
-                    raise UserError(f"host terms {name}: {key} is {part}, must be at least 0 (nanoseconds)")
+                    raise UserError(f"host terms {name}: {key} is {shown(part)}, must be at least 0 (nanoseconds)")
+        if not all(isinstance(gpu, str) for gpu in values.get("gpus") or ()):
+            raise UserError(f"host terms {name}: gpus are {shown(values['gpus'])}, must be a list of names")
         kept = dict(values)
         kept["gpus"] = tuple(kept.get("gpus") or ())
         return cls(name=name, **kept)
@@ -169,6 +170,18 @@ class HostTerms:
         if not self.pads_to_graphs:
             return []
         return [GRAPH_SIZES[bisect_left(GRAPH_SIZES, n)] if n else 0 for n in range(GRAPH_SIZES[-1] + 1)]
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "engine": (str,),
+    "gpus": (list, tuple, type(None)),
+    "pads_to_graphs": (bool,),
+    "monotone_gemms": (bool,),
+    "front_in_per_token_by_model": (dict,),
+    "provenance": (dict,),
+}
+"""Kinds of the terms that are no numbers."""
+_WORDS = {str: "text", list: "a list of names", bool: "true or false", dict: "a mapping", int: "a number"}
 
 
 def host_terms(engine: str, gpu: str) -> HostTerms | None:

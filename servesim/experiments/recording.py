@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.errors import UserError
+from servesim import untrusted
+from servesim.errors import UserError, shown
 from servesim.hardware import bundled_models, gpu_names
 
 Floats = NDArray[np.float64]
@@ -93,18 +92,20 @@ class RecordedRun:
 
 def read_text(path: Path) -> str:
     """Read a text file, gzipped or not."""
-    data = path.read_bytes()
-    try:
-        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable text ({error})") from None
+    return untrusted.read_text(path)
 
 
 def csv_columns(text: str, path: Path) -> dict[str, list[str]]:
     """Return the columns of a CSV by name."""
     reader = csv.reader(io.StringIO(text))
-    header = next(reader, [])
-    rows = [row for row in reader if row]
+    try:
+        header = next(reader, [])
+        rows = [row for row in reader if row]
+    except csv.Error as error:
+        raise UserError(f"{path}: line {reader.line_num}: not CSV: {error}") from None
+    for i, name in enumerate(header):
+        if name in header[:i]:
+            raise UserError(f"{path}: line 1: column {shown(name)} is there twice")
     for i, row in enumerate(rows):
         if len(row) != len(header):
             raise UserError(f"{path}: line {i + 2}: {len(row)} fields, {len(header)} are needed")
@@ -118,7 +119,7 @@ def numbers(columns: dict[str, list[str]], name: str, path: Path) -> Floats:
         try:
             values[i] = float(text) if text else np.nan
         except ValueError:
-            raise UserError(f"{path}: line {i + 2}: {name} is {text!r}, a number is needed") from None
+            raise UserError(f"{path}: line {i + 2}: {name} is {shown(text)}, a number is needed") from None
     return values
 
 
@@ -136,10 +137,7 @@ def settings_beside(path: Path, root: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
-    try:
-        loaded = json.loads(read_text(path))
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error})") from None
+    loaded = untrusted.read_json(path)
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: a JSON object is needed")
     return loaded

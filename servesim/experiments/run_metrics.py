@@ -8,7 +8,6 @@ seen, and the same for all that is compared. Names are those of servesim.metrics
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from servesim.errors import UserError, suggest
 from servesim.metrics.classes import class_limits
 from servesim.parsing import listed
 from servesim.run.result_files import REQUESTS, SUMMARY, reading
+from servesim.untrusted import read_json
 
 LATENCIES = ("ttft", "tpot", "e2el", "ntpot", "queue_time")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -126,7 +126,7 @@ class Run:
             names = [field.name for field in table.schema if field.type != "string"]
             columns = {name: table[name].to_numpy().astype(np.float64) for name in names}
             classes = table["class"].to_pylist() if "class" in table.column_names else None
-            return cls(json.loads((folder / SUMMARY).read_text(encoding="utf-8")), columns, classes)
+            return cls(read_json(folder / SUMMARY), columns, classes)
 
     @property
     def unstable(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servesim.errors import UserError
+from servesim.errors import UserError, shown, suggest
 from servesim.hardware.layers import Experts, Latent, Layer
 
 _UNSUPPORTED = {
@@ -21,6 +21,15 @@ _UNSUPPORTED = {
     "hidden_size_per_layer_input": "a model with embeddings in every layer (Gemma 3n, Gemma 4)",
     "global_head_dim": "a model whose full-attention layers have heads of their own (Gemma 4)",
 }
+KNOWN_TYPES = frozenset(
+    (
+        *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text"),
+        *("gpt_oss", "opt", "deepseek_v2", "deepseek_v3", "kimi_k2", "hunyuan", "hunyuan_v1_dense", "hunyuan_v1_moe"),
+        *("phi3", "olmo", "olmo2", "granite", "internlm2", "internlm3", "smollm3", "starcoder2", "yi", "exaone"),
+    )
+)
+"""Values of `model_type` whose decoders have the parts that servesim prices: attention with grouped heads, a dense MLP
+or experts in each layer. Where it is missing, config.json claims nothing else."""
 _LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
 _TORCH_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -39,6 +48,7 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
     """Return the fields of `ModelSpec` but its name."""
     _refuse_unsupported(config, where)
     _check_types(config, where)
+    _refuse_unknown(config, where)
     kind = config.get("model_type") or ""
     hidden, heads = _count(config, "hidden_size", where), _count(config, "num_attention_heads", where)
     is_opt = kind == "opt"
@@ -124,7 +134,7 @@ def _windows(config: dict[str, Any], count: int, where: str) -> list[int]:
     if types is not None:
         unknown = [t for t in types if t not in list(_LAYER_TYPES)]
         if unknown:
-            raise UserError(f"{where}: layers of type {unknown[0]!r} are not supported")
+            raise UserError(f"{where}: layers of type {shown(unknown[0])} are not supported")
         if len(types) != count:
             raise UserError(f"{where}: layer_types names {len(types)} layers of {count}")
         slides = [_LAYER_TYPES[t] for t in types]
@@ -137,7 +147,7 @@ def _windows(config: dict[str, Any], count: int, where: str) -> list[int]:
         if not window:
             return [0] * count
     if any(slides) and not window:
-        raise UserError(f"{where}: layers slide a window, but sliding_window is {window!r}")
+        raise UserError(f"{where}: layers slide a window, but sliding_window is {shown(window)}")
     return [int(window or 0) if s else 0 for s in slides]
 
 
@@ -163,19 +173,29 @@ def _check_types(config: dict[str, Any], where: str) -> None:
         for key in keys:
             value = config.get(key)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise UserError(f"{where}: {key} must be {what} or null, not {value!r}")
+                raise UserError(f"{where}: {key} must be {what} or null, not {shown(value)}")
     for key, kind in _KINDS.items():
         if config.get(key) is not None and not isinstance(config[key], kind):
-            raise UserError(f"{where}: {key} must be a {kind.__name__} or null, not {config[key]!r}")
+            raise UserError(f"{where}: {key} must be a {kind.__name__} or null, not {shown(config[key])}")
 
 
 def _count(config: dict[str, Any], key: str, where: str, most: int = 1 << 40) -> int:
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise UserError(f"{where}: {key} must be a positive integer, not {value!r}")
+        raise UserError(f"{where}: {key} must be a positive integer, not {shown(value)}")
     if value > most:
         raise UserError(f"{where}: {key} is {value}, must be at most {most:,}")
     return value
+
+
+def _refuse_unknown(config: dict[str, Any], where: str) -> None:
+    """Raise UserError for an architecture that servesim does not know: what its layers compute is anybody's guess."""
+    kind = config.get("model_type")
+    if kind and kind not in KNOWN_TYPES:
+        raise UserError(
+            f"{where}: model_type {shown(kind)} is not known{suggest(str(kind), KNOWN_TYPES)}; if its layers are those "
+            'of one that is, say so in a copy of the file ("model_type": "llama" for a dense decoder)'
+        )
 
 
 def _refuse_unsupported(config: dict[str, Any], where: str) -> None:

@@ -8,7 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError, shown, suggest
+from servesim.untrusted import read_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +63,22 @@ def _gpus() -> dict[str, dict[str, Any]]:
 
 
 def _from_file(path: Path) -> Gpu:
-    import yaml
-
-    try:
-        sheet = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"GPU data sheet {path}: {' '.join(str(error).split())}") from None
+    sheet = read_yaml(path, "GPU data sheet")
     wanted = {field.name for field in fields(Gpu)} - {"name"}
     given = set(sheet) if isinstance(sheet, dict) else set()
     if given != wanted:
         raise UserError(
             f"GPU data sheet {path}: its keys must be {', '.join(sorted(wanted))}"
-            + "".join(f"; {key!r} is unknown" for key in sorted(given - wanted)[:1])
+            + "".join(f"; {shown(key)} is unknown" for key in sorted(given - wanted, key=str)[:1])
             + "".join(f"; {key!r} is missing" for key in sorted(wanted - given)[:1])
         )
     try:  # in YAML 1.1 `1e9` is a string
         numbers = {k: float(v) for k, v in sheet.items() if k not in ("description", "flops", "memory_bytes", "tables")}
         flops = {str(dtype): float(rate) for dtype, rate in sheet["flops"].items()}
         memory = int(float(sheet["memory_bytes"]))
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise UserError(f"GPU data sheet {path}: a number is needed: {error}") from None
+    for key, number in [*numbers.items(), *flops.items(), ("memory_bytes", memory)]:
+        if not 0 <= number < 1e30:
+            raise UserError(f"GPU data sheet {path}: {shown(key)} is {number}, must be a finite number of at least 0")
     return Gpu(path.stem, str(sheet["description"]), memory, flops=flops, tables=sheet["tables"], **numbers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -12,6 +11,7 @@ from typing import Any
 from servesim.errors import UserError, suggest
 from servesim.hardware.config import model_fields
 from servesim.hardware.layers import DTYPE_BYTES, Experts, Latent, Layer, dtype_bytes, wide_bytes
+from servesim.untrusted import parse_json, read_text
 
 __all__ = [
     "DTYPE_BYTES",
@@ -218,7 +218,7 @@ def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
     if path.suffix == ".json":
         if not path.is_file():
             raise UserError(f"model config {path} does not exist")
-        return _read_json(path.read_text(), str(path)), path.parent.name or path.stem
+        return _read_json(read_text(path), str(path)), path.parent.name or path.stem
     key = name_or_path.lower()
     if key not in bundled_models():
         raise UserError(f"unknown model {name_or_path!r}{suggest(key, bundled_models())}")
@@ -234,10 +234,7 @@ def bundled_models() -> list[str]:
 
 
 def _read_json(text: str, where: str) -> dict[str, Any]:
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"model config {where}: line {error.lineno} is not JSON: {error.msg}") from error
+    config = parse_json(text, f"model config {where}")
     if not isinstance(config, dict):
         raise UserError(f"model config {where} is not a JSON object")
     return config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servesim.engine.recorder import Rows
-from servesim.errors import UserError
+from servesim.errors import UserError, shown
 from servesim.metrics.requests import RequestColumns
 from servesim.run.result_files import (
     DELIVERIES,
@@ -28,6 +27,7 @@ from servesim.run.result_files import (
     reading,
 )
 from servesim.run.scenario import Scenario, load_settings
+from servesim.untrusted import read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +40,10 @@ SUMMARY_KEYS = (
 )
 """Keys of every summary; `classes` and `tenants` only where the trace has such labels."""
 
+
+_NULLABLE = frozenset(("speculation", "uncertainty", "price", "goodput", "prefix_cache", "cost_shares"))
+_SUMMARY_KINDS: dict[str, Any] = {"duration_s": (int, float), "notes": list}
+"""Kinds of the parts of a summary that are no mappings."""
 
 NOT_KEPT = "a streamed run keeps records only in its result directory: give it one (out=...)"
 
@@ -133,14 +137,15 @@ class Result:
             with reading(folder / file):
                 _complete(columns, pq.read_schema(folder / file).names)
         with reading(folder / SUMMARY):
-            summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+            summary = read_json(folder / SUMMARY)
             _complete(SUMMARY_KEYS, summary)
+            _whole(summary)
         with reading(folder):
             scenario = Scenario.of(load_settings(folder / SCENARIO), str(folder / SCENARIO))
             return cls(
                 summary,
                 scenario,
-                json.loads((folder / TIMING).read_text(encoding="utf-8")),
+                read_json(folder / TIMING),
                 folder / REQUESTS if scenario.stream else pq.read_table(folder / REQUESTS),
                 {file: folder / file for file in STREAMED},
                 pq.read_table(folder / SAMPLES) if (folder / SAMPLES).exists() else None,
@@ -189,6 +194,15 @@ def _complete(wanted: Iterable[str], found: Iterable[str]) -> None:
     """Raise ValueError if a part of a file is missing."""
     if missing := sorted(set(wanted) - set(found)):
         raise ValueError(f"no {', '.join(missing)} in it (written by another version?)")
+
+
+def _whole(summary: Mapping[str, Any]) -> None:
+    """Raise ValueError where a part of a summary is null that a run always fills."""
+    for key in SUMMARY_KEYS:
+        if summary[key] is None and key in _NULLABLE:
+            continue
+        if not isinstance(summary[key], _SUMMARY_KINDS.get(key, dict)):
+            raise ValueError(f"{key} is {shown(summary[key])} in it")
 
 
 def sample_table(columns: RequestColumns) -> Any:

@@ -5,10 +5,12 @@ The bytes of every file but `timing.json` depend on the inputs alone.
 
 from __future__ import annotations
 
+import errno
+import glob
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.engine.recorder import LATE_COLUMNS, STEP_COLUMNS, Rows
-from servesim.errors import UserError
+from servesim.errors import Interrupted, UserError
 from servesim.metrics.distribution import Numbers
 
 SUMMARY, SCENARIO, TIMING = "summary.json", "scenario.yaml", "timing.json"
@@ -26,6 +28,7 @@ STREAMED = {STEPS: STEP_COLUMNS, DELIVERIES: LATE_COLUMNS}
 """Tables that are written while the run goes on, and their columns."""
 SAMPLES = "samples.parquet"
 """Only where requests ask for several samples (n > 1)."""
+REPLACED = ".replaced"
 REPORT = "report.html"
 """Made from the others, by the command line."""
 FILES = frozenset((SUMMARY, SCENARIO, TIMING, REQUESTS, *STREAMED, SAMPLES, REPORT))
@@ -37,13 +40,18 @@ class ResultWriter:
     def __init__(self, out: str | Path) -> None:
         """Claim the place; UserError, before any work is done, if a result cannot be written there."""
         self.out = Path(out)
+        if ".." in self.out.parts:  # `a/../b` is b, whether or not there is an a
+            self.out = self.out.resolve()
         self._open: dict[str, Any] = {}
+        self._lock: int | None = None
         _refuse_foreign(self.out)
+        _clear_up(self.out)
         self.partial = self.out.with_name(f"{self.out.name}.{os.getpid()}.partial")
         self._new = [folder for folder in self.out.parents if not folder.exists()]
         try:
             with writable(self.out):
                 self.partial.mkdir(parents=True)
+                self._lock = _locked(self.partial)
                 (self.partial / SUMMARY).touch()
         except UserError:
             self.discard()
@@ -73,8 +81,10 @@ class ResultWriter:
         scenario_yaml: str,
         timing: Mapping[str, Any],
         samples: Any = None,
+        page: Callable[[Path], object] | None = None,
     ) -> None:
-        """Write the rest (`requests` is a pyarrow table, unless it has been written; `samples` another, where requests
+        """Write the rest (`page` writes the report of the whole directory into it; `requests` is a pyarrow table,
+        unless it has been written; `samples` another, where requests
         have several) and put the directory in place."""
         import pyarrow.parquet as pq
 
@@ -90,22 +100,47 @@ class ResultWriter:
             (self.partial / SUMMARY).write_text(to_json(summary), encoding="utf-8")
             (self.partial / SCENARIO).write_text(scenario_yaml, encoding="utf-8")
             (self.partial / TIMING).write_text(to_json(timing), encoding="utf-8")
+            try:
+                if page is not None:
+                    page(self.partial)
+            except Interrupted:
+                self._put_in_place()
+                raise Interrupted(
+                    f"{self.out} is whole but for its page, which servesim report {self.out} makes"
+                ) from None
             self._put_in_place()
 
     def _put_in_place(self) -> None:
-        _refuse_foreign(self.out)
-        if not self.out.exists():
-            self.partial.rename(self.out)
-            return
-        replaced = self.partial.with_suffix(".replaced")
-        self.out.rename(replaced)
-        self.partial.rename(self.out)
-        shutil.rmtree(replaced)
+        """Rename into place. Of writers that finish at once the last one's result stays: whenever another came first,
+        that one is moved away in turn."""
+        replaced = self.partial.with_suffix(REPLACED)
+        while True:
+            _refuse_foreign(self.out)
+            try:
+                self.partial.rename(self.out)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            with suppress(FileNotFoundError):  # another writer has moved it away
+                self.out.rename(replaced)
+                try:
+                    self.partial.rename(self.out)
+                    return
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        replaced.rename(self.out)
+                        raise
+                finally:
+                    shutil.rmtree(replaced, ignore_errors=True)
 
     def discard(self) -> None:
         """Remove what was written so far; nothing happens after `finish`."""
         self._close()
         shutil.rmtree(self.partial, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         for folder in self._new:
             with suppress(OSError):  # not empty: the result is in it
                 folder.rmdir()
@@ -114,6 +149,47 @@ class ResultWriter:
         for writer in self._open.values():
             writer.close()
         self._open.clear()
+
+
+def _locked(folder: Path) -> int | None:
+    """Lock a folder for as long as this process holds it open; None where another one has it, or there are no locks."""
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _clear_up(out: Path) -> None:
+    """Remove what runs with the same `out` left half-written: their process is gone and holds no lock. An earlier
+    result that one had moved away comes back if nothing took its place."""
+    for suffix in (REPLACED, ".partial"):
+        for left in sorted(out.parent.glob(f"{glob.escape(out.name)}.*{suffix}")):
+            pid = left.name[len(out.name) + 1 : -len(suffix)]
+            if not (pid.isascii() and pid.isdecimal()) or left.is_symlink() or not left.is_dir() or _alive(int(pid)):
+                continue
+            with suppress(OSError):
+                if (handle := _locked(left)) is None:
+                    continue
+                if suffix == REPLACED and not out.exists():
+                    left.rename(out)
+                else:
+                    shutil.rmtree(left)
+                os.close(handle)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 @contextmanager
@@ -178,9 +254,14 @@ def _refuse_foreign(out: Path) -> None:
         raise UserError(f'--out "{out}": names no directory')
     if out.is_symlink():
         raise UserError(f"--out {out}: is a symbolic link; name the directory itself")
-    if out.is_dir():
-        foreign = sorted(p.name for p in out.iterdir() if p.name not in FILES or not p.is_file())
-        if foreign:
-            raise UserError(f"--out {out}: exists and is not a servesim result (it holds {foreign[0]})")
-    elif out.exists():
-        raise UserError(f"--out {out}: exists and is not a directory")
+    try:
+        found = list(out.iterdir())
+    except FileNotFoundError:  # also where another writer has just moved it away
+        return
+    except NotADirectoryError:
+        raise UserError(f"--out {out}: exists and is not a directory") from None
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be read: {error.strerror}") from error
+    foreign = sorted(p.name for p in found if p.name not in FILES or p.is_dir())
+    if foreign:
+        raise UserError(f"--out {out}: exists and is not a servesim result (it holds {foreign[0]})")

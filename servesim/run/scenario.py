@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
-from servesim.errors import UserError, suggest
+from servesim import untrusted
+from servesim.errors import UserError, shown, suggest
 from servesim.metrics.slo import check_slo, parse_slo
 from servesim.parsing import pairs, spelt
 from servesim.run.client_tools import under_tool
@@ -242,18 +243,7 @@ class Scenario(_Section):
 
 def load_settings(path: str | Path) -> Settings:
     """Read the settings in a YAML file, not yet validated."""
-    import yaml
-
-    try:
-        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"scenario {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"scenario {path}: not UTF-8 text") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}: " if mark else ""
-        raise UserError(f"scenario {path}: {line}{getattr(error, 'problem', None) or 'not YAML'}") from error
+    loaded = untrusted.read_yaml(Path(path), "scenario")
     if not isinstance(loaded, dict):
         raise UserError(f"scenario {path}: not a mapping of settings (such as `model: llama-3.1-8b`)")
     return loaded
@@ -278,11 +268,9 @@ def assigned(assignment: str) -> tuple[str, str]:
 
 def read_yaml(what: str, text: str) -> Any:
     """The value that YAML makes of a text; UserError, which `what` begins, where it makes none."""
-    import yaml
-
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return untrusted.parse_yaml(text, what)
+    except UserError as error:
         raise UserError(f"{what}: the value is not YAML") from error
 
 
@@ -299,7 +287,7 @@ def policy_settings(value: Any) -> Settings:
             return {"name": name, **pairs(name, params)}
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return dict(value)
-    raise UserError(f"a policy is a name, name:key=value,... or a mapping with `name`, not {value!r}")
+    raise UserError(f"a policy is a name, name:key=value,... or a mapping with `name`, not {shown(value)}")
 
 
 def _limits(value: Any) -> Any:
@@ -322,7 +310,7 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
     elif outer == "slo" and isinstance(current, str):
         current = parse_slo(current)
     if current is not None and not isinstance(current, Mapping):
-        raise UserError(f"{key}: {outer} is {current!r}, which has no parts")
+        raise UserError(f"{key}: {outer} is {shown(current)}, which has no parts")
     settings[outer] = {**(current or {}), inner: value}
 
 
@@ -335,13 +323,13 @@ def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "extra_forbidden":
         parts: dict[str, type[BaseModel]] = {"engine": EngineSettings, "clients": ClientSettings}
         known = parts.get(".".join(outer), model).model_fields
-        return f"unknown key {key!r}{suggest(last, known)}"
+        return f"unknown key {shown(key)}{suggest(last, known)}"
     if first["type"] == "missing":
         return f"{key} is missing{_EXAMPLES.get(key, '')}"
     if key in ("engine", "clients"):
-        return f"{key} is {first['input']!r}, must be a mapping of settings"
+        return f"{key} is {shown(first['input'])}, must be a mapping of settings"
     if key == "engine.max_model_len":
-        return f'{key} is {first["input"]!r}, must be a whole number of tokens or "auto"'
+        return f'{key} is {shown(first["input"])}, must be a whole number of tokens or "auto"'
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    return f"{key} is {first['input']!r}: {message}"
+    return f"{key} is {shown(first['input'])}: {message}"

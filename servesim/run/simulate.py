@@ -39,6 +39,7 @@ def simulate(
     out: str | Path | None = None,
     on_ready: Callable[[Setup], Progress | None] | None = None,
     jobs: int = 1,
+    page: Callable[[Path], object] | None = None,
     **settings: Any,
 ) -> Result:
     """Replay a trace and return its result.
@@ -46,7 +47,8 @@ def simulate(
     The run is described by keywords (`servesim.Scenario` lists them), by a scenario (an object, a mapping, or
     a YAML file), or by a scenario with keywords that override it. `trace` may be a Trace, or a DataFrame that
     servesim.load_trace makes one of. With `out` the result directory is written too, step records while the run goes
-    on. `on_ready` is told the resolved setup before the run begins and may return a callback for progress. With `jobs`
+    on. `page` writes a page into the directory before it is in place. `on_ready` is told the resolved setup before
+    the run begins and may return a callback for progress. With `jobs`
     replicas are served in `jobs` processes, where a router splits requests without looking at them; the result is the
     same to the byte.
 
@@ -78,7 +80,14 @@ def simulate(
         summary = _summary(setup, records)
         timing = _timing(began, loop, ended, apart_s, summary)
         if writer is not None:
-            writer.finish(summary, records.table, setup.scenario.to_yaml(), timing, records.samples)
+            writer.finish(
+                summary,
+                records.table,
+                setup.scenario.to_yaml(),
+                timing,
+                records.samples,
+                page if setup.stream is None else None,
+            )
         return Result(summary, setup.scenario, timing, records.table, records.tables, records.samples)
     finally:
         if writer is not None:

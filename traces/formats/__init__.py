@@ -26,10 +26,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError, shown, suggest
+from servesim.untrusted import DAMAGED, GZIP
 from servesim.workload.trace import Trace
-
-from ._text import DAMAGED, GZIP
 
 HEAD_BYTES = 1 << 16
 
@@ -57,7 +56,7 @@ def read_head(path: Path) -> bytes:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path}: {DAMAGED}") from error
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not head.strip():
         raise UserError(f"{path}: the file is empty; a trace needs at least one request")
     return head
@@ -85,7 +84,7 @@ def detect_format(path: Path) -> str:
 def format_module(name: str) -> ModuleType:
     """Return the module of a named format."""
     if name not in formats():
-        raise UserError(f"unknown trace format {name!r}{suggest(name, formats())}")
+        raise UserError(f"unknown trace format {shown(name)}{suggest(name, formats())}")
     return formats()[name]
 
 

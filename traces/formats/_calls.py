@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from servesim.errors import UserError
+from servesim.errors import UserError, shown
 from servesim.workload.trace import LABELS, After, Content, Samples, Trace
 
 from . import _text
@@ -101,7 +101,7 @@ def seconds_ns(path: Path, line: int, key: str, value: object, unit_ns: int = 1_
 def count(path: Path, line: int, key: str, value: object, least: int = 1) -> int:
     """Return a whole number of at least `least`."""
     if type(value) is not int or not least <= value <= _text.MAX_TOKENS:
-        raise UserError(f"{path}: line {line}: {key} is {value!r}, must be a whole number of at least {least}")
+        raise UserError(f"{path}: line {line}: {key} is {shown(value)}, must be a whole number of at least {least}")
     return value
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from servesim.errors import UserError
+from servesim.errors import UserError, shown
+from servesim.untrusted import json_value, limits, too_much
 from servesim.workload.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Ints, Samples, Trace
 from servesim.workload.trace_stream import waits
 
 from . import _text
 
 VERSION = 1
+MOST = 1 << 62
+whole = _text.whole_number
 REQUIRED = ("arrival_ns", "prompt_len", "output_len")
 OPTIONAL = ("max_tokens", "stop", "priority", "request_id", "cancel_ns", "after", "n", "samples", *LABELS, "content")
 NUMBERS = (*REQUIRED, "max_tokens", "stop", "priority")
@@ -30,9 +32,10 @@ def build(
     lines: list[int],
     sort: bool,
     start: int | None = None,
+    first: int = 0,
 ) -> Trace:
     """Build a Trace from cells by column (text or JSON values); columns that are absent get Trace's defaults. `start`:
-    see _text.in_order."""
+    see _text.in_order; `first`: the number of the first row."""
     columns: dict[str, Any] = {
         "arrival_ns": _text.times_ns(path, "arrival_ns", cells["arrival_ns"], lines, 1),
         "prompt_len": _text.token_counts(path, "prompt_len", cells["prompt_len"], lines),
@@ -41,7 +44,7 @@ def build(
     if "content" in cells:
         columns["content"] = _runs(path, columns["prompt_len"], cells["content"], lines)
     if "request_id" in cells:
-        columns["request_id"] = tuple(map(str, _full(path, "request_id", cells, lines)))
+        columns["request_id"] = _text.texts(path, "request_id", _full(path, "request_id", cells, lines), lines)
     output_len = columns["output_len"]
     columns["max_tokens"] = output_len.copy()
     columns["samples"] = samples = _samples(path, cells, output_len, lines)
@@ -65,21 +68,35 @@ def build(
         columns["after"] = After.of(
             [_edges(path, cell, line) for cell, line in zip(cells["after"], lines, strict=True)]
         )
-    columns["labels"] = {label: tuple(map(str, _full(path, label, cells, lines))) for label in LABELS if label in cells}
+    columns["labels"] = {
+        label: _text.texts(path, label, _full(path, label, cells, lines), lines) for label in LABELS if label in cells
+    }
+    check_quotes(path, columns, lines, first)
     return Trace(name=name, **_text.in_order(path, {**columns, "notes": notes}, lines, sort, start))
+
+
+def named(path: Path, header: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return the name and notes that a header states."""
+    name, notes = header.get("name", path.stem), header.get("notes", [])
+    if not isinstance(name, str):
+        raise UserError(f"{path}: name is {shown(name)}, must be text")
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise UserError(f"{path}: notes are {shown(notes)}, must be a list of texts")
+    return name, tuple(notes)
 
 
 def parts(
     path: Path, name: str, notes: tuple[str, ...], chunks: Iterable[tuple[dict[str, list[Any]], list[int]]]
 ) -> Iterator[Trace]:
     """Yield successive parts of a trace, from the cells and line numbers of each."""
-    start = None
+    start, first = None, 0
     for cells, lines in chunks:
         if "after" in cells:
             raise waits(name)
         if start is None:
             start = int(_text.times_ns(path, "arrival_ns", cells["arrival_ns"][:1], lines, 1)[0])
-        yield build(path, name, notes, cells, lines, False, start)
+        yield build(path, name, notes, cells, lines, False, start, first)
+        first += len(lines)
 
 
 def sample_cells(trace: Trace) -> list[list[int]] | None:
@@ -96,10 +113,48 @@ def samples_of(path: Path, rows: Sequence[Sequence[int]], output_len: Ints, line
             raise UserError(
                 f"{path}: line {line}: samples are {list(row)}, must be token counts, output_len {own} first"
             )
+    counts = np.array([len(row) - 1 for row in rows], dtype=np.int64)
+    check_samples(path, counts, lines)
     return Samples.of(
-        np.array([len(row) - 1 for row in rows], dtype=np.int64),
+        counts,
         np.array([tokens for row in rows for tokens in row[1:]], dtype=np.int64),
     )
+
+
+def check_samples(path: Path, further: Ints, lines: Sequence[int]) -> None:
+    """Raise UserError where a row asks for more answers than the limits allow, or all rows together do."""
+    many = np.flatnonzero(further >= limits().samples)
+    if len(many):
+        raise too_much(f"{path}: line {lines[many[0]]}", "samples of one request are", "samples")
+    if int(further.sum()) + len(further) > limits().rows:
+        raise too_much(path, "requests and samples are", "rows")
+
+
+def check_quotes(path: Path, columns: dict[str, Any], lines: Sequence[int], first: int = 0) -> None:
+    """Raise UserError where a prompt quotes the output of a row that does not come before it, or more of that than
+    there is. `first`: the number of the first row; the outputs of rows before that are not known any more."""
+    content: Content | None = columns.get("content")
+    if content is None:
+        return
+    at = np.flatnonzero(content.ids < 0)
+    if not len(at):
+        return
+    quoted = -1 - content.ids[at]
+    row = np.searchsorted(content.offsets, at, side="right") - 1
+    late = np.flatnonzero(quoted >= row + first)
+    if len(late):
+        raise UserError(
+            f"{path}: line {lines[row[late[0]]]}: content quotes the output of row {quoted[late[0]]}, "
+            f"which does not come before it (rows count from 0)"
+        )
+    known = quoted >= first
+    long = np.flatnonzero(content.lengths[at[known]] > columns["output_len"][quoted[known] - first])
+    if len(long):
+        where = int(np.flatnonzero(known)[long[0]])
+        raise UserError(
+            f"{path}: line {lines[row[where]]}: content quotes {content.lengths[at[where]]} tokens of the output of "
+            f"row {quoted[where]}, which has {columns['output_len'][quoted[where] - first]}"
+        )
 
 
 def _samples(path: Path, cells: dict[str, list[Any]], output_len: Ints, lines: list[int]) -> Samples | None:
@@ -112,15 +167,17 @@ def _samples(path: Path, cells: dict[str, list[Any]], output_len: Ints, lines: l
     if "n" not in cells:
         return None
     further = _text.token_counts(path, "n", _full(path, "n", cells, lines), lines) - 1
+    check_samples(path, further, lines)
     return Samples.of(further, np.repeat(output_len, further))
 
 
 def _lengths(path: Path, cell: Any, line: int) -> list[int]:
     try:
-        return [tokens + 0 for tokens in (json.loads(cell) if isinstance(cell, str) else cell)]
+        lengths = json_value(cell) if isinstance(cell, str) else cell
+        return [_text.whole_number(tokens, 1, _text.MAX_TOKENS) for tokens in lengths]
     except (ValueError, TypeError):
         raise UserError(
-            f"{path}: line {line}: samples is {cell!r}, must be [output tokens, ...] (all rows or none)"
+            f"{path}: line {line}: samples is {shown(cell)}, must be [output tokens, ...] (all rows or none)"
         ) from None
 
 
@@ -134,11 +191,14 @@ def edge_cells(trace: Trace) -> list[list[list[Any]]] | None:
 
 def _edges(path: Path, cell: Any, line: int) -> list[tuple[int, int, int, int]]:
     try:
-        parts = json.loads(cell or "[]") if isinstance(cell, str | None) else cell
-        return [(row + 0, TRIGGERS.index(t), delay + 0, RELATIONS.index(r)) for row, t, delay, r in parts]
+        parts = json_value(cell or "[]") if isinstance(cell, str | None) else cell
+        return [
+            (whole(row, 0, MOST), TRIGGERS.index(t), whole(delay, 0, MOST), RELATIONS.index(r))
+            for row, t, delay, r in parts
+        ]
     except (ValueError, TypeError):
         raise UserError(
-            f"{path}: line {line}: after is {cell!r}, must be [[row, {'|'.join(TRIGGERS)}, delay in ns, "
+            f"{path}: line {line}: after is {shown(cell)}, must be [[row, {'|'.join(TRIGGERS)}, delay in ns, "
             f"{'|'.join(RELATIONS)}], ...]"
         ) from None
 
@@ -146,16 +206,16 @@ def _edges(path: Path, cell: Any, line: int) -> list[tuple[int, int, int, int]]:
 def _full(path: Path, name: str, cells: dict[str, list[Any]], lines: list[int]) -> list[Any]:
     for cell, line in zip(cells[name], lines, strict=True):
         if cell is None:
-            raise UserError(f"{path}: line {line}: no {name!r}; all requests have it or none")
+            raise UserError(f"{path}: line {line}: no {shown(name)}; all requests have it or none")
     return cells[name]
 
 
 def _flags(path: Path, cells: list[Any], lines: list[int]) -> Any:
     values = {"true": True, "false": False, "1": True, "0": False}
-    flags = [values.get(str(cell).lower()) for cell in cells]
+    flags = [values.get(str(cell).lower()) if isinstance(cell, str | int) else None for cell in cells]
     if None in flags:
         i = flags.index(None)
-        raise UserError(f"{path}: line {lines[i]}: stop is {cells[i]!r}, must be true or false")
+        raise UserError(f"{path}: line {lines[i]}: stop is {shown(cells[i])}, must be true or false")
     return np.array(flags, dtype=np.bool_)
 
 
@@ -175,7 +235,7 @@ def _runs(path: Path, prompt_len: Ints, cells: list[Any], lines: list[int]) -> C
     lengths: list[int] = []
     for runs, line, prompt in zip(cells, lines, prompt_len.tolist(), strict=True):
         try:
-            row = [(int(i), int(n)) for i, n in runs]
+            row = [(whole(i, -MOST, MOST), whole(n, 1, MOST)) for i, n in runs]
         except (TypeError, ValueError):
             raise UserError(
                 f"{path}: line {line}: content must be [[content id, tokens], ...] (all rows or none)"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import json
 import zlib
 from collections.abc import Iterator, Sequence
+from operator import index
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
-from servesim.errors import UserError
+from servesim.errors import UserError, shown
+from servesim.untrusted import DAMAGED, json_value, limits, open_text, row_reader, too_much
 from servesim.workload.trace import Ints, Trace, take_rows
 
 YEAR_NS = 365 * 86_400 * 1_000_000_000
-GZIP = b"\x1f\x8b"
-DAMAGED = "the compressed file is damaged or cut short"
 MAX_TOKENS = 1 << 40  # far above any real length, far below where sums of int64 overflow
 
 
@@ -31,20 +29,17 @@ def is_delta(head: bytes) -> bool:
             continue
         earlier = before.get(str(row["session_id"]))
         if earlier is not None and ("delay" in row or "timestamp" not in row):
-            if earlier.get("hash_ids") and row.get("hash_ids"):
-                return bool(earlier["hash_ids"][0] != row["hash_ids"][0])
-            return bool(row["input_length"] < earlier["input_length"])
+            if (
+                isinstance(first := earlier.get("hash_ids"), list)
+                and isinstance(then := row.get("hash_ids"), list)
+                and first
+                and then
+            ):
+                return bool(first[0] != then[0])
+            lengths = earlier["input_length"], row["input_length"]
+            return all(type(length) is int for length in lengths) and lengths[1] < lengths[0]
         before[str(row["session_id"])] = row
     return False
-
-
-def open_text(path: Path, newline: str | None = None) -> TextIO:
-    """Open a text file, gzipped or not."""
-    with path.open("rb") as file:
-        packed = file.read(2) == GZIP
-    if packed:
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)
-    return path.open(encoding="utf-8-sig", newline=newline)
 
 
 def header_fields(head: bytes) -> list[str]:
@@ -57,7 +52,7 @@ def first_object(head: bytes) -> dict[str, Any] | None:
     """Return the first line of a JSONL file when it is a whole object."""
     line = head.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
     try:
-        value = json.loads(line)
+        value = json_value(line.decode())
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
@@ -74,7 +69,7 @@ def csv_chunks(
     """Yield the columns of a CSV, `chunk` rows at a time."""
     rows: list[list[str]] = []
     lines: list[int] = []
-    empty = True
+    empty, most = True, limits().rows + 1  # and a header
     with open_text(path, newline="") as file:
         reader = csv.reader(file)
         try:
@@ -82,6 +77,9 @@ def csv_chunks(
             for column in needed:
                 if column not in header:
                     raise UserError(f"{path}: line 1: no column {column!r}; needed: {','.join(needed)}")
+            for i, column in enumerate(header):
+                if column in header[:i]:
+                    raise UserError(f"{path}: line 1: column {shown(column)} is there twice")
             width = len(header)
             for row in reader:
                 if not row:
@@ -89,10 +87,12 @@ def csv_chunks(
                 if len(row) != width:
                     raise UserError(
                         f"{path}: line {reader.line_num}: {len(row)} fields, the header has {width} "
-                        f"({','.join(header)}){'; the file may be cut short' if len(row) < width else ''}"
+                        f"({shown(','.join(header))[1:-1]}){'; the file may be cut short' if len(row) < width else ''}"
                     )
                 rows.append(row)
                 lines.append(reader.line_num)
+                if reader.line_num > most:
+                    raise too_much(path, "lines are", "rows")
                 if len(rows) == chunk:
                     yield header, _columns(rows), lines
                     rows, lines, empty = [], [], False
@@ -117,11 +117,14 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     number = 0
     with open_text(path) as file:
         try:
+            most, read = limits().rows + 1, row_reader()  # and a header
             for number, line in enumerate(file, start=1):
+                if number > most:
+                    raise too_much(path, "lines are", "rows")
                 if not line.strip():
                     continue
                 try:
-                    value = json.loads(line)
+                    value = read(line)
                 except ValueError as error:
                     cut = "" if line.endswith("\n") else "; the file may be cut short"
                     raise UserError(f"{path}: line {number}: not JSON: {error}{cut}") from error
@@ -144,7 +147,7 @@ def token_counts(path: Path, column: str, cells: Sequence[Any], lines: Sequence[
     if len(bad):
         first = next((i for i, c in enumerate(cells) if not _is_count(c)), int(bad[0]))
         raise UserError(
-            f"{path}: line {lines[first]}: {column} is {cells[first]!r}, must be a whole number of at least 1"
+            f"{path}: line {lines[first]}: {column} is {shown(cells[first])}, must be a whole number of at least 1"
         )
     return values
 
@@ -153,7 +156,7 @@ def _parse(cells: Sequence[Any]) -> Ints:
     if any(isinstance(c, bool) for c in cells):
         raise ValueError
     numbers = np.array([float(c) for c in cells])
-    if not np.all(np.isfinite(numbers)) or np.any(numbers != np.floor(numbers)):
+    if not np.all(np.abs(numbers) <= MAX_TOKENS) or np.any(numbers != np.floor(numbers)):  # NaN is not, either
         raise ValueError
     return numbers.astype(np.int64)
 
@@ -183,7 +186,9 @@ def times_ns(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]
                 raise ValueError
             out[i] = value
         except (TypeError, ValueError, OverflowError):
-            raise UserError(f"{path}: line {lines[i]}: {column} is {cell!r}, must be a number of at least 0") from None
+            raise UserError(
+                f"{path}: line {lines[i]}: {column} is {shown(cell)}, must be a number of at least 0"
+            ) from None
     return out
 
 
@@ -196,8 +201,24 @@ def whole(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -
                 raise ValueError
             out[i] = int(cell)
         except (TypeError, ValueError, OverflowError):
-            raise UserError(f"{path}: line {lines[i]}: {column} is {cell!r}, must be whole") from None
+            raise UserError(f"{path}: line {lines[i]}: {column} is {shown(cell)}, must be whole") from None
     return out
+
+
+def texts(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -> tuple[str, ...]:
+    """Return a column of names: texts, or whole numbers as texts."""
+    for cell, line in zip(cells, lines, strict=True):
+        if type(cell) is not str and type(cell) is not int:
+            raise UserError(f"{path}: line {line}: {column} is {shown(cell)}, must be text")
+    return tuple(map(str, cells))
+
+
+def whole_number(value: Any, least: int, most: int) -> int:
+    """Return a whole number (no boolean, no fraction) from `least` to `most`; else ValueError or TypeError."""
+    number = index(value)
+    if isinstance(value, bool) or not least <= number <= most:
+        raise ValueError
+    return number
 
 
 def in_order(

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError, shown, suggest
 from servesim.workload.trace import RELATIONS, TRIGGERS, Trace
 
 from .. import prefix
@@ -36,11 +36,11 @@ def read(path: Path) -> Trace:
     rows = _text.json_lines(path)
     number, header = next(rows)
     if header.get("version") != VERSION:
-        raise UserError(f"{path}: line {number}: version is {header.get('version')!r}, must be {VERSION}")
+        raise UserError(f"{path}: line {number}: version is {shown(header.get('version'))}, must be {VERSION}")
     size = _calls.count(path, number, "block_size", header.get("block_size"))
     scope = header.get("hash_id_scope")
     if scope not in ("local", "global"):
-        raise UserError(f"{path}: line {number}: hash_id_scope is {scope!r}, must be local or global")
+        raise UserError(f"{path}: line {number}: hash_id_scope is {shown(scope)}, must be local or global")
     calls: list[Call] = []
     waits: list[Any] = []
     numbers: dict[object, int] = {}
@@ -48,7 +48,7 @@ def read(path: Path) -> Trace:
     for number, row in rows:
         name = str(_text.need(path, number, row, "request_id"))
         if name in positions:
-            raise UserError(f"{path}: line {number}: request_id {name!r} is there twice")
+            raise UserError(f"{path}: line {number}: request_id {shown(name)} is there twice")
         positions[name] = len(calls)
         waits.append(row.get("dependencies") or [])
         calls.append(_call(path, number, row, name, size, scope == "local", numbers))
@@ -71,21 +71,21 @@ def _call(
     at = _calls.seconds_ns(path, line, "not_before_ms", _text.need(path, line, row, "not_before_ms"), MS)
     priority = row.get("priority") or 0
     if type(priority) is not int:
-        raise UserError(f"{path}: line {line}: priority is {priority!r}, must be whole")
+        raise UserError(f"{path}: line {line}: priority is {shown(priority)}, must be whole")
     return Call(line, at, prompt, output, runs, [], labels, name, priority)
 
 
 def _edge(path: Path, line: int, dependency: Any, positions: dict[str, int]) -> _calls.Edge:
     if not isinstance(dependency, dict):
-        raise UserError(f"{path}: line {line}: a dependency is {dependency!r}, must be an object")
+        raise UserError(f"{path}: line {line}: a dependency is {shown(dependency)}, must be an object")
     source, trigger = str(dependency.get("request_id")), dependency.get("trigger")
     relation = dependency.get("relation", "sequence")
     if source not in positions:
         meant = suggest(source, positions)
-        raise UserError(f"{path}: line {line}: depends on {source!r}, which is not in the file{meant}")
+        raise UserError(f"{path}: line {line}: depends on {shown(source)}, which is not in the file{meant}")
     for value, known in ((trigger, TRIGGERS), (relation, RELATIONS)):
         if value not in known:
-            raise UserError(f"{path}: line {line}: a dependency says {value!r}, must be one of {', '.join(known)}")
+            raise UserError(f"{path}: line {line}: a dependency says {shown(value)}, must be one of {', '.join(known)}")
     delay = _calls.seconds_ns(path, line, "delay_ms", dependency.get("delay_ms", 0), MS)
     return positions[source], TRIGGERS.index(str(trigger)), delay, RELATIONS.index(relation)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from servesim.errors import UserError
+from servesim.errors import UserError, shown
 from servesim.workload.trace import Ints, Trace
 from servesim.workload.trace_stream import TraceStream
 
@@ -84,7 +84,9 @@ def _clock_ns(path: Path, cells: list[str], lines: list[int]) -> Ints:
                 continue
         except (ValueError, OverflowError):
             pass
-        raise UserError(f"{path}: line {line}: TIMESTAMP is {cell!r}, must be like 2023-11-16 18:15:46.6805900 (UTC)")
+        raise UserError(
+            f"{path}: line {line}: TIMESTAMP is {shown(cell)}, must be like 2023-11-16 18:15:46.6805900 (UTC)"
+        )
     raise UserError(f"{path}: TIMESTAMP cannot be read as times")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from servesim.draws import uniform
-from servesim.errors import UserError
+from servesim.errors import UserError, shown
 from servesim.workload.trace import COMPLETION, After, Content, Ints, Trace
 
 from .. import prefix
@@ -145,7 +145,7 @@ def _content(path: Path, prompt_len: Ints, hashes: list[Any], lines: list[int], 
     blocks = -(-prompt_len // size)
     for ids, line, count, length in zip(hashes, lines, blocks.tolist(), prompt_len.tolist(), strict=True):
         if not isinstance(ids, list):
-            raise UserError(f"{path}: line {line}: hash_ids is {ids!r}, must be a list in all rows or none")
+            raise UserError(f"{path}: line {line}: hash_ids is {shown(ids)}, must be a list in all rows or none")
         if len(ids) != count:
             raise UserError(
                 f"{path}: line {line}: {len(ids)} hash_ids for input_length {length}, "

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError, shown, suggest
 from servesim.workload.trace import Trace
 from servesim.workload.trace_stream import TraceStream
 
@@ -45,7 +45,7 @@ def _by_name(path: Path, header: list[str], cells: list[list[str]]) -> dict[str,
         if name == "content":
             raise UserError(f"{path}: line 1: content cannot be read from CSV; use Parquet or JSONL")
         if name not in known:
-            raise UserError(f"{path}: line 1: unknown column {name!r}{suggest(name, known)}")
+            raise UserError(f"{path}: line 1: unknown column {shown(name)}{suggest(name, known)}")
     return dict(zip(header, cells, strict=True))
 
 

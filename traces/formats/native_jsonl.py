@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError, shown, suggest
 from servesim.workload.trace import Trace
 from servesim.workload.trace_stream import TraceStream
 
@@ -46,12 +46,12 @@ def stream(path: Path, chunk: int) -> TraceStream:
 def _open(path: Path, chunk: int | None) -> tuple[str, tuple[str, ...], Iterator[Part]]:
     """Return name, notes, and the rows, `chunk` at a time (None: all at once)."""
     rows = _text.json_lines(path)
-    number, header = next(rows)
+    number, header = next(rows, (0, {}))
     if header.get("servesim_trace") != _native.VERSION:
         version = header.get("servesim_trace")
-        raise UserError(f"{path}: line {number}: servesim_trace is {version!r}, must be {_native.VERSION}")
-    notes = tuple(map(str, header.get("notes", ())))
-    return str(header.get("name", path.stem)), notes, _parts(path, rows, chunk)
+        raise UserError(f"{path}: line {number}: servesim_trace is {shown(version)}, must be {_native.VERSION}")
+    name, notes = _native.named(path, header)
+    return name, notes, _parts(path, rows, chunk)
 
 
 def _parts(path: Path, rows: Iterator[tuple[int, dict[str, Any]]], chunk: int | None) -> Iterator[Part]:
@@ -73,13 +73,17 @@ def _cells(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Part:
     for number, row in rows:
         for name in row:
             if name not in cells:
-                raise UserError(f"{path}: line {number}: unknown key {name!r}{suggest(name, cells)}")
+                raise UserError(f"{path}: line {number}: unknown key {shown(name)}{suggest(name, cells)}")
         lines.append(number)
         for name in _native.REQUIRED:
             cells[name].append(_text.need(path, number, row, name))
         for name in _native.OPTIONAL:
             cells[name].append(row.get(name))
-    return {name: column for name, column in cells.items() if any(cell is not None for cell in column)}, lines
+    return {
+        name: column
+        for name, column in cells.items()
+        if name in _native.REQUIRED or any(cell is not None for cell in column)
+    }, lines
 
 
 def write(trace: Trace, path: Path) -> None:

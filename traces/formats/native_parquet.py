@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from servesim.errors import UserError
-from servesim.workload.trace import LABELS, LENGTH_CAPPED, After, Content, Samples, Trace
+from servesim.errors import UserError, shown, suggest
+from servesim.untrusted import json_value, limits, too_much
+from servesim.workload.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Samples, Trace
 from servesim.workload.trace_stream import TraceStream
 
 from . import _native, _text
@@ -28,7 +29,10 @@ ABOUT = "Parquet: arrival_ns, prompt_len, output_len, ... and content runs"
 HOLDS = _native.HOLDS
 FOLDERS = True
 META = b"servesim_trace"
+_MOST = {0: _native.MOST, 1: _text.MAX_TOKENS}
+"""Most of a time and of a length, by the least."""
 EDGES = ("rows", "triggers", "delays_ns", "relations")
+LISTS = ("content_ids", "content_lengths", *(f"after_{name}" for name in EDGES))
 
 
 def detect(head: bytes) -> bool:
@@ -73,13 +77,27 @@ def _open(path: Path) -> list[Any]:
     import pyarrow.parquet as pq
 
     paths = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    return [pq.ParquetFile(part, page_checksum_verification=True) for part in paths]
+    files = [pq.ParquetFile(part, page_checksum_verification=True) for part in paths]
+    if sum(file.metadata.num_rows for file in files) > limits().rows:
+        raise too_much(path, "rows are", "rows")
+    groups = [file.metadata.row_group(i) for file in files for i in range(file.num_row_groups)]
+    if 8 * sum(group.column(i).num_values for group in groups for i in range(group.num_columns)) > limits().bytes:
+        raise too_much(path, "bytes of columns are", "bytes")
+    return files
 
 
 def _meta(path: Path, schema: Any) -> tuple[str, tuple[str, ...]]:
-    """Return name and notes."""
-    meta = json.loads((schema.metadata or {}).get(META, b"{}"))
-    return str(meta.get("name", path.stem)), tuple(map(str, meta.get("notes", ())))
+    """Return name and notes; UserError where a column is unknown or there twice."""
+    known = (*_native.REQUIRED, *(name for name in _native.OPTIONAL if name not in ("after", "n", "content")), *LISTS)
+    for i, column in enumerate(schema.names):
+        if column in schema.names[:i]:
+            raise UserError(f"{path}: column {shown(column)} is there twice")
+        if column not in known:
+            raise UserError(f"{path}: unknown column {shown(column)}{suggest(column, known)}")
+    meta = json_value((schema.metadata or {}).get(META, b"{}").decode())
+    if not isinstance(meta, dict):
+        raise UserError(f"{path}: its servesim_trace metadata is {shown(meta)}, must be an object")
+    return _native.named(path, meta)
 
 
 @contextmanager
@@ -89,7 +107,15 @@ def _readable(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, AttributeError) as error:
+    except (
+        pa.ArrowException,
+        pa.ArrowKeyError,
+        OverflowError,
+        TypeError,
+        OSError,
+        ValueError,
+        AttributeError,
+    ) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: not a readable Parquet trace (cut short?): {reason}") from error
 
@@ -103,7 +129,11 @@ def _trace(path: Path, name: str, columns: dict[str, Any], first: int, sort: boo
             if len(bad):
                 value = columns[column][bad[0]]
                 raise UserError(f"{path}: line {rows[bad[0]]}: {column} is {value}, must be at least {least}")
+            if len(bad := np.flatnonzero(columns[column] > _MOST[least])):
+                value = columns[column][bad[0]]
+                raise UserError(f"{path}: line {rows[bad[0]]}: {column} is {value}, must be at most {_MOST[least]}")
         _native.check_caps(path, columns, rows)
+        _native.check_quotes(path, columns, rows, first)
         return Trace(name=name, **_text.in_order(path, columns, rows, sort, start))
     except UserError as error:  # the shared checks speak of lines and Trace of itself; a Parquet file has rows
         text = str(error).removeprefix(f"{path}: ").replace("line ", "row ", 1)
@@ -114,7 +144,9 @@ def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
     """Return the columns of Trace; what is absent gets Trace's defaults."""
     for name in _native.REQUIRED:
         if name not in table.column_names:
-            raise UserError(f"{path}: no column {name!r}; columns are {', '.join(table.column_names)}")
+            raise UserError(f"{path}: no column {shown(name)}; columns are {', '.join(table.column_names)}")
+    if not table.num_rows:
+        raise UserError(f"{path}: columns but no requests")
     present = [name for name in _native.NUMBERS if name in table.column_names]
     numbers = {name: _numbers(path, name, table[name]) for name in present}
     if "max_tokens" not in numbers and "stop" not in numbers and LENGTH_CAPPED not in notes:
@@ -123,12 +155,12 @@ def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
         "max_tokens": numbers["output_len"].copy(),
         "priority": np.zeros(table.num_rows, dtype=np.int64),
         **numbers,
-        "request_id": tuple(table["request_id"].to_pylist()) if "request_id" in table.column_names else None,
+        "request_id": _texts(path, "request_id", table) if "request_id" in table.column_names else None,
         "content": _content(table, path) if "content_ids" in table.column_names else None,
         "cancel_ns": _numbers(path, "cancel_ns", table["cancel_ns"]) if "cancel_ns" in table.column_names else None,
         "after": _after(table, path) if "after_rows" in table.column_names else None,
         "samples": _samples(table, path) if "samples" in table.column_names else None,
-        "labels": {name: tuple(table[name].to_pylist()) for name in LABELS if name in table.column_names},
+        "labels": {name: _texts(path, name, table) for name in LABELS if name in table.column_names},
         "notes": notes,
     }
     columns.setdefault("stop", columns["max_tokens"] > columns["output_len"])
@@ -163,9 +195,17 @@ def _numbers(path: Path, name: str, column: Any) -> Any:
     import pyarrow as pa
 
     if column.null_count:
-        raise UserError(f"{path}: column {name!r} has {column.null_count} empty cells")
-    wanted = pa.bool_() if name == "stop" else pa.int64()
-    return column.cast(wanted).to_numpy()
+        raise UserError(f"{path}: column {shown(name)} has {column.null_count} empty cells")
+    flag = name == "stop"
+    kinds = pa.types
+    if not (kinds.is_integer(column.type) or (kinds.is_boolean if flag else kinds.is_floating)(column.type)):
+        raise UserError(f"{path}: column {name!r} has values of type {column.type}, must be whole numbers")
+    return column.cast(pa.bool_() if flag else pa.int64()).to_numpy()
+
+
+def _texts(path: Path, name: str, table: Any) -> tuple[str, ...]:
+    cells = table[name].to_pylist()
+    return _text.texts(path, name, cells, range(1, len(cells) + 1))
 
 
 def _lists(path: Path, table: Any, names: list[str]) -> tuple[Any, list[Any]]:
@@ -175,15 +215,30 @@ def _lists(path: Path, table: Any, names: list[str]) -> tuple[Any, list[Any]]:
     for name in names:
         if name not in table.column_names:
             raise UserError(f"{path}: column {names[0]} without {name}")
+    for name in names:
+        kind = table[name].type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_integer(kind.value_type):
+            raise UserError(f"{path}: column {name!r} has values of type {kind}, must be lists of whole numbers")
+        if table[name].null_count:
+            raise UserError(f"{path}: column {name!r} has {table[name].null_count} empty cells")
     lists = [pa.concat_arrays(table[name].cast(pa.large_list(pa.int64())).chunks) for name in names]
     offsets = np.asarray(lists[0].offsets, dtype=np.int64)
     if not all(np.array_equal(offsets, np.asarray(other.offsets)) for other in lists):
         raise UserError(f"{path}: lists of {' and '.join(names)} differ in length")
-    return offsets - offsets[0], [column.flatten().to_numpy() for column in lists]
+    values = [column.flatten() for column in lists]
+    for name, column in zip(names, values, strict=True):
+        if column.null_count:
+            raise UserError(f"{path}: lists of {name} have {column.null_count} empty values")
+    return offsets - offsets[0], [column.to_numpy() for column in values]
 
 
 def _after(table: Any, path: Path) -> After:
     offsets, values = _lists(path, table, [f"after_{name}" for name in EDGES])
+    for name, column, most in zip(
+        EDGES, values, (_native.MOST, len(TRIGGERS), _native.MOST, len(RELATIONS)), strict=True
+    ):
+        if len(column) and not 0 <= column.min() <= column.max() < most:
+            raise UserError(f"{path}: values of after_{name} must be from 0 to {most - 1}")
     return After(offsets, *values)
 
 

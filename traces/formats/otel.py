@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from servesim.errors import UserError
+from servesim.errors import UserError, shown
+from servesim.untrusted import json_value, read_text
 from servesim.workload.trace import COMPLETION, Trace
 
 from . import _calls, _text
@@ -68,7 +69,7 @@ class _Span:
         )
         choices = attributes.get(CHOICES, 1)
         if type(choices) is not int or not 1 <= choices <= self.output:
-            raise UserError(f"{path}: line {line}: {CHOICES} is {choices!r}, must be from 1 to the {OUTPUT[0]}")
+            raise UserError(f"{path}: line {line}: {CHOICES} is {shown(choices)}, must be from 1 to the {OUTPUT[0]}")
         self.output, *self.further = sorted(_share(self.output, [1] * choices), reverse=True)
         self.start, self.end = (_clock_ns(path, line, span, key) for key in ("start_time", "end_time"))
         self.messages = _messages(path, line, attributes, "gen_ai.input.messages")
@@ -120,10 +121,8 @@ def _share(total: int, weights: list[int]) -> list[int]:
 
 def _spans(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line, span); for a file that is one JSON value, the number of the span instead of a line."""
-    with _text.open_text(path) as file:
-        text = file.read()
     try:
-        value = json.loads(text)
+        value = json_value(read_text(path))
     except ValueError:
         lines = list(_text.json_lines(path))
     else:
@@ -138,7 +137,7 @@ def _spans(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _messages(path: Path, line: int, attributes: dict[str, Any], key: str) -> list[Message]:
     value = attributes.get(key) or []
     try:
-        parts = json.loads(value) if isinstance(value, str) else value
+        parts = json_value(value) if isinstance(value, str) else value
         return [(str(m.get("role", "")), json.dumps(m.get("content", m.get("parts")), sort_keys=True)) for m in parts]
     except (ValueError, AttributeError, TypeError):
         raise UserError(f"{path}: line {line}: {key} must be a list of messages") from None
@@ -149,5 +148,5 @@ def _clock_ns(path: Path, line: int, span: dict[str, Any], key: str) -> int:
     try:
         stamp = np.datetime64(value.removesuffix("Z").removesuffix("+00:00"), "ns")
     except ValueError:
-        raise UserError(f"{path}: line {line}: {key} is {value!r}, must be a UTC time") from None
+        raise UserError(f"{path}: line {line}: {key} is {shown(value)}, must be a UTC time") from None
     return int(stamp.astype(np.int64))

@@ -3,14 +3,14 @@ it was saved with details, else with totals, whose requests are all of mean leng
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from servesim.errors import UserError
+from servesim.errors import UserError, shown
 from servesim.sentinels import NEVER
+from servesim.untrusted import limits, read_json, too_much
 from servesim.workload.trace import Ints, Trace
 
 from . import _text
@@ -24,11 +24,9 @@ def detect(head: bytes) -> bool:
 
 
 def read(path: Path) -> Trace:
-    try:
-        with _text.open_text(path) as file:
-            result = json.load(file)
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON: {error}") from error
+    result = read_json(path)
+    if not isinstance(result, dict):
+        raise UserError(f"{path}: {type(result).__name__}, must be a JSON object")
     notes: list[str] = []
     if result.get("input_lens") and result.get("output_lens"):
         prompt, output, sent = _detailed(path, result, notes)
@@ -46,7 +44,11 @@ def read(path: Path) -> Trace:
 
 def _detailed(path: Path, result: dict[str, Any], notes: list[str]) -> tuple[Ints, Ints, Ints]:
     lens, outs = result["input_lens"], result["output_lens"]
-    starts = result.get("start_times") or [0.0] * len(lens)
+    starts = result.get("start_times")
+    for name, values in (("input_lens", lens), ("output_lens", outs), ("start_times", starts or [])):
+        if not isinstance(values, list):
+            raise UserError(f"{path}: {name} is {shown(values)}, must be a list")
+    starts = starts or [0.0] * len(lens)
     if not len(lens) == len(outs) == len(starts):
         raise UserError(f"{path}: {len(lens)} input_lens, {len(outs)} output_lens and {len(starts)} start_times")
     kept = [i for i, tokens in enumerate(outs) if tokens != 0]
@@ -63,6 +65,12 @@ def _even(path: Path, result: dict[str, Any], key: str) -> Ints:
     """Share out a total as evenly as whole tokens can be."""
     count, total = result.get("completed"), result.get(key)
     if type(count) is not int or type(total) is not int or not 1 <= count <= total:
-        raise UserError(f"{path}: completed is {count!r} and {key} {total!r}: no requests to share tokens among")
+        raise UserError(
+            f"{path}: completed is {shown(count)} and {key} {shown(total)}: no requests to share tokens among"
+        )
+    if count > limits().rows:
+        raise too_much(path, "requests are", "rows")
+    if count * total >= 1 << 62:
+        raise UserError(f"{path}: {key} is {total} for {count} requests, which is beyond any server")
     edges = np.arange(count + 1, dtype=np.int64) * total // count
     return np.diff(edges)

@@ -9,12 +9,12 @@ started, times relative to its own start (t is when it ended); the next call wai
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from servesim.errors import UserError
+from servesim.errors import UserError, shown
+from servesim.untrusted import read_json, read_start
 from servesim.workload.trace import COMPLETION, RELATIONS, Trace
 
 from . import _calls, _text, first_of
@@ -85,6 +85,7 @@ class _Reader:
         relation = SPAWN if parent >= 0 else SEQUENCE
         agents: list[tuple[int, int]] = []  # agents at work: last call, when it ended
         for entry in entries:
+            _object(self.path, self.line, entry)
             at = start_ns + self._seconds(entry, "t")
             if entry.get("type") == "subagent":
                 spent = self._milliseconds(entry, "duration_ms")
@@ -122,10 +123,12 @@ class _Reader:
         runs: list[tuple[int, int]] = []
         try:
             for first, count in coded:
+                _text.whole_number(first, 0, 1 << 62)
+                _text.whole_number(count, 1, _text.MAX_TOKENS)
                 if runs and runs[-1][0] + runs[-1][1] == first:
                     runs[-1] = (runs[-1][0], runs[-1][1] + count)
                 else:
-                    runs.append((first + 0, count + 0))
+                    runs.append((first, count))
         except (TypeError, ValueError):
             raise UserError(f"{self.path}: line {self.line}: hash_ids of {self.play} must be whole numbers") from None
         return runs
@@ -149,6 +152,12 @@ class _Reader:
         return _calls.seconds_ns(self.path, self.line, key, entry.get(key) or 0, 1_000_000)
 
 
+def _object(path: Path, line: int, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: line {line}: {shown(value)}, must be a JSON object")
+    return value
+
+
 def _sessions(path: Path) -> Iterator[tuple[Path, int, dict[str, Any]]]:
     """Yield (file, line, session) of a folder of files, or of one file with one session in all or in each line."""
     if path.is_dir():
@@ -156,14 +165,9 @@ def _sessions(path: Path) -> Iterator[tuple[Path, int, dict[str, Any]]]:
         for file in sorted(path.glob("*.json*")):
             yield from _sessions(file)
         return
-    with _text.open_text(path) as text:
-        start = text.read(1 << 16)
+    start = read_start(path)
     if "\n" in start.strip() and not start.split("\n", 1)[0].rstrip().endswith("}"):  # one object over many lines
-        try:
-            with _text.open_text(path) as text:
-                yield path, 1, json.load(text)
-        except ValueError as error:
-            raise UserError(f"{path}: not JSON: {error}") from error
+        yield path, 1, _object(path, 1, read_json(path))
         return
     for line, session in _text.json_lines(path):
         yield path, line, session

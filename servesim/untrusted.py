@@ -1,0 +1,311 @@
+"""Reads what others wrote: text, JSON and YAML within limits, every key once, numbers that are numbers.
+
+Every reader of a file from outside goes through here. Whatever the input, there is a value or one UserError. The
+environment variable SERVESIM_LIMITS raises (or lowers) limits: `SERVESIM_LIMITS=rows=1e9,depth=500`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from servesim.errors import UserError, shown
+
+if TYPE_CHECKING:
+    from servesim.yaml_limits import LimitedLoader
+
+SETTING = "SERVESIM_LIMITS"
+GZIP = b"\x1f\x8b"
+DAMAGED = "the compressed file is damaged or cut short"
+BLOCK = 1 << 20
+FREELY_UNPACKED = 16 << 20
+"""Bytes that any packed file may unpack to: the ratio is not looked at below."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Most of anything that a file may make servesim hold. Far above what the public traces and models have."""
+
+    bytes: int = 64 << 30
+    """Of a file of rows, unpacked."""
+    ratio: int = 100
+    """Bytes unpacked for each packed, above 16 MiB. Traces as CSV or JSON have 3 to 20."""
+    line: int = 64 << 20
+    """Bytes of one line."""
+    rows: int = 100_000_000
+    """Requests of a trace, all samples counted."""
+    samples: int = 16_384
+    """Answers to one request; vLLM allows as many by default (VLLM_MAX_N_SEQUENCES)."""
+    document: int = 1 << 30
+    """Bytes of a JSON document, which is read as a whole."""
+    yaml: int = 8 << 20
+    """Bytes of a YAML document."""
+    nodes: int = 200_000
+    """Values in a YAML document, those behind an alias counted wherever it stands."""
+    depth: int = 100
+    """Lists and objects within each other."""
+    fetch: int = 4 << 30
+    """Bytes of a download whose size is not known."""
+
+
+def limits() -> Limits:
+    """Return the limits in force; UserError where SERVESIM_LIMITS is not name=number,...."""
+    return _parsed(os.environ.get(SETTING, ""))
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> Limits:
+    known = {field.name for field in fields(Limits)}
+    found = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, value = part.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = 0.0
+        if name not in known or not 1 <= number < 1 << 62:
+            raise UserError(f"{SETTING}: {shown(part)} is not NAME=NUMBER; names are {', '.join(sorted(known))}")
+        found[name] = int(number)
+    return Limits(**found)
+
+
+def too_much(where: object, what: str, name: str) -> UserError:
+    """Return the error that a limit is passed; it says how to raise it."""
+    most: int = getattr(limits(), name)
+    return UserError(f"{where}: {what} more than {most:,} (to allow it, set {SETTING}={name}=N)")
+
+
+class _Bounded(io.RawIOBase):
+    """Bytes of a file, counted: by the whole, by the line and, where packed, by the size it was packed to."""
+
+    def __init__(self, path: Path, source: Any, packed: int | None) -> None:
+        self._path, self._source, self._limits = path, source, limits()
+        self._count = self._line = 0
+        self._most = self._limits.bytes
+        self._unpacked = max(FREELY_UNPACKED, packed * self._limits.ratio) if packed is not None else self._most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read on; UserError where a limit is passed."""
+        data = self._source.read(len(buffer))
+        size = len(data)
+        buffer[:size] = data
+        self._count += size
+        end = data.rfind(b"\n")
+        self._line = size - end - 1 if end >= 0 else self._line + size
+        if self._count > self._most:
+            raise too_much(self._path, "bytes of text are", "bytes")
+        if self._count > self._unpacked:
+            raise too_much(self._path, "bytes unpacked for each packed one are", "ratio")
+        if self._line > self._limits.line:
+            raise too_much(self._path, "bytes of one line are", "line")
+        return size
+
+    def close(self) -> None:
+        """Close the file below too."""
+        self._source.close()
+        super().close()
+
+
+def open_text(path: Path, newline: str | None = None) -> TextIO:
+    """Open a text file, gzipped or not; reading on raises UserError beyond the limits. OSError where it cannot be
+    opened."""
+    with path.open("rb") as start:
+        packed = os.fstat(start.fileno()).st_size if start.read(2) == GZIP else None
+    source: Any = gzip.open(path) if packed is not None else path.open("rb")  # noqa: SIM115  # closed by the text
+    bounded = io.BufferedReader(_Bounded(path, source, packed), BLOCK)
+    text = io.TextIOWrapper(bounded, encoding="utf-8-sig", newline=newline)
+    text._CHUNK_SIZE = BLOCK >> 2  # type: ignore[attr-defined]  # bytes decoded at once: fewer calls of readinto
+    return text
+
+
+def read_text(path: Path, most: str = "document") -> str:
+    """Return the text of a file, gzipped or not, of at most limit `most` bytes; UserError where it cannot be read."""
+    bound: int = getattr(limits(), most)
+    try:
+        with open_text(path) as file:
+            text = file.read(bound + 1)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path}: {DAMAGED}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if len(text) > bound:
+        raise too_much(path, "bytes of a document are", most)
+    return text
+
+
+def read_start(path: Path, size: int = 1 << 16) -> str:
+    """Return the first characters of a text file; UserError where it cannot be read."""
+    try:
+        with open_text(path) as file:
+            return file.read(size)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path}: {DAMAGED}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _unique(found: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(found)
+    if len(value) != len(found):
+        seen: set[str] = set()
+        again = next(key for key, _ in found if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"key {shown(again)} is there twice")
+    return value
+
+
+_PLAIN = json.JSONDecoder(parse_constant=_refuse_constant)
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
+
+
+def json_value(text: str) -> Any:
+    """Parse JSON: every key once, finite numbers, text that is text, no deeper than the limit; else ValueError."""
+    try:
+        value = _STRICT.decode(text)
+    except RecursionError:
+        raise ValueError(_too_deep()) from None
+    check_value(value)
+    return value
+
+
+def row_reader() -> Callable[[str], Any]:
+    """Return a parser of one line of many, which does as `json_value` does, quickly where that is plain: an object of
+    as many keys as the line has colons has none within it and none twice, and few brackets are not deep."""
+    plain, shallow = _PLAIN.decode, limits().depth - 1
+
+    def read(line: str) -> Any:
+        if "\\" not in line and line.count("[") <= shallow:
+            try:
+                value = plain(line)
+            except RecursionError:
+                raise ValueError(_too_deep()) from None
+            if type(value) is dict and len(value) == line.count(":"):
+                return value
+        return json_value(line)
+
+    return read
+
+
+def _too_deep() -> str:
+    return f"lists and objects more than {limits().depth} deep (to allow more, set {SETTING}=depth=N)"
+
+
+def check_value(value: Any) -> None:
+    """Raise ValueError where a value of JSON or YAML is too deep, or has text with half a character (a lone
+    surrogate) or a number that is not finite."""
+    most = limits().depth
+    level, depth = [value], 0
+    while level:
+        if depth > most:
+            raise ValueError(
+                f"lists and objects {depth} deep; the most is {most} (to allow more, set {SETTING}=depth=N)"
+            )
+        within: list[Any] = []
+        for each in level:
+            kind = type(each)
+            if kind is int or kind is bool:
+                continue
+            if kind is float:
+                if not -1.8e308 < each < 1.8e308:
+                    raise ValueError(f"{each} is no finite number")
+            elif kind is str:
+                check_text(each)
+            elif kind is list:
+                within += each
+            elif kind is dict:
+                within += each
+                within += each.values()
+        level, depth = within, depth + 1
+
+
+def check_text(text: str) -> None:
+    """Raise ValueError where text has half a character, which no file can hold."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{shown(text)} has half a character (a lone surrogate)") from None
+
+
+def read_json(path: Path) -> Any:
+    """Return the JSON document in a file; UserError names it."""
+    return parse_json(read_text(path), path)
+
+
+def parse_json(text: str, where: object) -> Any:
+    """Return the JSON document in a text; UserError, which `where` begins."""
+    try:
+        return json_value(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: line {error.lineno} is not JSON: {error.msg}") from error
+    except ValueError as error:
+        raise UserError(f"{where}: not JSON: {error}") from error
+
+
+def read_yaml(path: Path, what: str = "") -> Any:
+    """Return the YAML document in a file; UserError names it, after `what`."""
+    where = f"{what} {path}".strip()
+    try:
+        text = read_text(path, "yaml")
+    except UserError as error:
+        raise UserError(f"{what} {error}".strip()) from error
+    return parse_yaml(text, where)
+
+
+def parse_yaml(text: str, where: object) -> Any:
+    """Return the YAML document in a text, every key once, aliases unfolded within the limits; UserError, which
+    `where` begins."""
+    import yaml
+
+    from servesim.yaml_limits import LimitedLoader
+
+    if len(text) > limits().yaml:
+        raise too_much(where, "bytes of YAML are", "yaml")
+    return _constructed(lambda: LimitedLoader(text, limits()), where, yaml.YAMLError)
+
+
+def _constructed(make: Callable[[], LimitedLoader], where: object, faults: type[Exception]) -> Any:
+    try:
+        value = make().get_single_data()
+        if isinstance(value, str | list | dict):
+            _check_yaml(value)
+    except faults as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error)
+        told = problem if type(error).__name__ == "RefusedYamlError" else f"not YAML: {problem}"
+        raise UserError(f"{where}: {line}{told}") from error
+    except (ValueError, ArithmeticError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        reason = str(error) if isinstance(error, ValueError) else type(error).__name__
+        raise UserError(f"{where}: not YAML that can be read: {reason}") from error
+    return value
+
+
+def _check_yaml(value: Any) -> None:
+    """Check text alone: depth and aliases were counted while it was read, and `.inf` has its uses."""
+    level, seen = [value], set()
+    while level:
+        each = level.pop()
+        if isinstance(each, str):
+            check_text(each)
+        elif isinstance(each, list | dict) and id(each) not in seen:
+            seen.add(id(each))
+            level += [*each, *each.values()] if isinstance(each, dict) else each

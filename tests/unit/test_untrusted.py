@@ -1,0 +1,171 @@
+"""Readers of files from outside: a value or one line, within limits."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from servesim import untrusted
+from servesim.errors import MOST_LINE, MOST_SHOWN, UserError, one_line, shown
+from servesim.hardware.model import ModelSpec
+from servesim.run.scenario import load_settings
+from servesim.traces import load_trace, save_trace
+from servesim.workload.trace import Content, Trace
+
+
+def laughs(levels: int) -> str:
+    lines = ["a: &a [1,1,1,1,1,1,1,1,1]"]
+    lines += [f"{chr(98 + i)}: &{chr(98 + i)} [{','.join([f'*{chr(97 + i)}'] * 9)}]" for i in range(levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (laughs(9), "more than 200,000 values"),
+        ("shape: &a [*a]", "line 1: an alias stands for what it stands in"),
+        ("[" * 5000, "more than 100 deep"),
+        ("- " * 5000 + "1", "more than 100 deep"),
+        (f"seed: {'9' * 5000}", "not YAML that can be read"),
+        ("a: 1\nb: 2\na: 3", "line 3: key 'a' is there twice"),
+        ("a: 2020-13-45", "month"),
+        ('a: "\\ud800"', "half a character"),
+        ("!!python/object/apply:os.getpid []", "constructor"),
+    ],
+)
+def test_hostile_yaml_is_one_line(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says) as error:
+        untrusted.parse_yaml(text, "x.yaml")
+    assert "\n" not in str(error.value)
+
+
+def test_aliases_and_merged_keys_that_stay_small_are_read() -> None:
+    text = "x: &x {p: 1, q: 2}\ny: {<<: *x, p: 3}\nz: {<<: *x}\nw: {<<: *x}"
+    both = {"p": 1, "q": 2}
+    assert untrusted.parse_yaml(text, "") == {"x": both, "y": {"p": 3, "q": 2}, "z": both, "w": both}
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": NaN}', "[" * 100_000, '"\\ud800"', "9" * 5000, "[1e999]"])
+def test_hostile_json_is_a_value_error_as_a_document_and_as_a_row(text: str) -> None:
+    for parse in (untrusted.json_value, untrusted.row_reader()):
+        with pytest.raises(ValueError, match=r".+"):
+            parse(text)
+
+
+def test_a_limit_is_raised_by_the_setting_and_a_wrong_setting_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.json"
+    path.write_text("[" * 150 + "]" * 150)
+    with pytest.raises(UserError, match=r"SERVESIM_LIMITS=depth=N"):
+        untrusted.read_json(path)
+    monkeypatch.setenv(untrusted.SETTING, "depth=200")
+    assert untrusted.read_json(path)
+    monkeypatch.setenv(untrusted.SETTING, "dept=200")
+    with pytest.raises(UserError, match="is not NAME=NUMBER"):
+        untrusted.limits()
+
+
+def test_a_file_without_end_and_one_that_unpacks_to_much_more_stop_at_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="yaml"):
+        load_settings("/dev/zero")
+    packed = tmp_path / "t.csv.gz"
+    packed.write_bytes(gzip.compress(b"arrival_ns,prompt_len,output_len\n" + b"1,1,1\n" * 4_000_000))
+    with pytest.raises(UserError, match="unpacked for each packed one are more than 100"):
+        load_trace(packed)
+    monkeypatch.setenv(untrusted.SETTING, "rows=10")
+    with pytest.raises(UserError, match="lines are more than 10"):
+        load_trace(packed)
+
+
+def test_what_is_echoed_is_short_and_printable() -> None:
+    line = str(UserError(f"a\nb {'x' * 100_000} \x1b[31m\x00 '{'y z' * 9000}' \ud800"))
+    assert line.isprintable()
+    assert len(line) < 3 * MOST_SHOWN
+    assert len(one_line("word " * 10_000)) <= MOST_LINE
+    assert len(shown("x" * 10**6)) <= MOST_SHOWN
+    assert shown(10**5000) == "a int too large to show"
+
+
+HEAD = '{"servesim_trace": 1}\n'
+ROW = '"prompt_len": 3, "output_len": 2'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (HEAD + f'{{"arrival_ns": null, {ROW}}}\n', "line 2: arrival_ns is None"),
+        (HEAD + f'{{"arrival_ns": 0, {ROW}, "content": [[Infinity, 3]]}}\n', "Infinity is no number"),
+        (HEAD + f'{{"arrival_ns": 0, {ROW}, "content": [[{2**70}, 3]]}}\n', "content must be"),
+        ('{"servesim_trace": 1, "notes": 5}\n' + f'{{"arrival_ns": 0, {ROW}}}\n', "notes are 5"),
+        (HEAD + f'{{"arrival_ns": 0, {ROW}, "request_id": "\\ud800"}}\n', "half a character"),
+        (HEAD + f'{{"arrival_ns": 0, {ROW}, "samples": [2, 1.5]}}\n', "samples is"),
+        (HEAD + f'{{"arrival_ns": 0, {ROW}, "samples": [2, true]}}\n', "samples is"),
+        (HEAD + f'{{"arrival_ns": 0, {ROW}, "n": 1000000000}}\n', "samples of one request are more than 16,384"),
+        (HEAD + f'{{"arrival_ns": 0, {ROW}, {ROW}}}\n', "is there twice"),
+        (HEAD + f'{{"arrival_ns": 0, {ROW}, "content": [[-1, 3]]}}\n', "quotes the output of row 0"),
+        (HEAD + f'{{"arrival_ns": 0, {ROW}, "content": [[-9, 3]]}}\n', "quotes the output of row 8"),
+        ("arrival_ns,prompt_len,output_len,prompt_len\n0,1,1,1\n", "column 'prompt_len' is there twice"),
+        ("arrival_ns,prompt_len,output_len,n\n0,1,1,1000000000\n", "SERVESIM_LIMITS=samples"),
+        (f"arrival_ns,prompt_len,output_len\n0,{2**63},1\n", "prompt_len is '9223372036854775808'"),
+    ],
+)
+def test_hostile_traces_are_one_line(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_text(text)
+    with pytest.raises(UserError, match=says) as error:
+        load_trace(path)
+    assert "\n" not in str(error.value)
+
+
+def test_content_that_quotes_more_than_there_is_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    rows = [{"arrival_ns": 0, "prompt_len": 3, "output_len": 2, "content": [[0, 3]]}]
+    rows.append({"arrival_ns": 1, "prompt_len": 6, "output_len": 2, "content": [[0, 3], [-1, 3]]})
+    path.write_text(HEAD + "".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="line 3: content quotes 3 tokens of the output of row 0, which has 2"):
+        load_trace(path)
+
+
+def test_parquet_is_as_strict_as_csv(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path, good = tmp_path / "t", {name: pa.array([1]) for name in ("arrival_ns", "prompt_len", "output_len")}
+    wrong = {
+        "unknown column 'promt'": pa.table(good | {"promt": pa.array([1])}),
+        "is there twice": pa.table([pa.array([1])] * 4, names=[*good, "prompt_len"]),
+        "no requests": pa.table({name: column[:0] for name, column in good.items()}),
+        "lists of whole numbers": pa.table(good | {"samples": pa.array([[True]])}),
+        "of type double": pa.table(good | {"stop": pa.array([1.5])}),
+        "request_id is None": pa.table(good | {"request_id": pa.array([None], pa.string())}),
+    }
+    for says, table in wrong.items():
+        pq.write_table(table, path)
+        with pytest.raises(UserError, match=says):
+            load_trace(path)
+
+
+def test_an_unknown_architecture_is_refused_and_a_copy_may_say_what_it_is_like(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    config = {"model_type": "novel", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    config |= {"intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 512}
+    path.write_text(json.dumps(config))
+    with pytest.raises(UserError, match="model_type 'novel' is not known"):
+        ModelSpec.load(str(path))
+    path.write_text(json.dumps(config | {"model_type": "llama"}))
+    assert ModelSpec.load(str(path)).num_layers == 2
+
+
+def test_a_round_trip_of_quoted_outputs_is_read(tmp_path: Path) -> None:
+    import numpy as np
+
+    ids, lengths = np.array([0, 0, -1], dtype=np.int64), np.array([3, 3, 2], dtype=np.int64)
+    content = Content(np.array([0, 1, 3], dtype=np.int64), ids, lengths)
+    trace = Trace.from_lengths("t", [0, 1], [3, 5], [2, 2], content=content)
+    for name in ("jsonl", "parquet"):
+        save_trace(trace, tmp_path / name, name)
+        assert load_trace(tmp_path / name).content.ids.tolist() == [0, 0, -1]
