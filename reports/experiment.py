@@ -47,9 +47,11 @@ class Experiment:
         """Load a comparison, sweep or capacity question as it was written."""
         path = folder / f"{kind}.json"
         try:
-            document: dict[str, Any] = read_json(path)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: damaged: {error}") from error
+            document = read_json(path)
+        except UserError as error:
+            raise UserError(f"{path}: damaged: {str(error).removeprefix(f'{path}: ')}") from error
+        if not isinstance(document, dict):
+            raise UserError(f"{path}: damaged: no object")
         if missing := {"schema", "workload", "settings", "notes"} - set(document):
             raise UserError(f"{path}: damaged: no {', '.join(sorted(missing))} in it")
         return cls(document, folder)
