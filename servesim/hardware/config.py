@@ -26,7 +26,8 @@ KNOWN_TYPES = frozenset(
         *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text"),
         *("gpt_oss", "opt", "deepseek_v2", "deepseek_v3", "kimi_k2", "hunyuan", "hunyuan_v1_dense", "hunyuan_v1_moe"),
         *("phi3", "olmo", "olmo2", "granite", "internlm2", "internlm3", "smollm3", "starcoder2", "gemma3"),
-        *("gpt_neox", "phi", "nemotron"),
+        *("gpt_neox", "phi", "nemotron", "minimax_m2", "glm4", "glm4_moe", "seed_oss", "ernie4_5", "ernie4_5_moe"),
+        *("olmoe", "granitemoe", "stablelm", "cohere"),
     )
 )
 """Values of `model_type` whose decoders have the parts that servesim prices: attention with grouped heads, a dense MLP
