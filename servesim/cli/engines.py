@@ -36,5 +36,5 @@ def engines(
     beyond = ", which is newer than any looked at: what is known of the newest" if facts.beyond else ""
     typer.echo(f"{facts.engine} {facts.version} on {facts.gpu}{beyond}")
     for fact, known in facts.facts.items():
-        typer.echo(f"\n{fact}: {known.value}")
+        typer.echo(f"\n{fact}: {known.value}{'' if known.priced else ' (nothing depends on it yet)'}")
         typer.echo(textwrap.fill(known.source, 100, initial_indent="  ", subsequent_indent="  "))

@@ -88,7 +88,7 @@ class HostTerms:
     @classmethod
     def load(cls, source: str | Path) -> HostTerms:
         """Load shipped terms by name (`vllm-0.23-h100`) or from a YAML file. Terms that a file with `base` leaves out
-        are those of its base, but for the engine: they are of one server, and chosen by name alone."""
+        are those of its base, but for the engine: without one they are chosen by name alone."""
         shipped = {path.name.removesuffix(".yaml"): path for path in _shipped()}
         path = Path(source)
         if str(source) in shipped:

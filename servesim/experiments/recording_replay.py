@@ -112,6 +112,7 @@ def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCo
     groups = kv_groups(model.layers) if allocator.grouped else [KvGroup(model.num_layers)]
     blocks = server.num_blocks
     if blocks is None:
+        engine = recorded_engine(server.engine, server.gpu)
         budget = memory_budget(
             model,
             gpu,
@@ -120,6 +121,7 @@ def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCo
             max_num_batched_tokens=tokens,
             max_num_seqs=seqs,
             hybrid=allocator.grouped,
+            version=engine.release if engine is not None and engine.engine == "vllm" else None,
         )
         blocks = budget.num_blocks
     in_flight = tokens * (1 + server.asynchronous)

@@ -6,6 +6,7 @@ from servesim.contracts import KVAllocator
 from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, kv_groups, memory_budget
 from servesim.hardware.draft import DraftModel
+from servesim.run.presets import facts_of
 from servesim.run.scenario import Scenario
 from servesim.workload.trace_stream import TraceFacts
 
@@ -40,6 +41,7 @@ def kv_budget(
             ignore_memory=ignore,
             draft=draft,
             hybrid=allocator.grouped,
+            version=_release(scenario),
         )
 
     if engine.ignore_memory:
@@ -55,6 +57,13 @@ def kv_budget(
     if fitting == engine.num_gpu_blocks:
         return budget(None, False), fitting
     return budget(engine.num_gpu_blocks, False), fitting
+
+
+def _release(scenario: Scenario) -> tuple[int, int] | None:
+    """Return the release of vLLM by whose accounting memory is counted; None, the latest known, for other systems."""
+    if scenario.preset not in (None, "vllm") or scenario.engine.version is None:
+        return None
+    return facts_of(scenario.preset, scenario.engine.version).release
 
 
 GROUPED = {"prefix-hash": "hybrid", "paged": "hybrid-paged"}

@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from servesim.errors import UserError, suggest
 
-_ABOUT = ("engine", "newest", "dated")
+_ABOUT = ("engine", "newest", "dated", "unpriced")
 _ENTRY = {"value", "since", "before", "gpus", "source"}
 
 
@@ -22,6 +22,8 @@ class Fact:
 
     value: Any
     source: str
+    priced: bool = True
+    """False: known, and stated, but nothing here depends on it yet."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,12 @@ class EngineFacts:
     facts: Mapping[str, Fact]
     beyond: bool = False
     """True: the version is newer than the newest one looked at, whose facts these are."""
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """The first two numbers of the version."""
+        version = parse_version(self.version)
+        return version.major, version.minor
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of a fact, or `default` where there is no entry for this engine, version and GPU."""
@@ -57,7 +65,8 @@ def engine_facts(engine: str, version: str | None = None, gpu: str = "") -> Engi
     newest = parse_version(table["newest"])
     asked = newest if version is None else parse_version(version)
     entries = {name: _holding(value, asked, gpu) for name, value in table.items() if name not in _ABOUT}
-    facts = {name: Fact(entry["value"], entry["source"]) for name, entry in entries.items() if entry is not None}
+    unpriced = table.get("unpriced", ())
+    facts = {n: Fact(e["value"], e["source"], n not in unpriced) for n, e in entries.items() if e is not None}
     return EngineFacts(engine, version or table["newest"], gpu, facts, asked > newest)
 
 

@@ -15,6 +15,7 @@ from servesim.experiments.accuracy.commands import CONTRADICTION, settings_of
 from servesim.experiments.recording import known_model
 from servesim.hardware import bundled_models, gpu_names
 from servesim.run.presets import preset_settings
+from servesim.versions import recorded_engine
 
 NOMINAL = (128, 1024, 2000, 4000, 32000)
 """Prompt lengths of `--dataset-name random` in the runs told by commands; all others are conversations."""
@@ -82,11 +83,19 @@ def recipe(cell: Cell) -> Recipe:
         settings["scheduler"] = dict(engine["scheduler"])
         if own.get("max_num_seqs") == "concurrency":
             settings["scheduler"]["max_num_seqs"] = max(cell.concurrency, 2)
+    if version := _version(cell, engine["preset"]):
+        settings["engine"] = {"version": version}
     if cell.ep > 1 or (cell.tp > 1 and cell.gpu in own.get("expert_parallel_on", ())):
-        settings["engine"] = {"enable_expert_parallel": True}
+        settings["engine"] = {**settings.get("engine", {}), "enable_expert_parallel": True}
     if (kv_dtype := own.get("kv_dtype", {}).get(source["name"])) is not None:
         settings["kv_dtype"] = kv_dtype
     return Recipe(settings, output_mean(cell))
+
+
+def _version(cell: Cell, preset: str) -> str:
+    """Return the version as the scenario takes it; empty where none is stated, or none that can be compared."""
+    stated = cell.version.lstrip("v")
+    return stated if recorded_engine(f"{preset} {stated}") is not None else ""
 
 
 def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:

@@ -69,6 +69,8 @@ def test_the_version_decides_what_the_scenario_leaves_open() -> None:
     newest, old = _scenario().engine, _scenario(engine={"version": "0.13.0"}).engine
     assert (newest.gpu_memory_utilization, newest.async_scheduling) == (0.92, True)
     assert (old.gpu_memory_utilization, old.async_scheduling) == (0.9, False)
+    blocks = [set_up(_scenario(engine={"version": v})).deployment.num_blocks for v in ("0.15.1", "0.23.0")]
+    assert blocks[0] < blocks[1]  # .9 of the memory and a sampler that sorts
     own = _scenario(engine={"version": "0.13.0", "gpu_memory_utilization": 0.8}).engine
     assert (own.gpu_memory_utilization, own.async_scheduling) == (0.8, False)
     sglang = _scenario(preset="sglang").engine
