@@ -258,8 +258,9 @@ def _refuse_foreign(out: Path) -> None:
         found = list(out.iterdir())
     except FileNotFoundError:  # also where another writer has just moved it away
         return
-    except NotADirectoryError:
-        raise UserError(f"--out {out}: exists and is not a directory") from None
+    except NotADirectoryError as error:
+        what = "exists and is not a directory" if out.exists() else f"cannot be written: {error.strerror}"
+        raise UserError(f"--out {out}: {what}") from None
     except OSError as error:
         raise UserError(f"--out {out}: cannot be read: {error.strerror}") from error
     foreign = sorted(p.name for p in found if p.name not in FILES or p.is_dir())

@@ -56,6 +56,8 @@ class FastCore(EngineCore):
         """See `EngineCore.listen`. Memory is stepped plainly then, like an allocator without a fast class: in lockstep
         blocks are published when one looks, not when they are full."""
         super().listen(on_event)
+        if self.memory is not None:
+            self.memory.look = self.memory.note
         self.memory = self.lockstep = None
 
     def keep_lockstep(self, depth: int) -> None:

@@ -83,19 +83,24 @@ def recipe(cell: Cell) -> Recipe:
         settings["scheduler"] = dict(engine["scheduler"])
         if own.get("max_num_seqs") == "concurrency":
             settings["scheduler"]["max_num_seqs"] = max(cell.concurrency, 2)
-    if version := _version(cell, engine["preset"]):
-        settings["engine"] = {"version": version}
-    if cell.ep > 1 or (cell.tp > 1 and cell.gpu in own.get("expert_parallel_on", ())):
-        settings["engine"] = {**settings.get("engine", {}), "enable_expert_parallel": True}
+    if around := _engine(cell, own, engine["preset"]):
+        settings["engine"] = around
     if (kv_dtype := own.get("kv_dtype", {}).get(source["name"])) is not None:
         settings["kv_dtype"] = kv_dtype
     return Recipe(settings, output_mean(cell))
 
 
-def _version(cell: Cell, preset: str) -> str:
-    """Return the version as the scenario takes it; empty where none is stated, or none that can be compared."""
-    stated = cell.version.lstrip("v")
-    return stated if recorded_engine(f"{preset} {stated}") is not None else ""
+def _engine(cell: Cell, own: dict[str, Any], preset: str) -> dict[str, Any]:
+    """Return the settings around the policies: the version, where one is stated that can be compared, and more."""
+    found: dict[str, Any] = {}
+    version = cell.version.lstrip("v")
+    if version and recorded_engine(f"{preset} {version}") is not None:
+        found["version"] = version
+    if cell.ep > 1 or (cell.tp > 1 and cell.gpu in own.get("expert_parallel_on", ())):
+        found["enable_expert_parallel"] = True
+    if preset == "vllm" and "gpu_memory_utilization" in own:
+        found["gpu_memory_utilization"] = own["gpu_memory_utilization"]
+    return found
 
 
 def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:

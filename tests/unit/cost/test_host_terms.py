@@ -187,7 +187,7 @@ def test_terms_with_a_base_are_its_own_where_they_say_nothing_and_are_chosen_by_
     (tmp_path / "mine.yaml").write_text("base: vllm-0.23-h100\nfront_per_request: 5\nprovenance: {}\n")
     mine = HostTerms.load(tmp_path / "mine.yaml")
     assert (mine.exposed, mine.gpus, mine.front_per_request, mine.engine) == (base.exposed, base.gpus, 5, "")
-    chosen = host_terms("vllm 0.11.0", "h100")
+    chosen = host_terms("vllm 0.24.0", "h100")
     assert chosen is not None
     assert chosen.name == "vllm-0.23-h100"
 

@@ -56,9 +56,13 @@ def test_expert_parallelism_by_label_and_where_the_label_is_known_wrong(
 ) -> None:
     monkeypatch.setattr(module, "_model", lambda label, own: "qwen3-30b-a3b")
     alike = {"model": "MiniMaxAI/MiniMax-M2.5", "weights": "fp8", "tp": 8}
-    assert "engine" not in settings(**alike, moe_tp=8)
-    assert settings(**alike, ep=8)["engine"] == {"enable_expert_parallel": True}
-    assert settings(**alike, moe_tp=8, gpu="h200_sxm")["engine"] == {"enable_expert_parallel": True}
+    assert settings(**alike, moe_tp=8)["engine"] == {"version": "0.18.0"}
+    assert "engine" not in settings(**alike, moe_tp=8, version="nightly")
+    assert settings(**alike, ep=8)["engine"] == {"version": "0.18.0", "enable_expert_parallel": True}
+    assert settings(**alike, moe_tp=8, gpu="h200_sxm")["engine"] == {
+        "version": "0.18.0",
+        "enable_expert_parallel": True,
+    }
 
 
 @pytest.mark.parametrize(
