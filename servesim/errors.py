@@ -1,6 +1,6 @@
 """Errors that are the user's to fix: one clear line each, exit code 2 on the command line.
 
-What they echo comes from files and options: it is escaped and shortened here, whoever wrote the message.
+What they echo comes from files and options: it is escaped and shortened here, wherever the message is written.
 """
 
 from __future__ import annotations

@@ -206,14 +206,19 @@ class Vllm(Scheduler):
     def on_arrival(self, request: Request) -> None:
         if self._by_priority:
             self._push(request)
+        elif request.num_computed_tokens:
+            self._take_back(request)
         else:
             self.waiting.append(request)
 
-    def on_loaded(self, request: Request) -> None:
-        if self._by_priority:
-            self._push(request)
-        else:
-            super().on_loaded(request)
+    def _take_back(self, request: Request) -> None:
+        """Put a request whose KV has come to the front, behind earlier ones."""
+        at = 0
+        for each in self.waiting:
+            if not each.num_computed_tokens or (each.arrival_ns, each.row) > (request.arrival_ns, request.row):
+                break
+            at += 1
+        self.waiting.insert(at, request)
 
     def drop_waiter(self, request: Request) -> None:
         if self._by_priority:

@@ -1,7 +1,7 @@
 """Contract of connectors: where KV that was computed elsewhere comes from (vLLM's KV connectors).
 
-A waiting request whose KV a connector has is given memory at once and waits outside of the scheduler's queues, whoever
-else runs meanwhile (vLLM's WAITING_FOR_REMOTE_KVS). When the transfer is over it can be scheduled like one that has
+A waiting request whose KV a connector has is given memory at once and waits outside of the scheduler's queues,
+whatever runs meanwhile (vLLM's WAITING_FOR_REMOTE_KVS). When the transfer is over it can be scheduled like one that has
 computed those tokens itself; the last token of all it knows is computed here in any case.
 """
 

@@ -86,7 +86,7 @@ class KVAllocator(ABC):
     in State.LOADING is admitted with is not found by others before it is published; of allocators that share nothing
     this is true anyhow."""
     on_event: Callable[[KVEvent], None] | None
-    """Whom a prefix cache tells of the blocks it stores and removes, at once; None: nobody listens."""
+    """Called for the blocks that a prefix cache stores and removes, at once; None: for none."""
     output_len: Callable[[Request], int]
     """True output length; set by the engine for declared oracles only."""
     shares: ClassVar[bool] = False

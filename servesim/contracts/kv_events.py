@@ -2,8 +2,8 @@
 vllm/distributed/kv_events.py).
 
 A block is known by its key, the identity of everything up to its end: `request.content.prefix_key(end)`, or
-`(request.salt, key)` where the request has a salt (with hash_lookahead_tokens=L, that of L tokens more). So whoever
-listens finds the blocks of a prompt without asking the cache. Several copies of a block may be stored; as in vLLM each
+`(request.salt, key)` where the request has a salt (with hash_lookahead_tokens=L, that of L tokens more). So a
+listener finds the blocks of a prompt without asking the cache. Several copies of a block may be stored; as in vLLM each
 is told of, and removed, on its own. Prompts of unknown content are not told of: no other request can find them.
 """
 

@@ -171,7 +171,7 @@ class PlanContext:
         self, request: Request, hit: Hit, *, full_tokens: int = 0, reserve: int = 0, owed: int = 0
     ) -> bool | None:
         """Let a waiting request wait for KV computed elsewhere, behind the hit, if there is any; it has memory for it.
-        True: the caller takes it out of its queue, and has it back by `Scheduler.on_loaded`. False (nothing done): the
+        True: the caller takes it out of its queue, and has it back by `Scheduler.on_arrival`. False (nothing done): the
         allocator cannot. None: there is no such KV, or it has come; the request can be admitted. `full_tokens` and
         `reserve` as in `admit`; `owed` tokens must be free beside: what others need that have begun their prompts."""
         connector: Any = self.connector  # read through Any: mypyc would ask for ints before they can be refused

@@ -60,7 +60,7 @@ class Scheduler(ABC):
     `request.predicted_output_len`."""
     supports: ClassVar[frozenset[str]] = frozenset()
     """"async": plans correctly with a step in flight (see Request.num_output_placeholders). "remote_kv": asks
-    `ctx.fetch` before it admits a request, and takes those back whose KV has come (`on_loaded`)."""
+    `ctx.fetch` before it admits a request, and takes those back whose KV has come (`on_arrival`)."""
 
     samples: ClassVar[SampleForm] = "children"
     """The way a request of several samples (n > 1) is served: see servesim.workload.samples. "fork" needs an
@@ -100,18 +100,9 @@ class Scheduler(ABC):
         can be done now; it is asked for again at the next event."""
 
     def on_arrival(self, request: Request) -> None:
-        """Take in a request that has arrived. Default: append it to `waiting`."""
+        """Take in a request that has arrived, or, with "remote_kv", one whose KV has come: that one holds memory
+        and has computed tokens. Default: append it to `waiting`."""
         self.waiting.append(request)
-
-    def on_loaded(self, request: Request) -> None:
-        """Take back a request whose KV has come: it waits again, and holds memory. Default: to the front of `waiting`,
-        behind earlier ones whose KV has come (vLLM's first come, first served)."""
-        at = 0
-        for each in self.waiting:
-            if not each.num_computed_tokens or (each.arrival_ns, each.row) > (request.arrival_ns, request.row):
-                break
-            at += 1
-        self.waiting.insert(at, request)
 
     def on_finish(self, requests: Sequence[Request]) -> Sequence[Request] | None:
         """Take in that these requests (batch order) have their last token, or were cancelled. Default: drop them, free

@@ -40,7 +40,7 @@ _TERMS = {
     "Scheduler": _Terms(
         {
             "int": "num_waiting",
-            "None": "on_arrival on_loaded on_fork drop_waiter commit check_integrity",
+            "None": "on_arrival on_fork drop_waiter commit check_integrity",
         },
         required="plan",
         made={object: "params limits kv waiting", list: "running"},

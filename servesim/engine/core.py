@@ -143,7 +143,7 @@ class EngineCore:
         request.loaded_tokens += come - load.start
         if self._shares:
             self.kv.publish(request, come)
-        self.scheduler.on_loaded(request)
+        self.scheduler.on_arrival(request)
         if self.checks:
             self.check_integrity()
 

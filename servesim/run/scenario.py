@@ -95,7 +95,7 @@ class ClientSettings(_Section):
     ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)
     """Seconds over which the clients of a closed loop begin, evenly one after the other."""
     burstiness: float | None = Field(default=None, gt=0, le=1e4)
-    """Draw the times of arrivals at `rate` anew, with gaps of a gamma distribution of this shape (1: Poisson; below:
+    """Draw the times of arrivals at `rate`, with gaps of a gamma distribution of this shape (1: Poisson; below:
     bursts), as vLLM's --burstiness; none: as recorded."""
     batch: bool = False
     """Send max_concurrency requests at once and the next ones when all have left (latency of a single batch)."""

@@ -17,7 +17,7 @@ from servesim.workload.trace_stream import TraceStream
 OBJECT = "object:"
 """Prefix of the name of a trace that was handed over as an object."""
 MEAN_GAP_NS = 1e9
-"""Between arrivals that are drawn anew, before they are scaled to their rate."""
+"""Between arrivals that are drawn, before they are scaled to their rate."""
 DRAWN = ("preset:", "synth:")
 
 
@@ -48,11 +48,11 @@ def _cut(trace: Trace, scenario: Scenario) -> Trace:
     end = len(trace) if scenario.requests is None else min(scenario.skip + scenario.requests, len(trace))
     if end - scenario.skip < len(trace):
         trace = trace.take(np.arange(scenario.skip, end))
-    trace = _drawn_anew(trace, scenario)
+    trace = _redrawn(trace, scenario)
     return trace.with_rate(scenario.rate) if scenario.rate is not None else trace
 
 
-def _drawn_anew(trace: Trace, scenario: Scenario) -> Trace:
+def _redrawn(trace: Trace, scenario: Scenario) -> Trace:
     """Return the trace with gaps of a gamma distribution between its requests, where the clients send so."""
     burstiness = scenario.clients.burstiness
     if burstiness is None or scenario.rate is None or scenario.rate == float("inf") or len(trace) < 2:

@@ -1,4 +1,4 @@
-"""A connector to nowhere in particular: every so many requests find some blocks of their KV there."""
+"""A connector to nowhere in particular: each Nth request finds some blocks of its KV there."""
 
 from __future__ import annotations
 
