@@ -2,82 +2,45 @@
 
 from __future__ import annotations
 
-from servesim.contracts.kv import Hit, KVMemory, Usage
+from servesim.contracts.kv import KVMemory
 from servesim.contracts.request import Request
 from servesim.engine.fast.memory import stands_for
 
 from ._group_turns import GroupTurns
+from .fast_others import Asked
 from .hybrid import Hybrid, HybridPaged, HybridParams
 
 
-class FastHybrid(Hybrid):
+class _Grouped(Asked):
+    """What both have of lockstep: tables that are completed when they are read."""
+
+    turns: GroupTurns
+
+    @property
+    def tables(self) -> dict[Request, list[list[int]]]:
+        """See `Hybrid`."""
+        self.turns.complete_all()
+        return super().tables  # type: ignore[misc,no-any-return]
+
+    def check_integrity(self) -> None:
+        self.turns.complete_all()
+        super().check_integrity()
+
+
+class FastHybrid(_Grouped, Hybrid):  # type: ignore[misc]
     """`hybrid` in fast mode."""
 
     def __init__(self, params: HybridParams, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self.turns = GroupTurns(self)
 
-    @property
-    def tables(self) -> dict[Request, list[list[int]]]:  # type: ignore[override]
-        """See `Hybrid`."""
-        self.turns.complete_all()
-        return super().tables
 
-    def check_integrity(self) -> None:
-        self.turns.complete_all()
-        super().check_integrity()
-
-    def lookup(self, request: Request) -> Hit:
-        self.turns.look()
-        return super().lookup(request)
-
-    def idle_tokens(self, hit: Hit) -> int:
-        self.turns.look()
-        return super().idle_tokens(hit)
-
-    def slots(self, request: Request) -> int:
-        self.turns.look()
-        self.turns.complete(request)
-        return super().slots(request)
-
-    def usage(self) -> Usage:
-        self.turns.look()
-        return super().usage()
-
-    def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        self.turns.look()
-        return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
-
-
-class FastHybridPaged(HybridPaged):
+class FastHybridPaged(_Grouped, HybridPaged):  # type: ignore[misc]
     """`hybrid-paged` in fast mode."""
 
     def __init__(self, params: HybridParams, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self.turns = GroupTurns(self)
-
-    @property
-    def tables(self) -> dict[Request, list[list[int]]]:  # type: ignore[override]
-        """See `Hybrid`."""
-        self.turns.complete_all()
-        return super().tables
-
-    def check_integrity(self) -> None:
-        self.turns.complete_all()
-        super().check_integrity()
-
-    def slots(self, request: Request) -> int:
-        self.turns.look()
-        self.turns.complete(request)
-        return super().slots(request)
-
-    def usage(self) -> Usage:
-        self.turns.look()
-        return super().usage()
-
-    def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        self.turns.look()
-        return super().can_admit(request, hit, now_tokens, full_tokens, reserve)
 
 
 stands_for(Hybrid, FastHybrid)
