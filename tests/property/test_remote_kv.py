@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -18,16 +20,18 @@ LOADS = st.tuples(
 )
 
 
-def run_connected(world: World, mode: str, load: tuple[int, int, int], check: bool = True) -> Cluster | str:
-    """A run to its end, or why it has none: with too little memory requests may hold it and wait for each other."""
+def run_connected(
+    world: World, mode: str, load: tuple[int, int, int], check: bool = True
+) -> tuple[Cluster, dict[Any, Any]] | str:
+    """A run to its end and what was seen in it, or why it has no end: with too little memory requests may hold it and
+    wait for each other."""
     cluster = connected(world, mode, *load, check=check)
     seen = watch(cluster) if check else {}
     try:
         cluster.run()
     except PolicyError as error:
         return str(error)
-    cluster.seen = seen  # type: ignore[attr-defined]
-    return cluster
+    return cluster, seen
 
 
 def transfers(cluster: Cluster) -> list[list[tuple[int, int, int, int]]]:
@@ -38,12 +42,13 @@ def transfers(cluster: Cluster) -> list[list[tuple[int, int, int, int]]]:
 def agree(world: World, load: tuple[int, int, int]) -> None:
     if world.kv.startswith("hybrid"):
         world.kv = "prefix-hash"  # which can wait for KV
-    fast, plain = run_connected(world, "fast", load), run_connected(world, "reference", load)
-    if isinstance(fast, str) or isinstance(plain, str):
+    one, other = run_connected(world, "fast", load), run_connected(world, "reference", load)
+    if isinstance(one, str) or isinstance(other, str):
         event("stuck")
-        assert fast == plain
+        assert one == other
         return
-    unwatched = run_connected(world, "fast", load, check=False)
+    (fast, snapshots), (plain, expected) = one, other
+    unwatched, _ = run_connected(world, "fast", load, check=False)
     assert isinstance(unwatched, Cluster)
     assert by_row(fast.recorder) == by_row(plain.recorder) == by_row(unwatched.recorder)
     assert fast.recorder.reasons == plain.recorder.reasons
@@ -53,8 +58,8 @@ def agree(world: World, load: tuple[int, int, int]) -> None:
     assert sorted(fast.recorder.deliveries.array().tolist()) == sorted(plain.recorder.deliveries.array().tolist())
     for run in (fast, unwatched):
         assert_steps_agree(run.recorder, plain.recorder)
-    for key, snapshot in fast.seen.items():  # type: ignore[attr-defined]
-        assert snapshot == plain.seen[key], f"replica, time, step {key}"  # type: ignore[attr-defined]
+    for key, snapshot in snapshots.items():
+        assert snapshot == expected[key], f"replica, time, step {key}"
     event(f"loaded: {any(map(bool, transfers(fast)))}")
     event(f"leapt: {len(unwatched.recorder.steps.array()) < len(plain.recorder.steps.array())}")
 
