@@ -304,17 +304,17 @@ class GroupTurns(GroupRounds):
     def _enter(self, member: Member) -> None:
         """Let a member whose windows have caught up join its rank."""
         key = member.offset % self._size
+        dealt, between = self._rotation.dealt.get(key), member.number < self._entered
+        if between or (dealt is not None and not self._rotation.ripe(member, self._committed)):
+            self._rotation.end(self._ranked)  # of the others: nothing was dealt to this one
+            dealt = None
         rank = self._ranks.setdefault(key, {})
         rank[member.request] = self._ranked[member.request] = member
         self._entered = max(self._entered, member.number)
-        dealt = self._rotation.dealt.get(key)
-        if member.number < self._entered:
-            self._rotation.end(self._ranked)
+        if between:
             self._ranks[key] = {each.request: each for each in sorted(rank.values(), key=_NUMBER)}
-        elif dealt is not None and self._rotation.ripe(member, self._committed):
-            dealt.join(member.request)
         elif dealt is not None:
-            self._rotation.end(self._ranked)
+            dealt.join(member.request)
 
     def _publish(self, member: Member) -> None:
         """Offer what a member knew when the last turn was planned: it is final."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import servesim
 from servesim.contracts import MISS, KVMemory, Request, State, build_params, kv_allocators
 from servesim.engine.fast.memory import fast_memory
 from servesim.hardware.kv import KvGroup, longest
@@ -187,3 +188,15 @@ def test_a_request_in_lockstep_goes_on_with_the_blocks_that_slide_out() -> None:
     assert kv.turns.given_back == [(3, 4), (7, 4), (11, 4)]
     assert kv._tables[request][0].tolist() == [1, 2, 3, 4]
     assert kv.tables[request] == [[1, 2, 3, 4, 6, 7, 8], [0, 0, 0, 0, 5, 9, 10]]
+
+
+@pytest.mark.medium
+def test_a_request_joins_others_whose_blocks_rotate_though_its_own_cannot() -> None:
+    """A prompt of 19 tokens, shorter than the window, begins to decode beside long ones: on this trace, at this size."""
+    runs = [
+        servesim.simulate(
+            trace="preset:azure-code-2023", requests=100, model="gpt-oss-120b", gpu="h200", mode=mode
+        ).requests
+        for mode in ("fast", "reference")
+    ]
+    assert runs[0].equals(runs[1])
