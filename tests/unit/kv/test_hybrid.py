@@ -192,7 +192,7 @@ def test_a_request_in_lockstep_goes_on_with_the_blocks_that_slide_out() -> None:
 
 @pytest.mark.medium
 def test_a_request_joins_others_whose_blocks_rotate_though_its_own_cannot() -> None:
-    """A prompt of 19 tokens, shorter than the window, begins to decode beside long ones: on this trace, at this size."""
+    """A prompt of 19 tokens, shorter than the window, begins to decode beside long ones (this trace, this size)."""
     runs = [
         servesim.simulate(
             trace="preset:azure-code-2023", requests=100, model="gpt-oss-120b", gpu="h200", mode=mode
