@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def _guarded() -> int:
-    if sys.stdout is None:  # closed before the command began (`>&-`): nobody reads
+    if sys.stdout is None:  # closed before the command began (`>&-`): there is no reader
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as the process
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

@@ -66,7 +66,7 @@ def test_static_batches_take_longer_in_the_order_measured(
             f"in the median (one GPU {100 * alone.median():+.1f} %), rank correlation {rank:.4f}"
         )
     assert len(runs) > 150
-    assert rank > 0.98  # 0.985 for vLLM of 2024, whose collectives were slower beside its kernels than those priced
+    assert rank > 0.98  # vLLM .98500 since collectives are read in bytes, .9881 before; why is open
     assert error.max() < 0.02  # no run is faster than its kernels
     assert -0.25 < alone.median() < 0.0
 
