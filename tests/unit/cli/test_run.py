@@ -269,6 +269,34 @@ def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted: nothing was written\n")
 
 
+SWALLOWED_INTERRUPT = """
+import signal, sys, time
+from importlib.machinery import ExtensionFileLoader
+from servesim.__main__ import main
+
+class Extension(ExtensionFileLoader):
+    def exec_module(self, module):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            pass  # as the initialization of PyYAML's C extension does
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            Extension("x", "x").exec_module(None)
+            time.sleep(5)
+
+sys.meta_path.insert(0, Interrupt())
+main()
+"""
+
+
+def test_an_interrupt_that_the_initialization_of_a_c_extension_would_swallow_comes_again() -> None:
+    done = subprocess.run([sys.executable, "-c", SWALLOWED_INTERRUPT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted: nothing was written\n")
+
+
 @pytest.mark.medium
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     with process(*RUN, "--json") as running:
