@@ -120,6 +120,9 @@ def _answer(
 
     run, table = getattr(servesim, command), getattr(tables, f"print_{command}")
     files, out = scenarios or (), options["out"]
+    if context.obj.get("trace") == "-":  # read once, here: the runs are other processes
+        told = context.obj.pop("columns", None)
+        context.obj["trace"] = servesim.load_trace("-", **({"columns": told} if told else {}))
     if command != "compare" and len(files) > 1:
         raise UserError(f"{command}: one scenario file is needed, not {len(files)} ({' '.join(files)})")
     with kept(out), tables.Bar() as bar:

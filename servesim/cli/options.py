@@ -173,7 +173,7 @@ def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Se
     parameters = []
     for i, s in enumerate(settings):
         kind = s.type if s.type == list[str] or not several else str
-        shown = s.shown.replace(">", ",...>") if several and s.key not in ("slo", "slo_classes") else s.shown
+        shown = s.shown.replace(">", ",...>") if several and s.key not in ("slo", "slo_classes", "columns") else s.shown
         option = typer.Option(*s.names, help=s.help, metavar=shown)
         name = f"{re.sub(r'[^a-z0-9]', '_', s.key.lower())}_{i}"
         parameters.append(

@@ -135,6 +135,23 @@ def settings_beside(path: Path, root: Path) -> dict[str, Any]:
         folder = folder.parent
 
 
+def stated_server(path: Path, settings: dict[str, Any], model: str | None) -> Server:
+    """Return the server that the settings beside a recording describe."""
+    return Server(
+        model=known_model(model),
+        gpu=gpu_of(path, settings),
+        tp=int(settings.get("tensor_parallel_size", 1)),
+        engine=f"vllm {settings.get('vllm_version', '')}".strip(),
+        num_blocks=settings.get("num_gpu_blocks"),
+        block_size=int(settings.get("block_size", 16)),
+        max_num_seqs=settings.get("max_num_seqs"),
+        max_num_batched_tokens=settings.get("max_num_batched_tokens"),
+        max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),
+        prefix_caching=bool(settings.get("enable_prefix_caching", True)),
+        moe_backend=settings.get("moe_backend"),
+    )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     loaded = untrusted.read_json(path)
@@ -146,7 +163,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def run_name(path: Path, root: Path) -> str:
     """Return the path below the folder, without suffixes."""
     name = path.relative_to(root).as_posix()
-    for suffix in (".gz", ".csv", ".jsonl", ".json"):
+    for suffix in (".gz", ".zst", ".csv", ".tsv", ".jsonl", ".json", ".parquet"):
         name = name.removesuffix(suffix)
     return name
 

@@ -119,7 +119,8 @@ class Scenario(_Section):
     """
 
     trace: str
-    """A trace file (its format is found from the content), `preset:NAME` or `synth:key=value,...`."""
+    """A trace file or log (its format is found from the content; `-`: standard input), `preset:NAME` or
+    `synth:key=value,...`."""
     model: str
     """A bundled model, or a Hugging Face config.json."""
     gpu: str
@@ -140,6 +141,9 @@ class Scenario(_Section):
     recorded times; open: at recorded times whatever has ended; auto: as the format says."""
     shape: list[str] = Field(default=[])
     """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`."""
+    columns: str | None = None
+    """Columns of a log with names of its own, where they are not guessed right, such as arrival='Request
+    Time',prompt=in,output=out; unit=us says the unit of its times, prompt=2000 a number instead of a column."""
     spread_ticks: Literal["none", "uniform"] = "none"
     """Spread requests that share a clock tick over it (Mooncake's published traces tick every 3 s)."""
     seed: int = 0
