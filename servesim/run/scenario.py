@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from servesim import untrusted
 from servesim.errors import UserError, shown, suggest
 from servesim.metrics.slo import check_slo, parse_slo
-from servesim.parsing import pairs, spelt
+from servesim.parsing import pairs, policy_parts, spelt
 from servesim.run.client_tools import under_tool
 from servesim.run.presets import preset_settings, under
 
@@ -281,12 +281,8 @@ def read_yaml(what: str, text: str) -> Any:
 def policy_settings(value: Any) -> Settings:
     """Return `name`, `name:key=value,...`, `file.py:Class:key=value,...` or a mapping, as a mapping with `name`."""
     if isinstance(value, str):
-        path, py, rest = value.partition(".py:")
-        if py:
-            class_name, _, params = rest.partition(":")
-            name = f"{path}.py:{class_name}"
-        else:
-            name, _, params = value.partition(":")
+        name, class_name, params = policy_parts(value)
+        name += f":{class_name}" if class_name else ""
         if name:
             return {"name": name, **pairs(name, params)}
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
