@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 
 from servesim.contracts.request import State
 from servesim.errors import UserError
@@ -22,16 +21,12 @@ from servesim.experiments.recording_replay import recorded_trace
 from servesim.experiments.run_metrics import METRICS, MS, Metric, Run, measure
 from servesim.experiments.runner import Runner
 from servesim.experiments.variants import is_oracle, plans_ahead, shared_settings
-from servesim.experiments.verdicts import Row, Settings, judge
+from servesim.experiments.verdicts import Settings, judge
 from servesim.parsing import listed
-from servesim.run.scenario import Scenario, policy_settings
+from servesim.run.scenario import policy_settings
 
 DEFAULTS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "e2el_mean", "e2el_p99")
 LABEL = "measured"
-SIMULATED = "simulated"
-"""Label of a replay with the one set of settings that is asked for."""
-REPLAYED = ("requests", "rate", "skip", "shape", "columns", "sort", "timing", "spread_ticks")
-"""Settings of a scenario that say which requests come when: here the measured run does."""
 
 
 def is_recording(source: Any) -> bool:
@@ -87,34 +82,11 @@ def measured_variants(
         "clients": {"max_concurrency": run.concurrency} if run.concurrency is not None else None,
         "engine": {"num_gpu_blocks": server.num_blocks} if server.num_blocks is not None else None,
     }
-    said = {key: value for key, value in _said(given).items() if key not in REPLAYED}
-    for part in ("clients", "engine"):  # what the scenario says of these goes over what was recorded, key by key
-        if own[part] is not None and isinstance(said.get(part), Mapping):
-            said[part] = {**own[part], **said[part]}
-    settings = {k: v for k, v in own.items() if v is not None} | said | {"trace": objects.add(trace)}
-    for key in ("trace", *REPLAYED):
-        if key in axes:
+    settings = {k: v for k, v in own.items() if v is not None} | dict(given) | {"trace": objects.add(trace)}
+    for key in ("requests", "rate", "skip", "trace"):
+        if key in axes or (key != "trace" and key in given):
             raise UserError(f"{key}: the measured run says what is replayed")
     return product(settings, axes)
-
-
-def _said(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from the defaults: a scenario that a run wrote spells all of them out."""
-    defaults: dict[str, Any] = {
-        name: field.get_default(call_default_factory=True)
-        for name, field in Scenario.model_fields.items()
-        if not field.is_required()
-    }
-    said: dict[str, Any] = {}
-    for key, value in given.items():
-        default = defaults.get(key)
-        if isinstance(default, BaseModel) and isinstance(value, Mapping):
-            plain = default.model_dump(mode="json")
-            inner = {k: v for k, v in value.items() if k not in plain or v != plain[k]}
-            said |= {key: inner} if inner else {}
-        elif key not in defaults or value != default:
-            said[key] = value
-    return said
 
 
 def measured_document(
@@ -144,7 +116,7 @@ def measured_document(
         address = None if error is not None else cell.address
         described.append(
             {
-                "label": v.label or SIMULATED,
+                "label": v.label or "simulated",
                 "axes": v.axes,
                 "oracle": is_oracle(v.settings),
                 "asynchronous": plans_ahead(v.settings),
@@ -161,30 +133,16 @@ def measured_document(
     return {
         "workload": shared_settings([v.settings for v in variants]),
         "variants": described,
-        "rows": [_as_error(row) for row in judge(described, values, metrics, settings, runs)],
+        "rows": judge(described, values, metrics, settings, runs),
         "values": values,
         "drill_down": [],
         "notes": [
-            f"measured: {recording.path.name}, {len(recording)} requests on {recording.server.engine or 'a server'}: "
-            "these are replayed at their times, whatever the scenario says of requests and rates",
+            f"measured: {recording.path.name}, {len(recording)} requests on {recording.server.engine or 'a server'}",
             "intervals come from moving blocks of requests within the one measured run",
-            _meaning(variants),
+            "better and worse are the policy's; where it is the recorded one, they say how far off the simulation is",
             *recording.notes,
         ],
     }
-
-
-def _meaning(variants: Sequence[Variant]) -> str:
-    if [v.label for v in variants] == [""]:
-        return "too fast and too slow say how far off the simulation is, if the scenario is the recorded server"
-    return "better and worse are the policy's; where it is the recorded one, they say how far off the simulation is"
-
-
-def _as_error(row: Row) -> Row:
-    """Return a row of the simulated server itself as how far off it is: too fast, too slow."""
-    if row["variant"] != SIMULATED or row["verdict"] not in ("better", "worse"):
-        return row
-    return {**row, "verdict": "too fast" if row["verdict"] == "better" else "too slow"}
 
 
 def as_run(recording: RecordedRun, simulated: Run) -> Run:

@@ -27,10 +27,9 @@ comparison.json, keys sorted, NaN and infinity as null:
     notes         [sentences]
 
 `value` is the mean over replicates, the geometric one where scale is "ratio"; there `change` is value /
-baseline_value - 1, else value - baseline_value. verdict: better, worse
-(of the replay of a measured run: too fast, too slow), equivalent (the interval lies within the margin), undecided,
-identical; baseline; unstable (in at least half of the runs of one of the two a queue grows without end: its latencies
-depend on the trace's length); failed. `more_replicates`: how many more would probably decide; null:
+baseline_value - 1, else value - baseline_value. verdict: better, worse, equivalent (the interval lies within the
+margin), undecided, identical; baseline; unstable (in at least half of the runs of one of the two a queue grows without
+end: its latencies depend on the trace's length); failed. `more_replicates`: how many more would probably decide; null:
 not undecided, or no reasonable number. `gap_to_oracle`: change from the best oracle compared to this variant; null
 without an oracle.
 """

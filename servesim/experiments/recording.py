@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from servesim import untrusted
 from servesim.errors import UserError, shown
-from servesim.hardware import bundled_models, gpu_names
+from servesim.hardware import bundled_models, gpu_names, model_named
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -139,6 +139,7 @@ def stated_server(path: Path, settings: dict[str, Any], model: str | None) -> Se
     """Return the server that the settings beside a recording describe."""
     return Server(
         model=known_model(model),
+        dtype=(found.dtype if model and (found := model_named(model)) else None) or "bf16",
         gpu=gpu_of(path, settings),
         tp=int(settings.get("tensor_parallel_size", 1)),
         engine=f"vllm {settings.get('vllm_version', '')}".strip(),
@@ -172,6 +173,8 @@ def known_model(name: str | None) -> str | None:
     """Return the bundled model of a Hugging Face name; the name itself if none matches."""
     if name is None:
         return None
+    if (found := model_named(name)) is not None:
+        return name if found.changes else found.model
     bare = re.sub(r"-v\d+(\.\d+)*$", "", name.split("/")[-1].lower()).removesuffix("-hf").removesuffix("-instruct")
     names = {_plain(model): model for model in bundled_models()}
     return names.get(_plain(bare)) or names.get(_plain(bare).removeprefix("meta")) or name

@@ -219,8 +219,6 @@ def sentence(row: Row, baseline: str) -> str:
     if low is not None and high is not None:
         ends = [f"{100 * x:+.1f}" if ratio else f"{x:+.4g}" for x in (low, high)]
         said += f" (interval {ends[0]} to {ends[1]}{' %' if ratio else ''})"
-    if row["verdict"] in ("too fast", "too slow"):
-        return f"{who} is {row['verdict']}: {said.removeprefix(f'{who} has ')}"
     if row["verdict"] == "undecided":
         more = row["more_replicates"]
         return f"{said}: undecided" + (f", about {more} more replicates would decide" if more else "")

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 
 from servesim import untrusted
 from servesim.errors import UserError, shown, suggest
+from servesim.hardware import model_named
 from servesim.metrics.slo import check_slo, parse_slo
 from servesim.parsing import pairs, policy_parts, spelt
 from servesim.run.client_tools import under_tool
@@ -122,7 +123,8 @@ class Scenario(_Section):
     """A trace file or log (its format is found from the content; `-`: standard input), `preset:NAME` or
     `synth:key=value,...`."""
     model: str
-    """A bundled model, or a Hugging Face config.json."""
+    """A bundled model or its Hugging Face id (`meta-llama/Llama-3.3-70B-Instruct`; -FP8, -AWQ and the like set the
+    dtype), or the config.json of any other."""
     gpu: str
     """h100, h200, a100, a100-40g, l40s, rtx-pro-6000 (kernels measured), rtx-4090, rtx-5090, m2-ultra (by formula), or
     the YAML data sheet of another one."""
@@ -233,7 +235,7 @@ class Scenario(_Section):
     def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:
         """Build a scenario from plain settings; `source` names their file, if any, in errors."""
         try:
-            return cls.model_validate(under_tool(under(settings, policy_settings)))
+            return cls.model_validate(under_name(under_tool(under(settings, policy_settings))))
         except ValidationError as error:
             raise UserError(f"{source}: {_first_error(error, cls)}".removeprefix(": ")) from None
 
@@ -243,6 +245,12 @@ class Scenario(_Section):
 
         text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         return text
+
+
+def under_name(settings: Settings) -> Settings:
+    """Complete settings with the format of weights that the model's name says, where they say none."""
+    found = model_named(str(settings.get("model", ""))) if settings.get("dtype") is None else None
+    return settings | {"dtype": found.dtype} if found is not None and found.dtype is not None else settings
 
 
 def load_settings(path: str | Path) -> Settings:

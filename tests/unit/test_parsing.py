@@ -35,5 +35,5 @@ def test_a_policy_on_a_drive_is_named_whole_wherever_it_is_named() -> None:
     assert split_values("scheduler", f"{WINDOWS}:k=1,l=2,vllm") == [f"{WINDOWS}:k=1,l=2", "vllm"]
     with pytest.raises(UserError, match=r"scheduler file C:\\x\\spf.py does not exist"):
         schedulers.resolve(WINDOWS)
-    with pytest.raises(UserError, match="name the class|does not exist"):
+    with pytest.raises(UserError, match=r"name the class|does not exist"):
         schedulers.resolve(r"C:\x\spf.py")
