@@ -264,9 +264,22 @@ def load_settings(path: str | Path) -> Settings:
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
     """The settings with each `a.b=value` put in; values are read as YAML, but for the version, which is text."""
     changed = dict(settings)
+    from servesim.run.setting_names import full_name
+
     for assignment in assignments:
         key, value = assigned(assignment)
+        key = full_name(key)
         _assign(changed, key, value if key == "engine.version" else read_yaml(assignment, value))
+    return changed
+
+
+def with_parts(settings: Mapping[str, Any], parts: Mapping[str, Any]) -> Settings:
+    """The settings with values, as Python has them, put in by names of parts: `max_num_seqs`, `engine.block_size`."""
+    from servesim.run.setting_names import full_name
+
+    changed = dict(settings)
+    for key, value in parts.items():
+        _assign(changed, full_name(key), value)
     return changed
 
 
