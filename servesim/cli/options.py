@@ -18,7 +18,6 @@ import typer
 from typer.core import TyperCommand
 
 from servesim.errors import UserError, suggest
-from servesim.run.setting_names import whole_name
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -216,6 +215,8 @@ def canonical(arguments: Sequence[str], own: Collection[str] = ()) -> tuple[list
         outer = outer.replace("-", "_")
         setting = known.get(f"{outer}{dot}{inner.replace('-', '_')}")
         if word.startswith("--") and setting is None and not dot and word.partition("=")[0] not in own:
+            from servesim.run.setting_names import whole_name
+
             outer, dot, inner = (whole_name(name) or outer).partition(".")
             setting = known.get(f"{outer}{dot}{inner}")
         if not word.startswith("--") or (setting is None and not dot):

@@ -38,7 +38,8 @@ def prepared(
     from servesim.run.scenario import load_settings
     from servesim.traces import load_trace
 
-    saved, scenarios = given.pop("save_scenario", None), files
+    saved = given.pop("save_scenario", None)
+    scenarios: Sequence[Any] = files
     if "serve" in given:
         scenarios = under_commands([load_settings(file) for file in files] or [{}], given, command)
     axes = axes_of(given)

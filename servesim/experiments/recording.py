@@ -135,14 +135,22 @@ def settings_beside(path: Path, root: Path) -> dict[str, Any]:
         folder = folder.parent
 
 
+def server_dtype(name: str | None) -> str:
+    """Return servesim's name of a vLLM format; that of checkpoints where none is given, or "auto"."""
+    known = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8"}
+    return known.get(name, name) if name and name != "auto" else "bf16"
+
+
 def stated_server(path: Path, settings: dict[str, Any], model: str | None) -> Server:
     """Return the server that the settings beside a recording describe."""
+    named = model_named(model) if model else None
     return Server(
         model=known_model(model),
-        dtype=(found.dtype if model and (found := model_named(model)) else None) or "bf16",
+        dtype=server_dtype((named.dtype if named is not None else None) or settings.get("dtype")),
+        kv_dtype=server_dtype(settings.get("kv_cache_dtype")),
         gpu=gpu_of(path, settings),
         tp=int(settings.get("tensor_parallel_size", 1)),
-        engine=f"vllm {settings.get('vllm_version', '')}".strip(),
+        engine=settings.get("engine") or f"vllm {settings.get('vllm_version', '')}".strip(),
         num_blocks=settings.get("num_gpu_blocks"),
         block_size=int(settings.get("block_size", 16)),
         max_num_seqs=settings.get("max_num_seqs"),

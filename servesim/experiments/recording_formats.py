@@ -22,6 +22,7 @@ from servesim.experiments.recording import (
     read_json,
     read_text,
     run_name,
+    server_dtype,
     settings_beside,
     stated_server,
 )
@@ -240,12 +241,6 @@ def _asked_output(profile: dict[str, Any]) -> int | None:
     data = profile.get("data", {})
     lengths = data.get(data.get("type", ""), {}).get("output_len")
     return lengths if isinstance(lengths, int) and lengths > 0 else None
-
-
-def server_dtype(name: str | None) -> str:
-    """Return servesim's name of a vLLM format; that of checkpoints where none is given, or "auto"."""
-    known = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8"}
-    return known.get(name, name) if name and name != "auto" else "bf16"
 
 
 def _sheet(path: Path, hardware: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.errors import UserError
-from servesim.traces import load_trace
+from servesim.run.scenario import Scenario
+from servesim.run.trace_source import open_scenario
+from servesim.traces import load_trace, open_trace
 from servesim.traces.formats._clock import iso_ns
 from servesim.traces.formats._names import Columns, roles, unit_of
+from servesim.traces.stdin import spooled
 from servesim.workload.trace import COMPLETION, Trace
 
 ROWS = [("2026-11-20T14:00:01.194Z", 388, 798), ("2026-11-20T14:00:03.531Z", 1680, 364), ("2026-11-20T14:00:04Z", 7, 3)]
@@ -234,3 +238,20 @@ def test_columns_that_count_something_else_are_not_taken() -> None:
         "ttft": "time_to_first_token",
         "id": "request_id",
     }
+
+
+def test_standard_input_is_a_log_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    piped = io.TextIOWrapper(io.BytesIO(csv("timestamp;prompt_tokens;completion_tokens", separator=";").encode()))
+    monkeypatch.setattr("sys.stdin", piped)
+    spooled.cache_clear()
+    assert is_rows(open_trace("-"))
+    assert open_trace("-", requests=2).name == "stdin"
+    spooled.cache_clear()
+
+
+def test_columns_reach_a_run_through_its_scenario(tmp_path: Path) -> None:
+    path = put(tmp_path, csv("a,b,c"))
+    scenario = Scenario.of(
+        {"trace": str(path), "model": "llama-3.1-8b", "gpu": "h100", "columns": "arrival=a,prompt=b,output=c"}
+    )
+    assert is_rows(open_scenario(scenario))
