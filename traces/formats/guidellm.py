@@ -44,7 +44,8 @@ def recorded(path: Path) -> Recorded:
         if not isinstance(successful, list):
             raise UserError(f"{path}: benchmark {i}: requests.successful is {shown(successful)[:80]}, must be a list")
         rows += successful
-        left += sum(len(optional(found, key) or ()) for key in ("errored", "incomplete"))
+        others = (optional(found, key) for key in ("errored", "incomplete"))
+        left += sum(len(rows_of) for rows_of in others if isinstance(rows_of, list))
 
     def take(i: int, row: Any) -> dict[str, Any]:
         start, end = (_calls.seconds_ns(path, i, keys[0], need(path, i, row, *keys)) for keys in (START, END))
