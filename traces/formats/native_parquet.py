@@ -163,12 +163,19 @@ def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
         "content": _content(table, path) if "content_ids" in table.column_names else None,
         "cancel_ns": _numbers(path, "cancel_ns", table["cancel_ns"]) if "cancel_ns" in table.column_names else None,
         "after": _after(table, path) if "after_rows" in table.column_names else None,
-        "samples": _samples(table, path) if "samples" in table.column_names else None,
+        "samples": _samples(table, path) if _is_listed(table, "samples") else None,
         "labels": {name: _texts(path, name, table) for name in LABELS if name in table.column_names},
         "notes": notes,
     }
     columns.setdefault("stop", columns["max_tokens"] > columns["output_len"])
     return columns
+
+
+def _is_listed(table: Any, name: str) -> bool:
+    """Return whether there is such a column of lists; the records of a run have one of counts."""
+    import pyarrow as pa
+
+    return name in table.column_names and not pa.types.is_integer(table[name].type)
 
 
 def write(trace: Trace, path: Path) -> None:

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import servesim
 from servesim.errors import UserError
 from servesim.experiments.recording_formats import read_run
+from servesim.reports.export import aiperf as aiperf_export
+from servesim.reports.export import table, vllm_bench
 from servesim.traces import load_trace
 from servesim.traces.formats import detect_format
 
@@ -190,3 +194,22 @@ def test_prometheus_series_are_summed_and_falling_counts_refused(tmp_path: Path)
         load_trace(put(tmp_path, falling + histogram("vllm:request_generation_tokens", {"+Inf": 9}, 9), "b.prom"))
     with pytest.raises(UserError, match="no histogram of output tokens"):
         load_trace(put(tmp_path, parts[0], "c.prom"))
+
+
+def test_what_export_writes_comes_back_in(tmp_path: Path) -> None:
+    servesim.simulate(trace="synth:rate=9,prompt=uniform(20,90),output=uniform(2,9)", requests=20, model="llama-3.2-1b",
+                      gpu="h200", out=tmp_path / "r")  # fmt: skip
+    sent = pd.read_parquet(tmp_path / "r" / "requests.parquet").sort_values("arrival_ns")
+    for name, export in (("a.csv", table), ("a.jsonl", aiperf_export), ("a.json", vllm_bench)):
+        with (tmp_path / name).open("w") as file:
+            export.write(tmp_path / "r", file)
+    for path in (tmp_path / "r" / "requests.parquet", *(tmp_path / name for name in ("a.csv", "a.jsonl", "a.json"))):
+        found = load_trace(path)
+        assert found.prompt_len.tolist() == sent["prompt_len"].tolist(), path
+        assert found.output_len.tolist() == sent["output_len"].tolist(), path
+        start = int(sent["arrival_ns"].min()) if path.suffix in (".jsonl", ".json") else 0
+        assert np.abs(found.arrival_ns - (sent["arrival_ns"].to_numpy() - start)).max() <= 1, path
+    for name in ("a.jsonl", "a.json"):
+        run = read_run(tmp_path / name, tmp_path)
+        assert run is not None
+        assert run.e2el_ms.tolist() == pytest.approx((sent["e2el_ns"] / 1e6).tolist())
