@@ -117,13 +117,15 @@ def _answer(
     """Run an experiment with the options of its command, which are its keywords, and print what came of it."""
     import servesim
     from servesim.cli import tables
+    from servesim.cli.serving import prepared
 
     run, table = getattr(servesim, command), getattr(tables, f"print_{command}")
     files, out = scenarios or (), options["out"]
     if command != "compare" and len(files) > 1:
         raise UserError(f"{command}: one scenario file is needed, not {len(files)} ({' '.join(files)})")
+    scenarios, axes = prepared(command, files, context.obj, axes_of)
     with kept(out), tables.Bar() as bar:
-        document = run(*files, **options, on_progress=bar, **axes_of(context.obj)).attrs["document"]
+        document = run(*scenarios, **options, on_progress=bar, **axes).attrs["document"]
     if out is not None:
         from servesim.cli.report import write_report
 

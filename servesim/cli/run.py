@@ -35,10 +35,15 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
 ) -> None:
     """Replay a trace: latency, throughput, memory and price."""
+    from servesim.cli.serving import save, under_commands
     from servesim.run.scenario import load_settings
     from servesim.run.simulate import simulate
 
-    settings = _over(load_settings(scenario) if scenario is not None else {}, context.obj)
+    saved = context.obj.pop("save_scenario", None)
+
+    base = under_commands([load_settings(scenario) if scenario is not None else {}], context.obj, "run")
+    settings = _over(base[0], context.obj)
+    save([(settings, {})], saved)
     with _progress() as bar:
         result = simulate(settings, out=out, on_ready=bar, jobs=jobs, page=_page if with_report else None)
     if as_json:
