@@ -59,12 +59,16 @@ def _page(folder: Path) -> None:
 
 def _over(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """A file's settings under what the command line says: a preset, then --set, then options, parts after wholes."""
-    from servesim.run.scenario import override
+    from servesim.run.scenario import assigned, override
 
     whole = {key: value for key, value in given.items() if "." not in key and key != "set"}
     preset = {key: value for key, value in whole.items() if key == "preset"}
-    settings = override(settings | preset, given.get("set", ())) | whole
-    return override(settings, [f"{key}={value}" for key, value in given.items() if "." in key])
+    parts: dict[bool, list[str]] = {True: [], False: []}
+    for assignment in given.get("set", ()):
+        parts["." in assigned(assignment)[0]].append(assignment)
+    settings = override(settings | preset, parts[False]) | whole
+    options = [f"{key}={value}" for key, value in given.items() if "." in key]
+    return override(settings, [*parts[True], *options])
 
 
 def _progress() -> Any:

@@ -30,6 +30,7 @@ from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.hardware.kv import longest
 from servesim.metrics.summary import Deployment
+from servesim.run.changes import on_changes
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.presets import facts_of
 from servesim.run.provenance import provenance
@@ -183,6 +184,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         defaults=defaults,
         notes=[
             *before_run(scenario, facts, cores[0].scheduler, kv, fitting),
+            *on_changes(scenario, gpu, model, cost, fitting),
             *on_version(scenario, engine, terms),
             *on_windows(scenario, model, kv),
             *(speculation.notes(facts) if speculation is not None else ()),
