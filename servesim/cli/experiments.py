@@ -6,12 +6,25 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from servesim.cli.gate import (
+    CAPACITY_UNITS,
+    Overwrite,
+    Quiet,
+    Require,
+    capacity_failures,
+    comparison_failures,
+    end_if,
+    requirements,
+)
 from servesim.cli.options import ListingCommand
 from servesim.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    from servesim.run.requirements import Requirement
 
 LISTS = """
 Options of the scenario, the engine and the clients may list several values with commas; every combination is one
@@ -64,6 +77,9 @@ def compare(
     executor: Where = "local",
     out: Out = None,
     as_json: Json = False,
+    require: Require = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Which policy is better, by how much, and how sure is that?
 
@@ -84,6 +100,8 @@ def sweep(
     executor: Where = "local",
     out: Out = None,
     as_json: Json = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run every combination of the axes.
 
@@ -104,6 +122,9 @@ def capacity(
     executor: Where = "local",
     out: Out = None,
     as_json: Json = False,
+    require: Require = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Find the highest rate within the SLO.
 
@@ -112,7 +133,13 @@ def capacity(
 
 
 def _answer(
-    command: str, context: typer.Context, scenarios: Sequence[str] | None, as_json: bool, **options: Any
+    command: str,
+    context: typer.Context,
+    scenarios: Sequence[str] | None,
+    as_json: bool,
+    quiet: bool,
+    require: Sequence[str] | None = None,
+    **options: Any,
 ) -> None:
     """Run an experiment with the options of its command, which are its keywords, and print what came of it."""
     import servesim
@@ -122,7 +149,10 @@ def _answer(
     files, out = scenarios or (), options["out"]
     if command != "compare" and len(files) > 1:
         raise UserError(f"{command}: one scenario file is needed, not {len(files)} ({' '.join(files)})")
-    with kept(out), tables.Bar() as bar:
+    required = requirements(require, CAPACITY_UNITS if command == "capacity" else None)
+    if command == "compare":
+        _check_compared(required, options["metrics"], options["rank_by"])
+    with kept(out), tables.Bar(quiet) as bar:
         document = run(*files, **options, on_progress=bar, **axes_of(context.obj)).attrs["document"]
     if out is not None:
         from servesim.cli.report import write_report
@@ -133,10 +163,23 @@ def _answer(
         from servesim.run.result_files import to_json
 
         sys.stdout.write(to_json(plain(document)))
-    else:
+    elif not quiet:
         table(document, out)
+    if required:
+        end_if((comparison_failures if command == "compare" else capacity_failures)(required, document))
     if all(row["error"] for row in document.get("variants", document.get("rows"))):
         raise typer.Exit(1)  # nothing ran
+
+
+def _check_compared(required: Sequence[Requirement], metrics: str | None, rank_by: str) -> None:
+    """Raise UserError for what is required of a metric that is not compared."""
+    from servesim.experiments.run_metrics import DEFAULTS, SLO_DEFAULTS
+    from servesim.parsing import listed
+
+    compared = {rank_by, *((*DEFAULTS, *SLO_DEFAULTS) if metrics is None else listed("metrics", metrics))}
+    for one in required:
+        if one.name not in compared:
+            raise UserError(f"--require {one.text}: {one.name} is not compared; name it in --metrics")
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from servesim.cli.gate import Overwrite, Quiet, Require, end_if, requirements
+
 RUN_EXAMPLES = """
 \b
 Examples:
@@ -17,6 +19,9 @@ Examples:
   servesim run --trace synth:arrivals=poisson,rate=20,prompt=512,output=128 --model llama-3.1-70b --gpu h200 --tp 4
   servesim run scenario.yaml --scheduler.max-num-seqs 64 --engine.block-size 32
   servesim run result/scenario.yaml --scheduler my_policy.py:MyScheduler
+  servesim run scenario.yaml --require 'slo_attainment>=99%' --require 'ttft_p99<=1s' -q
+
+Paths in SCENARIO are relative to it.
 """
 
 
@@ -33,22 +38,33 @@ def run(
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into --out.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
+    require: Require = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Replay a trace: latency, throughput, memory and price."""
+    from servesim.run.requirements import failures, summary_values
     from servesim.run.scenario import load_settings
     from servesim.run.simulate import simulate
 
+    required = requirements(require)
     settings = _over(load_settings(scenario) if scenario is not None else {}, context.obj)
-    with _progress() as bar:
-        result = simulate(settings, out=out, on_ready=bar, jobs=jobs, page=_page if with_report else None)
+    page = _page if with_report else None
+    with _progress(quiet) as bar:
+        result = simulate(settings, out=out, on_ready=bar, jobs=jobs, page=page, overwrite=overwrite)
     if as_json:
         from servesim.run.result_files import to_json
 
         sys.stdout.write(to_json(result.summary))
-    else:
+    elif not quiet:
         from servesim.cli.summary import print_summary
 
         print_summary(result, out)
+    if required:
+        unstable = (
+            ["the queue was still growing when arrivals ended"] if result.summary["stability"]["unstable"] else []
+        )
+        end_if([*failures(required, summary_values(result.summary)), *unstable])
 
 
 def _page(folder: Path) -> None:
@@ -71,9 +87,9 @@ def _over(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return override(settings, [*parts[True], *options])
 
 
-def _progress() -> Any:
+def _progress(quiet: bool) -> Any:
     """A progress bar in simulated time, on a terminal only."""
-    if not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty():
         return nullcontext()
     from servesim.cli.summary import ProgressBar
 

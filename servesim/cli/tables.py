@@ -28,11 +28,13 @@ COLOURS |= {"too fast": "red", "too slow": "red"}
 class Bar:
     """Cells done on stderr, on a terminal only, and what had to be computed again."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         best = TextColumn("{task.description}", markup=False)
         columns = (BarColumn(), MofNCompleteColumn(), best, TimeRemainingColumn())
         console = Console(stderr=True)
-        self._bar = RichProgress(*columns, console=console, transient=True) if sys.stderr.isatty() else None
+        self._bar = (
+            RichProgress(*columns, console=console, transient=True) if sys.stderr.isatty() and not quiet else None
+        )
         self._task: Any = None
 
     def __enter__(self) -> Bar:

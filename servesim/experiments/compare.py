@@ -104,6 +104,7 @@ def compare(
     executor: str = "local",
     out: str | Path | None = None,
     on_progress: OnProgress | None = None,
+    overwrite: bool = False,
     **axes: Any,
 ) -> pd.DataFrame:
     """Compare policies on one workload under common random numbers; the rows of the document as a DataFrame.
@@ -113,8 +114,8 @@ def compare(
     first variant that runs and is stable, unless one is named. `replicates` are seeds of a synthetic workload or
     preset, windows of a recorded trace; 1: moving blocks within one run. `margin`: changes within it (2 %, for shares
     2 percentage points) do not matter. A scenario may be a measured run (JSON of `vllm bench serve --save-detailed`):
-    then its requests are replayed, and it is the baseline. The whole document is in `.attrs["document"]`. UserError
-    where the question makes no sense.
+    then its requests are replayed, and it is the baseline. `overwrite`: let `out` replace another experiment's
+    document. The whole document is in `.attrs["document"]`. UserError where the question makes no sense.
     """
     import pandas as pd
 
@@ -132,7 +133,8 @@ def compare(
     else:
         variants = variants_of(given, axes)
     check_names(variants, objects)
-    with open_runner(out, COMPARISON, executor, jobs, on_progress, objects) as runner:
+    shared = shared_settings([v.settings for v in variants])
+    with open_runner(out, COMPARISON, executor, jobs, on_progress, objects, shared, overwrite) as runner:
         if recording is not None:
             document = _with_measured(runner, recording, variants, metrics, settings)
         else:

@@ -72,6 +72,7 @@ def sweep(
     executor: str = "local",
     out: str | Path | None = None,
     on_progress: OnProgress | None = None,
+    overwrite: bool = False,
     **axes: Any,
 ) -> pd.DataFrame:
     """Run every combination of the axes; return one row per run. The document is in `.attrs["document"]`.
@@ -79,7 +80,8 @@ def sweep(
     `scenario` may be a YAML file or mapping with a key `axes`: {setting: [values]}; keywords override both. A run that
     fails is recorded with its error and the rest goes on. `best_by`: the metric of the best so far (goodput with an
     SLO, else mean end-to-end latency). `trials`: let Optuna (extra `search`) choose N combinations instead of
-    trying all, for best_by, or for several metrics with commas between. UserError where the question makes no sense.
+    trying all, for best_by, or for several metrics with commas between. `overwrite`: let `out` replace another
+    experiment's document. UserError where the question makes no sense.
     """
     import pandas as pd
 
@@ -94,7 +96,8 @@ def sweep(
     goals = metrics_of(best_by if best_by is not None else "request_goodput" if slo else "e2el_mean", slo)
     wanted = metrics_of(metrics, slo)
     wanted += [m for m in (*goals, *(METRICS[name] for name in PARETO)) if m not in wanted]
-    with open_runner(out, SWEEP, executor, jobs, on_progress, objects) as runner:
+    shared = shared_settings([v.settings for v in variants])
+    with open_runner(out, SWEEP, executor, jobs, on_progress, objects, shared, overwrite) as runner:
         table = Table(runner, wanted, warmup, cooldown, goals[0], replicates)
         if trials is None:
             table.run(variants)

@@ -57,6 +57,16 @@ class ResultWriter:
             self.discard()
             raise
 
+    def check_same(self, scenario_yaml: str) -> None:
+        """Raise UserError where the result of another scenario stands already."""
+        found = self.out / SCENARIO
+        try:
+            stands = found.read_text(encoding="utf-8") if found.is_file() else scenario_yaml
+        except (OSError, ValueError):
+            return  # damaged: nothing is lost
+        if stands != scenario_yaml:
+            raise UserError(f"--out {self.out}: holds the result of another scenario (--overwrite replaces it)")
+
     def add(self, file: str, rows: Rows) -> None:
         """Append a chunk to one of the STREAMED tables."""
         import pyarrow as pa

@@ -17,6 +17,7 @@ from servesim import untrusted
 from servesim.errors import UserError, shown, suggest
 from servesim.metrics.slo import check_slo, parse_slo
 from servesim.parsing import pairs, spelt, with_changes
+from servesim.run.beside import beside
 from servesim.run.client_tools import under_tool
 from servesim.run.presets import preset_settings, under
 
@@ -248,11 +249,11 @@ class Scenario(_Section):
 
 
 def load_settings(path: str | Path) -> Settings:
-    """Read the settings in a YAML file, not yet validated."""
+    """Read the settings in a YAML file, not yet validated; paths in it are relative to it (servesim.run.beside)."""
     loaded = untrusted.read_yaml(Path(path), "scenario")
     if not isinstance(loaded, dict):
         raise UserError(f"scenario {path}: not a mapping of settings (such as `model: llama-3.1-8b`)")
-    return loaded
+    return beside(loaded, Path(path))
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:

@@ -40,6 +40,7 @@ def simulate(
     on_ready: Callable[[Setup], Progress | None] | None = None,
     jobs: int = 1,
     page: Callable[[Path], object] | None = None,
+    overwrite: bool = True,
     **settings: Any,
 ) -> Result:
     """Replay a trace and return its result.
@@ -50,7 +51,7 @@ def simulate(
     on. `page` writes a page into the directory before it is in place. `on_ready` is told the resolved setup before
     the run begins and may return a callback for progress. With `jobs`
     replicas are served in `jobs` processes, where a router splits requests without looking at them; the result is the
-    same to the byte.
+    same to the byte. Without `overwrite` the result of another scenario that stands in `out` is not replaced.
 
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
     """
@@ -63,6 +64,8 @@ def simulate(
     try:
         asked, given = _scenario(scenario, trace, settings), trace if isinstance(trace, Trace) else None
         setup = set_up(asked, given)
+        if writer is not None and not overwrite:
+            writer.check_same(setup.scenario.to_yaml())
         if setup.scenario.check and setup.scenario.mode == "fast":
             check_beginning(setup)
         records = (StreamedRecords if setup.stream is not None else Records)(setup, writer)
