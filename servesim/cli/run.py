@@ -41,6 +41,9 @@ def run(
     require: Require = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    step_requests: Annotated[
+        bool, typer.Option("--step-requests", help="Write which requests each step computed (with --mode reference).")
+    ] = False,
 ) -> None:
     """Replay a trace: latency, throughput, memory and price."""
     from servesim.run.requirements import failures, summary_values
@@ -51,7 +54,9 @@ def run(
     settings = _over(load_settings(scenario) if scenario is not None else {}, context.obj)
     page = _page if with_report else None
     with _progress(quiet) as bar:
-        result = simulate(settings, out=out, on_ready=bar, jobs=jobs, page=page, overwrite=overwrite)
+        result = simulate(
+            settings, out=out, on_ready=bar, jobs=jobs, page=page, overwrite=overwrite, step_requests=step_requests
+        )
     if as_json:
         from servesim.run.result_files import to_json
 

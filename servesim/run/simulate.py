@@ -22,6 +22,7 @@ from servesim.run.result_files import ResultWriter
 from servesim.run.scenario import Scenario, load_settings
 from servesim.run.setup import Setup, set_up
 from servesim.run.speculation import figures as speculation_figures
+from servesim.run.step_requests import StepRequests, check_step_requests
 from servesim.run.trace_source import OBJECT
 from servesim.workload.trace import Trace
 
@@ -41,6 +42,7 @@ def simulate(
     jobs: int = 1,
     page: Callable[[Path], object] | None = None,
     overwrite: bool = True,
+    step_requests: bool = False,
     **settings: Any,
 ) -> Result:
     """Replay a trace and return its result.
@@ -52,6 +54,7 @@ def simulate(
     the run begins and may return a callback for progress. With `jobs`
     replicas are served in `jobs` processes, where a router splits requests without looking at them; the result is the
     same to the byte. Without `overwrite` the result of another scenario that stands in `out` is not replaced.
+    `step_requests`: with mode="reference", write which requests each step computed (servesim.run.step_requests).
 
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
     """
@@ -68,6 +71,9 @@ def simulate(
             writer.check_same(setup.scenario.to_yaml())
         if setup.scenario.check and setup.scenario.mode == "fast":
             check_beginning(setup)
+        if step_requests:
+            check_step_requests(setup.scenario, writer, jobs)
+        told = StepRequests(writer, setup.cores) if step_requests and writer is not None else None
         records = (StreamedRecords if setup.stream is not None else Records)(setup, writer)
         on_progress = on_ready(setup) if on_ready else None
         loop = _Clock()
@@ -78,9 +84,12 @@ def simulate(
         else:
             setup.cluster(records.workload, records.recorder, on_progress=on_progress).run()
         records.flush()
+        if told is not None:
+            told.flush()
         ended = _Clock()
         records.close()
         summary = _summary(setup, records)
+        summary["notes"] += told.notes() if told is not None else []
         timing = _timing(began, loop, ended, apart_s, summary)
         if writer is not None:
             writer.finish(
