@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.engine import compiled
+from servesim.metrics.bursts import burst_text
 from servesim.metrics.classes import by_class, by_tenant
 from servesim.metrics.requests import goodput
 from servesim.metrics.summary import summarize
 from servesim.run.beginning import check_beginning
+from servesim.run.bursts import bursts_of
 from servesim.run.notes import after_run, on_costs
 from servesim.run.processes import check_independent, run_apart
 from servesim.run.records import Records, StreamedRecords
@@ -135,9 +137,14 @@ def _summary(setup: Setup, records: Records) -> dict[str, Any]:
         figures["tenants"] = by_tenant(requests, records.parts["tenant"], len(setup.facts), scenario.slo)
     figures["requests"] |= {"retries": records.retries, "unsent": records.workload.unsent}
     figures["speculation"] = speculation_figures(core.spec_stats for core in setup.cores)
+    bursts, unknown = ([], []) if setup.stream is not None else bursts_of(scenario, requests.table)
+    if bursts:
+        figures["bursts"] = bursts
     return {
         **figures,
         "notes": [
+            *map(burst_text, bursts),
+            *unknown,
             *setup.notes,
             *after_run(scenario, setup.facts, setup.defaults, figures, setup.front),
             *on_costs(setup.cost, totals.decode_reach),
