@@ -67,7 +67,9 @@ def compare(
     scenarios: Files = None,
     replicates: Annotated[int, typer.Option(help="Seeds, or windows of a recorded trace; 1: blocks in one run.")] = 10,
     baseline: Annotated[str | None, typer.Option(help="Compare with it. [default: the first stable variant]")] = None,
-    metrics: Annotated[str | None, typer.Option(help="Such as ttft_p99,output_throughput.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
+    ] = None,
     rank_by: Annotated[str, typer.Option(help="Metric of the ranking and the headline.")] = "ttft_p99",
     margin: Annotated[float, typer.Option(help="Changes within it do not matter.")] = 0.02,
     interval: Annotated[str, typer.Option(help="auto, t, studentised or bca.")] = "auto",
@@ -91,7 +93,9 @@ def sweep(
     context: typer.Context,
     scenarios: Files = None,
     replicates: Annotated[int, typer.Option(help="Seeds, or windows of a recorded trace.")] = 1,
-    metrics: Annotated[str | None, typer.Option(help="Such as ttft_p99,output_throughput.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
+    ] = None,
     best_by: Annotated[str | None, typer.Option(help="Metric of the best. [default: goodput, or e2el_mean]")] = None,
     trials: Annotated[int | None, typer.Option(help="Let Optuna choose N combinations.")] = None,
     warmup: Warmup = 0.1,
@@ -149,6 +153,8 @@ def _answer(
     files, out = scenarios or (), options["out"]
     if command != "compare" and len(files) > 1:
         raise UserError(f"{command}: one scenario file is needed, not {len(files)} ({' '.join(files)})")
+    if options.get("metrics") is not None:
+        _register(options["metrics"])
     required = requirements(require, CAPACITY_UNITS if command == "capacity" else None)
     if command == "compare":
         _check_compared(required, options["metrics"], options["rank_by"])
@@ -171,12 +177,22 @@ def _answer(
         raise typer.Exit(1)  # nothing ran
 
 
+def _register(metrics: str) -> None:
+    """Know the metrics of the user's own by their names, before anything asks for one."""
+    from servesim.experiments.run_metrics import metrics_of
+    from servesim.parsing import listed
+
+    if own := [name for name in listed("metrics", metrics) if ".py:" in name]:
+        metrics_of(own, {})
+
+
 def _check_compared(required: Sequence[Requirement], metrics: str | None, rank_by: str) -> None:
     """Raise UserError for what is required of a metric that is not compared."""
     from servesim.experiments.run_metrics import DEFAULTS, SLO_DEFAULTS
     from servesim.parsing import listed
 
-    compared = {rank_by, *((*DEFAULTS, *SLO_DEFAULTS) if metrics is None else listed("metrics", metrics))}
+    listed_ones = (*DEFAULTS, *SLO_DEFAULTS) if metrics is None else listed("metrics", metrics)
+    compared = {rank_by, *(name.rpartition(".py:")[2] for name in listed_ones)}
     for one in required:
         if one.name not in compared:
             raise UserError(f"--require {one.text}: {one.name} is not compared; name it in --metrics")

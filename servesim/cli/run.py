@@ -44,13 +44,17 @@ def run(
     step_requests: Annotated[
         bool, typer.Option("--step-requests", help="Write which requests each step computed (with --mode reference).")
     ] = False,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="FILE.py:FUNCTION,...", help="Metrics of your own (docs/metrics.md).")
+    ] = None,
 ) -> None:
     """Replay a trace: latency, throughput, memory and price."""
+    from servesim.run.custom_metrics import load_metrics
     from servesim.run.requirements import failures, summary_values
     from servesim.run.scenario import load_settings
     from servesim.run.simulate import simulate
 
-    required = requirements(require)
+    required = requirements(require, {name: getattr(function, "unit", "") for name, function in load_metrics(metrics)})
     settings = _over(load_settings(scenario) if scenario is not None else {}, context.obj)
     page = _page if with_report else None
     with _progress(quiet) as bar:

@@ -50,7 +50,7 @@ def read_recording(path: str | Path) -> RecordedRun:
     return run
 
 
-def measured_metrics(run: RecordedRun, names: Sequence[str] | str | None) -> list[Metric]:
+def measured_metrics(run: RecordedRun, names: Sequence[Any] | str | None) -> list[Metric]:
     """Return the metrics asked for, or the usual ones, of the latencies that were measured."""
     known = _known(run)
     usual = [name for name in DEFAULTS if name.rpartition("_")[0] in known]

@@ -93,7 +93,7 @@ def compare(
     *scenarios: str | Path | Mapping[str, Any],
     replicates: int = 10,
     baseline: str | None = None,
-    metrics: Sequence[str] | str | None = None,
+    metrics: Sequence[Any] | str | None = None,
     rank_by: str | None = None,
     margin: float = 0.02,
     level: float = 0.95,
@@ -152,7 +152,7 @@ def _simulated(
     variants: list[Variant],
     replicates: int,
     baseline: str | None,
-    metrics: Sequence[str] | str | None,
+    metrics: Sequence[Any] | str | None,
     settings: Settings,
 ) -> dict[str, Any]:
     """Compare policies against each other."""
@@ -191,7 +191,7 @@ def _with_measured(
     runner: Runner,
     recording: RecordedRun,
     variants: Sequence[Variant],
-    metrics: Sequence[str] | str | None,
+    metrics: Sequence[Any] | str | None,
     settings: Settings,
 ) -> dict[str, Any]:
     """Compare policies against one measured run."""

@@ -63,7 +63,7 @@ def sweep(
     scenario: str | Path | Mapping[str, Any] | None = None,
     *,
     replicates: int = 1,
-    metrics: Sequence[str] | str | None = None,
+    metrics: Sequence[Any] | str | None = None,
     best_by: str | None = None,
     trials: int | None = None,
     warmup: float = 0.1,

@@ -82,4 +82,5 @@ def summary_values(summary: Mapping[str, Any]) -> dict[str, float | None]:
     values["preemptions_per_request"] = summary["engine"]["preemptions"] / arrived if arrived else None
     for name in ("usd_per_million_tokens", "usd_per_million_output_tokens"):
         values[name] = (summary["price"] or {}).get(name)
+    values |= summary.get("custom_metrics", {})
     return values

@@ -5,17 +5,19 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.engine import compiled
+from servesim.errors import UserError
 from servesim.metrics.bursts import burst_text
 from servesim.metrics.classes import by_class, by_tenant
-from servesim.metrics.requests import goodput
+from servesim.metrics.requests import RequestColumns, goodput
 from servesim.metrics.summary import summarize
 from servesim.run.beginning import check_beginning
 from servesim.run.bursts import bursts_of
+from servesim.run.custom_metrics import Function, custom_values, load_metrics
 from servesim.run.notes import after_run, on_costs
 from servesim.run.processes import check_independent, run_apart
 from servesim.run.records import Records, StreamedRecords
@@ -45,6 +47,7 @@ def simulate(
     page: Callable[[Path], object] | None = None,
     overwrite: bool = True,
     step_requests: bool = False,
+    metrics: str | Function | Iterable[str | Function] | None = None,
     **settings: Any,
 ) -> Result:
     """Replay a trace and return its result.
@@ -57,10 +60,13 @@ def simulate(
     replicas are served in `jobs` processes, where a router splits requests without looking at them; the result is the
     same to the byte. Without `overwrite` the result of another scenario that stands in `out` is not replaced.
     `step_requests`: with mode="reference", write which requests each step computed (servesim.run.step_requests).
+    `metrics`: functions of your own, or `file.py:function` (servesim.run.custom_metrics), whose values are
+    `summary["custom_metrics"]`.
 
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
     """
     began = _Clock()
+    own = load_metrics(metrics)  # a wrong name is found before the run
     if trace is not None and not isinstance(trace, str | Path | Trace):
         from servesim.traces import load_trace
 
@@ -91,6 +97,11 @@ def simulate(
         ended = _Clock()
         records.close()
         summary = _summary(setup, records)
+        if own:
+            if setup.stream is not None:
+                raise UserError("metrics: a streamed run keeps no requests to compute them from")
+            functions = [function for _, function in own]
+            summary["custom_metrics"] = custom_values(functions, records.table.to_pandas, summary)
         summary["notes"] += told.notes() if told is not None else []
         timing = _timing(began, loop, ended, apart_s, summary)
         if writer is not None:
@@ -137,7 +148,7 @@ def _summary(setup: Setup, records: Records) -> dict[str, Any]:
         figures["tenants"] = by_tenant(requests, records.parts["tenant"], len(setup.facts), scenario.slo)
     figures["requests"] |= {"retries": records.retries, "unsent": records.workload.unsent}
     figures["speculation"] = speculation_figures(core.spec_stats for core in setup.cores)
-    bursts, unknown = ([], []) if setup.stream is not None else bursts_of(scenario, requests.table)
+    bursts, unknown = bursts_of(scenario, requests.table) if isinstance(requests, RequestColumns) else ([], [])
     if bursts:
         figures["bursts"] = bursts
     return {
