@@ -15,11 +15,11 @@ RUN_EXAMPLES = """
 \b
 Examples:
   servesim run --trace preset:azure-conv-2023 --model llama-3.1-8b --gpu h200
-  servesim run --trace trace.csv --model qwen3-14b --gpu h100 --rate 5 --slo ttft:500,tpot:50 --out result
+  servesim run --trace trace.csv --model qwen3-14b --gpu h100 --rate 5 --slo ttft:500,tpot:50 --out busy
   servesim run --trace synth:arrivals=poisson,rate=20,prompt=512,output=128 --model llama-3.1-70b --gpu h200 --tp 4
   servesim run scenario.yaml --scheduler.max-num-seqs 64 --engine.block-size 32
   servesim run result/scenario.yaml --scheduler my_policy.py:MyScheduler
-  servesim run scenario.yaml --require 'slo_attainment>=99%' --require 'ttft_p99<=1s' -q
+  servesim run scenario.yaml --require 'output_throughput>=10' --require 'ttft_p99<=60s' -q
 
 Paths in SCENARIO are relative to it.
 """

@@ -11,7 +11,7 @@ WHY_EXAMPLES = """
 \b
 Examples:
   servesim why result 17
-  servesim why result chat-0042 --out chat-0042.svg
+  servesim why result 18 --out request-18.svg
 
 The requests beside it are named where the run was recorded with --step-requests --mode reference.
 """
