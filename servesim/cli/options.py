@@ -60,7 +60,7 @@ class Setting:
     """Values a switch may be followed by; without one it is given `on`."""
     on: str = "true"
     open: bool = False
-    """Whether it has parts that no field declares: parameters of a policy, or limits."""
+    """Whether it has parts that no field declares: parameters of a policy, limits, parts of a data sheet or config."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ def _setting(key: str, section: str, field: FieldInfo) -> Setting:
     if dict in kinds:
         return Setting(key, section, help, shown="<str>", open=True)
     shown = "|".join(kind if isinstance(kind, str) else f"<{kind.__name__}>" for kind in kinds)
-    return Setting(key, section, help, kinds[0] if len(kinds) == 1 else str, shown)
+    return Setting(key, section, help, kinds[0] if len(kinds) == 1 else str, shown, open=key in ("model", "gpu"))
 
 
 def _kinds(annotation: Any) -> list[Any]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
-from servesim.hardware.config import model_fields
+from servesim.hardware.config import changed_config, model_fields
 from servesim.hardware.layers import DTYPE_BYTES, Experts, Latent, Layer, dtype_bytes, wide_bytes
 from servesim.hardware.names import Named, named
+from servesim.parsing import split_changes
 from servesim.untrusted import parse_json, read_text
 
 __all__ = [
@@ -211,7 +212,12 @@ def check_tp(model: ModelSpec, tp: int) -> None:
 
 
 def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
-    """Read the `config.json` of a bundled model, of a file or of a folder; return its content and the model's name."""
+    """Read the `config.json` of a bundled model, of a file or of a folder; return its content, with the changes that
+    follow the name (`llama-3.1-8b:num_hidden_layers=4`), and the model's name."""
+    name_or_path, changes = split_changes(name_or_path)
+    if changes:
+        config, name = read_config(name_or_path)
+        return changed_config(config, name, changes), name
     if not name_or_path:
         raise UserError("no model is named: a bundled one such as llama-3.1-8b, or a config.json")
     path = Path(name_or_path)

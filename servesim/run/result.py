@@ -27,6 +27,7 @@ from servesim.run.result_files import (
     reading,
 )
 from servesim.run.scenario import Scenario, load_settings
+from servesim.run.shown import as_html, as_text
 from servesim.untrusted import read_json
 
 if TYPE_CHECKING:
@@ -72,6 +73,13 @@ class Result:
         self._requests = requests
         self._samples = samples
         self._streamed = streamed
+
+    def __repr__(self) -> str:
+        return as_text(self.summary)
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show."""
+        return as_html(self.summary)
 
     @cached_property
     def requests(self) -> pd.DataFrame:

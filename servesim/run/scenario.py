@@ -17,7 +17,8 @@ from servesim import untrusted
 from servesim.errors import UserError, shown, suggest
 from servesim.hardware import model_named
 from servesim.metrics.slo import check_slo, parse_slo
-from servesim.parsing import pairs, policy_parts, spelt
+from servesim.parsing import pairs, policy_parts, spelt, with_changes
+from servesim.run.beside import beside
 from servesim.run.client_tools import under_tool
 from servesim.run.presets import preset_settings, under
 
@@ -124,10 +125,11 @@ class Scenario(_Section):
     `synth:key=value,...`."""
     model: str
     """A bundled model or its Hugging Face id (`meta-llama/Llama-3.3-70B-Instruct`; -FP8, -AWQ and the like set the
-    dtype), or the config.json of any other."""
+    dtype), or the config.json of any other; keys of that may be changed: `model.num_hidden_layers`, or
+    `NAME:num_hidden_layers=4`."""
     gpu: str
     """h100, h200, a100, a100-40g, l40s, rtx-pro-6000 (kernels measured), rtx-4090, rtx-5090, m2-ultra (by formula), or
-    the YAML data sheet of another one."""
+    the YAML data sheet of another one; parts of the sheet may be changed: `gpu.memory_bytes`, `gpu.flops.bf16`."""
     requests: int | None = Field(default=None, ge=1, le=100_000_000)
     """Number of requests to replay, from the first; none: all the trace has (presets and synthetic traces: their
     default)."""
@@ -206,6 +208,11 @@ class Scenario(_Section):
     def _policy(cls, value: Any) -> Settings | None:
         return policy_settings(value) if value is not None else None
 
+    @field_validator("model", "gpu", mode="before")
+    @classmethod
+    def _changed(cls, value: Any) -> Any:
+        return _renamed(value)
+
     @field_serializer("rate", when_used="json")
     def _finite(self, rate: float | None) -> float | str | None:
         return "inf" if rate == float("inf") else rate
@@ -254,11 +261,11 @@ def under_name(settings: Settings) -> Settings:
 
 
 def load_settings(path: str | Path) -> Settings:
-    """Read the settings in a YAML file, not yet validated."""
+    """Read the settings in a YAML file, not yet validated; paths in it are relative to it (servesim.run.beside)."""
     loaded = untrusted.read_yaml(Path(path), "scenario")
     if not isinstance(loaded, dict):
         raise UserError(f"scenario {path}: not a mapping of settings (such as `model: llama-3.1-8b`)")
-    return loaded
+    return beside(loaded, Path(path))
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
@@ -311,6 +318,13 @@ def policy_settings(value: Any) -> Settings:
     raise UserError(f"a policy is a name, name:key=value,... or a mapping with `name`, not {shown(value)}")
 
 
+def _renamed(value: Any) -> Any:
+    """A model or GPU that is a mapping with `name` and changed parts, as one text; anything else as it is."""
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return with_changes(value["name"], {key: inner for key, inner in value.items() if key != "name"})
+    return value
+
+
 def _limits(value: Any) -> Any:
     """Parse limits given as text or a mapping; anything else is left for the validation to refuse."""
     if isinstance(value, Mapping):
@@ -324,6 +338,11 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
         settings[key] = value
         return
     current = settings.get(outer)
+    if outer in ("gpu", "model"):
+        if current is None:
+            raise UserError(f"{key}: no {outer} is named whose {inner} it could be")
+        settings[outer] = with_changes(_renamed(current), {inner: value})
+        return
     if outer in ("scheduler", "kv", "router", "speculation", "acceptance"):
         preset = preset_settings(settings["preset"]) if settings.get("preset") else {}
         default = preset.get(outer, Scenario.model_fields[outer].default)
