@@ -13,6 +13,7 @@ from servesim.cli.accuracy import ACCURACY_EXAMPLES, accuracy
 from servesim.cli.calibrate import calibrate_app
 from servesim.cli.engines import ENGINES_EXAMPLES, engines
 from servesim.cli.experiments import register as register_experiments
+from servesim.cli.measure import MEASURE_EXAMPLES, measure
 from servesim.cli.options import ScenarioCommand
 from servesim.cli.policies import POLICIES_EXAMPLES, policies
 from servesim.cli.report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
@@ -70,6 +71,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(calibrate_app, name="calibrate")
 app.command(epilog=VALIDATE_EXAMPLES)(validate)
 app.command(epilog=ACCURACY_EXAMPLES)(accuracy)
+app.command(epilog=MEASURE_EXAMPLES)(measure)
 app.command(epilog=POLICIES_EXAMPLES)(policies)
 app.command(epilog=ENGINES_EXAMPLES)(engines)
 app.command(epilog=REPRODUCE_EXAMPLES)(reproduce)

@@ -114,13 +114,15 @@ def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
         model=known_model(settings.get("model")),
         gpu=gpu_of(path, settings),
         tp=int(settings.get("tensor_parallel_size", 1)),
-        engine=f"vllm {settings.get('vllm_version', '')}".strip(),
+        engine=settings.get("engine") or f"vllm {settings.get('vllm_version', '')}".strip(),
         num_blocks=settings.get("num_gpu_blocks"),
         block_size=int(settings.get("block_size", 16)),
         max_num_seqs=settings.get("max_num_seqs", CHUNK_MAX_NUM_SEQS),
         max_num_batched_tokens=settings.get("max_num_batched_tokens"),
         max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),
         prefix_caching=bool(settings.get("enable_prefix_caching", True)),
+        dtype=server_dtype(settings.get("dtype")),
+        kv_dtype=server_dtype(settings.get("kv_cache_dtype")),
     )
     return RecordedRun(
         name=run_name(path, root),
@@ -132,8 +134,19 @@ def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
         output_len=output[ok].astype(np.int64),
         ttft_ms=(first - send)[ok] / 1e3,
         e2el_ms=(last - send)[ok] / 1e3,
+        concurrency=_clients(columns, path),
         notes=() if ok.all() else (f"{int((~ok).sum())} of {len(ok)} requests failed and are left out",),
     )
+
+
+def _clients(columns: dict[str, list[str]], path: Path) -> int | None:
+    """Return how many clients sent the requests of a closed loop, where a column says so."""
+    if not columns.get("max_concurrency"):
+        return None
+    stated = numbers(columns, "max_concurrency", path)
+    if not (stated == stated[0]).all() or not 1 <= stated[0] <= 1 << 30:
+        raise UserError(f"{path}: max_concurrency must be one number of at least 1 in all lines")
+    return int(stated[0])
 
 
 def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
