@@ -18,6 +18,7 @@ class SglangParams:
     chunked_prefill_size: int | None = None
     """Longest piece of prompts in a step; None: by GPU memory; -1: prompts are not cut."""
     max_prefill_tokens: int = 16384
+    """Tokens of prompts in one prefill batch."""
     schedule_policy: str = "fcfs"
     """fcfs, lpm (longest prefix match), dfs-weight, lof (longest output first), random, hrrn or
     shortest-prefill-first."""
@@ -26,12 +27,15 @@ class SglangParams:
     enable_mixed_chunk: bool = False
     """Decodes ride along with prefill batches."""
     prefill_max_requests: int | None = None
+    """Requests of one prefill batch; None: no limit."""
     prefill_decode_interval: int = 0
     """Decode steps between two prefill batches, while anything decodes."""
     retraction_policy: str = "length"
     """Whom to retract first: "length" (shortest output, then longest prompt) or "priority"."""
     enable_priority_scheduling: bool = False
+    """Serve by priority, then by schedule_policy; a request may take the place of running ones."""
     schedule_low_priority_values_first: bool = False
+    """A lower value is a higher priority."""
     priority_scheduling_preemption_threshold: int = 10
     """A waiter takes the place of running ones whose priority is lower by more than this."""
     ignore_eos: bool = False

@@ -14,6 +14,7 @@ class VllmParams(SchedulerParams):
     policy: str = "fcfs"
     """"fcfs", or "priority": lower value first, then arrival, then request id."""
     enable_chunked_prefill: bool = True
+    """Cut prompts to what is left of the budget; else a prompt waits until it fits whole."""
     long_prefill_token_threshold: int = 0
     """Longest chunk of one prompt while others are there; 0: no limit."""
     long_prefill_token_threshold_adaptive: bool = False
@@ -29,6 +30,7 @@ class VllmParams(SchedulerParams):
     max_num_active_seqs: int | None = None
     """Requests running at once; None: max_num_seqs."""
     num_speculative_tokens: int = 0
+    """Drafts of a request, to which batches of decodes alone are filled up; 0: none."""
     num_lookahead_tokens: int = 0
     """KV slots kept ahead for drafts (EAGLE, MTP, draft model: num_speculative_tokens)."""
     draft_slots_per_request: int = 0

@@ -22,6 +22,7 @@ class FastServeParams(SchedulerParams):
     """Time is counted in iterations of one decode, the paper's shortest quantum."""
 
     num_queues: int = 8
+    """Queues of the multi-level feedback queue."""
     quantum: int = 1
     """Quantum of the highest queue."""
     quantum_ratio: int = 2

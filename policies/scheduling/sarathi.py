@@ -42,9 +42,13 @@ class SarathiParams:
     enable_dynamic_chunking_schedule: bool = False
     """Shrink the budget as a prompt progresses, from high_chunk_size to low_chunk_size in equal stages."""
     low_chunk_size: int = 32
+    """Budget of the last stage, tokens; a multiple of 32."""
     high_chunk_size: int = 1024
+    """Budget of the first stage, tokens; a multiple of 32."""
     chunk_schedule_max_tokens: int = 4096
+    """Tokens of a prompt over which the stages are spread; the last one holds beyond."""
     chunk_schedule_stages: int = 16
+    """Number of stages."""
 
     def __post_init__(self) -> None:
         for name in ("chunk_size", "low_chunk_size", "high_chunk_size", "chunk_schedule_stages"):

@@ -29,7 +29,9 @@ class TransformersParams(SchedulerParams):
     defaults (it lowers `max_batch_tokens` where memory is short)."""
 
     max_num_seqs: int | None = 1024
+    """Requests running at once (`max_requests_per_batch`)."""
     max_num_batched_tokens: int | None = 8192
+    """Tokens of a step (`max_batch_tokens`)."""
     scheduler_type: str = "fifo"
     """"fifo": decodes, then prompts under way, then waiting ones; "prefill_first": prompts under way first."""
     safety_margin: float | None = None

@@ -17,7 +17,9 @@ class NgramParams(DrafterParams):
 
     k: int = 5
     prompt_lookup_min: int = 5
+    """Shortest run of last tokens that is looked up."""
     prompt_lookup_max: int = 5
+    """Longest run of last tokens that is looked up."""
     host_us_per_sequence: float = 20.0
     """Time of one lookup on the CPU (stated, not measured)."""
 

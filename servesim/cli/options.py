@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import typer
 from typer.core import TyperCommand
 
+from servesim.cli.completion import values_of
 from servesim.errors import UserError, suggest
 
 if TYPE_CHECKING:
@@ -170,6 +171,11 @@ def _kinds(annotation: Any) -> list[Any]:
     return [] if annotation is type(None) else [get_origin(annotation) or annotation]
 
 
+def type_name(annotation: Any) -> str:
+    """Return the type of a field in a word or some: `int|auto`."""
+    return "|".join(kind if isinstance(kind, str) else kind.__name__ for kind in _kinds(annotation))
+
+
 def _default(value: Any) -> tuple[str, ...]:
     value = value.get("name") if isinstance(value, dict) else value
     if value is True:
@@ -184,7 +190,8 @@ def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Se
     for i, s in enumerate(settings):
         kind = s.type if s.type == list[str] or not several else str
         shown = s.shown.replace(">", ",...>") if several and s.key not in ("slo", "slo_classes", "columns") else s.shown
-        option = typer.Option(*s.names, help=s.help, metavar=shown)
+        completes = values_of(s.key, [word for word in s.shown.split("|") if "<" not in word and word.islower()])
+        option = typer.Option(*s.names, help=s.help, metavar=shown, autocompletion=completes)
         name = f"{re.sub(r'[^a-z0-9]', '_', s.key.lower())}_{i}"
         parameters.append(
             inspect.Parameter(

@@ -92,12 +92,29 @@ def convert(
 
 
 @trace_app.command("list", epilog="Example: servesim trace list")
-def list_traces() -> None:
+def list_traces(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List presets, public traces and formats."""
     from servesim.traces import preset_names
     from servesim.traces.catalogue import catalogue
     from servesim.traces.formats import formats
 
+    if as_json:
+        from servesim.cli.known import print_json
+
+        print_json(
+            {
+                "presets": list(preset_names()),
+                "public": [
+                    {"name": one.name, "about": one.about, "licence": one.licence, "bytes": one.size, "url": one.url}
+                    for one in catalogue().values()
+                ],
+                "formats": [
+                    {"name": name, "about": module.ABOUT, "writes": hasattr(module, "write")}
+                    for name, module in formats().items()
+                ],
+            }
+        )
+        return
     typer.echo("presets (preset:NAME), fitted twins of public traces:")
     for name in preset_names():
         typer.echo(f"  {name}")

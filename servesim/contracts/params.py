@@ -21,4 +21,6 @@ class SchedulerParams:
     """Limits nearly every engine has. None: the engine's default for the GPU at hand."""
 
     max_num_seqs: int | None = None
+    """Requests running at once."""
     max_num_batched_tokens: int | None = None
+    """Tokens of a step, of prompts and decodes together."""

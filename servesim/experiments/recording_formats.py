@@ -143,8 +143,19 @@ def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
         output_len=output[ok].astype(np.int64),
         ttft_ms=(first - send)[ok] / 1e3,
         e2el_ms=(last - send)[ok] / 1e3,
+        concurrency=_clients(columns, path),
         notes=() if ok.all() else (f"{int((~ok).sum())} of {len(ok)} requests failed and are left out",),
     )
+
+
+def _clients(columns: dict[str, list[str]], path: Path) -> int | None:
+    """Return how many clients sent the requests of a closed loop, where a column says so."""
+    if not columns.get("max_concurrency"):
+        return None
+    stated = numbers(columns, "max_concurrency", path)
+    if not (stated == stated[0]).all() or not 1 <= stated[0] <= 1 << 30:
+        raise UserError(f"{path}: max_concurrency must be one number of at least 1 in all lines")
+    return int(stated[0])
 
 
 def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:

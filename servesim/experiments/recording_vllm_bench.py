@@ -29,7 +29,7 @@ NO_LENGTHS = "lengths of requests are not recorded: all take the mean"
 def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
     """Read JSON of `vllm bench serve`: aggregates, and lengths and times of requests when it was told to keep them."""
     record = read_json(path)
-    settings = {**_cache_config(_counters(path)), **settings_beside(path, root)}
+    settings = {**cache_config(_counters(path)), **settings_beside(path, root)}
     count = int(record["completed"])
     ttft = np.array(record["ttfts"]) * 1e3 if record.get("ttfts") else np.full(count, np.nan)
     gaps = record.get("itls")
@@ -107,7 +107,7 @@ def _counters(path: Path, when: str = "m1") -> str:
     return "\n".join(read_text(p) for p in paths if p.is_file())
 
 
-def _cache_config(counters: str) -> dict[str, Any]:
+def cache_config(counters: str) -> dict[str, Any]:
     """Return KV blocks, their size and whether prefixes are cached, as the server states them among its counters."""
     line = next((row for row in counters.splitlines() if row.startswith("vllm:cache_config_info{")), "")
     stated = dict(re.findall(r'(\w+)="([^"]*)"', line))
