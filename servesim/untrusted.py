@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -129,18 +131,47 @@ def open_text(path: Path, newline: str | None = None) -> TextIO:
     return text
 
 
-def read_text(path: Path, most: str = "document") -> str:
-    """Return the text of a file, gzipped or not, of at most limit `most` bytes; UserError where it cannot be read."""
-    bound: int = getattr(limits(), most)
+@contextmanager
+def reading(path: Path, newline: str | None = None) -> Iterator[TextIO]:
+    """Open a text file, gzipped or not, for as long as it is read; UserError where it cannot be, or not on."""
     try:
-        with open_text(path) as file:
-            text = file.read(bound + 1)
+        with open_text(path, newline) as file:
+            yield file
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path}: {DAMAGED}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def csv_rows(path: Path, named: bool = True) -> Iterator[Any]:
+    """Yield the rows of a CSV file, by column (as csv.DictReader) or, if not `named`, as lists; UserError where it is
+    none, or has a column twice. The first one `named` is the header: its names, as a list."""
+    import csv
+
+    with reading(path, newline="") as file:
+        rows = csv.reader(file)
+        try:
+            if not named:
+                yield from rows
+                return
+            header = next(rows, [])
+            if again := [name for i, name in enumerate(header) if name in header[:i]]:
+                raise UserError(f"{path}: column {shown(again[0])} is there twice")
+            yield header
+            for row in rows:
+                if row:
+                    yield dict(itertools.zip_longest(header, row[: len(header)]))
+        except csv.Error as error:
+            raise UserError(f"{path}: line {rows.line_num} is not CSV: {error}") from error
+
+
+def read_text(path: Path, most: str = "document") -> str:
+    """Return the text of a file, gzipped or not, of at most limit `most` bytes; UserError where it cannot be read."""
+    bound: int = getattr(limits(), most)
+    with reading(path) as file:
+        text = file.read(bound + 1)
     if len(text) > bound:
         raise too_much(path, "bytes of a document are", most)
     return text
@@ -148,15 +179,8 @@ def read_text(path: Path, most: str = "document") -> str:
 
 def read_start(path: Path, size: int = 1 << 16) -> str:
     """Return the first characters of a text file; UserError where it cannot be read."""
-    try:
-        with open_text(path) as file:
-            return file.read(size)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path}: {DAMAGED}") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with reading(path) as file:
+        return file.read(size)
 
 
 def _refuse_constant(name: str) -> Any:
