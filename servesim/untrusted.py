@@ -85,6 +85,10 @@ def too_much(where: object, what: str, name: str) -> UserError:
     return UserError(f"{where}: {what} more than {most:,} (to allow it, set {SETTING}={name}=N)")
 
 
+def _most_unpacked(packed: int) -> int:
+    return max(FREELY_UNPACKED, packed * limits().ratio)
+
+
 class _Bounded(io.RawIOBase):
     """Bytes of a file, counted: by the whole, by the line and, where packed, by the size it was packed to."""
 
@@ -92,7 +96,7 @@ class _Bounded(io.RawIOBase):
         self._path, self._source, self._limits = path, source, limits()
         self._count = self._line = 0
         self._most = self._limits.bytes
-        self._unpacked = max(FREELY_UNPACKED, packed * self._limits.ratio) if packed is not None else self._most
+        self._unpacked = _most_unpacked(packed) if packed is not None else self._most
 
     def readable(self) -> bool:
         return True
@@ -124,6 +128,10 @@ def open_text(path: Path, newline: str | None = None) -> TextIO:
     opened."""
     with path.open("rb") as start:
         packed = os.fstat(start.fileno()).st_size if start.read(2) == GZIP else None
+        if packed is not None and packed > 18:  # its last four bytes say what it unpacks to, unless it lies
+            start.seek(-4, os.SEEK_END)
+            if int.from_bytes(start.read(4), "little") > _most_unpacked(packed):
+                raise too_much(path, "bytes unpacked for each packed one are", "ratio")
     source: Any = gzip.open(path) if packed is not None else path.open("rb")  # noqa: SIM115  # closed by the text
     bounded = io.BufferedReader(_Bounded(path, source, packed), BLOCK)
     text = io.TextIOWrapper(bounded, encoding="utf-8-sig", newline=newline)

@@ -151,6 +151,15 @@ def by_source(gpu_ns: int, shares: tuple[float, float, float, float]) -> Sources
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
+class RunSources:
+    """GPU time by source of the steps of a run, asked for those that are recorded."""
+
+    def of(self, first: int, stop: int) -> Sources:
+        """Return the sums over the steps from the `first` (0: the run's first) to that before `stop`."""
+        return (0, 0, 0, 0)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CostModel(ABC):
     """Durations of steps of one model on one device.
 

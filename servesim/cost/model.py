@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price
+from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price, RunSources
 from servesim.cost.context_pricing import OverContexts
 from servesim.cost.curve import Curve, rounded
 from servesim.cost.draft import Drafting
@@ -15,7 +15,7 @@ from servesim.cost.host import HostTerms
 from servesim.cost.sources import CurveSources, SumSources, whole
 from servesim.cost.stage import Priced, Stage
 from servesim.cost.tables import KernelTables
-from servesim.engine.fast.cost import Run, RunSources, plain_run
+from servesim.engine.fast.cost import Run, plain_run
 
 
 class TableCostModel(CostModel):

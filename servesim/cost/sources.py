@@ -5,9 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from servesim.contracts.cost import Sources
+from servesim.contracts.cost import RunSources, Sources
 from servesim.cost.curve import Curve
-from servesim.engine.fast.cost import RunSources
 
 
 def whole(ns: float, parts: Sequence[float]) -> tuple[list[int], int]:

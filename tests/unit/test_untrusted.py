@@ -18,6 +18,7 @@ from servesim.traces.acceptance.measured import Measured, MeasuredParams
 from servesim.traces.acceptance.recorded import Recorded, RecordedParams
 from servesim.traces.presets import servegen
 from servesim.workload.trace import Content, Trace
+from tests.support.hostile import CORPUS, SUFFIX, fault, readers
 
 
 def laughs(levels: int) -> str:
@@ -82,6 +83,7 @@ def test_a_file_without_end_and_one_that_unpacks_to_much_more_stop_at_the_limit(
     packed.write_bytes(gzip.compress(b"arrival_ns,prompt_len,output_len\n" + b"1,1,1\n" * 4_000_000))
     with pytest.raises(UserError, match="unpacked for each packed one are more than 100"):
         load_trace(packed)
+    packed.write_bytes(gzip.compress(b"arrival_ns,prompt_len,output_len\n" + b"1,1,1\n" * 100))
     monkeypatch.setenv(untrusted.SETTING, "rows=10")
     with pytest.raises(UserError, match="lines are more than 10"):
         load_trace(packed)
@@ -208,3 +210,21 @@ def test_every_reader_of_measurements_tells_in_one_line_what_is_wrong(reader: st
         with pytest.raises(UserError) as error:
             READERS[reader](path)
         assert len(str(error.value)) <= MOST_LINE, name
+
+
+@pytest.mark.parametrize("reader", sorted(readers()))
+def test_what_once_broke_a_reader_is_one_line_for_all_of_them(reader: str, tmp_path: Path) -> None:
+    path = tmp_path / f"x{SUFFIX.get(reader, '.json')}"
+    for number, data in enumerate(CORPUS):
+        path.write_bytes(data)
+        assert not (wrong := fault(readers()[reader], path)), (number, wrong)
+
+
+def test_a_packed_file_that_says_it_unpacks_to_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(gzip.compress(b"\n" * (untrusted.FREELY_UNPACKED + 1)))
+    with pytest.raises(UserError, match="unpacked for each packed one are more than 100"):
+        untrusted.open_text(path)
+    path.write_bytes(gzip.compress(b"\n" * untrusted.FREELY_UNPACKED))
+    with untrusted.open_text(path) as file:
+        assert file.read(1) == "\n"

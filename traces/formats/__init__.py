@@ -76,9 +76,8 @@ def detect_format(path: Path) -> str:
     for name, module in formats().items():
         if module.detect(head):
             return name
-    known = "; ".join(f"{name} ({module.ABOUT})" for name, module in formats().items())
     kind = "binary data" if b"\x00" in head else f"beginning {_excerpt(head)}"
-    raise UserError(f"{path}: unknown trace format ({kind}); known formats: {known}")
+    raise UserError(f"{path}: unknown trace format ({kind}); servesim trace list says which are known")
 
 
 def format_module(name: str) -> ModuleType:

@@ -5,20 +5,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import Batch, CostModel, Sources
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class RunSources:
-    """GPU time by source of the steps of a run, asked for those that are recorded."""
-
-    def of(self, first: int, stop: int) -> Sources:
-        """Return the sums over the steps from the `first` (0: the run's first) to that before `stop`."""
-        return (0, 0, 0, 0)
-
+from servesim.contracts.cost import Batch, CostModel, RunSources, Sources
 
 Run = tuple[list[int], list[int], int, RunSources]
 """GPU ns of each step, ns of each, host time of a step, and the sources of the first."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from servesim.contracts.cost import Batch
+from servesim.contracts.cost import Batch, RunSources
 from servesim.contracts.kv import Usage
 from servesim.contracts.request import Request
 from servesim.engine.fast.core import MOST, FastCore
-from servesim.engine.fast.cost import RunCost, RunSources
+from servesim.engine.fast.cost import RunCost
 from servesim.engine.fast.leap import Run
 from servesim.engine.fast.lockstep import Lockstep
 from servesim.engine.fast.step import FastStep

@@ -54,7 +54,7 @@ def test_same_inputs_same_bytes_however_the_result_is_made(tmp_path: Path) -> No
 
 def test_fast_and_reference_mode_report_the_same() -> None:
     tight = {**SETTINGS, "rate": 400, "engine": {"num_gpu_blocks": 40}}
-    fast = servesim.simulate(**tight).summary
+    fast = servesim.simulate(**tight, check=True).summary
     reference = servesim.simulate(**tight, mode="reference", check=True).summary
     assert fast["engine"]["preemptions"] > 0
     assert (fast["scenario"].pop("mode"), reference["scenario"].pop("mode")) == ("fast", "reference")

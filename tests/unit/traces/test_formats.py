@@ -129,7 +129,7 @@ BAD = [
     ),
     ("arrival_ns,prompt_len,output_len,priorty\n0,1,1,0\n", 'did you mean "priority"'),
     ("", "the file is empty"),
-    ("hello\nworld\n", "unknown trace format (beginning 'hello'); known formats: agentic-mooncake"),
+    ("hello\nworld\n", "unknown trace format (beginning 'hello'); servesim trace list says which are known"),
     (b"\x00\x01\xff" * 50, "unknown trace format (binary data)"),
     (b"PAR1" + b"\x00" * 50, "not a readable Parquet trace"),
     (AZURE.encode() + b"\n\xff\xfe,1,2", "not UTF-8 text"),
