@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -147,7 +148,9 @@ def fault(read: Callable[[Path], Any], path: Path) -> str:
     """Return what is wrong with how a reader takes a file; empty: it returns, or raises one UserError, in 2 s."""
     begin = time.process_time()
     try:
-        read(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a line too many
+            read(path)
     except UserError as error:
         told = str(error)
         if not (told.isprintable() and 0 < len(told) <= MOST_LINE):

@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,17 +142,19 @@ def _shown(statement: ast.AST) -> str:
     return " ".join(ast.unparse(statement).split("\n")[0].split())
 
 
-def mutants_of(module: str) -> list[Mutant]:
-    """Return all mutants of a module."""
-    source = (ROOT / module).read_text(encoding="utf-8")
-    skipped = _skipped(ast.parse(source))
-    found = []
-    for number in range(len([*_edits(ast.parse(source))])):
-        _, line, told = changed(source, number)
-        before, after = told.split("  ->  ")
-        if line not in skipped and before != after:
-            found.append(Mutant(module, line, number, told))
-    return found
+def places(module: str) -> list[tuple[str, int, int]]:
+    """Return the changes that can be made in a module, as (module, line, number)."""
+    tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
+    skipped = _skipped(tree)
+    lines = [node.lineno for node, _ in _edits(tree)]  # type: ignore[attr-defined]
+    return [(module, line, number) for number, line in enumerate(lines) if line not in skipped]
+
+
+def mutant_at(module: str, number: int) -> Mutant | None:
+    """Return a mutant of a module; None where the change says the same as before."""
+    _, line, told = changed((ROOT / module).read_text(encoding="utf-8"), number)
+    before, after = told.split("  ->  ")
+    return Mutant(module, line, number, told) if before != after else None
 
 
 def staged(folder: Path) -> Path:
@@ -224,6 +227,15 @@ def _contexts(folder: Path, report: str) -> tuple[dict[str, dict[int, list[str]]
     return by_line, seconds
 
 
+def reaching(lines: dict[int, list[str]], line: int) -> list[str]:
+    """Return the tests that execute a line, or the statement that goes on there; of one executed by the import alone
+    those that execute any line of the module."""
+    begin = next((at for at in range(line, max(line - 12, 0), -1) if at in lines), None)
+    if begin is None:
+        return []
+    return lines[begin] or sorted({test for tests in lines.values() for test in tests})
+
+
 def chosen(tests: list[str], seconds: dict[str, float]) -> list[str]:
     """Return the tests to run, cheapest first, as many as fit the time of a mutant (half of it goes to starting)."""
     found, left = [], SECONDS / 2
@@ -290,15 +302,15 @@ def main() -> None:
     lines, seconds = reached(folder)
     _import_others()
     known = dict(_known())
-    drawn = [mutant for module in options.modules for mutant in mutants_of(module)]
+    found = [place for module in options.modules for place in places(module)]
     if options.lines:
         first, _, last = options.lines.partition("-")
-        drawn = [mutant for mutant in drawn if int(first) <= mutant.line <= int(last or first)]
-    random.Random(options.seed).shuffle(drawn)
-    drawn = drawn[: options.count]
+        found = [place for place in found if int(first) <= place[1] <= int(last or first)]
+    random.Random(options.seed).shuffle(found)
+    each = filter(None, (mutant_at(module, number) for module, _, number in found))
     counts: Counter[str] = Counter()
-    for mutant in drawn:
-        tests = chosen(lines.get(mutant.module, {}).get(mutant.line, []), seconds)
+    for mutant in islice(each, options.count):
+        tests = chosen(reaching(lines.get(mutant.module, {}), mutant.line), seconds)
         if tests and killed(folder, mutant, tests):
             counts["killed"] += 1
             continue
@@ -306,7 +318,8 @@ def main() -> None:
         counts[verdict] += 1
         print(f"{verdict}: {mutant.module}:{mutant.line}: {mutant.told}", flush=True)
     told = ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items()))
-    print(f"{len(drawn)} mutants of {len(options.modules)} modules: {told}; {counts['killed'] / len(drawn):.1%} killed")
+    share = counts["killed"] / max(counts.total(), 1)
+    print(f"{counts.total()} mutants of {len(options.modules)} modules: {told}; {share:.1%} killed", flush=True)
     sys.exit(bool(counts["survived"] or counts["not reached"]))
 
 

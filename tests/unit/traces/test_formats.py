@@ -129,6 +129,7 @@ BAD = [
     ),
     ("arrival_ns,prompt_len,output_len,priorty\n0,1,1,0\n", 'did you mean "priority"'),
     ("", "the file is empty"),
+    ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46+09:00,3,4\n", "line 2: TIMESTAMP is '2023-11-16 18"),
     ("hello\nworld\n", "unknown trace format (beginning 'hello'); servesim trace list says which are known"),
     (b"\x00\x01\xff" * 50, "unknown trace format (binary data)"),
     (b"PAR1" + b"\x00" * 50, "not a readable Parquet trace"),
