@@ -29,6 +29,7 @@ from servesim.experiments.recording import (
 from servesim.experiments.recording_loops import tell_loop
 from servesim.experiments.recording_tools import read_tool
 from servesim.experiments.recording_vllm_bench import BENCH, read_bench, with_lengths
+from servesim.untrusted import json_value
 
 CHUNK_TIMES = {"send_time_us", "first_chunk_time_us", "last_chunk_time_us", "output_tokens"}
 ENGINE_TIMES = {"input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts"}
@@ -98,9 +99,9 @@ def _json_keys(text: str) -> set[str]:
     """Return the keys of the first JSON object of a text."""
     try:
         first, _ = json.JSONDecoder().raw_decode(text.lstrip())
-    except ValueError:
+    except (ValueError, RecursionError):
         return set()
-    return set(first)
+    return set(first) if isinstance(first, dict) else set()
 
 
 def _ordered(run: RecordedRun) -> RecordedRun:
@@ -164,7 +165,7 @@ def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
     for i, line in enumerate(text.splitlines()):
         if line.strip():
             try:
-                row = json.loads(line)
+                row = json_value(line)
                 rows.append([float(row[key]) for key in sorted(ENGINE_TIMES)])
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{path}: line {i + 1}: {error}") from None

@@ -129,6 +129,7 @@ BAD = [
     ),
     ("", "the file is empty"),
     ("hello\nworld\n", "unknown trace format (beginning 'hello'); rows with a time, prompt tokens and output tokens"),
+    ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46+09:00,3,4\n", "line 2: TIMESTAMP is '2023-11-16 18"),
     (b"\x00\x01\xff" * 50, "unknown trace format (binary data)"),
     (b"PAR1" + b"\x00" * 50, "not a readable Parquet trace"),
     (AZURE.encode() + b"\n\xff\xfe,1,2", "not UTF-8 text"),
