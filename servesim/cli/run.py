@@ -32,6 +32,9 @@ def run(
         Path | None, typer.Option(help="Result directory: report.html, summary.json, requests.parquet, ....")
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into --out.")] = True,
+    with_intervals: Annotated[
+        bool, typer.Option("--intervals/--no-intervals", help="Error bars of means, by measured servers.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
 ) -> None:
     """Replay a trace: latency, throughput, memory and price."""
@@ -40,7 +43,8 @@ def run(
 
     settings = _over(load_settings(scenario) if scenario is not None else {}, context.obj)
     with _progress() as bar:
-        result = simulate(settings, out=out, on_ready=bar, jobs=jobs, page=_page if with_report else None)
+        page = _page if with_report else None
+        result = simulate(settings, out=out, on_ready=bar, jobs=jobs, intervals=with_intervals, page=page)
     if as_json:
         from servesim.run.result_files import to_json
 

@@ -174,6 +174,8 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
                 f"of arrivals within {limits}",
             )
         )
+    if bars := summary.get("intervals"):
+        rows.append(("error bars", bars_text(bars)))
     rows += [
         ("batch", f"{number(batch['mean'])} requests a step, at most {batch['max']:.0f}" if batch else "-"),
         (
@@ -202,6 +204,15 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("queue", _queue(summary["stability"])),
     ]
     return rows
+
+
+def bars_text(bars: dict[str, Any]) -> str:
+    """Intervals of means, and what they are known from; or why there are none."""
+    if bars["kind"] is None:
+        return f"none: {bars['says']}"
+    names = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
+    spans = [f"mean {name} {number(bars[key]['low'])} to {number(bars[key]['high'])}" for key, name in names.items()]
+    return f"{', '.join(spans)} ms in {percent(bars['level'])} of servers measured; {bars['says']}"
 
 
 def _queue(stability: dict[str, Any]) -> str:

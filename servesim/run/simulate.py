@@ -14,6 +14,7 @@ from servesim.metrics.classes import by_class, by_tenant
 from servesim.metrics.requests import goodput
 from servesim.metrics.summary import summarize
 from servesim.run.beginning import check_beginning
+from servesim.run.intervals import intervals as error_bars
 from servesim.run.notes import after_run, on_costs
 from servesim.run.processes import check_independent, run_apart
 from servesim.run.records import Records, StreamedRecords
@@ -39,6 +40,7 @@ def simulate(
     out: str | Path | None = None,
     on_ready: Callable[[Setup], Progress | None] | None = None,
     jobs: int = 1,
+    intervals: bool = True,
     page: Callable[[Path], object] | None = None,
     **settings: Any,
 ) -> Result:
@@ -50,7 +52,7 @@ def simulate(
     on. `page` writes a page into the directory before it is in place. `on_ready` is told the resolved setup before
     the run begins and may return a callback for progress. With `jobs`
     replicas are served in `jobs` processes, where a router splits requests without looking at them; the result is the
-    same to the byte.
+    same to the byte. `intervals`: error bars are part of the summary.
 
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
     """
@@ -78,6 +80,8 @@ def simulate(
         ended = _Clock()
         records.close()
         summary = _summary(setup, records)
+        if intervals:
+            summary["intervals"] = error_bars(summary)
         timing = _timing(began, loop, ended, apart_s, summary)
         if writer is not None:
             writer.finish(
