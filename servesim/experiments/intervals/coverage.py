@@ -99,14 +99,15 @@ def judge(data: Data, kind: Kind, metric: str, seed: int = 0) -> dict[str, Any]:
 
 
 def judged(data: Data) -> dict[str, Any]:
-    """Return what `judge` says of all kinds and metrics, to three digits after the point."""
-
-    def rounded(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: rounded(inner) for name, inner in value.items()}
-        return round(value, 3) if isinstance(value, float) else value
-
+    """Return what `judge` says of all kinds and metrics, rounded."""
     found: dict[str, Any] = rounded(
         {kind.name: {metric: judge(data, kind, metric) for metric in METRICS} for kind in fitting(data)}
     )
     return found
+
+
+def rounded(value: Any) -> Any:
+    """Return a document with three digits after the point."""
+    if isinstance(value, dict):
+        return {name: rounded(inner) for name, inner in value.items()}
+    return round(value, 3) if isinstance(value, float) else value

@@ -19,6 +19,7 @@ from servesim.errors import UserError
 from servesim.experiments.accuracy.files import CELLS
 from servesim.experiments.intervals.conformal import Floats, leave_out, quantile
 from servesim.experiments.intervals.folds import FEWEST, Bools, Fold, folds
+from servesim.experiments.intervals.pairs import fit_pairs
 from servesim.experiments.intervals.regression import Design
 from servesim.experiments.intervals.residuals import Measured, deployment_weights, read_measured
 from servesim.intervals.case import METRICS
@@ -106,6 +107,7 @@ def fit(paths: Sequence[Path], date: str) -> dict[str, Any]:
         "terms": [f"{part} {metric}" for part in PARTS for metric in METRICS],
         "shares": list(SHARES),
         "kinds": {kind.name: _of_kind(data, kind) for kind in fitting(data)},
+        "pairs": fit_pairs(data.cells),
     }
 
 

@@ -6,7 +6,7 @@ that a case of an unknown model is told by what it has in common with known ones
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,11 +35,16 @@ class Design:
     @classmethod
     def of(cls, cases: Sequence[Case], penalties: Mapping[str, float]) -> Design:
         """Build the design of cases from the kinds of features that have a penalty."""
-        found = [[(k, n) for k, n in features(case) if k in penalties] for case in cases]
+        return cls.of_features([features(case) for case in cases], penalties)
+
+    @classmethod
+    def of_features(cls, rows: Iterable[Iterable[tuple[str, str]]], penalties: Mapping[str, float]) -> Design:
+        """Build the design of rows of (kind, name)."""
+        found = [[(kind, name) for kind, name in row if kind in penalties] for row in rows]
         kinds = {name: kind for row in found for kind, name in row}
         names = tuple(sorted(kinds))
         place = {name: i for i, name in enumerate(names)}
-        has = np.zeros((len(cases), len(names)))
+        has = np.zeros((len(found), len(names)))
         for i, row in enumerate(found):
             has[i, [place[name] for _, name in row]] = 1.0
         return cls(names, has, np.array([penalties[kinds[name]] for name in names]))
