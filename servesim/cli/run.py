@@ -35,16 +35,29 @@ def run(
     with_intervals: Annotated[
         bool, typer.Option("--intervals/--no-intervals", help="Error bars of means, by measured servers.")
     ] = True,
+    propagate: Annotated[
+        bool, typer.Option("--propagate", help="Error bars of p99, goodput and price too, by two more runs.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
 ) -> None:
     """Replay a trace: latency, throughput, memory and price."""
+    from servesim.errors import UserError
     from servesim.run.scenario import load_settings
     from servesim.run.simulate import simulate
 
+    if propagate and not with_intervals:
+        raise UserError("--propagate needs the error bars that --no-intervals leaves out")
     settings = _over(load_settings(scenario) if scenario is not None else {}, context.obj)
     with _progress() as bar:
-        page = _page if with_report else None
-        result = simulate(settings, out=out, on_ready=bar, jobs=jobs, intervals=with_intervals, page=page)
+        result = simulate(
+            settings,
+            out=out,
+            on_ready=bar,
+            jobs=jobs,
+            intervals=with_intervals,
+            propagate=propagate,
+            page=_page if with_report else None,
+        )
     if as_json:
         from servesim.run.result_files import to_json
 

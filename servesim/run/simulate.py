@@ -17,6 +17,7 @@ from servesim.run.beginning import check_beginning
 from servesim.run.intervals import intervals as error_bars
 from servesim.run.notes import after_run, on_costs
 from servesim.run.processes import check_independent, run_apart
+from servesim.run.propagation import propagated
 from servesim.run.records import Records, StreamedRecords
 from servesim.run.result import Result
 from servesim.run.result_files import ResultWriter
@@ -41,6 +42,7 @@ def simulate(
     on_ready: Callable[[Setup], Progress | None] | None = None,
     jobs: int = 1,
     intervals: bool = True,
+    propagate: bool = False,
     page: Callable[[Path], object] | None = None,
     **settings: Any,
 ) -> Result:
@@ -52,7 +54,8 @@ def simulate(
     on. `page` writes a page into the directory before it is in place. `on_ready` is told the resolved setup before
     the run begins and may return a callback for progress. With `jobs`
     replicas are served in `jobs` processes, where a router splits requests without looking at them; the result is the
-    same to the byte. `intervals`: error bars are part of the summary.
+    same to the byte. `intervals`: error bars are part of the summary;
+    `propagate`: those of percentiles, goodput and price too, which takes two more runs (servesim.run.propagation).
 
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
     """
@@ -82,6 +85,14 @@ def simulate(
         summary = _summary(setup, records)
         if intervals:
             summary["intervals"] = error_bars(summary)
+            if propagate:
+
+                def again(changes: dict[str, Any]) -> dict[str, Any]:
+                    changed = Scenario.of({**asked.model_dump(), **changes})
+                    return simulate(changed, trace=given, jobs=jobs, intervals=False).summary
+
+                waits = setup.trace.after is not None
+                summary["intervals"]["propagated"] = propagated(summary, asked, setup.facts, waits, again)
         timing = _timing(began, loop, ended, apart_s, summary)
         if writer is not None:
             writer.finish(
