@@ -41,12 +41,9 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
 ) -> None:
     """Replay a trace: latency, throughput, memory and price."""
-    from servesim.errors import UserError
     from servesim.run.scenario import load_settings
     from servesim.run.simulate import simulate
 
-    if propagate and not with_intervals:
-        raise UserError("--propagate needs the error bars that --no-intervals leaves out")
     settings = _over(load_settings(scenario) if scenario is not None else {}, context.obj)
     with _progress() as bar:
         result = simulate(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.engine import compiled
+from servesim.errors import UserError
 from servesim.metrics.classes import by_class, by_tenant
 from servesim.metrics.requests import goodput
 from servesim.metrics.summary import summarize
@@ -60,6 +61,8 @@ def simulate(
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
     """
     began = _Clock()
+    if propagate and not intervals:
+        raise UserError("propagate needs the error bars that --no-intervals (intervals=False) leaves out")
     if trace is not None and not isinstance(trace, str | Path | Trace):
         from servesim.traces import load_trace
 
