@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SETTING = "SERVESIM_LIMITS"
 GZIP = b"\x1f\x8b"
+ZSTD = b"\x28\xb5\x2f\xfd"
 DAMAGED = "the compressed file is damaged or cut short"
 BLOCK = 1 << 20
 FREELY_UNPACKED = 16 << 20
@@ -118,15 +119,28 @@ class _Bounded(io.RawIOBase):
 
 
 def open_text(path: Path, newline: str | None = None) -> TextIO:
-    """Open a text file, gzipped or not; reading on raises UserError beyond the limits. OSError where it cannot be
-    opened."""
-    with path.open("rb") as start:
-        packed = os.fstat(start.fileno()).st_size if start.read(2) == GZIP else None
-    source: Any = gzip.open(path) if packed is not None else path.open("rb")  # noqa: SIM115  # closed by the text
-    bounded = io.BufferedReader(_Bounded(path, source, packed), BLOCK)
-    text = io.TextIOWrapper(bounded, encoding="utf-8-sig", newline=newline)
+    """Open a text file, packed by gzip or zstd or not; reading on raises UserError beyond the limits. OSError where it
+    cannot be opened."""
+    text = io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline)
     text._CHUNK_SIZE = BLOCK >> 2  # type: ignore[attr-defined]  # bytes decoded at once: fewer calls of readinto
     return text
+
+
+def open_bytes(path: Path) -> io.BufferedReader:
+    """Open a file for its bytes, unpacked within the limits."""
+    return io.BufferedReader(_bounded(path), BLOCK)
+
+
+def _bounded(path: Path) -> _Bounded:
+    with path.open("rb") as start:
+        magic, size = start.read(4), os.fstat(start.fileno()).st_size
+    if magic.startswith(GZIP):
+        return _Bounded(path, gzip.open(path), size)  # closed by the text
+    if magic == ZSTD:
+        import pyarrow as pa
+
+        return _Bounded(path, pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), size)
+    return _Bounded(path, path.open("rb"), None)
 
 
 def read_text(path: Path, most: str = "document") -> str:

@@ -204,6 +204,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f"{percent(shares['extrapolated'])} extrapolated, {percent(shares['roofline'])} roofline" + interval,
         ),
         ("queue", _queue(summary["stability"])),
+        *((name, number(value)) for name, value in summary.get("custom_metrics", {}).items()),
     ]
     return rows
 

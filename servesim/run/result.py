@@ -27,6 +27,7 @@ from servesim.run.result_files import (
     reading,
 )
 from servesim.run.scenario import Scenario, load_settings
+from servesim.run.shown import as_html, as_text
 from servesim.untrusted import read_json
 
 if TYPE_CHECKING:
@@ -82,6 +83,13 @@ class Result:
 
         kept: dict[str, Any] | None = self.summary.get("intervals")
         return intervals(self.summary) if kept is None else kept
+
+    def __repr__(self) -> str:
+        return as_text(self.summary)
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show."""
+        return as_html(self.summary)
 
     @cached_property
     def requests(self) -> pd.DataFrame:

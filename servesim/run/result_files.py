@@ -28,10 +28,16 @@ STREAMED = {STEPS: STEP_COLUMNS, DELIVERIES: LATE_COLUMNS}
 """Tables that are written while the run goes on, and their columns."""
 SAMPLES = "samples.parquet"
 """Only where requests ask for several samples (n > 1)."""
+STEP_REQUESTS = "step_requests.parquet"
+"""Only where it was asked for."""
+STEP_REQUESTS_COLUMNS = (
+    *("replica", "step", "row"),
+    *("num_scheduled_tokens", "num_computed_tokens", "draft_tokens"),
+)
 REPLACED = ".replaced"
 REPORT = "report.html"
 """Made from the others, by the command line."""
-FILES = frozenset((SUMMARY, SCENARIO, TIMING, REQUESTS, *STREAMED, SAMPLES, REPORT))
+FILES = frozenset((SUMMARY, SCENARIO, TIMING, REQUESTS, *STREAMED, SAMPLES, STEP_REQUESTS, REPORT))
 
 
 class ResultWriter:
@@ -56,6 +62,16 @@ class ResultWriter:
         except UserError:
             self.discard()
             raise
+
+    def check_same(self, scenario_yaml: str) -> None:
+        """Raise UserError where the result of another scenario stands already."""
+        found = self.out / SCENARIO
+        try:
+            stands = found.read_text(encoding="utf-8") if found.is_file() else scenario_yaml
+        except (OSError, ValueError):
+            return  # damaged: nothing is lost
+        if stands != scenario_yaml:
+            raise UserError(f"--out {self.out}: holds the result of another scenario (--overwrite replaces it)")
 
     def add(self, file: str, rows: Rows) -> None:
         """Append a chunk to one of the STREAMED tables."""
