@@ -16,6 +16,7 @@ from rich.text import Text
 
 from servesim.cli.console import open_console
 from servesim.cli.summary import limits_text, number, percent
+from servesim.experiments.model_error import sentences
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
 from servesim.experiments.run_metrics import metric_label
@@ -70,7 +71,7 @@ def print_compare(document: Mapping[str, Any], out: Path | None) -> None:
     for warning in document["warnings"]:
         console.print(f"warning: {warning}", style="yellow")
     console.print(_comparison_table(document))
-    for line in document["headline"]:
+    for line in (*document["headline"], *sentences(document.get("model_error", ()), document["baseline"])):
         console.print(line)
     for found in document["drill_down"]:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in found["causes"].items())

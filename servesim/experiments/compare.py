@@ -25,6 +25,8 @@ comparison.json, keys sorted, NaN and infinity as null:
                   p_holm, verdict, replicates, more_replicates, gap_to_oracle}]
     ranking       {metric, order: [labels, best first], unstable: [labels], failed: [labels]}
     headline      [sentences]
+    model_error   [{variant, metric, change, low, high, level, says}] of mean latencies: what of the change may be the
+                  model's error (servesim.experiments.model_error); low and high null: not known, `says` why
     drill_down    [{variant, baseline, replicate, compared, worse, better, not_completed, causes: {cause: requests},
                   worst: [{row, prompt_len, output_len, e2el_ms: [baseline, variant], more_ms: {queue, prefill, decode},
                   cause}], divergence: null or {replica, step, time_s, baseline, variant}, divergence_text}]
@@ -59,6 +61,7 @@ from servesim.experiments.against_recording import (
 from servesim.experiments.axes import Variant, load_grid
 from servesim.experiments.documents import write_document
 from servesim.experiments.drill import divergence_text, drill_down
+from servesim.experiments.model_error import model_errors
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
@@ -260,12 +263,14 @@ def _judged(
         runs = [runner.load(row[0]) if error is None else None for row, error in zip(cells, errors, strict=True)]
     equal = equal_ones(runner, variants, cells)
     rows = set_by_rate(judge(described, values, metrics, settings, runs), described)
+    firsts = [next((c for c in row if c.address not in runner.errors), None) for row in cells]
     return {
         "workload": shared_settings([v.settings for v in variants]),
         "variants": described,
         "equal": equal,
         "warnings": warnings_of(described, synchronous_ones(described)),
         "rows": rows,
+        "model_error": model_errors([None if c is None else runner.load(c).summary for c in firsts], rows),
         "values": values,
         "drill_down": _drill_downs(runner, variants, cells),
         "notes": [*map(equal_text, equal), *_notes(described, repeats), *_at_the_rate(rows)],
