@@ -59,7 +59,14 @@ def run(
     page = _page if with_report else None
     with _progress(quiet) as bar:
         result = simulate(
-            settings, out=out, on_ready=bar, jobs=jobs, page=page, overwrite=overwrite, step_requests=step_requests
+            settings,
+            out=out,
+            on_ready=bar,
+            jobs=jobs,
+            page=page,
+            overwrite=overwrite,
+            step_requests=step_requests,
+            metrics=metrics,
         )
     if as_json:
         from servesim.run.result_files import to_json
