@@ -258,6 +258,8 @@ class _Steps:
             keys[there[self.ns[there] > least]] = -1
         found, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
         usable = [i for i in range(len(found)) if found[i] >= 0 and counts[i] >= FEW]
+        if not usable:
+            raise UserError(f"too few recorded steps: no composition of a step was seen {FEW} times near its price")
         groups = object.__new__(_Steps)
         for name in ("gpu", "warm", "sampled", "filling", "reading", "longer", "prefill"):
             setattr(groups, name, np.array([np.median(getattr(self, name)[inverse == i], axis=0) for i in usable]))

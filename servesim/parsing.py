@@ -33,6 +33,17 @@ def listed(what: str, text: str) -> list[str]:
     return found
 
 
+def policy_parts(text: str) -> tuple[str, str, str]:
+    """Split `name:params` and `path/to/file.py:Class:params` into (name or file, class or "", params). The colon of a
+    Windows drive (`C:\\x\\spf.py:Class`) belongs to the path, on any system."""
+    path, py, rest = text.partition(".py:")
+    if py:
+        class_name, _, params = rest.partition(":")
+        return f"{path}.py", class_name, params
+    name, _, params = text.partition(":")
+    return (text, "", "") if text.endswith(".py") else (name, "", params)
+
+
 def names(what: str, text: str) -> list[str]:
     """A list in which nothing stands twice."""
     found = listed(what, text)

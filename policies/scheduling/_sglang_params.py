@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from servesim.contracts.params import check_least
 from servesim.errors import suggest
 
 from ._sglang_order import POLICIES
@@ -18,6 +19,7 @@ class SglangParams:
     chunked_prefill_size: int | None = None
     """Longest piece of prompts in a step; None: by GPU memory; -1: prompts are not cut."""
     max_prefill_tokens: int = 16384
+    """Tokens of prompts in one prefill batch."""
     schedule_policy: str = "fcfs"
     """fcfs, lpm (longest prefix match), dfs-weight, lof (longest output first), random, hrrn or
     shortest-prefill-first."""
@@ -26,12 +28,15 @@ class SglangParams:
     enable_mixed_chunk: bool = False
     """Decodes ride along with prefill batches."""
     prefill_max_requests: int | None = None
+    """Requests of one prefill batch; None: no limit."""
     prefill_decode_interval: int = 0
     """Decode steps between two prefill batches, while anything decodes."""
     retraction_policy: str = "length"
     """Whom to retract first: "length" (shortest output, then longest prompt) or "priority"."""
     enable_priority_scheduling: bool = False
+    """Serve by priority, then by schedule_policy; a request may take the place of running ones."""
     schedule_low_priority_values_first: bool = False
+    """A lower value is a higher priority."""
     priority_scheduling_preemption_threshold: int = 10
     """A waiter takes the place of running ones whose priority is lower by more than this."""
     ignore_eos: bool = False
@@ -42,6 +47,10 @@ class SglangParams:
             raise ValueError(f"schedule_policy is {self.schedule_policy!r}{suggest(self.schedule_policy, POLICIES)}")
         if self.retraction_policy not in ("length", "priority"):
             raise ValueError(f'retraction_policy is "length" or "priority", not "{self.retraction_policy}"')
+        check_least(self, 1, "max_running_requests", "max_prefill_tokens", "prefill_max_requests")
+        check_least(self, 0, "schedule_conservativeness", "prefill_decode_interval")
+        if self.chunked_prefill_size == 0:
+            raise ValueError("chunked_prefill_size is 0, must be at least 1, or -1: prompts are not cut")
 
     @property
     def max_num_seqs(self) -> int | None:

@@ -29,13 +29,16 @@ class TransformersParams(SchedulerParams):
     defaults (it lowers `max_batch_tokens` where memory is short)."""
 
     max_num_seqs: int | None = 1024
+    """Requests running at once (`max_requests_per_batch`)."""
     max_num_batched_tokens: int | None = 8192
+    """Tokens of a step (`max_batch_tokens`)."""
     scheduler_type: str = "fifo"
     """"fifo": decodes, then prompts under way, then waiting ones; "prefill_first": prompts under way first."""
     safety_margin: float | None = None
     """Share of the blocks that must be free for a prompt to join others; None: 0.15 (fifo) or 0 (prefill_first)."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.scheduler_type not in _MARGINS:
             raise ValueError(f'scheduler_type is "fifo" or "prefill_first", not "{self.scheduler_type}"')
         if self.safety_margin is not None and not 0.0 <= self.safety_margin <= 1.0:

@@ -9,10 +9,14 @@ from typing import Annotated
 import typer
 
 from servesim import __version__
+from servesim.cli import completion
 from servesim.cli.accuracy import ACCURACY_EXAMPLES, accuracy
 from servesim.cli.calibrate import calibrate_app
+from servesim.cli.doctor import DOCTOR_EXAMPLES, doctor
 from servesim.cli.engines import ENGINES_EXAMPLES, engines
 from servesim.cli.experiments import register as register_experiments
+from servesim.cli.known import GPUS_EXAMPLES, MODELS_EXAMPLES, SETTINGS_EXAMPLES, gpus, models, settings
+from servesim.cli.measure import MEASURE_EXAMPLES, measure
 from servesim.cli.options import ScenarioCommand
 from servesim.cli.policies import POLICIES_EXAMPLES, policies
 from servesim.cli.report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
@@ -20,6 +24,7 @@ from servesim.cli.reproduce import EXAMPLES as REPRODUCE_EXAMPLES
 from servesim.cli.reproduce import reproduce
 from servesim.cli.roofline import ROOFLINE_EXAMPLES, roofline
 from servesim.cli.run import RUN_EXAMPLES, run
+from servesim.cli.schema import SCHEMA_EXAMPLES, schema
 from servesim.cli.size import SIZE_EXAMPLES, size
 from servesim.cli.trace import trace_app
 from servesim.cli.validate import validate
@@ -58,9 +63,16 @@ app = typer.Typer(
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    show_completion: Annotated[
+        str | None,
+        typer.Option("--show-completion", metavar="SHELL", help="Print what makes bash, zsh, fish, pwsh complete."),
+    ] = None,
 ) -> None:
     if version:
         typer.echo(f"servesim {__version__}{' (compiled)' if compiled() else ''}")
+        raise typer.Exit
+    if show_completion is not None:
+        typer.echo(completion.script(show_completion))
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -71,8 +83,14 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(calibrate_app, name="calibrate")
 app.command(epilog=VALIDATE_EXAMPLES)(validate)
 app.command(epilog=ACCURACY_EXAMPLES)(accuracy)
+app.command(epilog=MEASURE_EXAMPLES)(measure)
 app.command(epilog=POLICIES_EXAMPLES)(policies)
 app.command(epilog=ENGINES_EXAMPLES)(engines)
+app.command(epilog=SETTINGS_EXAMPLES)(settings)
+app.command(epilog=MODELS_EXAMPLES)(models)
+app.command(epilog=GPUS_EXAMPLES)(gpus)
+app.command(epilog=SCHEMA_EXAMPLES)(schema)
+app.command(epilog=DOCTOR_EXAMPLES)(doctor)
 app.command(epilog=REPRODUCE_EXAMPLES)(reproduce)
 app.command(epilog=SIZE_EXAMPLES)(size)
 app.command(epilog=ROOFLINE_EXAMPLES)(roofline)
@@ -99,8 +117,10 @@ def _guarded() -> int:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as the process
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    completing = completion.prepare()
     try:
-        code = app(standalone_mode=False)
+        name = "servesim" if completing else None  # whatever it was called by: the variable's name comes of it
+        code = app(completion.with_shell(sys.argv)[1:], prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
         _silence_stdout()  # or leaving would try, and complain, once more
@@ -108,6 +128,8 @@ def _guarded() -> int:
             return 0  # whoever read the output has had enough
         return _complain(UserError(f"cannot write the output: {error.strerror}"), 2)
     except (UserError, typer.TyperException) as error:
+        if completing:
+            return 0  # half a command line is no error yet
         return _complain(error, 2)
     except SystemExit as error:
         if not isinstance(error.__context__, BrokenPipeError):

@@ -148,6 +148,7 @@ def _answer(
     """Run an experiment with the options of its command, which are its keywords, and print what came of it."""
     import servesim
     from servesim.cli import tables
+    from servesim.cli.serving import prepared
 
     run, table = getattr(servesim, command), getattr(tables, f"print_{command}")
     files, out = scenarios or (), options["out"]
@@ -158,8 +159,9 @@ def _answer(
     required = requirements(require, CAPACITY_UNITS if command == "capacity" else None)
     if command == "compare":
         _check_compared(required, options["metrics"], options["rank_by"])
+    scenarios, axes = prepared(command, files, context.obj, axes_of)
     with kept(out), tables.Bar(quiet) as bar:
-        document = run(*files, **options, on_progress=bar, **axes_of(context.obj)).attrs["document"]
+        document = run(*scenarios, **options, on_progress=bar, **axes).attrs["document"]
     if out is not None:
         from servesim.cli.report import write_report
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from servesim.cli.known import print_json
 from servesim.errors import UserError
 
 POLICIES_EXAMPLES = """
@@ -32,6 +33,7 @@ def policies(
     ] = None,
     worlds: Annotated[int, typer.Option(min=1, help="With check: how many random worlds.")] = 80,
     world: Annotated[int | None, typer.Option(min=0, help="With check: this world alone, by its number.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the policies, or show or check one.
 
@@ -40,31 +42,70 @@ def policies(
     if name == "check":
         if target is None:
             raise UserError("policies check: name the policy, such as my_policy.py:MyScheduler")
-        _check(target, range(worlds) if world is None else range(world, world + 1))
+        _check(target, range(worlds) if world is None else range(world, world + 1), as_json)
         return
     if target is not None:
         raise UserError(f"policies {name} {target}: name one policy, or `check` and one policy")
     from servesim.checking.subject import registry_of
     from servesim.contracts import REGISTRIES
 
+    if name is None and as_json:
+        print_json(
+            {"policies": [described(r.kind, known, r.resolve(known)[0]) for r in REGISTRIES for known in r.names()]}
+        )
+        return
     if name is None:
         for registry in REGISTRIES:
             typer.echo(registry.kind)
             for known in registry.names():
-                first, _, _ = _idea(registry.resolve(known)[0]).partition("\n")
+                first, _, _ = idea(registry.resolve(known)[0]).partition("\n")
                 typer.echo(f"  {known:22}{first}")
         return
     registry = registry_of(name)
+    if as_json:
+        print_json({"policies": [described(registry.kind, name, registry.resolve(name)[0])]})
+        return
     _show(registry.kind, name, registry.resolve(name)[0])
 
 
-def _check(target: str, numbers: range) -> None:
+def described(kind: str, name: str, cls: type[Any]) -> dict[str, Any]:
+    """Return what is known of a policy, as JSON has it."""
+    told = field_docs(cls.Params)
+    return {
+        "kind": kind,
+        "name": name,
+        "idea": idea(cls),
+        "needs": sorted(getattr(cls, "needs", ())),
+        "supports": sorted(getattr(cls, "supports", ())),
+        "cannot": dict(getattr(cls, "cannot", {})),
+        "paper": vars(cls).get("paper") or None,
+        "parameters": [
+            {
+                "name": field.name,
+                "type": str(field.type),
+                "required": field.default is dataclasses.MISSING,
+                "default": None if field.default in (dataclasses.MISSING, None) else str(field.default),
+                "doc": " ".join(told.get(field.name, "").split()),
+            }
+            for field in dataclasses.fields(cls.Params)
+        ],
+    }
+
+
+def _check(target: str, numbers: range, as_json: bool) -> None:
     """Check a policy in the worlds of these numbers. Exit code 1 where something failed."""
     from servesim.checking.check import check
     from servesim.checking.subject import Subject
 
     began = time.perf_counter()
     report = check(Subject.of(target), numbers)
+    if as_json:
+        print_json(
+            {"policy": target, "runs": report.runs, "failures": list(report.failures), "notes": list(report.notes)}
+        )
+        if report.failures:
+            raise typer.Exit(1)
+        return
     for line in [*report.failures, *(f"note: {note}" for note in report.notes)]:
         typer.echo(line)
     failed = len(report.failures)
@@ -75,7 +116,7 @@ def _check(target: str, numbers: range) -> None:
 
 
 def _show(kind: str, name: str, cls: type[Any]) -> None:
-    typer.echo(f"{kind} {name}\n\n{_idea(cls)}\n")
+    typer.echo(f"{kind} {name}\n\n{idea(cls)}\n")
     for label in ("needs", "supports"):
         if getattr(cls, label, ()):
             typer.echo(f"{label}: {', '.join(sorted(getattr(cls, label)))}")
@@ -90,14 +131,14 @@ def _show(kind: str, name: str, cls: type[Any]) -> None:
         typer.echo("parameters: none")
         return
     typer.echo("parameters:")
-    told = _field_docs(cls.Params)
+    told = field_docs(cls.Params)
     for parameter in parameters:
         typer.echo(f"  {parameter.name} = {_default(parameter)}")
         for line in told.get(parameter.name, "").splitlines():
             typer.echo(f"      {line.strip()}")
 
 
-def _idea(cls: type[Any]) -> str:
+def idea(cls: type[Any]) -> str:
     """The docstrings of a policy's module and class."""
     module = inspect.getmodule(cls)
     told = (module.__doc__ if module else None, cls.__doc__)
@@ -122,7 +163,7 @@ def _default(parameter: dataclasses.Field[Any]) -> str:
     return "(required)"
 
 
-def _field_docs(params: type[Any]) -> dict[str, str]:
+def field_docs(params: type[Any]) -> dict[str, str]:
     """Docstrings that stand under the fields of a dataclass and its bases."""
     import ast
     import textwrap

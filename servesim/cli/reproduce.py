@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from servesim.cli.known import print_json
 from servesim.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def reproduce(
         Path | None, typer.Option(metavar="DIR", help="Folder with scenarios (NAME.yaml) instead of the shipped ones.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes. [default: one a core]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: with --list, or what came of them.")] = False,
 ) -> None:
     """Run published claims again.
 
@@ -51,6 +53,13 @@ def reproduce(
     from servesim.reports.claims.assumptions import check_folder
 
     console = open_console()
+    if (list_ or name is None) and as_json:
+        known = [
+            {"name": one.name, "about": one.group, "claim": one.claim, "source": one.source}
+            for one in experiments().values()
+        ]
+        print_json({"experiments": known})
+        return
     if list_ or name is None:
         _print_list(console, list(experiments().values()))
         return
@@ -61,13 +70,15 @@ def reproduce(
     with _claimed(out) as folder:
         done = _run(chosen, scenarios, jobs or os.cpu_count() or 1)
         for one in done:
-            if one.document is not None:
+            if one.document is not None and not as_json:
                 _print_rows(console, one.document)
         if folder is not None:
             from servesim.reports.claims_page import write
 
             write(folder, [one.document for one in done if one.document is not None], {d.name: d.error for d in done})
-    if out is not None:
+    if as_json:
+        print_json({"documents": [one.document for one in done if one.document is not None]})
+    elif out is not None:
         console.print(f"written to {out}/")
     failed = [one for one in done if one.document is None]
     for one in failed:
@@ -99,7 +110,7 @@ def _claimed(out: Path | None) -> Iterator[Path | None]:
     """Where to write the claims: the folder itself where it holds claims of before, else one beside, which takes its
     place in the end. An interrupt or an error leaves nothing that was not there."""
     from servesim.reports.claims_page import INDEX
-    from servesim.run.result_files import writable
+    from servesim.run.result_files import clear_up, writable
 
     if out is None or (out / INDEX).is_file():
         yield out
@@ -114,6 +125,7 @@ def _claimed(out: Path | None) -> Iterator[Path | None]:
     new = [folder for folder in out.parents if not folder.exists()]
     try:
         with writable(out):
+            clear_up(out)
             partial.mkdir(parents=True)
         yield partial
         with writable(out):

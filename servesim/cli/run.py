@@ -49,13 +49,17 @@ def run(
     ] = None,
 ) -> None:
     """Replay a trace: latency, throughput, memory and price."""
+    from servesim.cli.serving import save, under_commands
     from servesim.run.custom_metrics import load_metrics
     from servesim.run.requirements import failures, summary_values
     from servesim.run.scenario import load_settings
     from servesim.run.simulate import simulate
 
     required = requirements(require, {name: getattr(function, "unit", "") for name, function in load_metrics(metrics)})
-    settings = _over(load_settings(scenario) if scenario is not None else {}, context.obj)
+    saved = context.obj.pop("save_scenario", None)
+    base = under_commands([load_settings(scenario) if scenario is not None else {}], context.obj, "run")
+    settings = _over(base[0], context.obj)
+    save([(settings, {})], saved)
     page = _page if with_report else None
     with _progress(quiet) as bar:
         result = simulate(

@@ -16,7 +16,7 @@ from servesim.errors import UserError
 from servesim.experiments.axes import Variant, product
 from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
-from servesim.experiments.recording_formats import read_folder
+from servesim.experiments.recording_formats import is_recording_name, read_folder
 from servesim.experiments.recording_replay import recorded_trace
 from servesim.experiments.run_metrics import METRICS, MS, Metric, Run, measure
 from servesim.experiments.runner import Runner
@@ -33,8 +33,9 @@ REPLAYED = ("trace", "requests", "skip", "rate", "sort", "timing", "shape", "spr
 
 
 def is_recording(source: Any) -> bool:
-    """Return whether a scenario argument is a measured run: JSON, as `vllm bench serve --save-result` writes it."""
-    return not isinstance(source, Mapping) and str(source).endswith((".json", ".json.gz"))
+    """Return whether a scenario argument is a measured run: what a benchmark client or a gateway wrote; a scenario is
+    YAML."""
+    return not isinstance(source, Mapping) and is_recording_name(str(source))
 
 
 def read_recording(path: str | Path) -> RecordedRun:

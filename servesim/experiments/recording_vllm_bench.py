@@ -13,13 +13,11 @@ import numpy as np
 from servesim.experiments.recording import (
     Ints,
     RecordedRun,
-    Server,
-    gpu_of,
-    known_model,
     read_json,
     read_text,
     run_name,
     settings_beside,
+    stated_server,
 )
 
 BENCH = {"completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms"}
@@ -31,7 +29,7 @@ NO_LENGTHS = "lengths of requests are not recorded: all take the mean"
 def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
     """Read JSON of `vllm bench serve`: aggregates, and lengths and times of requests when it was told to keep them."""
     record = read_json(path)
-    settings = {**_cache_config(_counters(path)), **settings_beside(path, root)}
+    settings = {**cache_config(_counters(path)), **settings_beside(path, root)}
     count = int(record["completed"])
     ttft = np.array(record["ttfts"]) * 1e3 if record.get("ttfts") else np.full(count, np.nan)
     gaps = record.get("itls")
@@ -42,21 +40,8 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
             if f"{theirs}_{metric}_ms" in record:
                 totals[f"{metric}_{ours}"] = float(record[f"{theirs}_{metric}_ms"])
     drafter, acceptance, unknown = _speculation(path, settings, record)
-    server = Server(
-        model=known_model(record.get("model_id")),
-        gpu=gpu_of(path, settings),
-        tp=int(settings.get("tensor_parallel_size", 1)),
-        engine=f"vllm {settings.get('vllm_version', '')}".strip(),
-        num_blocks=settings.get("num_gpu_blocks"),
-        block_size=int(settings.get("block_size", 16)),
-        max_num_seqs=settings.get("max_num_seqs"),
-        max_num_batched_tokens=settings.get("max_num_batched_tokens"),
-        max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),
-        prefix_caching=bool(settings.get("enable_prefix_caching", True)),
-        moe_backend=settings.get("moe_backend"),
-        speculation=drafter,
-        acceptance=acceptance,
-    )
+    stated = stated_server(path, settings, record.get("model_id"))
+    server = replace(stated, speculation=drafter, acceptance=acceptance)
     rate = record.get("request_rate")
     open_loop = rate not in (None, "inf")
     starts = np.array(record.get("start_times") or []) if open_loop else np.zeros(count)
@@ -122,7 +107,7 @@ def _counters(path: Path, when: str = "m1") -> str:
     return "\n".join(read_text(p) for p in paths if p.is_file())
 
 
-def _cache_config(counters: str) -> dict[str, Any]:
+def cache_config(counters: str) -> dict[str, Any]:
     """Return KV blocks, their size and whether prefixes are cached, as the server states them among its counters."""
     line = next((row for row in counters.splitlines() if row.startswith("vllm:cache_config_info{")), "")
     stated = dict(re.findall(r'(\w+)="([^"]*)"', line))

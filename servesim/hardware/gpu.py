@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
@@ -46,13 +47,29 @@ class Gpu:
         known = _gpus()
         key = name.lower()
         if key not in known:
-            raise UserError(f"unknown GPU {name!r}{suggest(key, known)}")
+            raise UserError(_unknown(name))
         return cls(name=key, **known[key])
 
     @property
     def link_bandwidth(self) -> float:
         """Bandwidth between GPUs of one node: NVLink, or PCIe without it."""
         return self.nvlink_bandwidth or self.pcie_bandwidth
+
+
+def _unknown(name: str) -> str:
+    """What a name that no data sheet has is told: the GPU it spells otherwise, never one that is merely spelt alike."""
+    same = [known for known in _gpus() if _spelling(known).search(name.lower())]
+    if same:
+        return f'unknown GPU {shown(name)} (did you mean "{max(same, key=len)}"?)'
+    return (
+        f"unknown GPU {shown(name)}: no data sheet of it is bundled (those: {', '.join(gpu_names())}); describe it in "
+        "a YAML file, as docs/your-gpu.md shows, and name that: --gpu my-gpu.yaml"
+    )
+
+
+def _spelling(known: str) -> re.Pattern[str]:
+    """A name as a word of its own, whatever stands between its characters: "RTX PRO 6000", but no "GH200" for h200."""
+    return re.compile(r"(?<![a-z0-9])" + r"[^a-z0-9]*".join(c for c in known if c.isalnum()) + r"(?![a-z0-9])")
 
 
 def gpu_names() -> list[str]:

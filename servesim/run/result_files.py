@@ -51,7 +51,7 @@ class ResultWriter:
         self._open: dict[str, Any] = {}
         self._lock: int | None = None
         _refuse_foreign(self.out)
-        _clear_up(self.out)
+        clear_up(self.out)
         self.partial = self.out.with_name(f"{self.out.name}.{os.getpid()}.partial")
         self._new = [folder for folder in self.out.parents if not folder.exists()]
         try:
@@ -180,15 +180,19 @@ def _locked(folder: Path) -> int | None:
     return handle
 
 
-def _clear_up(out: Path) -> None:
+def clear_up(out: Path) -> None:
     """Remove what runs with the same `out` left half-written: their process is gone and holds no lock. An earlier
     result that one had moved away comes back if nothing took its place."""
     for suffix in (REPLACED, ".partial"):
         for left in sorted(out.parent.glob(f"{glob.escape(out.name)}.*{suffix}")):
             pid = left.name[len(out.name) + 1 : -len(suffix)]
-            if not (pid.isascii() and pid.isdecimal()) or left.is_symlink() or not left.is_dir() or _alive(int(pid)):
+            if not (pid.isascii() and pid.isdecimal()) or left.is_symlink() or _alive(int(pid)):
                 continue
             with suppress(OSError):
+                if not left.is_dir():
+                    if suffix != REPLACED:
+                        left.unlink()
+                    continue
                 if (handle := _locked(left)) is None:
                     continue
                 if suffix == REPLACED and not out.exists():

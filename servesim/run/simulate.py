@@ -23,7 +23,7 @@ from servesim.run.processes import check_independent, run_apart
 from servesim.run.records import Records, StreamedRecords
 from servesim.run.result import Result
 from servesim.run.result_files import ResultWriter
-from servesim.run.scenario import Scenario, load_settings
+from servesim.run.scenario import Scenario, load_settings, with_parts
 from servesim.run.setup import Setup, set_up
 from servesim.run.speculation import figures as speculation_figures
 from servesim.run.step_requests import StepRequests, check_step_requests
@@ -131,7 +131,10 @@ def _scenario(
         base = scenario or {}
     if isinstance(trace, Trace):
         trace = f"{OBJECT}{trace.name}"
-    return Scenario.of({**base, **({"trace": trace} if trace is not None else {}), **settings}, source)
+    parts = {key: value for key, value in settings.items() if key not in Scenario.model_fields}
+    whole = {key: value for key, value in settings.items() if key not in parts}
+    found = {**base, **({"trace": trace} if trace is not None else {}), **whole}
+    return Scenario.of(with_parts(found, parts), source)
 
 
 def _summary(setup: Setup, records: Records) -> dict[str, Any]:

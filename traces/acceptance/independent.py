@@ -15,6 +15,7 @@ class IndependentParams:
     """The chance."""
 
     alpha: float = 0.7
+    """That a draft is accepted where all before it in its step were."""
 
     def __post_init__(self) -> None:
         vector("alpha", str(self.alpha))

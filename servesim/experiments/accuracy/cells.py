@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from servesim.errors import UserError
 from servesim.experiments.recording import RecordedRun
@@ -46,9 +47,11 @@ class Cell:
     flags: tuple[tuple[str, str], ...] | None = None
     """Of a run told by its command: the engine's flags and their values but for parallelism; None: none was told."""
     requests: int = 0
-    """Of such a run: its requests; 0: as many as its source sends."""
+    """Of such a run, or a cell that states them: its requests; 0: as many as its source sends."""
     output_rate: float = 0.0
     """Of such a run: output tokens/s of the server; 0: what a closed loop gives with the times measured."""
+    settings: tuple[tuple[str, Any], ...] | None = None
+    """What the server was found to run with (`servesim measure`), dotted settings of a scenario; None: not stated."""
     run: RecordedRun | None = field(default=None, compare=False, repr=False)
     """The recorded run the cell sums up; None: a line of a table."""
 

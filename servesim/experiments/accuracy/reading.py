@@ -8,9 +8,11 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from servesim import untrusted
 from servesim.errors import UserError
 from servesim.experiments.accuracy.cells import Cell
 from servesim.experiments.accuracy.commands import COLUMNS, RATE, SERVE, cell_of_run
@@ -91,10 +93,22 @@ def _of_row(row: dict[str, str], where: str) -> Cell:
         ep=round(number("moe_ep_size")) or 1,
         ttft_ms=number("silicon_ttft_ms"),
         tpot_ms=number("silicon_tpot_ms"),
+        requests=round(number("requests")),
+        settings=_settings(row, where),
         workers=" ".join(
             f"{name}={row[name]}" for name in row if name.startswith(("prefill_", "decode_")) and row[name]
         ),
     )
+
+
+def _settings(row: dict[str, str], where: str) -> tuple[tuple[str, Any], ...] | None:
+    """Return the settings of a cell that states them, as `servesim measure` writes them."""
+    if not row.get("settings"):
+        return None
+    found = untrusted.parse_json(row["settings"], f"{where}: settings")
+    if not isinstance(found, dict):
+        raise UserError(f"{where}: settings: a JSON object is needed")
+    return tuple(sorted(found.items()))
 
 
 def _of_run(run: RecordedRun) -> Cell:

@@ -70,15 +70,18 @@ def recipe(cell: Cell) -> Recipe:
     source, model = source_of(cell), _model(cell.model, own)
     settings: dict[str, Any] = {
         "trace": f"synth:prompt={_range(source['prompt'], cell.isl)},output={_range(source['output'], cell.osl)}",
-        "requests": max(recipes()["requests"]["per_client"] * cell.concurrency, recipes()["requests"]["at_least"]),
+        "requests": cell.requests
+        or max(recipes()["requests"]["per_client"] * cell.concurrency, recipes()["requests"]["at_least"]),
         "rate": "inf",
         "clients": {"max_concurrency": cell.concurrency},
         "model": model,
-        "gpu": _gpu(cell.gpu),
+        "gpu": _gpu(cell.gpu, cell.gpu if cell.gpu in gpu_names() else ""),
         "tp": cell.tp,
         "dtype": own.get("dtype") or _of("weights", cell.weights, "format of weights"),
         "preset": engine["preset"],
     }
+    if cell.settings is not None:
+        return _of_measured(cell, settings)
     if "scheduler" in engine:
         settings["scheduler"] = dict(engine["scheduler"])
         if own.get("max_num_seqs") == "concurrency":
@@ -88,6 +91,24 @@ def recipe(cell: Cell) -> Recipe:
     if (kv_dtype := own.get("kv_dtype", {}).get(source["name"])) is not None:
         settings["kv_dtype"] = kv_dtype
     return Recipe(settings, output_mean(cell))
+
+
+def _of_measured(cell: Cell, settings: dict[str, Any]) -> Recipe:
+    """Return the recipe of a cell that states what its server ran with: that, and nothing taken of other sources."""
+    version = cell.version.lstrip("v")
+    if version and recorded_engine(f"{settings['preset']} {version}") is not None:
+        settings["engine"] = {"version": version}
+    _put(settings, dict(cell.settings or ()))
+    return Recipe(settings, output_mean(cell))
+
+
+def _put(settings: dict[str, Any], dotted: dict[str, Any]) -> None:
+    """Add dotted settings; those of a scheduler go to the preset's own."""
+    for key, value in dotted.items():
+        outer, dot, inner = key.partition(".")
+        settings[outer] = {**settings.get(outer, {}), inner: value} if dot else value
+    if "scheduler" in settings:
+        settings["scheduler"] = {**preset_settings(settings["preset"])["scheduler"], **settings["scheduler"]}
 
 
 def _engine(cell: Cell, own: dict[str, Any], preset: str) -> dict[str, Any]:
@@ -123,11 +144,7 @@ def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
     }
     if cell.concurrency < cell.requests:
         settings["clients"] = {"max_concurrency": cell.concurrency}
-    for key, value in settings_of(cell, table).items():
-        outer, _, inner = key.partition(".")
-        settings[outer] = {**settings.get(outer, {}), inner: value}
-    if "scheduler" in settings:
-        settings["scheduler"] = {**preset_settings(settings["preset"])["scheduler"], **settings["scheduler"]}
+    _put(settings, settings_of(cell, table))
     return Recipe(settings, float(cell.osl))
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from servesim.calibrate.accuracy import SPLITS, accuracy, held_out, open_tables
 from servesim.calibrate.lookup import lookup
 from servesim.cli.app import app
+from servesim.cli.schema import schema_of
 from servesim.contracts.cost import Batch
 from servesim.cost import KernelTables, build_cost_model
 from servesim.cost.tables import write_table
@@ -101,6 +102,7 @@ def test_the_command_prints_every_split_and_writes_json(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, args)
     assert result.exit_code == 0
     written = json.loads((tmp_path / "errors.json").read_text())
+    pytest.importorskip("jsonschema").validate(written, schema_of("calibrate left-out"))
     assert written["gpu"] == "h100"
     assert {e["split"] for e in written["errors"]} <= set(SPLITS)
     assert all(e["split"] in result.stdout for e in written["errors"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from servesim.errors import UserError
 from servesim.experiments.recording import RecordedRun, Server
 from servesim.experiments.recording_formats import read_folder
 from servesim.experiments.recording_loops import due_ns, tell_loop
@@ -136,3 +137,13 @@ def test_a_version_in_a_models_name_does_not_hide_it() -> None:
 
     assert known_model("mistralai/Mixtral-8x7B-v0.1") == "mixtral-8x7b"
     assert known_model("unheard/of-v2") == "unheard/of-v2"
+
+
+def test_clients_that_a_column_states_are_taken_at_their_word(tmp_path: Path) -> None:
+    head = "send_time_us,first_chunk_time_us,last_chunk_time_us,server_input_tokens,output_tokens,max_concurrency\n"
+    (tmp_path / "run.csv").write_text(head + "0,1,2,3,4,7\n5,6,7,8,9,7\n")
+    assert read_folder(tmp_path)[0].concurrency == 7
+    for wrong in ("0,1,2,3,4,7\n5,6,7,8,9,8\n", "0,1,2,3,4,0\n", "0,1,2,3,4,\n"):
+        (tmp_path / "run.csv").write_text(head + wrong)
+        with pytest.raises(UserError, match="max_concurrency must be one number"):
+            read_folder(tmp_path)

@@ -106,9 +106,26 @@ def test_vllm_defaults_by_gpu(gpu: str, usage: str, tokens: int, seqs: int) -> N
     assert (defaults.max_num_batched_tokens, defaults.max_num_seqs) == (tokens, seqs)
 
 
-def test_unknown_gpu_suggests_the_close_one() -> None:
-    with pytest.raises(UserError, match=r'did you mean "h100"'):
-        Gpu.load("h1000")
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("H-200", "h200"),
+        ("rtxpro6000", "rtx-pro-6000"),
+        ("RTX PRO 6000", "rtx-pro-6000"),
+        ("A100 40G", "a100-40g"),
+    ],
+)
+def test_a_gpu_spelt_otherwise_is_told_its_name(name: str, known: str) -> None:
+    with pytest.raises(UserError, match=f'did you mean "{known}"'):
+        Gpu.load(name)
+
+
+@pytest.mark.parametrize("name", ["b200", "gh200", "h20", "h1000", "a10", "mi300x", "l40", "5090"])
+def test_a_gpu_without_a_data_sheet_is_never_taken_for_one_spelt_alike(name: str) -> None:
+    with pytest.raises(UserError, match=r"no data sheet of it is bundled .* describe it in a YAML file") as error:
+        Gpu.load(name)
+    assert "did you mean" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["a100", "a100-40g", "h100", "h200", "l40s"])

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from servesim.cli.app import main
+from servesim.cli.schema import schema_of
 from servesim.errors import UserError
 from servesim.experiments.accuracy import study
 from servesim.experiments.accuracy.answers import Answer
 from servesim.experiments.accuracy.reading import read
 from servesim.experiments.accuracy.study import Scored, accuracy, groups
+from servesim.experiments.documents import plain
 from tests.support.cells import cell, row, table
 
 
@@ -70,6 +72,7 @@ def test_a_cell_is_simulated_and_compared(measured: Path) -> None:
     assert abs(length - first.output_mean) < 1.5
     assert [one.screened for one in scored] == ["", "", "", "", "copy", ""]
     assert scored[-1].answer.reason == "GPU mi300x"
+    pytest.importorskip("jsonschema").validate(plain(document), schema_of("accuracy"))
     whole = document["scores"][0]
     assert (document["cells"], document["kept"], whole["cells"], whole["answered"]) == (6, 5, 5, 4)
     assert document["unscreened"]["answered"] == 5

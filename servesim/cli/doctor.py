@@ -1,0 +1,146 @@
+"""`servesim doctor`: is this installation sound?"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from servesim import __version__
+from servesim.errors import UserError
+
+DOCTOR_EXAMPLES = """
+\b
+Examples:
+  servesim doctor
+  servesim doctor --json
+
+Exit code 1 where something is not as it must be.
+"""
+SELF_TEST = {"trace": "synth:rate=20,prompt=500,output=100", "requests": 200, "model": "llama-3.1-8b", "gpu": "h200"}
+"""A second of simulation, most of it imports: what it prices comes from tables, and both modes must agree."""
+OPTIONAL = ("ray", "optuna", "aiconfigurator-core", "torch", "transformers")
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Check the installation: Python, packages, tables, cores, and a short run in both modes."""
+    found = examine()
+    if as_json:
+        from servesim.cli.known import print_json
+
+        print_json(found)
+    else:
+        _print(found)
+    if not found["sound"]:
+        raise typer.Exit(1)
+
+
+def examine() -> dict[str, Any]:
+    """Return what was found: all of it, whatever is wrong."""
+    from servesim.engine import compiled
+
+    packages, tables, test = _packages(), _tables(), _self_test()
+    problems = [f"{name} is missing or too old: {one['installed']}" for name, one in packages.items() if not one["ok"]]
+    problems += [f"kernel tables {name} cannot be read: {error}" for name, error in tables.items() if error]
+    problems += [f"self test: {test['error']}"] if test["error"] else []
+    return {
+        "servesim": __version__,
+        "compiled": compiled(),
+        "folder": str(Path(__file__).resolve().parents[1]),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "packages": packages,
+        "optional": {name: _version(name) for name in OPTIONAL},
+        "tables": {name: not error for name, error in tables.items()},
+        "self_test": test,
+        "problems": problems,
+        "sound": not problems,
+    }
+
+
+def _packages() -> dict[str, dict[str, Any]]:
+    """Each package servesim needs: what is installed, what is needed, and whether that will do."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    found = {}
+    try:
+        needed = importlib.metadata.requires("servesim") or []
+    except importlib.metadata.PackageNotFoundError:
+        needed = []
+    for text in needed:
+        try:
+            one = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if one.marker is not None and not one.marker.evaluate({"extra": ""}):
+            continue
+        installed = _version(one.name)
+        ok = installed is not None and one.specifier.contains(installed, prereleases=True)
+        found[one.name] = {"installed": installed, "needed": str(one.specifier), "ok": ok}
+    return dict(sorted(found.items()))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _tables() -> dict[str, str]:
+    """Kernel tables of the GPUs that have some, and why they cannot be read; empty where they can."""
+    from servesim.cost import KernelTables
+    from servesim.hardware import Gpu, gpu_names
+
+    found = {}
+    for name in sorted({tables for gpu in gpu_names() if (tables := Gpu.load(gpu).tables)}):
+        try:
+            KernelTables.load(name)
+            found[name] = ""
+        except (UserError, OSError) as error:
+            found[name] = str(error)
+    return found
+
+
+def _self_test() -> dict[str, Any]:
+    """Simulate the same requests in both modes; they must agree."""
+    from servesim import simulate
+
+    began, error, rate = time.perf_counter(), "", 0.0
+    try:
+        fast = simulate(**SELF_TEST)
+        took = time.perf_counter() - began
+        plain = simulate(**SELF_TEST, mode="reference")
+        if not fast.requests.equals(plain.requests):
+            error = "fast mode and reference mode disagree"
+        rate = len(fast.requests) / took
+    except Exception as fault:  # whatever it is, it is the answer
+        error = f"{type(fault).__name__}: {fault}"
+    return {"seconds": time.perf_counter() - began, "requests_per_second": rate, "error": error or None}
+
+
+def _print(found: dict[str, Any]) -> None:
+    kind = "compiled" if found["compiled"] else "pure Python (SERVESIM_COMPILE=1 pip install . compiles the hot path)"
+    lines = {
+        "servesim": f"{found['servesim']}, {kind}, in {found['folder']}",
+        "python": f"{found['python']}, {sys.executable}",
+        "platform": f"{found['platform']}, {found['cores']} cores",
+        "packages": ", ".join(f"{name} {one['installed']}" for name, one in found["packages"].items()),
+        "optional": ", ".join(f"{name} {version or '-'}" for name, version in found["optional"].items()),
+        "tables": ", ".join(found["tables"]),
+        "self test": f"{found['self_test']['seconds']:.1f} s, both modes agree"
+        if not found["self_test"]["error"]
+        else found["self_test"]["error"],
+    }
+    for name, text in lines.items():
+        typer.echo(f"{name:<11}{text}")
+    for problem in found["problems"]:
+        typer.echo(f"problem: {problem}")
+    typer.echo("all is well" if found["sound"] else f"{len(found['problems'])} to be mended")

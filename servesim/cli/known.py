@@ -1,0 +1,206 @@
+"""`servesim settings`, `models` and `gpus`: what can be said, and of what."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from servesim.errors import UserError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+SETTINGS_EXAMPLES = """
+\b
+Examples:
+  servesim settings
+  servesim settings max_num_seqs
+  servesim settings prefix cache --json
+
+In YAML a setting is a key (engine: {block_size: 16}); on a command line an option (--engine.block-size 16).
+"""
+MODELS_EXAMPLES = """
+\b
+Examples:
+  servesim models
+  servesim models llama --json
+
+Any other decoder: --model path/to/config.json.
+"""
+GPUS_EXAMPLES = """
+\b
+Examples:
+  servesim gpus
+  servesim gpus --json
+
+Any other: --gpu my-gpu.yaml, a data sheet with these fields (docs/your-gpu.md).
+"""
+WIDTH = 100
+Words = Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="Those with all of these words alone.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a document as every command does."""
+    from servesim.run.result_files import to_json
+
+    sys.stdout.write(to_json(document))
+
+
+def settings(words: Words = None, as_json: Json = False) -> None:
+    """List every setting of a run: where it lives, what it does, its default."""
+    found = matching(list(all_settings()), words or ())
+    if not found:
+        raise UserError(f"no setting has {' and '.join(words or ())} in its name or its description")
+    if as_json:
+        print_json({"settings": found})
+        return
+    for one in found:
+        of = f"  ({one['section']} {', '.join(one['policies'])})" if one["policies"] else ""
+        default = "" if one["default"] is None else f"  [default: {one['default']}]"
+        typer.echo(f"{one['key']}{default}{of}")
+        typer.echo(f"    {one['option']}")
+        for line in textwrap.wrap(one["doc"], WIDTH - 4):
+            typer.echo(f"    {line}")
+
+
+def all_settings() -> Iterator[dict[str, Any]]:
+    """Yield each setting: key, option, section, type, default, doc, and the policies that have it."""
+    from servesim.run.scenario import Scenario
+
+    yield from _of_model(Scenario, "scenario", "")
+    yield from _of_policies()
+
+
+def _of_model(model: type[BaseModel], section: str, prefix: str) -> Iterator[dict[str, Any]]:
+    from servesim.cli.options import Setting, type_name
+
+    for name, field in model.model_fields.items():
+        if hasattr(field.annotation, "model_fields"):
+            yield from _of_model(field.annotation, name, f"{name}.")  # type: ignore[arg-type]
+            continue
+        key = f"{prefix}{name}"
+        default = field.default.get("name") if isinstance(field.default, dict) else field.default
+        yield {
+            "key": key,
+            "option": Setting(key, section, "").names[0],
+            "section": section,
+            "type": type_name(field.annotation),
+            "default": None if field.is_required() else _shown(default),
+            "doc": " ".join((field.description or "").replace("`", "").split()),
+            "policies": [],
+        }
+
+
+def _of_policies() -> Iterator[dict[str, Any]]:
+    """Parameters of policies; one that several have alike is told once."""
+    from servesim.cli.policies import field_docs
+    from servesim.contracts import REGISTRIES
+
+    for registry in REGISTRIES:
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for name in registry.names():
+            params = registry.resolve(name)[0].Params  # type: ignore[attr-defined]
+            docs = field_docs(params)
+            for field in dataclasses.fields(params):
+                default = "" if field.default is dataclasses.MISSING else _shown(field.default) or "by GPU and model"
+                doc = " ".join(docs.get(field.name, "").replace("`", "").split())
+                alike.setdefault((field.name, str(field.type), default, doc), []).append(name)
+        for (name, kind, default, doc), policies in sorted(alike.items()):
+            yield {
+                "key": f"{registry.kind}.{name}",
+                "option": f"--{registry.kind}.{name.replace('_', '-')}",
+                "section": registry.kind,
+                "type": kind,
+                "default": default or None,
+                "doc": doc,
+                "policies": policies,
+            }
+
+
+def _shown(default: Any) -> str | None:
+    """A default as it is written in YAML; None where there is none."""
+    if default is None or default in ({}, []):
+        return None
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def matching(found: Sequence[dict[str, Any]], words: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what has all the words in its key; where nothing has, in its key or description."""
+    wanted = [word.lower().lstrip("-").replace("-", "_") for word in words]
+
+    def has(one: Mapping[str, Any], *fields: str) -> bool:
+        text = " ".join(str(one[name]) for name in fields).lower().replace("-", "_")
+        return all(word in text for word in wanted)
+
+    return [one for one in found if has(one, "key")] or [one for one in found if has(one, "key", "doc")]
+
+
+def models(words: Words = None, as_json: Json = False) -> None:
+    """List the bundled models: size, KV cache, context."""
+    from servesim.hardware import ModelSpec, bundled_models
+
+    wanted = [word.lower() for word in words or ()]
+    found = []
+    for name in bundled_models():
+        if not all(word in name for word in wanted):
+            continue
+        spec = ModelSpec.load(name)
+        found.append(
+            {
+                "name": name,
+                "weight_bytes": spec.weight_bytes(spec.dtype),
+                "dtype": spec.dtype,
+                "layers": spec.num_layers,
+                "experts": spec.experts.count if spec.experts else 0,
+                "kv_bytes_per_token": spec.kv_bytes_per_token(),
+                "max_position": spec.max_position,
+            }
+        )
+    if not found:
+        raise UserError(f"no bundled model has {' and '.join(wanted)} in its name; --model takes a config.json as well")
+    if as_json:
+        print_json({"models": found})
+        return
+    rows = [
+        (
+            *(one["name"], f"{one['weight_bytes'] / 1e9:.1f} GB {one['dtype']}", f"{one['layers']}"),
+            *(f"{one['experts'] or ''}", f"{one['kv_bytes_per_token'] / 1024:.0f}", f"{one['max_position']:,}"),
+        )
+        for one in found
+    ]
+    _table(("model", "weights", "layers", "experts", "KV KiB/token (bf16)", "context"), rows)
+
+
+def gpus(as_json: Json = False) -> None:
+    """List the GPUs with a data sheet, and which kernel tables price them."""
+    from servesim.hardware import Gpu, gpu_names
+
+    found = [dataclasses.asdict(Gpu.load(name)) for name in gpu_names()]
+    if as_json:
+        print_json({"gpus": found})
+        return
+    rows = [
+        (
+            *(one["name"], one["description"], f"{one['memory_bytes'] / 2**30:.1f}", f"{one['bandwidth'] / 1e12:.2f}"),
+            *(f"{one['flops'].get('bf16', 0) / 1e12:.0f}", f"{one['usd_per_hour']:.2f}", one["tables"] or "formula"),
+        )
+        for one in found
+    ]
+    _table(("GPU", "", "GiB", "TB/s", "TFLOP/s bf16", "$/h (assumed)", "priced by"), rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+
+    from servesim.cli.console import open_console
+
+    table = Table(*head, box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    open_console().print(table)

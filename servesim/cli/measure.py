@@ -1,0 +1,166 @@
+"""`servesim measure`: a running server, as a cell file and recorded runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from servesim.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from servesim.experiments.measure.loops import Point
+    from servesim.experiments.measure.study import Measured
+
+MEASURE_EXAMPLES = """
+\b
+Examples:
+  servesim measure http://localhost:8000 --gpu h100 --log vllm.log --out mine
+  servesim measure http://localhost:8000 --gpu h200 --tp 2 --flags 'vllm serve Qwen/Qwen3-32B -tp 2' --out mine
+  servesim measure http://localhost:8000 --gpu h100 --minutes 5 --clients 8,32 --repeats 1 --out mine
+  servesim accuracy mine/cells.csv
+
+Sends requests to the server for about 20 minutes. mine/ holds cells.csv, a recorded run of every loop
+(for servesim validate and servesim calibrate host) and server_config.json. Nothing is written unless all is.
+"""
+
+
+def measure(
+    url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server: http://localhost:8000.")],
+    gpu: Annotated[str, typer.Option(help="GPU the server runs on.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for what was measured.")],
+    tp: Annotated[
+        int | None, typer.Option(min=1, help="Tensor parallelism. [default: of flags or log, else 1]")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Format of the weights: bf16, fp8 or int4. [default: of flags, log or name]")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Hugging Face name. [default: of flags, log or the server]")] = None,
+    served_name: Annotated[str | None, typer.Option(help="The model to ask, where the server has several.")] = None,
+    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Start-up log of the server.")] = None,
+    flags: Annotated[str | None, typer.Option(metavar="COMMAND", help="The command the server runs by.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Time in all; loops are cut short to keep it.")] = 20.0,
+    idle: Annotated[
+        str, typer.Option(metavar="<int,...>", help="Prompt lengths for one client.")
+    ] = "128,512,2048,8192",
+    clients: Annotated[str, typer.Option(metavar="<int,...>", help="The ladder of concurrency.")] = "4,16,64",
+    saturated: Annotated[
+        int | None, typer.Option(min=0, help="Clients of the saturated loop; 0: none. [default: 1.25 max_num_seqs]")
+    ] = None,
+    prompt: Annotated[int, typer.Option(min=1, help="Prompt length of ladder and saturated loop.")] = 1024,
+    output: Annotated[int, typer.Option(min=2, help="Output length; idle prompts have half of it.")] = 256,
+    repeats: Annotated[int, typer.Option(min=1, help="How often all is measured.")] = 2,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a client; a loop has 40 at least.")] = 10,
+    idle_requests: Annotated[int, typer.Option(min=2, help="Requests of each idle prompt length.")] = 16,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions, not /v1/completions.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.01, help="Most that one answer may take, seconds.")] = 300.0,
+    key_variable: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the server's API key.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the lengths.")] = 0,
+) -> None:
+    """Measure a running server: TTFT and TPOT, idle and under load.
+
+    The files are what accuracy, validate and calibrate host take."""
+    import asyncio
+    import datetime
+
+    from servesim.experiments.measure import files
+    from servesim.experiments.measure.startup import read_flags, read_log, together
+    from servesim.experiments.measure.study import Plan
+    from servesim.experiments.measure.study import measure as run
+    from servesim.experiments.measure.wire import Address
+    from servesim.hardware import Gpu
+
+    address = Address.parse(url, _key(key_variable))
+    name = Gpu.load(gpu).name if not gpu.endswith((".yaml", ".yml")) else gpu
+    if dtype is not None and dtype not in files.FORMATS:
+        raise UserError(f"--dtype {dtype}: unknown{suggest(dtype, files.FORMATS)}")
+    files.refuse(out)
+    told = together(*([read_flags(flags)] if flags else []), *([read_log(log)] if log else []))
+    plan = Plan(
+        idle=_lengths("--idle", idle),
+        clients=_lengths("--clients", clients),
+        saturated=saturated,
+        prompt=prompt,
+        output=output,
+        idle_requests=idle_requests,
+        per_client=requests,
+        repeats=repeats,
+        minutes=minutes,
+        seed=seed,
+    )
+    found = asyncio.run(
+        run(
+            address,
+            plan,
+            served_name=served_name,
+            chat=chat,
+            timeout_s=timeout,
+            told=told,
+            on_start=_tell_start,
+            on_run=Teller(),
+        )
+    )
+    label = model or str(found.facts.get("model", ""))
+    labels = {
+        "model": label,
+        "gpu": name,
+        "tp": tp or int(found.facts.get("tensor_parallel_size", 1)),
+        "dtype": dtype or _weights(label, found.facts),
+    }
+    files.write(out, found, labels, datetime.datetime.now(tz=datetime.UTC).date().isoformat())
+    for note in found.notes:
+        typer.echo(f"note: {note}")
+    for fact in ("engine_version", "num_gpu_blocks", "max_num_seqs"):
+        if fact not in found.facts:
+            typer.echo(f"note: {fact} is not known (--log or --flags tell it)")
+    typer.echo(f"written to {out}: {len(found.runs)} cells")
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    value = os.environ.get(variable, "")
+    if not value or not value.isprintable():
+        raise UserError(f"--key-variable {variable}: the environment has no such variable, or no key in it")
+    return value
+
+
+def _lengths(option: str, text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    if not all(word.isdecimal() and 0 < int(word) < 1 << 30 for word in words):
+        raise UserError(f"{option} {text}: whole numbers with commas between are needed, such as 8,32")
+    return tuple(int(word) for word in words)
+
+
+def _weights(model: str, facts: dict[str, Any]) -> str:
+    """Format of the weights by what quantizes them, else by the model's name."""
+    told = f"{facts.get('quantization', '')} {model}".lower()
+    if any(word in told for word in ("awq", "gptq", "int4", "w4a16")):
+        return "int4"
+    return "fp8" if "fp8" in told else "bf16"
+
+
+def _tell_start(points: Sequence[Point], facts: dict[str, Any]) -> None:
+    known = ", ".join(f"{key} {value}" for key, value in sorted(facts.items()) if key != "cudagraph_capture_sizes")
+    typer.echo(f"server: {known}", err=True)
+
+
+class Teller:
+    """A line of progress for each loop, on stderr."""
+
+    def __init__(self) -> None:
+        self._done = 0
+
+    def __call__(self, run: Measured, total: int) -> None:
+        """One more loop is done."""
+        from servesim.experiments.measure.loops import means
+
+        self._done += 1
+        ttft, tpot = means(run.answers)
+        figures = f"TTFT {ttft:,.1f} ms, TPOT {tpot:,.2f} ms, {len(run.answers)} requests"
+        typer.echo(f"[{self._done}/{total}] {run.name}: {figures}", err=True)

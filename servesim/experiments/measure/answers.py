@@ -1,0 +1,170 @@
+"""One streamed answer: when its tokens came, how many the server says there are, and whether that can be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.experiments.measure.wire import Address, Reply, connected, excerpt, read_head, request_bytes
+
+MOST_EVENT = 1 << 22
+"""Bytes of one event of a stream."""
+SPARE = 8
+"""Events beyond one a token that a stream may have: a role, a reason to finish, usage."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model of a server, and how it is asked."""
+
+    address: Address
+    model: str
+    chat: bool = False
+    timeout_s: float = 300.0
+    """Most that one answer may take, seconds."""
+
+    @property
+    def path(self) -> str:
+        """The endpoint."""
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
+
+    def body(self, prompt: str, tokens: int) -> dict[str, Any]:
+        """The request for an answer of exactly that many tokens, whatever the model would say."""
+        asked = {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
+        return {
+            "model": self.model,
+            **asked,
+            "max_tokens": tokens,
+            "ignore_eos": True,  # of vLLM, SGLang and trtllm-serve
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the client saw of one request: times of the monotonic clock in ns, counts as the server states them."""
+
+    sent_ns: int
+    first_ns: int
+    last_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    chunks: int
+    """Pieces the text came in."""
+    asked: int
+    """Output tokens asked for."""
+
+
+async def ask(target: Target, prompt: str, tokens: int) -> Answer:
+    """Send a request and read its stream; UserError in one line where the answer is none, or cannot be true."""
+    data = request_bytes(target.address, target.path, target.body(prompt, tokens))
+    async with connected(target.address, target.path, target.timeout_s) as (reader, writer, where):
+        sent = time.monotonic_ns()
+        writer.write(data)
+        reply = await read_head(reader, where)
+        kind = reply.headers.get("content-type", "").partition(";")[0].strip()
+        if reply.status != 200 or kind != "text/event-stream":
+            found = f"answered {reply.status}" if reply.status != 200 else f"answered {kind or 'no type'}"
+            wanted = "" if reply.status != 200 else "a stream of events is needed, it "
+            raise UserError(f"{where}: {wanted}{found}: {excerpt(await reply.body(4096))}")
+        return await _Stream(where, tokens, target.chat).read(reply, sent)
+    raise AssertionError("connected() raises or yields")
+
+
+class _Stream:
+    """The events of one answer."""
+
+    def __init__(self, where: str, tokens: int, chat: bool) -> None:
+        self._where, self._tokens, self._chat = where, tokens, chat
+        self._first = self._last = self._chunks = self._texts = 0
+        self._usage: dict[str, Any] | None = None
+
+    async def read(self, reply: Reply, sent: int) -> Answer:
+        """Read to the end of the stream; `sent`: when the request was, ns."""
+        rest, done = b"", False
+        async for piece in reply.pieces():
+            now = time.monotonic_ns()
+            *lines, rest = (rest + piece).split(b"\n")
+            if len(rest) > MOST_EVENT:
+                raise UserError(f"{self._where}: an event of more than {MOST_EVENT:,} bytes")
+            for line in lines:
+                done = done or self._line(line.strip(), now)
+            if done:
+                break
+        if not done:
+            raise asyncio.IncompleteReadError(b"", None)
+        return self._checked(sent)
+
+    def _line(self, line: bytes, now: int) -> bool:
+        """Take one line in; return whether it says that the stream is at its end."""
+        if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
+            return False
+        if not line.startswith(b"data:"):
+            raise UserError(f"{self._where}: {excerpt(line.decode('utf-8', 'replace'))} is no event of a stream")
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return True
+        try:
+            event = json.loads(data)
+        except (ValueError, RecursionError):
+            event = None
+        if not isinstance(event, dict):
+            raise UserError(f"{self._where}: an event is no JSON object: {excerpt(data.decode('utf-8', 'replace'))}")
+        if event.get("error"):
+            raise UserError(f"{self._where}: an error in the stream: {excerpt(json.dumps(event['error']))}")
+        if isinstance(event.get("usage"), dict):
+            self._usage = event["usage"]
+        choices = event.get("choices")
+        if isinstance(choices, list) and choices:
+            self._choice(choices[0], now)
+        return False
+
+    def _choice(self, choice: Any, now: int) -> None:
+        text, finish = _text(choice, self._chat)
+        if text is None or (not text and finish):
+            return
+        self._first = self._first or now
+        self._last = now
+        self._chunks += 1
+        self._texts += bool(text)
+        if self._chunks > self._tokens + SPARE:
+            raise UserError(f"{self._where}: the stream goes on beyond the {self._tokens} tokens asked for")
+
+    def _checked(self, sent: int) -> Answer:
+        """The answer, unless what the server says of it cannot be true."""
+        where, asked = self._where, self._tokens
+        if self._usage is None:
+            raise UserError(
+                f"{where}: the answer has no usage, so its tokens are not known (stream_options.include_usage asked)"
+            )
+        prompt, output = (self._usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
+        if type(prompt) is not int or type(output) is not int or prompt < 1 or output < 1:
+            raise UserError(f"{where}: its usage says {excerpt(json.dumps(self._usage))}: counts of tokens are needed")
+        if not self._chunks:
+            raise UserError(f"{where}: the answer has {output} tokens by its usage and no piece of text")
+        if output > asked:
+            raise UserError(f"{where}: {output} tokens by its usage where max_tokens was {asked}")
+        if self._texts > output:
+            raise UserError(f"{where}: {self._texts} pieces of text came, its usage says {output} tokens")
+        if output > 1 and self._chunks == 1:
+            raise UserError(f"{where}: all {output} tokens came in one piece, so the time of the first is not known")
+        return Answer(sent, self._first, self._last, prompt, output, self._chunks, asked)
+
+
+def _text(choice: Any, chat: bool) -> tuple[str | None, bool]:
+    """Return the text of a choice, None where it has none at all (a role alone), and whether it is the last."""
+    if not isinstance(choice, dict):
+        return None, False
+    if not chat:
+        text = choice.get("text")
+    else:
+        delta = choice.get("delta")
+        delta = delta if isinstance(delta, dict) else {}
+        text = next((delta[key] for key in ("content", "reasoning_content", "reasoning") if delta.get(key)), None)
+    return (text if isinstance(text, str) else None), choice.get("finish_reason") is not None

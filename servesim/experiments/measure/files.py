@@ -1,0 +1,157 @@
+"""The files of a measurement: a table of cells, every loop as a recorded run, and what is known of the server."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.experiments.accuracy.recipes import recipes
+from servesim.experiments.measure.loops import SHORTEST, means
+from servesim.experiments.measure.startup import Facts
+from servesim.experiments.measure.study import Measured, Measurement
+from servesim.run.result_files import to_json, writable
+
+CELLS, SERVER, RUNS = "cells.csv", "server_config.json", "runs"
+COLUMNS = (
+    *("id", "silicon_data_source", "backend", "backend_version", "model_path", "system", "precision"),
+    *("gemm_quant_mode", "mode", "isl", "osl", "batch_size", "requests", "tp_size", "pp_size", "attention_dp_size"),
+    *("moe_tp_size", "moe_ep_size", "silicon_ttft_ms", "silicon_tpot_ms", "settings"),
+)
+"""Of cells.csv: aiconfigurator's, with the requests of a cell and the server's settings (JSON) beside."""
+RUN_COLUMNS = (
+    *("send_time_us", "first_chunk_time_us", "last_chunk_time_us", "server_input_tokens", "output_tokens", "status"),
+    "max_concurrency",
+)
+FORMATS = {"bf16": "bfloat16", "fp8": "fp8", "int4": "awq"}
+"""Labels of weights by servesim's names."""
+
+
+def refuse(out: Path) -> None:
+    """Raise UserError where a measurement cannot be written, before any is made."""
+    if not out.name:
+        raise UserError(f'--out "{out}": names no folder')
+    if out.exists() or out.is_symlink():
+        raise UserError(f"--out {out}: exists; a measurement is written to a new folder")
+    with writable(out):
+        parent = next(folder for folder in out.absolute().parents if folder.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            raise UserError(f"--out {out}: cannot be written: no permission in {parent}")
+
+
+def write(out: Path, measurement: Measurement, labels: Mapping[str, Any], date: str) -> None:
+    """Write all files, or none. `labels`: gpu, tp and dtype of the server, and its model as cells name it."""
+    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
+    new = [folder for folder in out.parents if not folder.exists()]
+    try:
+        with writable(out):
+            (partial / RUNS).mkdir(parents=True)
+            for run in measurement.runs:
+                (partial / RUNS / f"{run.name}.csv").write_text(_table(RUN_COLUMNS, _rows(run)), encoding="utf-8")
+            cells = [_cell(run, measurement.facts, labels, date) for run in measurement.runs]
+            (partial / CELLS).write_text(_table(COLUMNS, cells), encoding="utf-8")
+            config = {**server(measurement.facts, labels), "measured": date, "notes": measurement.notes}
+            (partial / SERVER).write_text(to_json(config), encoding="utf-8")
+            partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        for folder in new:
+            with suppress(OSError):  # not empty: the measurement is in it
+                folder.rmdir()
+
+
+def server(facts: Facts, labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `server_config.json`, as readers of recorded runs take it."""
+    known = {key: value for key, value in facts.items() if key not in ("engine", "engine_version")}
+    engine = f"{facts.get('engine', 'vllm')} {facts.get('engine_version', '')}".strip()
+    return {
+        **known,
+        "model": labels["model"],
+        "gpu": labels["gpu"],
+        "tensor_parallel_size": labels["tp"],
+        "dtype": labels["dtype"],
+        "engine": engine,
+        "max_num_seqs": facts.get("max_num_seqs"),
+    }
+
+
+def settings(facts: Facts) -> dict[str, Any]:
+    """Return what a replay is told of the server: settings of a scenario, dotted."""
+    vllm = facts.get("engine", "vllm") == "vllm"
+    names = {
+        "max_num_seqs": "scheduler.max_num_seqs" if vllm else "scheduler.max_running_requests",
+        "max_num_batched_tokens": "scheduler.max_num_batched_tokens" if vllm else "scheduler.chunked_prefill_size",
+        "max_model_len": "engine.max_model_len",
+        **({"num_gpu_blocks": "engine.num_gpu_blocks", "block_size": "engine.block_size"} if vllm else {}),
+    }
+    if facts.get("engine") == "trtllm":
+        names = {"max_model_len": "engine.max_model_len"}
+    found = {names[key]: value for key, value in facts.items() if key in names}
+    if str(facts.get("kv_cache_dtype", "")).startswith("fp8"):
+        found["kv_dtype"] = "fp8"
+    if (backend := str(facts.get("moe_backend", "")).lower()) in ("triton", "marlin"):
+        found["engine.moe_backend"] = backend
+    return dict(sorted(found.items()))
+
+
+def _cell(run: Measured, facts: Facts, labels: Mapping[str, Any], date: str) -> dict[str, Any]:
+    """A line of cells.csv. Lengths are nominal: those the mean of SHORTEST to 1 of which was measured."""
+    mean_share = (1 + SHORTEST) / 2
+    ttft, tpot = means(run.answers)
+    systems = {name: label for label, name in recipes()["gpus"].items()}
+    return {
+        "id": run.name,
+        "silicon_data_source": f"servesim measure {date} silicon_concurrency={run.point.clients}",
+        "backend": facts.get("engine", "vllm"),
+        "backend_version": facts.get("engine_version", ""),
+        "model_path": labels["model"],
+        "system": systems.get(labels["gpu"], labels["gpu"]),
+        "precision": labels["dtype"],
+        "gemm_quant_mode": FORMATS[labels["dtype"]],
+        "mode": "agg",
+        "isl": round(fmean(a.prompt_tokens for a in run.answers) / mean_share),
+        "osl": round(fmean(a.output_tokens for a in run.answers) / mean_share),
+        "batch_size": run.point.clients,
+        "requests": len(run.answers),
+        "tp_size": labels["tp"],
+        "pp_size": 1,
+        "attention_dp_size": 1,
+        "moe_tp_size": labels["tp"],
+        "moe_ep_size": 1,
+        "silicon_ttft_ms": f"{ttft:.6g}",
+        "silicon_tpot_ms": f"{tpot:.6g}",
+        "settings": json.dumps(settings(facts), sort_keys=True),
+    }
+
+
+def _rows(run: Measured) -> list[dict[str, Any]]:
+    """Lines of a recorded run: times in us from the first request on."""
+    start = run.answers[0].sent_ns
+    return [
+        {
+            "send_time_us": f"{(a.sent_ns - start) / 1e3:.3f}",
+            "first_chunk_time_us": f"{(a.first_ns - start) / 1e3:.3f}",
+            "last_chunk_time_us": f"{(a.last_ns - start) / 1e3:.3f}",
+            "server_input_tokens": a.prompt_tokens,
+            "output_tokens": a.output_tokens,
+            "status": "ok",
+            "max_concurrency": run.point.clients,
+        }
+        for a in run.answers
+    ]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

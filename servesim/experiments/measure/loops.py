@@ -1,0 +1,133 @@
+"""Loops of clients against a server: what is sent at each point, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from servesim.draws import uniform
+from servesim.errors import UserError
+from servesim.experiments.measure.answers import Answer, Target, ask
+
+SHORTEST = 0.8
+"""Lengths of a point are drawn between this share of the nominal ones and these: the convention of InferenceX's
+benchmark scripts, by which `servesim accuracy` replays cells. Equal ones would keep the clients in step."""
+PROBES = (64, 512)
+"""Words of the two prompts that tell how many tokens a word has."""
+TOKENS_A_WORD = (0.5, 8.0)
+"""What a word can have: those below are common, one token each in byte-pair vocabularies, more by bytes alone."""
+OFF = 0.25
+"""Most that the tokens of a prompt may differ from what the probes say, as a share; and tokens beside: FEW."""
+FEW = 32
+_TEXT = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
+    "father power hour game line end member law car city community name president team minute idea body information "
+    "back parent face others level office door health person art war history party result change morning reason "
+    "research girl guy moment air teacher force education foot boy age policy music market sense nation plan college "
+    "interest death experience effect use class control field development role effort rate heart drug show leader "
+    "light voice wife police mind price report decision son view town road arm difference value building action "
+    "season society tax director position player record paper space ground form event official matter center couple "
+    "site project activity star table need court oil half situation cost industry figure street image phone data "
+    "picture practice piece land product doctor wall patient worker news test movie north love support technology"
+)
+WORDS = _TEXT.split()
+
+
+@dataclass(frozen=True)
+class Point:
+    """One loop: that many clients, each of which sends its next request when the last is answered."""
+
+    kind: str
+    """idle, ladder or saturated."""
+    clients: int
+    prompt: int
+    """Nominal prompt length, tokens."""
+    output: int
+    """Nominal output length, tokens."""
+    requests: int
+
+    @property
+    def name(self) -> str:
+        """A name for files and progress."""
+        return f"{self.kind}-c{self.clients}-p{self.prompt}-o{self.output}"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of a server: random words, so that no two begin alike and no prefix is found in a cache."""
+
+    tokens_a_word: float
+    fixed: float
+    """Tokens of a prompt without words: what a template adds."""
+
+    def write(self, tokens: int) -> str:
+        """Return a prompt of about so many tokens."""
+        return _words(max(round((tokens - self.fixed) / self.tokens_a_word), 1))
+
+    def check(self, where: str, text: str, answer: Answer) -> None:
+        """Raise UserError where the tokens the server counted are not those of such a prompt."""
+        expected = self.fixed + self.tokens_a_word * (text.count(" ") + 1)
+        if abs(answer.prompt_tokens - expected) > OFF * expected + FEW:
+            raise UserError(
+                f"{where}: its usage says {answer.prompt_tokens} tokens of a prompt that has about {expected:.0f} by "
+                "its earlier answers"
+            )
+
+
+def _words(count: int) -> str:
+    return " ".join(random.Random(secrets.token_bytes(16)).choices(WORDS, k=count))
+
+
+async def probe(target: Target, tokens: int) -> Prompts:
+    """Ask two short questions, which also wake the server up, and return what its tokens are; UserError where they
+    cannot be."""
+    counts = []
+    for words in PROBES:
+        counts.append((await ask(target, _words(words), tokens)).prompt_tokens)
+    each = (counts[1] - counts[0]) / (PROBES[1] - PROBES[0])
+    if not TOKENS_A_WORD[0] <= each <= TOKENS_A_WORD[1]:
+        raise UserError(
+            f"{target.address}{target.path}: its usage says that {PROBES[0]} words are {counts[0]} tokens and "
+            f"{PROBES[1]} words {counts[1]}: it does not count them"
+        )
+    return Prompts(each, counts[0] - each * PROBES[0])
+
+
+async def closed_loop(target: Target, prompts: Prompts, point: Point, seed: int, seconds: float) -> list[Answer]:
+    """Return the answers of a point in the order they were sent. After `seconds` each client sends no more, but each
+    has sent one. The first UserError ends it."""
+    shares = [SHORTEST + (1 - SHORTEST) * uniform(seed, what, range(point.requests)) for what in ("prompt", "output")]
+    texts = [prompts.write(round(float(share) * point.prompt)) for share in shares[0]]
+    tokens = [max(round(float(share) * point.output), 1) for share in shares[1]]
+    until, where = time.monotonic() + seconds, f"{target.address}{target.path}"
+    answers: list[Answer] = []
+    sent = iter(range(point.requests))
+
+    async def client() -> None:
+        for i in sent:
+            if i >= point.clients and time.monotonic() > until:
+                return
+            answer = await ask(target, texts[i], tokens[i])
+            prompts.check(where, texts[i], answer)
+            answers.append(answer)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(point.clients, point.requests)):
+                group.create_task(client())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return sorted(answers, key=lambda answer: answer.sent_ns)
+
+
+def means(answers: Sequence[Answer]) -> tuple[float, float]:
+    """Return mean TTFT and mean TPOT in ms; TPOT of answers of more than one token, 0 without any."""
+    ttft = [answer.first_ns - answer.sent_ns for answer in answers]
+    tpot = [(a.last_ns - a.first_ns) / (a.output_tokens - 1) for a in answers if a.output_tokens > 1]
+    return sum(ttft) / len(ttft) / 1e6, sum(tpot) / max(len(tpot), 1) / 1e6

@@ -1,0 +1,216 @@
+"""What a server says of itself: its start-up log, its flags, and the pages it answers with.
+
+Lines of vLLM's logs are those of 0.6 to 0.29, SGLang's those of 0.4 to 0.5. Facts are named as in `server_config.json`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from servesim import untrusted
+from servesim.errors import UserError
+from servesim.experiments.accuracy.commands import parsed
+from servesim.experiments.measure.wire import Address, get, get_json
+from servesim.experiments.recording_vllm_bench import cache_config
+
+Facts = dict[str, Any]
+"""engine, engine_version, model, tensor_parallel_size, num_gpu_blocks, kv_cache_tokens, block_size, max_num_seqs,
+max_num_batched_tokens, max_model_len, enable_prefix_caching, moe_backend, attention_backend, cudagraph_capture_sizes,
+dtype, quantization, kv_cache_dtype: those that are known."""
+
+DEFAULT_BLOCK = 16
+"""Tokens of a block where vLLM is not told otherwise, on CUDA with FlashAttention."""
+ENDPOINT_S = 10.0
+"""Time for a page that a server need not have."""
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _list(text: str) -> list[int]:
+    return sorted({int(word) for word in re.findall(r"\d+", text)})
+
+
+def _plain(text: str) -> str:
+    return text.strip("'\"")
+
+
+def _truth(text: str) -> bool:
+    return text == "True"
+
+
+_CONFIG = r"[ (,{]%s=([^,)}]+)"
+_LINES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+    ("engine_version", r"vLLM API server version (\S+)", str),
+    ("engine_version", r"LLM engine \(v([^)\s]+)\) with config", str),
+    ("kv_cache_tokens", r"GPU KV cache size: ([\d,]+) tokens", _number),
+    ("num_gpu_blocks", r"# (?:GPU|cuda) blocks: ([\d,]+)", _number),
+    ("max_num_batched_tokens", r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)", _number),
+    ("max_model_len", r"Using max model len (\d+)", _number),
+    ("moe_backend", r"Using '?([\w ./-]+?)'? (?:\w+ )?MoE backend", str),
+    ("attention_backend", r"Using (?:AttentionBackendEnum\.)?'?(\w+)'? (?:attention )?backend(?:\.| out of|$)", str),
+    ("cudagraph_capture_sizes", r"\"?'?cudagraph_capture_sizes'?\"?[:=] ?\[([\d, ]+)\]", _list),
+)
+_VLLM_CONFIG: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+    ("model", "model", _plain),
+    ("tensor_parallel_size", "tensor_parallel_size", _number),
+    ("max_model_len", "max_seq_len", _number),
+    ("dtype", "dtype", lambda text: text.removeprefix("torch.")),
+    ("quantization", "quantization", _plain),
+    ("kv_cache_dtype", "kv_cache_dtype", _plain),
+    ("enable_prefix_caching", "enable_prefix_caching", _truth),
+)
+_SGLANG: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+    ("model", r"ServerArgs\(model_path='([^']+)'", str),
+    ("tensor_parallel_size", r"\btp_size=(\d+)", _number),
+    ("kv_cache_tokens", r"max_total_num_tokens=(\d+)", _number),
+    ("kv_cache_tokens", r"KV Cache is allocated\. .*?#tokens: (\d+)", _number),
+    ("max_num_seqs", r"max_running_requests=(\d+)", _number),
+    ("max_num_batched_tokens", r"chunked_prefill_size=(\d+)", _number),
+    ("max_model_len", r"context_len=(\d+)", _number),
+    ("block_size", r"\bpage_size=(\d+)", _number),
+    ("cudagraph_capture_sizes", r"Capture cuda graph bs \[([\d, ]+)\]", _list),
+    ("attention_backend", r"\battention_backend='(\w+)'", str),
+    ("moe_backend", r"\bmoe_runner_backend='(\w+)'", str),
+    ("quantization", r"\bquantization='(\w+)'", str),
+    ("kv_cache_dtype", r"\bkv_cache_dtype='(\w+)'", str),
+)
+_FLAGS = {
+    "max-num-seqs": "max_num_seqs",
+    "max-running-requests": "max_num_seqs",
+    "max-batch-size": "max_num_seqs",
+    "max-num-batched-tokens": "max_num_batched_tokens",
+    "chunked-prefill-size": "max_num_batched_tokens",
+    "max-num-tokens": "max_num_batched_tokens",
+    "max-model-len": "max_model_len",
+    "context-length": "max_model_len",
+    "max-seq-len": "max_model_len",
+    "block-size": "block_size",
+    "page-size": "block_size",
+    "tensor-parallel-size": "tensor_parallel_size",
+    "tp": "tensor_parallel_size",
+    "tp-size": "tensor_parallel_size",
+    "quantization": "quantization",
+    "dtype": "dtype",
+    "kv-cache-dtype": "kv_cache_dtype",
+    "num-gpu-blocks-override": "num_gpu_blocks",
+    "moe-backend": "moe_backend",
+}
+"""Facts by the flags that set them."""
+_SHORT = {"tp": "tensor-parallel-size", "q": "quantization"}
+
+
+def read_log(path: Path) -> Facts:
+    """Return what a start-up log says; UserError where it is no log of vLLM's or SGLang's."""
+    text = untrusted.read_text(path)
+    found: Facts = {}
+    given = re.search(r"non-default args: (\{.*\})", text)
+    if given:
+        found |= _arguments(given[1])
+    sglang = "server_args=ServerArgs(" in text or "KV Cache is allocated" in text
+    for name, pattern, value in _SGLANG if sglang else _LINES:
+        if name not in found and (match := re.search(pattern, text, re.M)):
+            found[name] = value(match[1])
+    config = re.search(r"LLM engine \(v[^)]*\) with config:(.*)", text)
+    if config:
+        for name, key, value in _VLLM_CONFIG:
+            if match := re.search(_CONFIG % key, f" {config[1]}"):
+                found[name] = value(match[1].strip())
+    if not found:
+        raise UserError(f"--log {path}: no line of it is of a start-up log of vLLM or SGLang")
+    found["engine"] = "sglang" if sglang else "vllm"
+    return _known(found)
+
+
+def _arguments(text: str) -> Facts:
+    """Return the flags of vLLM's "non-default args"; those alone that are plain values."""
+    found: Facts = {}
+    for name, value in re.findall(r"'(\w+)': ('[^']*'|True|False|-?\d+(?:\.\d+)?)(?=[,}])", text):
+        key = "model" if name == "model" else _FLAGS.get(name.replace("_", "-"))
+        if name == "enable_prefix_caching":
+            key = name
+        if key is not None:
+            found[key] = ast.literal_eval(value)
+    return found
+
+
+def read_flags(command: str) -> Facts:
+    """Return what a command such as `vllm serve MODEL --max-num-seqs 64` sets; UserError where a number is none."""
+    try:
+        engine, model, flags = parsed(command)
+    except ValueError as error:
+        raise UserError(f"--flags: {error}") from None
+    found: Facts = {"engine": engine} if engine in ("vllm", "sglang", "trtllm") else {}
+    if model:
+        found["model"] = model
+    for name, value in flags:
+        key = _FLAGS.get(_SHORT.get(name, name))
+        if name in ("no-enable-prefix-caching", "disable-radix-cache"):
+            found["enable_prefix_caching"] = False
+        elif name == "enable-prefix-caching":
+            found["enable_prefix_caching"] = True
+        elif key in ("dtype", "quantization", "kv_cache_dtype", "moe_backend"):
+            found[key] = value
+        elif key is not None:
+            if not value.isdigit():
+                raise UserError(f"--flags: --{name} {value}: a number is needed")
+            found[key] = int(value)
+    return _known(found)
+
+
+def _known(found: Facts) -> Facts:
+    """Leave out what says that nothing was said."""
+    return {key: value for key, value in found.items() if value not in (None, "None", "auto", "", [])}
+
+
+async def served_model(address: Address, wanted: str | None, timeout_s: float) -> tuple[str, Facts]:
+    """Return the name a model is served under and what the server says of it; UserError where there is no such model,
+    or several and none is wanted, or no server."""
+    listed = await get_json(address, "/v1/models", timeout_s)
+    data = listed.get("data") if isinstance(listed, dict) else None
+    models = [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+    names = [str(entry.get("id")) for entry in models]
+    if not names:
+        raise UserError(f"{address}/v1/models: it lists no model")
+    if wanted is None and len(names) > 1:
+        raise UserError(f"{address}: serves {', '.join(names[:8])}: name one with --served-name")
+    if wanted is not None and wanted not in names:
+        raise UserError(f"{address}: serves no {wanted!r} (but {', '.join(names[:8])})")
+    entry = models[names.index(wanted) if wanted is not None else 0]
+    owner = str(entry.get("owned_by", "")).lower()
+    engine = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}.get(owner)
+    length, root = entry.get("max_model_len"), entry.get("root")
+    found = {"engine": engine, "max_model_len": length if type(length) is int and length > 0 else None}
+    return str(entry["id"]), _known(found | {"model": root if isinstance(root, str) else str(entry["id"])})
+
+
+async def ask_server(address: Address) -> Facts:
+    """Return what the pages that a server may have say: /version and /metrics; empty where it has none."""
+    found: Facts = {}
+    try:
+        told = await get_json(address, "/version", ENDPOINT_S)
+        if isinstance(told, dict) and isinstance(told.get("version"), str):
+            found["engine_version"] = told["version"]
+    except UserError:
+        pass
+    try:
+        status, text = await get(address, "/metrics", ENDPOINT_S)
+        found |= cache_config(text) if status == 200 else {}
+    except UserError:
+        pass
+    return found
+
+
+def together(*sources: Facts) -> Facts:
+    """Return the facts of several sources, the first of which knows best."""
+    found: Facts = {}
+    for source in sources:
+        found = {**source, **found}
+    if "num_gpu_blocks" not in found and "kv_cache_tokens" in found:
+        found["num_gpu_blocks"] = found["kv_cache_tokens"] // found.get("block_size", DEFAULT_BLOCK)
+    return found

@@ -1,0 +1,135 @@
+"""A whole measurement: idle prompts, a ladder of clients, a saturated loop, and all of it again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from servesim.errors import UserError
+from servesim.experiments.measure.answers import Answer, Target
+from servesim.experiments.measure.loops import Point, closed_loop, probe
+from servesim.experiments.measure.startup import Facts, ask_server, served_model, together
+from servesim.experiments.measure.wire import Address
+
+WARM_OUTPUT = 16
+"""Tokens the first questions are answered with; what they took is not recorded."""
+BEYOND = 1.25
+"""Clients of the saturated loop for each sequence the server runs at once."""
+UNTOLD_SEQS = 205
+"""Sequences taken where the server's max_num_seqs is not told: BEYOND of it are vLLM's default for most GPUs, 256."""
+BUNCHED = 1.1
+"""Tokens a piece of text from which on a note says that they do not come one by one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    idle: tuple[int, ...] = (128, 512, 2048, 8192)
+    """Prompt lengths sent by one client, tokens."""
+    clients: tuple[int, ...] = (4, 16, 64)
+    """The ladder."""
+    saturated: int | None = None
+    """Clients of the saturated loop; 0: none; None: BEYOND of the sequences the server runs at once."""
+    prompt: int = 1024
+    output: int = 256
+    """Lengths of the ladder and the saturated loop; idle prompts are answered with half of that."""
+    idle_requests: int = 16
+    per_client: int = 10
+    """Requests of a client, of which a point has 40 at least: what `servesim accuracy` replays of a cell."""
+    at_least: int = 40
+    repeats: int = 2
+    minutes: float = 20.0
+    seed: int = 0
+
+    def points(self, max_num_seqs: int | None, max_model_len: int | None) -> tuple[list[Point], list[str]]:
+        """Return the points in the order they are measured, and notes on those that the server cannot hold."""
+        seqs = max_num_seqs or UNTOLD_SEQS
+        beyond = round(BEYOND * seqs) if self.saturated is None else self.saturated
+        points = [Point("idle", 1, prompt, max(self.output // 2, 2), self.idle_requests) for prompt in self.idle]
+        for kind, clients in [*(("ladder", c) for c in self.clients), *((("saturated", beyond),) if beyond else ())]:
+            points.append(Point(kind, clients, self.prompt, self.output, max(self.per_client * clients, self.at_least)))
+        fits = [p for p in points if max_model_len is None or p.prompt + p.output <= max_model_len]
+        notes = [
+            f"{p.name}: left out, {p.prompt} + {p.output} tokens are more than the server's {max_model_len}"
+            for p in points
+            if p not in fits
+        ]
+        if not fits:
+            raise UserError(f"no point fits the server's {max_model_len} tokens: ask for shorter ones")
+        return fits, notes
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One loop and what came of it."""
+
+    point: Point
+    repeat: int
+    answers: Sequence[Answer]
+
+    @property
+    def name(self) -> str:
+        """Name of its file and its cell."""
+        return f"{self.point.name}-r{self.repeat}"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All loops, and what is known of the server."""
+
+    runs: Sequence[Measured]
+    facts: Facts
+    notes: list[str] = field(default_factory=list)
+
+
+async def measure(
+    address: Address,
+    plan: Plan,
+    *,
+    served_name: str | None = None,
+    chat: bool = False,
+    timeout_s: float = 300.0,
+    told: Facts | None = None,
+    on_start: Callable[[Sequence[Point], Facts], None] = lambda points, facts: None,
+    on_run: Callable[[Measured, int], None] = lambda run, total: None,
+) -> Measurement:
+    """Measure a server. `told`: facts that the user, the flags or the log state, which go before its own. UserError
+    with the first answer that is late, cut off, none, or cannot be true."""
+    name, listed = await served_model(address, served_name, min(timeout_s, 30.0))
+    facts = together(told or {}, await ask_server(address), listed)
+    target = Target(address, name, chat, timeout_s)
+    points, notes = plan.points(facts.get("max_num_seqs"), facts.get("max_model_len"))
+    on_start(points, facts)
+    prompts = await probe(target, WARM_OUTPUT)
+    runs: list[Measured] = []
+    total, end = len(points) * plan.repeats, time.monotonic() + 60 * plan.minutes
+    for repeat in range(1, plan.repeats + 1):
+        for point in points:
+            share = max(end - time.monotonic(), 0.0) / (total - len(runs))
+            answers = await closed_loop(target, prompts, point, plan.seed + len(runs), share)
+            runs.append(Measured(point, repeat, answers))
+            on_run(runs[-1], total)
+    return Measurement(runs, facts, [*notes, *_notes(runs)])
+
+
+def _notes(runs: Sequence[Measured]) -> list[str]:
+    """What a reader of the figures must know."""
+    notes = []
+    for run in runs:
+        if len(run.answers) < run.point.requests:
+            notes.append(f"{run.name}: {len(run.answers)} of {run.point.requests} requests in its share of the time")
+    answers = [answer for run in runs for answer in run.answers]
+    short = sum(answer.output_tokens < answer.asked for answer in answers)
+    if short:
+        notes.append(
+            f"{short} of {len(answers)} answers were shorter than asked for (the server does not heed ignore_eos); "
+            "lengths are those it sent"
+        )
+    each = sum(a.output_tokens for a in answers) / sum(a.chunks for a in answers)
+    if each > BUNCHED:
+        notes.append(
+            f"{each:.2f} tokens came in a piece of text (a stream interval, or drafts): TTFT is that of the first piece"
+        )
+    return notes

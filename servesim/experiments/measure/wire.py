@@ -1,0 +1,180 @@
+"""HTTP as measuring needs it: a connection made before the clock starts, and every piece of an answer as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from servesim import untrusted
+from servesim.errors import UserError, shown
+
+MOST_HEAD = 1 << 18
+"""Bytes of one header or size line; no server sends as many."""
+MOST_BODY = 1 << 26
+"""Bytes of an answer that is no stream: /metrics of a large server has about 1 MB."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens."""
+
+    host: str
+    port: int
+    base: str
+    """Path before `/v1`, without a slash at its end."""
+    secure: bool
+    headers: tuple[tuple[str, str], ...] = ()
+    """Sent with every request, such as an authorization."""
+
+    @classmethod
+    def parse(cls, url: str, key: str | None = None) -> Address:
+        """Return the address of `http://host:8000`, with or without `/v1`; UserError where it is none."""
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            port = parts.port
+        except ValueError as error:
+            raise UserError(f"URL {shown(url)}: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise UserError(f"URL {shown(url)}: an address such as http://localhost:8000 is needed")
+        if not url.isascii() or not url.isprintable() or " " in url or "@" in parts.netloc:
+            raise UserError(f"URL {shown(url)}: plain characters are needed, and no user in it")
+        secure = parts.scheme == "https"
+        base = parts.path.rstrip("/").removesuffix("/v1")
+        headers = (("Authorization", f"Bearer {key}"),) if key else ()
+        return cls(parts.hostname, port or (443 if secure else 80), base, secure, headers)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' * self.secure}://{host}:{self.port}{self.base}"
+
+
+class Reply:
+    """An answer whose head is read: its status, and its body in pieces as they arrive."""
+
+    def __init__(self, where: str, reader: asyncio.StreamReader, status: int, headers: dict[str, str]) -> None:
+        self._where, self._reader, self.status, self.headers = where, reader, status, headers
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body; UserError where it is cut off."""
+        reader, length = self._reader, self.headers.get("content-length", "")
+        if "chunked" in self.headers.get("transfer-encoding", "").lower():
+            while size := _size(self._where, await _line(self._where, reader)):
+                piece = await reader.readexactly(size + 2)
+                yield piece[:-2]
+        elif length.isdigit():
+            left = int(length)
+            while left:
+                piece = await reader.read(min(left, 1 << 16))
+                if not piece:
+                    raise asyncio.IncompleteReadError(b"", left)
+                left -= len(piece)
+                yield piece
+        else:
+            while piece := await reader.read(1 << 16):
+                yield piece
+
+    async def body(self, most: int = MOST_BODY) -> str:
+        """Return the whole body, at most that many bytes of it."""
+        found = bytearray()
+        async for piece in self.pieces():
+            found += piece
+            if len(found) >= most:
+                break
+        return bytes(found[:most]).decode("utf-8", "replace")
+
+
+def _size(where: str, line: bytes) -> int:
+    try:
+        return int(line.split(b";")[0], 16)
+    except ValueError:
+        raise UserError(f"{where}: its answer is no HTTP: {shown(line.decode('latin-1'))} is no size") from None
+
+
+async def _line(where: str, reader: asyncio.StreamReader) -> bytes:
+    try:
+        return (await reader.readuntil(b"\n")).strip()
+    except asyncio.LimitOverrunError:
+        raise UserError(f"{where}: its answer is no HTTP: a line of more than {MOST_HEAD:,} bytes") from None
+
+
+@asynccontextmanager
+async def connected(
+    address: Address, path: str, timeout_s: float
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, str]]:
+    """Connect; all that is done within may take `timeout_s`. Yields reader, writer and what messages begin with;
+    UserError in one line for whatever goes wrong between here and there."""
+    where = f"{address}{path}"
+    writer = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            context = ssl.create_default_context() if address.secure else None
+            reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context, limit=MOST_HEAD)
+            yield reader, writer, where
+    except TimeoutError:
+        raise UserError(f"{where}: not done after {timeout_s:g} s (--timeout allows more)") from None
+    except asyncio.IncompleteReadError:
+        raise UserError(f"{where}: the answer was cut off") from None
+    except ConnectionRefusedError:
+        raise UserError(f"{where}: connection refused: is the server up?") from None
+    except OSError as error:
+        raise UserError(f"{where}: {error.strerror or error}") from None
+    finally:
+        if writer is not None:
+            with suppress(OSError):
+                writer.transport.abort()  # an answer that was given up is not waited for
+
+
+def request_bytes(address: Address, path: str, body: Any = None) -> bytes:
+    """Return a request of HTTP/1.1: POST of JSON where there is a body, GET without."""
+    data = b"" if body is None else json.dumps(body).encode()
+    fields = [("Host", f"{address.host}:{address.port}"), ("Connection", "close"), *address.headers]
+    if body is not None:
+        fields += [("Content-Type", "application/json"), ("Content-Length", str(len(data)))]
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields)
+    return f"{'GET' if body is None else 'POST'} {address.base}{path} HTTP/1.1\r\n{head}\r\n".encode() + data
+
+
+async def read_head(reader: asyncio.StreamReader, where: str) -> Reply:
+    """Read status line and headers; UserError where they are not HTTP."""
+    while True:
+        first = await _line(where, reader)
+        words = first.split(None, 2)
+        if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+            raise UserError(f"{where}: its answer is no HTTP: {shown(first.decode('latin-1'))}")
+        headers = {}
+        while line := await _line(where, reader):
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.strip().lower()] = value.strip()
+        if words[1] != b"100":
+            return Reply(where, reader, int(words[1]), headers)
+
+
+async def get(address: Address, path: str, timeout_s: float) -> tuple[int, str]:
+    """Return status and body of a GET; UserError where there is no answer."""
+    async with connected(address, path, timeout_s) as (reader, writer, where):
+        writer.write(request_bytes(address, path))
+        reply = await read_head(reader, where)
+        return reply.status, await reply.body()
+    raise AssertionError("connected() raises or yields")
+
+
+async def get_json(address: Address, path: str, timeout_s: float) -> Any:
+    """Return the JSON of a GET; UserError where the answer is not 200 or no JSON."""
+    status, text = await get(address, path, timeout_s)
+    if status != 200:
+        raise UserError(f"{address}{path}: answered {status}: {excerpt(text)}")
+    try:
+        return untrusted.json_value(text)
+    except ValueError:
+        raise UserError(f"{address}{path}: JSON is needed, it answered {excerpt(text)}") from None
+
+
+def excerpt(text: str) -> str:
+    """Return the beginning of an answer as a message quotes it."""
+    return shown(text.strip()[:120]) if text.strip() else "nothing"
