@@ -74,9 +74,10 @@ def run(
             jobs=jobs,
             intervals=with_intervals,
             propagate=propagate,
-            page=_page if with_report else None,
+            page=page,
             overwrite=overwrite,
             step_requests=step_requests,
+            metrics=metrics,
         )
     if as_json:
         from servesim.run.result_files import to_json

@@ -262,7 +262,8 @@ def _judged(
     if len(repeats) == 1:
         runs = [runner.load(row[0]) if error is None else None for row, error in zip(cells, errors, strict=True)]
     equal = equal_ones(runner, variants, cells)
-    rows = set_by_rate(judge(described, values, metrics, settings, runs), described)
+    same = {label for group in equal if variants[0].label in group["labels"] for label in group["labels"]}
+    rows = set_by_rate(judge(described, values, metrics, settings, runs), described, same)
     firsts = [next((c for c in row if c.address not in runner.errors), None) for row in cells]
     return {
         "workload": shared_settings([v.settings for v in variants]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -207,9 +207,10 @@ TOO = {("lower", "better"): "too fast", ("lower", "worse"): "too slow"}
 """Verdicts on a simulated server against a measured one, by those on two policies."""
 
 
-def set_by_rate(rows: Sequence[Row], variants: Sequence[Mapping[str, Any]]) -> list[Row]:
+def set_by_rate(rows: Sequence[Row], variants: Sequence[Mapping[str, Any]], equal: Collection[str] = ()) -> list[Row]:
     """Return the rows with prices per token that the rate of arrivals decides said to be so: variants at one price an
-    hour, which serve the same requests as they come, pay the same for them."""
+    hour, which serve the same requests as they come, pay the same for them. `equal`: labels of variants that are
+    the baseline in everything."""
     hourly = {v["label"]: v["usd_per_hour"] for v in variants if v["open_loop"]}
     base = hourly.get(variants[0]["label"])
     return [
@@ -217,7 +218,8 @@ def set_by_rate(rows: Sequence[Row], variants: Sequence[Mapping[str, Any]]) -> l
         if row["metric"].startswith("usd_per_million")
         and base is not None
         and hourly.get(row["variant"]) == base
-        and row["verdict"] in ("equivalent", "undecided")
+        and row["verdict"] in ("equivalent", "undecided", "identical")
+        and row["variant"] not in equal
         else row
         for row in rows
     ]

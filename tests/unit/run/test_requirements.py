@@ -100,6 +100,14 @@ def test_an_unstable_run_fails_where_anything_is_required(call: Cli) -> None:
     assert (code, err) == (1, "failed: the queue was still growing when arrivals ended\n")
 
 
+def test_a_metric_of_ones_own_may_be_required(call: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def longest(requests, summary):\n    return requests['prompt_len'].max()\n")
+    own = [*RUN, "--metrics", f"{tmp_path / 'mine.py'}:longest"]
+    assert call(*own, "-q", "--require", "longest<=300")[0] == 0
+    assert call(*own, "-q", "--require", "longest<300")[2] == "failed: required longest<300, it is 300\n"
+    assert "longest" in call(*own)[1]
+
+
 def test_every_variant_of_a_comparison_must_hold(call: Cli) -> None:
     compare = ["compare", *RUN[1:], "--scheduler", "vllm,vllm:max_num_seqs=1", "--replicates", "2", "--jobs", "1", "-q"]
     code, out, err = call(*compare, "--metrics", "e2el_mean", "--require", "e2el_mean<=38ms")
