@@ -17,6 +17,7 @@ from servesim.reports.page import Alert, Block, Page, Section
 from servesim.reports.run import Run
 from servesim.reports.svg import SERIES, Drawing
 from servesim.reports.words import gpu_of, name_of, number, percent, time_ms
+from servesim.run.pace import rate_words
 from servesim.run.result import Result
 from servesim.run.result_files import SUMMARY
 from servesim.untrusted import read_json
@@ -77,7 +78,9 @@ class Experiment:
         if self.kind == "comparison":
             return next(iter(document["ranking"]["order"]), None)
         if self.kind == "sweep":
-            return document["best"] and str(document["best"]["label"])
+            stable = [v["label"] for v in document["variants"] if v["status"] == "ok" and v["stability"] != "unstable"]
+            chosen = document["best"] and document["best"]["label"]
+            return chosen if chosen is not None else next(reversed(stable), None)
         carried = [row for row in document["rows"] if row["verdict"] == "carries"]
         best = max(carried, key=lambda row: (row["cheapest"], row["rate"]), default=None)
         return best and str(best["label"])
@@ -183,7 +186,7 @@ def workload_words(workload: Mapping[str, Any]) -> tuple[str, str]:
     if workload.get("requests"):
         replayed = f"{workload['requests']:,} requests of {replayed}"
     if workload.get("rate"):
-        replayed += f" at {workload['rate']:g} requests/s"
+        replayed += f" at {rate_words(workload['rate'])}"
     return served, replayed
 
 

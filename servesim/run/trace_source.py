@@ -10,7 +10,9 @@ import numpy as np
 from servesim.contracts import KVAllocator
 from servesim.draws import gamma
 from servesim.errors import UserError
+from servesim.run.pace import factor_of, mean_rate, paced
 from servesim.run.scenario import Scenario
+from servesim.workload.peak import peak_note
 from servesim.workload.trace import Trace
 from servesim.workload.trace_stream import TraceStream
 
@@ -48,8 +50,12 @@ def _cut(trace: Trace, scenario: Scenario) -> Trace:
     end = len(trace) if scenario.requests is None else min(scenario.skip + scenario.requests, len(trace))
     if end - scenario.skip < len(trace):
         trace = trace.take(np.arange(scenario.skip, end))
-    trace = _redrawn(trace, scenario)
-    return trace.with_rate(scenario.rate) if scenario.rate is not None else trace
+    if not scenario.trace.startswith(DRAWN) and (note := peak_note(trace.arrival_ns)) is not None:
+        trace = replace(trace, notes=(*trace.notes, note))
+    rate, factor = scenario.rate, factor_of(scenario.rate)
+    if factor is not None and scenario.clients.burstiness is not None and (mean := mean_rate(trace)) is not None:
+        rate = factor * mean  # of what is drawn, since what is recorded goes
+    return paced(_redrawn(trace, scenario), rate)
 
 
 def _redrawn(trace: Trace, scenario: Scenario) -> Trace:
@@ -91,7 +97,7 @@ def open_stream(scenario: Scenario, trace: Trace | None, kv: type[KVAllocator]) 
     stream = stream.cut(scenario.skip, scenario.requests)
     if next(stream.read(), None) is None:
         raise UserError(f"skip is {scenario.skip}, but trace {stream.name} has no more requests")
-    return stream.with_rate(scenario.rate) if scenario.rate is not None else stream
+    return paced(stream, scenario.rate)
 
 
 def _refuse_object(scenario: Scenario) -> None:
