@@ -92,18 +92,20 @@ class Answer:
             misses = outcome.misses[judged.binding]
             return {
                 "goal": judged.binding,
-                "best_attainment": judged.shares[judged.binding],
+                **_short(judged.shares[judged.binding], judged.window),
                 "best_at": load,
-                "reason": misses.sentence if misses is not None else _when(judged.window),
+                "reason": misses and misses.sentence,
             }
         idle = self._study.idle.get(label)
         if idle is None:
             return {}
-        at = int(np.argmin([share - goal.share for share, goal in zip(idle.shares, self._goals, strict=True)]))
+        windows = idle.worst or (None,) * len(idle.shares)
+        reached = [min(share, w.share) if w else share for share, w in zip(idle.shares, windows, strict=True)]
+        at = int(np.argmin([share - goal.share for share, goal in zip(reached, self._goals, strict=True)]))
         misses = idle.misses[at]
         return {
             "goal": at,
-            "best_attainment": idle.shares[at],
+            **_short(idle.shares[at], windows[at]),
             "reason": misses and f"{misses.sentence} on an idle server",
         }
 
@@ -137,10 +139,11 @@ def price_of(scenario: Scenario) -> float | None:
     return scenario.usd_per_gpu_hour
 
 
-def _when(window: Window | None) -> str | None:
-    if window is None:
-        return None
-    return f"{100 * window.share:.4g} % in the {window.minutes:g} minutes from minute {window.minute:.0f}"
+def _short(share: float, window: Window | None) -> dict[str, Any]:
+    """Return the share that falls short: that of the worst window, where it is below that of the whole."""
+    binds = window is not None and window.share < share
+    return {"best_attainment": window.share if binds and window else share,
+            "window": window._asdict() if binds and window else None}  # fmt: skip
 
 
 def _marked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -213,6 +216,8 @@ def never_text(row: Mapping[str, Any]) -> str:
         share += f", from {load:g} replica{'s' * (load != 1)} on"
     elif load is not None:
         share += f", at {load:.4g} requests/s"
+    if (window := row["window"]) is not None:
+        share += f" in the {window['minutes']:g} minutes from minute {window['minute']:.0f}"
     return share + (f": {row['reason']}" if row["reason"] else "")
 
 

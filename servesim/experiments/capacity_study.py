@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from servesim.experiments.axes import Variant
-from servesim.experiments.idle import IDLE, trace_of
+from servesim.experiments.idle import Alone, trace_of
 from servesim.experiments.limit_search import START, RateSearch, ReplicaSearch
 from servesim.experiments.outcome import Judged, Measuring, Outcome, judge
 from servesim.experiments.ranking import PARETO
+from servesim.experiments.replicates import WORKLOAD
+from servesim.experiments.run_metrics import Run
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
 from servesim.run.scenario import Scenario
+from servesim.workload.trace import Trace
 
 REPORTED = (*PARETO, "ttft_p99", "tpot_p99", "usd_per_million_output_tokens", "slo_attainment")
 ENDS = 4
@@ -96,28 +99,50 @@ class Study:
     def _open_after_idle(self) -> list[Variant]:
         """Run every request alone on a server, where no load can be faster than that; return the deployments that may
         still reach their goals."""
-        traces = {(v.label, j): trace_of(self._repeats.settings(v.settings, j), self._runner.objects)
-                  for v in self.variants for j in range(self._runs)}  # fmt: skip
-        asked = [(v, j) for v in self.variants for j in range(self._runs) if traces[v.label, j] is not None]
-        cells = [self._runner.cell({**self._repeats.settings(v.settings, j), **IDLE}) for v, j in asked]
-        self._compute(cells, [f"{v.label or 'the deployment'}, idle server" for v, _ in asked], len(self.variants))
+        asked = self._alone()
         shares: dict[str, list[tuple[float, ...]]] = {}
-        for (v, j), cell in zip(asked, cells, strict=True):
-            trace = traces[v.label, j]
-            if cell.address in self._runner.errors:
-                self.errors.setdefault(v.label, self._runner.errors[cell.address])
-                continue
-            assert trace is not None
-            outcome = self._measuring.alone(self._runner.load(cell), trace.arrival_ns)
-            if v.label not in self.idle or min(outcome.shares) < min(self.idle[v.label].shares):
-                self.idle[v.label] = outcome
-            shares.setdefault(v.label, []).append(outcome.shares)
+        while asked:  # a second time where the requests picked do not tell
+            settings = [alone.settings(self._repeats.settings(v.settings, j), self._runner.objects) for v, j, alone in asked]
+            cells = [self._runner.cell(each) for each in settings]
+            self._compute(cells, [f"{v.label or 'the deployment'}, idle server" for v, _, _ in asked], len(asked))
+            again = []
+            for (v, j, alone), cell in zip(asked, cells, strict=True):
+                if cell.address in self._runner.errors:
+                    self.errors.setdefault(v.label, self._runner.errors[cell.address])
+                elif (run := alone.measured(self._runner.load(cell), self._measuring.goals)) is None:
+                    again.append((v, j, Alone.whole(alone.of)))
+                else:
+                    shares.setdefault(v.label, []).append(self._idle(v, run, alone.of))
+            asked = again
         means = {label: np.mean(found, axis=0) for label, found in shares.items()}
         goals = np.array([goal.share for goal in self._measuring.goals])
         for label, mean in means.items():
-            self.idle[label] = replace(self.idle[label], shares=tuple(mean.tolist()))
+            if not self._repeats.recorded:
+                self.idle[label] = replace(self.idle[label], shares=tuple(mean.tolist()))
         hopeless = {label for label, mean in means.items() if (mean < goals).any()}
         return [v for v in self.variants if v.label not in hopeless | self.errors.keys()]
+
+    def _alone(self) -> list[tuple[Variant, int, Alone]]:
+        """Return the runs of requests alone, of deployments and replicates that have such a bound."""
+        traces: dict[str, Trace | None] = {}
+        found = []
+        for v in self.variants:
+            for j in range(self._runs):
+                settings = self._repeats.settings(v.settings, j)
+                workload = repr([settings.get(key) for key in (*WORKLOAD, "scheduler", "stream", "preset")])
+                if workload not in traces:
+                    traces[workload] = trace_of(settings, self._runner.objects)
+                if (trace := traces[workload]) is not None:
+                    found.append((v, j, Alone.reduced(trace, self._measuring.goals, settings)))
+        return found
+
+    def _idle(self, v: Variant, run: Run, trace: Trace) -> tuple[float, ...]:
+        """Measure requests alone; return the share by goal that no load exceeds, over all and in the worst window."""
+        outcome = self._measuring.alone(run, trace.arrival_ns, v.settings.get("rate") is not None)
+        if v.label not in self.idle or min(outcome.shares) < min(self.idle[v.label].shares):
+            self.idle[v.label] = outcome
+        windows = zip(outcome.shares, outcome.worst or [None] * len(outcome.shares), strict=True)
+        return tuple(min(share, w.share) if w else share for share, w in windows)
 
     @property
     def _runs(self) -> int:

@@ -76,16 +76,22 @@ class Measuring:
             float(run.summary["engine"]["gpu_busy_share"] or 0.0),
         )
 
-    def alone(self, run: Run, arrival_ns: NDArray[np.int64]) -> Outcome:
-        """Measure a run in which every request is alone, over the requests that count when they come at these times."""
+    def alone(self, run: Run, arrival_ns: NDArray[np.int64], paced: bool) -> Outcome:
+        """Measure a run in which every request is alone, over the requests that count when they come at these times.
+        `paced`: they are those of the question, so that windows of them count too."""
         start, span = arrival_ns.min(), np.ptp(arrival_ns)
         warmup, cooldown = self.ends
         counts = (arrival_ns >= start + warmup * span) & (arrival_ns <= start + (1 - cooldown) * span)
         rows = np.flatnonzero(counts[: len(run.columns["row"])])
-        shares = tuple(float(goal.good(run)[rows].mean()) for goal in self.goals)
+        good = [goal.good(run)[rows] for goal in self.goals]
+        shares = tuple(float(g.mean()) for g in good)
+        worst: list[Window | None] = [None] * len(self.goals)
+        if self.repeats.recorded and paced:
+            arrival = arrival_ns[rows].astype(np.float64)
+            worst = [worst_window(arrival, g, self.minutes, self.least) for g in good]
         misses = (misses_of(run, rows, goal) for goal in self.goals)
         exact = tuple(exact_length(run, m) if m is not None else None for m in misses)
-        return Outcome(len(rows), {}, shares, (), (), None, exact, False, 0.0)
+        return Outcome(len(rows), {}, shares, (), tuple(worst), None, exact, False, 0.0)
 
     def _rows(self, j: int) -> tuple[int, int]:
         rows = self.repeats.rows(j)
