@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,9 @@ OBJECT = "object:"
 MEAN_GAP_NS = 1e9
 """Between arrivals that are drawn, before they are scaled to their rate."""
 DRAWN = ("preset:", "synth:")
+KEPT_TRACES, KEPT_REQUESTS = 8, 50_000
+"""Traces that are kept for the next run of a process, and the longest of them."""
+_KEPT: dict[tuple[Any, ...], Trace] = {}
 
 
 def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
@@ -38,7 +42,24 @@ def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
     wanted = scenario.requests + scenario.skip if scenario.requests is not None else None
     if scenario.shape and not scenario.trace.startswith(DRAWN):
         wanted = None  # of a file the shaped trace is cut, of what is drawn the drawn one
-    return _cut(open_trace(scenario.trace, requests=wanted, seed=scenario.seed, **options), scenario)
+    key = (scenario.trace, wanted, scenario.seed, *options.items(), *_stamp(scenario.trace))
+    if key not in _KEPT:
+        opened = open_trace(scenario.trace, requests=wanted, seed=scenario.seed, **options)
+        if len(opened) > KEPT_REQUESTS or not (key[3 + len(options) :] or scenario.trace.startswith("preset:")):
+            return _cut(opened, scenario)
+        while len(_KEPT) >= KEPT_TRACES:
+            _KEPT.pop(next(iter(_KEPT)))
+        _KEPT[key] = opened
+    return _cut(_KEPT[key], scenario)
+
+
+def _stamp(trace: str) -> tuple[int, ...]:
+    """Return what changes whenever a file does; nothing for what is drawn."""
+    try:
+        found = os.stat(trace)
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _cut(trace: Trace, scenario: Scenario) -> Trace:
