@@ -170,13 +170,6 @@ def colours(labels: Sequence[str]) -> dict[str, str]:
     return {label: SERIES[min(i, len(SERIES) - 1)] for i, label in enumerate(labels)}
 
 
-def limits_words(slo: Mapping[str, float], classes: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the limits, and those of single classes after them."""
-    groups = [("", slo), *((f"{name}: ", own) for name, own in classes.items())]
-    texts = [head + ", ".join(f"{name.upper()} ≤ {x:g} ms" for name, x in limits.items()) for head, limits in groups]
-    return "; ".join(filter(None, texts))
-
-
 def workload_words(workload: Mapping[str, Any]) -> tuple[str, str]:
     """Return (model on GPU, what is replayed) as far as all variants share them."""
     served = name_of(str(workload["model"])) if workload.get("model") else ""

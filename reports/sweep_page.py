@@ -239,7 +239,7 @@ def _how_to_read(document: Mapping[str, Any]) -> str:
     s = document["settings"]
     within = "Best and Pareto: among those at the same rate. " if "rate" in document["axes"] else ""
     return (
-        f"Means over replicates. {within}The first {100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % of the "
-        "arrivals are left out. Pareto: no stable combination is at least as good in price, p99 end-to-end latency and "
-        "output throughput, and better in one."
+        f"Means over replicates. {within}The first {100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % of "
+        "the arrivals are left out. Pareto: no stable combination is at least as good in price, p99 end-to-end latency "
+        "and output throughput, and better in one."
     )

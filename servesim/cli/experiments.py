@@ -47,7 +47,9 @@ Where = Annotated[str, typer.Option("--executor", help="local, ray, or ray:ADDRE
 ENDS = "Share of the arrivals left out at the {}. [default: 0.1; of a recorded trace 0]"
 Warmup = Annotated[float | None, typer.Option(help=ENDS.format("start"))]
 Cooldown = Annotated[float | None, typer.Option(help=ENDS.format("end"))]
-Window = Annotated[int | None, typer.Option(help="Requests of a window. [default: the trace divided by the replicates]")]
+Window = Annotated[
+    int | None, typer.Option(help="Requests of a window. [default: the trace divided by the replicates]")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the document instead of tables.")]
 
 
@@ -127,12 +129,13 @@ def _answer(
     """Run an experiment with the options of its command, which are its keywords, and print what came of it."""
     import servesim
     from servesim.cli import tables
+    from servesim.cli.progress import Bar
 
     run, table = getattr(servesim, command), getattr(tables, f"print_{command}")
     files, out = scenarios or (), options["out"]
     if command != "compare" and len(files) > 1:
         raise UserError(f"{command}: one scenario file is needed, not {len(files)} ({' '.join(files)})")
-    with kept(out), tables.Bar() as bar:
+    with kept(out), Bar(command) as bar:
         document = run(*files, **options, on_progress=bar, **axes_of(context.obj)).attrs["document"]
     if out is not None:
         from servesim.cli.report import write_report

@@ -1,16 +1,11 @@
-"""What experiments print: tables a reader in a hurry understands, and a progress bar with the best so far."""
+"""What experiments print: tables a reader in a hurry understands."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
@@ -21,42 +16,10 @@ from servesim.experiments.goals import header
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
 from servesim.experiments.run_metrics import metric_label
-from servesim.experiments.runner import Progress
 from servesim.experiments.variants import synchronous_ones
 from servesim.run.pace import rate_words
 
 COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}
-
-
-class Bar:
-    """Cells done on stderr, on a terminal only, and what had to be computed again."""
-
-    def __init__(self) -> None:
-        best = TextColumn("{task.description}", markup=False)
-        columns = (BarColumn(), MofNCompleteColumn(), best, TimeRemainingColumn())
-        console = Console(stderr=True)
-        self._bar = RichProgress(*columns, console=console, transient=True) if sys.stderr.isatty() else None
-        self._task: Any = None
-
-    def __enter__(self) -> Bar:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.damage is not None:
-            print(f"computed again: {progress.damage}", file=sys.stderr)
-        if self._bar is None:
-            return
-        if self._task is None:
-            self._task = self._bar.add_task("")
-        self._bar.update(self._task, completed=progress.done, total=progress.total, description=progress.best)
 
 
 def print_compare(document: Mapping[str, Any], out: Path | None) -> None:

@@ -24,7 +24,7 @@ from servesim.run.scenario import EngineSettings, Scenario, Settings, load_setti
 
 NAMES = frozenset(("scheduler", "kv", "speculation", "acceptance", "router", "model", "gpu", "trace"))
 """Settings whose values speak for themselves in a label; others stand there as key=value."""
-SINGLE = frozenset(("slo", "shape"))
+SINGLE = frozenset(("slo", "shape", "price"))
 """Settings that hold several values themselves."""
 
 

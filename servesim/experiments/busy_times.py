@@ -31,20 +31,18 @@ def worst_window(arrival_ns: NDArray[np.float64], good: NDArray[np.bool_], minut
     order = np.argsort(arrival_ns, kind="stable")
     arrival, good = arrival_ns[order], good[order]
     n = len(arrival)
-    first = np.arange(n)
+    first = np.searchsorted(arrival, arrival)
     last = np.searchsorted(arrival, arrival + minutes * MINUTE_NS)
     count = last - first
     usable = np.flatnonzero(count >= max(least, 1))
     if not len(usable) or count[0] == n:
         return None
     sums = np.concatenate(([0], np.cumsum(good)))
-    shares = (sums[last[usable]] - sums[usable]) / count[usable]
-    at = int(usable[np.argmin(shares)])
+    shares = (sums[last[usable]] - sums[first[usable]]) / count[usable]
+    at = int(first[usable[np.argmin(shares)]])
     inside = good[at : last[at]].astype(np.float64)
     low, high = share_interval(inside)
-    return Window(
-        float((arrival[at] - arrival[0]) / MINUTE_NS), minutes, len(inside), float(inside.mean()), low, high
-    )
+    return Window(float((arrival[at] - arrival[0]) / MINUTE_NS), minutes, len(inside), float(inside.mean()), low, high)
 
 
 def share_interval(good: NDArray[np.float64]) -> tuple[float, float]:

@@ -18,9 +18,10 @@ capacity.json, keys sorted, NaN and infinity as null:
     replicates  {kind: "seeds" | "windows", count}
     rows        [{label, axes, gpu, gpus, replicas, usd_per_hour, rate, rate_low, rate_high, goal: number of the goal
                 that binds, attainment, attainment_low, attainment_high: its share and interval, best_attainment,
-                best_at: its best share and the rate or replicas from which on (null: on an idle server; by: "replicas" or null, requests/s), window, minute:
-                {minute, minutes, requests, share, low, high} the worst ones, binds: what is late just beyond, reason:
-                why it never carries, values: {metric: mean at this rate and size}, verdict, pareto, cheapest, error}]
+                best_at: its best share and from what load on (by "replicas", or null: requests/s; null: on an idle
+                server), window, minute: {minute, minutes, requests, share, low, high} the worst ones, binds: what is
+                late just beyond, reason: why it never carries, values: {metric: mean at this rate and size}, verdict,
+                pareto, cheapest, error}]
     points      [{label, replicate, rate, replicas, address, unstable, attainment, worst_window}], in the order they
                 were run
     notes       [sentences]
@@ -142,7 +143,7 @@ def capacity(
             "replicates": {"kind": repeats.kind, "count": len(repeats)},
             "rows": rows,
             "points": [{k: x for k, x in p.items() if k != "values"} for p in study.points],
-            "notes": notes(rows, repeats, goals),
+            "notes": notes(rows, repeats, goals, known.price),
         }
         if out is not None:
             write_document(Path(out), CAPACITY, document, POINTS, study.columns())

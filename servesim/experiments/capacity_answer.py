@@ -15,6 +15,7 @@ from servesim.experiments.limit_search import RateSearch
 from servesim.experiments.ranking import pareto_front
 from servesim.experiments.replicates import Replicates
 from servesim.hardware import Gpu
+from servesim.hardware.prices import price_of
 from servesim.run.scenario import Scenario
 
 MANY = ("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high")
@@ -78,7 +79,7 @@ class Answer:
         each = scenario.tp * scenario.pp
         row |= {"gpu": scenario.gpu, "replicas": replicas, **self._best(v.label)}
         if replicas is not None:
-            price = Gpu.load(scenario.gpu).usd_per_hour if (own := price_of(scenario)) is None else own
+            price = price_of(Gpu.load(scenario.gpu), scenario.price, scenario.usd_per_gpu_hour)
             row |= {"gpus": each * replicas, "usd_per_hour": each * replicas * price}
         return row
 
@@ -132,11 +133,6 @@ class Answer:
             "binds": misses.which if misses is not None else None,
             "reason": None,
         }
-
-
-def price_of(scenario: Scenario) -> float | None:
-    """Return the price of a GPU hour that a scenario names; None: the assumption of the data sheet holds."""
-    return scenario.usd_per_gpu_hour
 
 
 def _short(share: float, window: Window | None) -> dict[str, Any]:
@@ -221,7 +217,9 @@ def never_text(row: Mapping[str, Any]) -> str:
     return share + (f": {row['reason']}" if row["reason"] else "")
 
 
-def notes(rows: Sequence[Mapping[str, Any]], repeats: Replicates, goals: Sequence[Goal]) -> list[str]:
+def notes(
+    rows: Sequence[Mapping[str, Any]], repeats: Replicates, goals: Sequence[Goal], prices: Mapping[str, float]
+) -> list[str]:
     """Return the notes a reader must know."""
     found = [f"{row['label'] or 'the deployment'} failed: {row['error']}" for row in rows if row["error"]]
     found += repeats.notes
@@ -229,7 +227,7 @@ def notes(rows: Sequence[Mapping[str, Any]], repeats: Replicates, goals: Sequenc
         if row["verdict"] != "carries":
             continue
         name, goal = row["label"] or "the deployment", goals[row["goal"]]
-        if (worst := row["window"]) is not None:
+        if (worst := row["window"]) is not None and worst["share"] < 1:
             found.append(
                 f"{name}: its worst {worst['minutes']:g} minutes, from minute {worst['minute']:.0f}, have "
                 f"{100 * worst['share']:.4g} % of {worst['requests']:,} requests within the limits (95 % interval "
@@ -240,6 +238,10 @@ def notes(rows: Sequence[Mapping[str, Any]], repeats: Replicates, goals: Sequenc
                 f"{name}: one bad minute, from minute {worst['minute']:.0f}: {100 * worst['share']:.3g} % of its "
                 f"{worst['requests']:,} requests are within the limits"
             )
+    gpus = dict.fromkeys(str(row["gpu"]) for row in rows if row["gpu"] is not None)
+    missing = [gpu for gpu in gpus if prices and Gpu.load(gpu).name not in prices]
+    if missing:
+        found.append(f"price is given for {', '.join(prices)}, not for {', '.join(missing)}: their data sheets' hold")
     if any(row["verdict"] == "no limit" for row in rows):
         found.append("no limit was found: the trace ends before the deployment is full; give more --requests")
     if len(repeats) == 1:

@@ -102,7 +102,9 @@ class Study:
         asked = self._alone()
         shares: dict[str, list[tuple[float, ...]]] = {}
         while asked:  # a second time where the requests picked do not tell
-            settings = [alone.settings(self._repeats.settings(v.settings, j), self._runner.objects) for v, j, alone in asked]
+            settings = [
+                alone.settings(self._repeats.settings(v.settings, j), self._runner.objects) for v, j, alone in asked
+            ]
             cells = [self._runner.cell(each) for each in settings]
             self._compute(cells, [f"{v.label or 'the deployment'}, idle server" for v, _, _ in asked], len(asked))
             again = []

@@ -30,7 +30,9 @@ comparison.json, keys sorted, NaN and infinity as null:
 
 `value` is the mean over replicates, the geometric one where scale is "ratio"; there `change` is value /
 baseline_value - 1, else value - baseline_value. Where replicates are windows of a recorded trace, `value` is that of
-the whole trace, as `servesim run` has it, and changes are those of the means over the windows. verdict: better, worse, equivalent (the interval lies within the
+the whole trace, as `servesim run` has it, and changes are those of the means over the windows.
+
+verdict: better, worse, equivalent (the interval lies within the
 margin), undecided, identical; baseline; unstable (in at least half of the runs of one of the two a queue grows without
 end: its latencies depend on the trace's length); failed. `more_replicates`: how many more would probably decide; null:
 not undecided, or no reasonable number. `gap_to_oracle`: change from the best oracle compared to this variant; null
@@ -164,7 +166,8 @@ def _simulated(
     known = Scenario.of(variants[0].settings)
     wanted = _with_goal(metrics_of(metrics, known.slo or known.slo_classes), settings.rank_by)
     cells = [[runner.cell(repeats.settings(v.settings, j)) for j in range(len(repeats))] for v in variants]
-    runner.run([cell for row in zip(*cells, strict=True) for cell in row])
+    names = {cell.address: v.label for v, row in zip(variants, cells, strict=True) for cell in row}
+    runner.run([cell for row in zip(*cells, strict=True) for cell in row], names)
     found = [_Values.of(runner, row, repeats, wanted, settings) for row in cells]
     if baseline is None:
         usable = [i for i, m in enumerate(found) if m.error is None and 2 * m.unstable < len(repeats)]

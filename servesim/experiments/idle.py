@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from servesim.contracts import schedulers
 from servesim.errors import UserError
@@ -17,10 +16,12 @@ from servesim.experiments.replicates import WORKLOAD
 from servesim.experiments.run_metrics import MS, Run
 from servesim.run.scenario import ClientSettings, Scenario, Settings
 from servesim.run.trace_source import open_scenario
-from servesim.workload.trace import Trace
+from servesim.workload.trace import Ints, Trace
 
-IDLE: dict[str, Any] = {"rate": "inf", "replicas": 1, "clients": {"max_concurrency": 1}}
-"""Changes to a scenario: one request after the other."""
+MOST = 400_000
+"""Requests that may be sent alone, so that the last one comes within what integers hold."""
+APART_NS = 10**13
+"""Between two requests: long after the first has left."""
 LONGEST = 64
 """Requests with the longest contexts, whose time per output token stands for that of all others: alone, a token takes
 the longer the more context it attends."""
@@ -39,7 +40,13 @@ def trace_of(settings: Mapping[str, Any], objects: Mapping[str, Trace]) -> Trace
         trace = open_scenario(scenario, objects.get(scenario.trace))
     except UserError:
         return None
-    return trace if trace.after is None and trace.content is None and trace.samples is None else None
+    plain = trace.after is None and trace.content is None and trace.samples is None
+    return trace if plain and len(trace) < MOST else None
+
+
+def _apart(prompt_len: Ints, output_len: Ints) -> Trace:
+    """Return requests of these lengths, each sent to an idle server."""
+    return Trace.from_lengths("alone", np.arange(len(prompt_len)) * APART_NS, prompt_len, output_len)
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Alone:
     of: Trace
     trace: Trace
     """Each length of prompt once, with one output token, and after them the longest requests; or all as they are."""
-    row: NDArray[np.int64] | None
+    row: Ints | None
     """The row there of each request; None: they are all there."""
 
     @classmethod
@@ -63,19 +70,18 @@ class Alone:
         longest = np.argsort(-(trace.prompt_len + trace.output_len), kind="stable")[:LONGEST]
         outputs = np.concatenate([np.ones_like(prompts), trace.output_len[longest]])
         sent = np.concatenate([prompts, trace.prompt_len[longest]])
-        return cls(trace, Trace.from_lengths("alone", np.zeros_like(sent), sent, outputs), row)
+        return cls(trace, _apart(sent, outputs), row)
 
     @classmethod
     def whole(cls, trace: Trace) -> Alone:
         """Return every request as it is."""
-        zeros = np.zeros_like(trace.arrival_ns)
-        return cls(trace, Trace.from_lengths("alone", zeros, trace.prompt_len, trace.output_len), None)
+        return cls(trace, _apart(trace.prompt_len, trace.output_len), None)
 
     def settings(self, settings: Mapping[str, Any], objects: Objects) -> Settings:
         """Return the settings of the run that sends them."""
         served = {key: value for key, value in settings.items() if key not in WORKLOAD}
         kept = {"acceptance": settings["acceptance"]} if settings.get("acceptance") is not None else {}
-        return {**served, **kept, **IDLE, "trace": objects.add(self.trace)}
+        return {**served, **kept, "replicas": 1, "trace": objects.add(self.trace)}
 
     def measured(self, run: Run, goals: Sequence[Goal]) -> Run | None:
         """Return the run as if it had all requests of the trace; None where that takes a run of them all, since the
@@ -83,7 +89,9 @@ class Alone:
         labels = self.of.labels.get("class")
         if self.row is None:
             return Run(run.summary, run.columns, labels)
-        limits = [limits["tpot"] for goal in goals for limits in (goal.limits, *goal.classes.values()) if "tpot" in limits]
+        limits = [
+            limits["tpot"] for goal in goals for limits in (goal.limits, *goal.classes.values()) if "tpot" in limits
+        ]
         longest = run.columns["tpot_ns"][len(run.columns["row"]) - min(LONGEST, len(self.of)) :] / MS
         if limits and np.nanmax(np.nan_to_num(longest)) > min(limits):
             return None

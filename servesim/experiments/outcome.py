@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from servesim.experiments.busy_times import Window, worst_window
 from servesim.experiments.goals import Goal
-from servesim.experiments.replicates import Replicates
 from servesim.experiments.reasons import Misses, exact_length, misses_of
+from servesim.experiments.replicates import Replicates
 from servesim.experiments.run_metrics import Metric, Run, measure, part_rows, steady_rows
 from servesim.experiments.statistics import interval
 
@@ -84,9 +83,9 @@ class Measuring:
         counts = (arrival_ns >= start + warmup * span) & (arrival_ns <= start + (1 - cooldown) * span)
         rows = np.flatnonzero(counts[: len(run.columns["row"])])
         good = [goal.good(run)[rows] for goal in self.goals]
-        shares = tuple(float(g.mean()) for g in good)
+        shares = tuple(float(g.mean()) if len(rows) else 1.0 for g in good)
         worst: list[Window | None] = [None] * len(self.goals)
-        if self.repeats.recorded and paced:
+        if self.repeats.recorded and paced and len(rows):
             arrival = arrival_ns[rows].astype(np.float64)
             worst = [worst_window(arrival, g, self.minutes, self.least) for g in good]
         misses = (misses_of(run, rows, goal) for goal in self.goals)
@@ -141,7 +140,10 @@ def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
     worst = outcomes[0].worst if recorded else (None,) * len(goals)
     margins = np.array(
         [
-            [min(x, y) - goal.share for x, y in zip((s, a, b), (w.share, w.share, w.high) if w else (1, 1, 1), strict=True)]
+            [
+                min(x, y) - goal.share
+                for x, y in zip((s, a, b), (w.share, w.share, w.high) if w else (1, 1, 1), strict=True)
+            ]
             for s, a, b, w, goal in zip(shares, low, high, worst, goals, strict=True)
         ]
     )

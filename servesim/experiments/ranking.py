@@ -51,7 +51,9 @@ def best_by_rate(variants: Sequence[Mapping[str, Any]], goal: Metric) -> list[di
         if len(ranked) > (rate is not None):
             best = max(ranked, key=lambda v: sign * v["values"][goal.name])
             value = best["values"][goal.name]
-            found.append({"label": best["label"], "metric": goal.name, "value": value, "rate": best["axes"].get("rate")})
+            found.append(
+                {"label": best["label"], "metric": goal.name, "value": value, "rate": best["axes"].get("rate")}
+            )
     return found
 
 

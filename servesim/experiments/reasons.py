@@ -57,9 +57,7 @@ def misses_of(run: Run, rows: NDArray[np.int64], goal: Goal) -> Misses | None:
     if not len(rows) or good.all() or not goal.limits:
         return None
     done = run.done[rows]
-    late = {
-        name: done & ~(np.nan_to_num(run.latency_ms(name)[rows]) <= limit) for name, limit in goal.limits.items()
-    }
+    late = {name: done & ~(np.nan_to_num(run.latency_ms(name)[rows]) <= limit) for name, limit in goal.limits.items()}
     name = max(late, key=lambda metric: int(late[metric].sum()))
     missed, share = late[name], float((~good).mean())
     rejected = bool(2 * (~done).sum() > (~good).sum())

@@ -25,7 +25,9 @@ sweep.json, keys sorted, NaN as null:
 
 Variants are ranked within a rate: at a lower one every server looks better. What is unstable at a rate is so at every
 higher one, whatever a run that ended too soon says. `pareto`: no other stable variant at this rate is at least as good
-in price per million tokens, p99 end-to-end latency and output throughput, and better in one. A rerun, also after a crash, computes only the runs that are not in cells/; runs that
+in price per million tokens, p99 end-to-end latency and output throughput, and better in one.
+
+A rerun, also after a crash, computes only the runs that are not in cells/; runs that
 failed are tried again.
 """
 

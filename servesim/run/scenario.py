@@ -24,6 +24,7 @@ from pydantic import (
 
 from servesim import untrusted
 from servesim.errors import UserError, shown, suggest
+from servesim.hardware.prices import prices_of
 from servesim.metrics.slo import check_slo, is_time, milliseconds, parse_slo, split_slo
 from servesim.parsing import pairs, spelt
 from servesim.run.client_tools import under_tool
@@ -185,8 +186,9 @@ class Scenario(_Section):
     method assumes, which is then noted."""
     engine: EngineSettings = EngineSettings()
     slo: dict[str, float] = Field(default={})
-    """Limits of ttft, tpot and e2el, in milliseconds or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`: a request
-    is good if it is within all of them. With a percentile (`ttft:p99<1s,tpot:p99<50ms`) each holds by itself."""
+    """Limits of ttft, tpot and e2el, in milliseconds or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`: a
+    request is good if it is within all of them. With a percentile (`ttft:p99<1s,tpot:p99<50ms`) each holds by
+    itself."""
     slo_percentiles: dict[str, float] = Field(default={})
     """Percentiles of the limits in `slo` that hold each by itself, as `ttft:p99<1s` sets it."""
     slo_classes: dict[str, dict[str, float]] = Field(default={})
@@ -207,7 +209,9 @@ class Scenario(_Section):
     (`h100-trtllm`: GEMMs and attention of TensorRT-LLM); `roofline`: none, everything by formula; `ideal`: by formula
     at the data sheet's full rates, launches and activations free, as in hand calculations."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
-    """Price of a GPU; none: the assumption in the GPU's data sheet."""
+    """Price of a GPU, whatever it is; none: by `price`, else the assumption in the GPU's data sheet."""
+    price: dict[str, float] = Field(default={})
+    """Prices by GPU, $ an hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of them."""
 
     @field_validator("scheduler", "kv", "router", "speculation", "acceptance", mode="before")
     @classmethod
@@ -233,6 +237,11 @@ class Scenario(_Section):
             return value
         plain, percentiles = split_slo(limits)
         return {**value, "slo": plain, **({"slo_percentiles": percentiles} if percentiles else {})}
+
+    @field_validator("price", mode="before")
+    @classmethod
+    def _prices(cls, value: Any) -> Any:
+        return prices_of(value)
 
     @field_validator("slo_percentiles")
     @classmethod

@@ -29,6 +29,7 @@ from servesim.engine.recorder import Recorder
 from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.hardware.kv import longest
+from servesim.hardware.prices import price_of
 from servesim.metrics.summary import Deployment
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.presets import facts_of
@@ -321,7 +322,7 @@ def _resolved(
     engine = scenario.engine.model_copy(
         update={"max_model_len": max_model_len, "num_gpu_blocks": budget.num_blocks, **known}
     )
-    price = gpu.usd_per_hour if scenario.usd_per_gpu_hour is None else scenario.usd_per_gpu_hour
+    price = price_of(gpu, scenario.price, scenario.usd_per_gpu_hour)
     return scenario.model_copy(
         update={
             "engine": engine,

@@ -18,9 +18,9 @@ import pytest
 import servesim
 from servesim import UserError
 from servesim.experiments.executors import DIED
+from servesim.experiments.ranking import pareto_front
 from servesim.experiments.runner import Progress
 from servesim.experiments.store import Cell, Store, address_of
-from servesim.experiments.ranking import pareto_front
 from servesim.experiments.sweep import sweep
 
 WORKLOAD: dict[str, Any] = {
