@@ -15,7 +15,7 @@ from servesim.experiments.limit_search import RateSearch
 from servesim.experiments.ranking import pareto_front
 from servesim.experiments.replicates import Replicates
 from servesim.hardware import Gpu
-from servesim.hardware.prices import price_of
+from servesim.run.prices import price_of
 from servesim.run.scenario import Scenario
 
 MANY = ("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high")

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.run.pace import mean_rate
 from servesim.run.scenario import Scenario, Settings
-from servesim.run.trace_source import DRAWN, open_scenario
+from servesim.run.trace_source import DRAWN, mean_rate, open_scenario
 from servesim.workload.peak import peak_note
 from servesim.workload.trace import Trace
 

@@ -24,12 +24,12 @@ from pydantic import (
 
 from servesim import untrusted
 from servesim.errors import UserError, shown, suggest
-from servesim.hardware.prices import prices_of
 from servesim.metrics.slo import check_slo, is_time, milliseconds, parse_slo, split_slo
 from servesim.parsing import pairs, spelt
 from servesim.run.client_tools import under_tool
 from servesim.run.pace import parse_rate
 from servesim.run.presets import preset_settings, under
+from servesim.run.prices import prices_of
 
 Settings = dict[str, Any]
 
@@ -221,6 +221,7 @@ class Scenario(_Section):
     @field_validator("rate", mode="before")
     @classmethod
     def _rate(cls, value: Any) -> Any:
+        value = spelt(value)
         return parse_rate(value) if isinstance(value, int | float | str) else value
 
     @field_serializer("rate", when_used="json")

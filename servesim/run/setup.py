@@ -29,10 +29,10 @@ from servesim.engine.recorder import Recorder
 from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.hardware.kv import longest
-from servesim.hardware.prices import price_of
 from servesim.metrics.summary import Deployment
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.presets import facts_of
+from servesim.run.prices import price_of
 from servesim.run.provenance import provenance
 from servesim.run.scenario import Scenario, Settings
 from servesim.run.sizing import kv_budget, layer_groups, longest_request, with_groups

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from servesim.contracts import KVAllocator
 from servesim.draws import gamma
 from servesim.errors import UserError
-from servesim.run.pace import factor_of, mean_rate, paced
+from servesim.run.pace import Rate, factor_of
 from servesim.run.scenario import Scenario
 from servesim.workload.peak import peak_note
 from servesim.workload.trace import Trace
@@ -22,6 +22,7 @@ OBJECT = "object:"
 MEAN_GAP_NS = 1e9
 """Between arrivals that are drawn, before they are scaled to their rate."""
 DRAWN = ("preset:", "synth:")
+T = TypeVar("T", Trace, TraceStream)
 KEPT_TRACES, KEPT_REQUESTS = 8, 50_000
 """Traces that are kept for the next run of a process, and the longest of them."""
 _KEPT: dict[tuple[Any, ...], Trace] = {}
@@ -124,3 +125,16 @@ def open_stream(scenario: Scenario, trace: Trace | None, kv: type[KVAllocator]) 
 def _refuse_object(scenario: Scenario) -> None:
     if scenario.trace.startswith(OBJECT):
         raise UserError(f"trace {scenario.trace} was an object in Python: hand it to simulate(..., trace=...) again")
+
+
+def paced(trace: T, rate: Rate | None) -> T:
+    """Return the trace at this rate: all gaps are scaled by one factor, so that peaks stay peaks."""
+    if rate is None:
+        return trace
+    return trace.with_rate(rate) if isinstance(rate, float) else trace.faster(float(rate[:-1]))
+
+
+def mean_rate(trace: Trace) -> float | None:
+    """Return the mean arrivals per second; None where they come at once."""
+    span = int(trace.arrival_ns[-1] - trace.arrival_ns[0]) if len(trace) else 0
+    return (len(trace) - 1) / span * 1e9 if span > 0 else None

@@ -50,7 +50,7 @@ CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*SHAPE, "label:n=true"], "n = 'true'"),
     ],
     "a number is finite": [
-        ([*RUN, "--rate", "nan"], "rate is nan"),
+        ([*RUN, "--rate", "nan"], "rate is 'nan'"),
         ([*RUN, "--shape", "ramp:start=nan,end=1"], "start is nan, must be a finite number"),
         ([*RUN, "--shape", "ramp:start=1,end=inf"], "end is inf, must be a finite number"),
         ([*SHAPE, "window:start=-inf"], "start is -inf"),

@@ -168,7 +168,8 @@ def test_a_recorded_trace_is_cut_into_windows(tmp_path: Path) -> None:
     document = compare(**asked, speculation=["none", "eagle3:k=2"], window=12).attrs["document"]
     assert document["replicates"]["changes"] == [{"skip": 12 * i, "requests": 12} for i in range(2)]
     row = rows(document, "eagle3:k=2")["ttft_mean"]
-    alone = servesim.simulate(asked, scheduler="vllm", speculation="eagle3:k=2", jobs=1)
+    served = {key: value for key, value in asked.items() if key != "jobs"}
+    alone = servesim.simulate(served, speculation="eagle3:k=2")
     assert row["value"] == pytest.approx(alone.summary["latency_ms"]["ttft"]["mean"])
     with pytest.raises(UserError, match="window cuts a recorded trace"):
         compare(**WORKLOAD, scheduler=["vllm", SLOW], window=12)

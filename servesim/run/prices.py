@@ -6,12 +6,14 @@ import csv
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from servesim.errors import UserError, shown
-from servesim.hardware.gpu import Gpu
 from servesim.parsing import pairs
 from servesim.untrusted import read_text, read_yaml
+
+if TYPE_CHECKING:
+    from servesim.hardware import Gpu
 
 MOST_USD = 1e6
 
