@@ -30,9 +30,15 @@ def page(folder: Path) -> Page:
     document = experiment.document
     settings = document["settings"]
     drawn = [drawing for draw in FIGURES.values() if (drawing := draw(experiment)) is not None]
+    reasons = [
+        f"{r['label'] or 'this'}: {never_text(r)}"
+        for r in document["rows"]
+        if r["verdict"] == "never" and r["best_attainment"] is not None
+    ]
+    never = [Block("list", "Never", reasons, wide=True)] if reasons else []
     sections = [
         Section("Answer", [Block("list", "", [document["answer"]], wide=True)]),
-        Section("Deployments", [Block("table", "", _table(document), wide=True, text=_how_to_read(document))]),
+        Section("Deployments", [Block("table", "", _table(document), wide=True, text=_how_to_read(document)), *never]),
         Section("Behind it", [Block("drawing", "", drawing) for drawing in drawn]),
         best_run(experiment),
     ]
@@ -104,15 +110,9 @@ def _how_to_read(document: Mapping[str, Any]) -> str:
     if "window_minutes" in s:
         windows = f", and in every {s['window_minutes']:g} minutes with at least {s['window_requests']:,} requests"
     text = (
-        f"A rate is carried if {header(s['goals'])} on average over all runs{windows}, and less than half of the runs "
+        f"A rate is carried if the limits above hold on average over all runs{windows}, and less than half of the runs "
         "are unstable. "
     )
-    never = [
-        f"{r['label'] or 'this'}: {never_text(r)}."
-        for r in document["rows"]
-        if r["verdict"] == "never" and r["best_attainment"] is not None
-    ]
-    text += " ".join([*never, ""])
     if _by_rate(document):
         return (
             text

@@ -146,7 +146,7 @@ def _marked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Mark the Pareto front and the cheapest row."""
     carried = [row for row in rows if row["verdict"] == "carries"]
     front = pareto_front(carried)
-    cheapest = min(carried, key=_price, default=None)
+    cheapest = min(carried, key=_rank, default=None)
     for row in rows:
         row["pareto"] = row["label"] in front
         row["cheapest"] = row is cheapest
@@ -158,9 +158,14 @@ def _price(row: Mapping[str, Any]) -> float:
     return float(row["usd_per_hour"] / row["rate"])
 
 
+def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Return what rows are ranked by: the price, and among equals the share of good requests."""
+    return _price(row), -float(row["attainment"])
+
+
 def sentence(rows: Sequence[Mapping[str, Any]], by_price: bool, goals: Sequence[Goal], rate: float | None) -> str:
     """Return the answer in one sentence."""
-    ranked = sorted((row for row in rows if row["verdict"] == "carries"), key=_price)
+    ranked = sorted((row for row in rows if row["verdict"] == "carries"), key=_rank)
     if not ranked:
         return _nothing(rows, goals, rate)
     best = ranked[0]

@@ -129,6 +129,8 @@ def compare(
     given, axes = [objects.named(s) for s in scenarios], objects.named(axes)
     recordings, others = [s for s in given if is_recording(s)], [s for s in given if not is_recording(s)]
     recording = None
+    if recordings and window is not None:
+        raise UserError("compare: a measured run is compared whole, request by request; leave --window out")
     if recordings:
         recording, variants = _measured(recordings, others, axes, objects)
     else:
