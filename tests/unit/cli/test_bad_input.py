@@ -39,14 +39,14 @@ CASES: dict[str, list[tuple[list[str], str]]] = {
     "a boolean is no number": [
         ([*RUN, "--set", "scheduler.max_num_seqs=true"], "max_num_seqs = 'true'"),
         ([*RUN, "--set", "speculation=eagle3", "--set", "speculation.k=true"], "k = 'true'"),
-        ([*RUN, "--set", "rate=true"], "rate is 'true'"),
+        ([*RUN, "--set", "rate=true"], "rate is True"),
         ([*RUN, "--set", "seed=false"], "seed is 'false'"),
         ([*RUN, "--set", "engine.block_size=true"], "engine.block_size is 'true'"),
         ([*RUN, "--set", "engine.max_model_len=true"], "engine.max_model_len is 'true'"),
         ([*RUN, "--set", "clients.timeout_s=true"], "clients.timeout_s is 'true'"),
         ([*RUN, "--set", "slo.ttft=true"], "slo.ttft is 'true'"),
         ([*RUN, "--set", "slo_classes={a: {ttft: true}}"], "slo_classes.a.ttft is 'true'"),
-        ([*SWEEP, "--rate", "2,true"], "rate is 'true'"),
+        ([*SWEEP, "--rate", "2,true"], "rate is True"),
         ([*SHAPE, "label:n=true"], "n = 'true'"),
     ],
     "a number is finite": [
