@@ -156,6 +156,8 @@ def capacity(
 def _check_question(known: Scenario, variants: Sequence[Variant]) -> None:
     if not (known.slo or known.slo_classes):
         raise UserError("capacity: give an SLO to meet, such as --slo ttft:500,tpot:50")
+    if any(key.partition(".")[0] in ("slo", "slo_classes") for v in variants for key in v.axes):
+        raise UserError("capacity: one SLO is needed; ask once for each")
     if "rate" in {key for v in variants for key in v.axes}:
         raise UserError("capacity: one rate is needed for the cheapest deployment, none for the highest rate")
     if known.rate == math.inf:

@@ -122,6 +122,7 @@ def test_a_limit_nothing_meets_and_a_trace_that_fills_nothing_are_said() -> None
     ("changes", "said"),
     [
         ({"slo": {}}, "give an SLO"),
+        ({"slo.ttft": "40,50"}, "one SLO is needed"),
         ({"rate": "1,2"}, "one rate is needed"),
         ({"rate": 1, "replicas": "1,2"}, "leave --replicas out"),
         ({"attainment": 1.5}, "attainment is 1.5"),
