@@ -37,7 +37,7 @@ def simulated(model: str, gpus: int, length: int, batch: int) -> tuple[float, in
         gpu="h100",
         tp=gpus,
         host="none",
-        engine={"async_scheduling": False},
+        engine={"async_scheduling": False, "version": "0.6.0"},  # of that year: its all-reduces are not today's
     ).summary
     return summary["duration_s"], summary["engine"]["steps"], summary["engine"]["batch_size"]["max"]
 
@@ -66,7 +66,7 @@ def test_static_batches_take_longer_in_the_order_measured(
             f"in the median (one GPU {100 * alone.median():+.1f} %), rank correlation {rank:.4f}"
         )
     assert len(runs) > 150
-    assert rank > 0.98  # vLLM .98500 since collectives are read in bytes, .9881 before; why is open
+    assert rank > 0.985
     assert error.max() < 0.02  # no run is faster than its kernels
     assert -0.25 < alone.median() < 0.0
 
