@@ -117,7 +117,7 @@ def version_of(cell: Cell) -> tuple[str, bool]:
         return cell.version.lstrip("v"), False
     day = _MEASURED.search(cell.source)
     for entry in recipes()["versions"].get(cell.engine, ()) if day else ():
-        if str(entry["from"]) <= day[1] <= str(entry["to"]):
+        if entry["from"] <= day[1] <= entry["to"]:
             return str(entry["version"]), True
     return "", False
 

@@ -80,7 +80,10 @@ def test_shipped_terms_are_found_by_engine_version() -> None:
     assert found is not None
     assert (found.name, found.engine) == ("vllm-0.23-h100", "vllm 0.23.0")
     assert found.provenance["steps"] > 100_000
-    assert host_terms("sglang 0.5.14", "h100") is None
+    assert host_terms("tgi 3.3", "h100") is None
+    sglang = host_terms("sglang 0.5.14", "h100")
+    assert sglang is not None
+    assert sglang.name == "sglang-0.5-h200"
     names = {
         version: host_terms(f"tensorrt-llm {version}", "h100") for version in ("0.20", "1.0.0rc3", "1.0", "1.4.0rc1")
     }
