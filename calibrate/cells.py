@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fitted_on, judged_on = halves(read_cells(given.cells, given.engine, given.source))
         fitted_on = spread(fitted_on, given.most)
         old = HostTerms.load(given.base)
-        own = {"front_in_per_token": 0.0, "front_in_per_token_by_model": {}, "front_per_chunk": 0.0}
+        own: dict[str, Any] = {"front_in_per_token": 0.0, "front_in_per_token_by_model": {}, "front_per_chunk": 0.0}
         base = replace(old, engine=f"{_ENGINES[given.engine]} {given.version}".strip(), **own)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)

@@ -115,10 +115,10 @@ def version_of(cell: Cell) -> tuple[str, bool]:
     the day of the measurement."""
     if cell.version:
         return cell.version.lstrip("v"), False
-    day = _MEASURED.search(cell.source)
-    for entry in recipes()["versions"].get(cell.engine, ()) if day else ():
-        if entry["from"] <= day[1] <= entry["to"]:
-            return str(entry["version"]), True
+    if found := _MEASURED.search(cell.source):
+        for entry in recipes()["versions"].get(cell.engine, ()):
+            if entry["from"] <= found[1] <= entry["to"]:
+                return str(entry["version"]), True
     return "", False
 
 
