@@ -51,6 +51,11 @@ class HostTerms:
     """GPU time of sampling beyond the sampler's formula, for each sampled row and entry of the vocabulary."""
     launch_per_kernel: float = 0.0
     """Processor time per kernel, for engines without CUDA graphs: a step lasts at least as long as its launches."""
+    eager_per_layer: float = 0.0
+    """Processor time of a layer in a step with prompts, for engines that replay graphs in steps of decodes alone: such
+    a step lasts at least as long as all its layers."""
+    eager_per_mixture: float = 0.0
+    """The same for a layer with experts."""
     mixed_filling: float = 0.0
     """GPU time of a layer for decodes beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or more that give every
     multiprocessor a block, in proportion where either is less, and where no table has such steps."""
@@ -150,6 +155,10 @@ class HostTerms:
         exposed = self.exposed + self.exposed_per_sampled * batch.sampled
         sequences = batch.decode_count + len(batch.prefill)
         return Host(int(self.overlapped + self.overlapped_per_sequence * sequences + 0.5), int(exposed + 0.5))
+
+    def eager_ns(self, layers: int, mixtures: int) -> float:
+        """Return the processor time of a step with prompts over `layers`, of which `mixtures` have experts."""
+        return self.eager_per_layer * (layers - mixtures) + self.eager_per_mixture * mixtures
 
     def front(self, model: str, processes: int = 1, stream_interval: int = 1) -> FrontTerms:
         """Return the front end of `processes` API processes before a model, whose tokenizer is its family's where the

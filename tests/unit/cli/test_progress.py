@@ -24,7 +24,7 @@ class Clock:
 
 def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    with Bar("capacity", clock) as bar:
+    with Bar("capacity", clock=clock) as bar:
         bar(ONE)
         clock.now = FIRST_S + 5
         bar(replace(ONE, done=2, best="best so far"))
@@ -42,7 +42,7 @@ def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_rounds_of_a_search_add_up_and_what_is_guessed_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    with Bar("capacity", clock) as bar:
+    with Bar("capacity", clock=clock) as bar:
         bar(replace(ONE, total=2, left=6))
         bar(replace(ONE, done=2, total=2, left=6))
         clock.now = 30.0
@@ -55,6 +55,6 @@ def test_rounds_of_a_search_add_up_and_what_is_guessed_is_said_so(capsys: pytest
 
 
 def test_what_ends_at_once_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with Bar("sweep", Clock()) as bar:
+    with Bar("sweep", clock=Clock()) as bar:
         bar(ONE)
     assert capsys.readouterr().err == ""
