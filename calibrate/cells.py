@@ -14,7 +14,6 @@ least mean error of both stay.
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 import warnings
@@ -28,6 +27,7 @@ from typing import Any
 
 from servesim.cost.host import HostTerms
 from servesim.errors import UserError
+from servesim.untrusted import csv_rows
 
 COLUMNS = (
     *(
@@ -78,21 +78,22 @@ def read_cells(path: Path, engine: str, source: str = "", gpus: Sequence[str] = 
     column is missing. Cells of models that are not bundled are left out."""
     if engine not in _BACKENDS:
         raise UserError(f"cells: no engine {engine!r} (choose from: {', '.join(_BACKENDS)})")
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
-                raise UserError(f"{path}: column {missing[0]!r} is missing")
-            cells = [
-                _cell(row)
-                for row in reader
-                if row["backend"] == _BACKENDS[engine]
+    rows = csv_rows(path)
+    header = next(rows)
+    if missing := [name for name in COLUMNS if name not in header]:
+        raise UserError(f"{path}: column {missing[0]!r} is missing")
+    cells = []
+    for number, row in enumerate(rows, 2):
+        try:
+            if (
+                row["backend"] == _BACKENDS[engine]
                 and row["mode"] == "agg"
                 and source in row["silicon_data_source"]
                 and row["model_path"].split("/")[-1] in _MODELS
-            ]
-    except OSError as error:
-        raise UserError(f"cells {path}: {error.strerror}") from error
+            ):
+                cells.append(_cell(row))
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
+            raise UserError(f"{path}: row {number} is no cell: {error}") from error
     found = [cell for cell in cells if cell.deployment[1] in gpus]
     if not found:
         raise UserError(f"{path}: no aggregated cell of {engine} on {' or '.join(gpus)} with a bundled model")

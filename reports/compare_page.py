@@ -8,8 +8,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from servesim.experiments.model_error import sentences
 from servesim.experiments.replicates import counted
-from servesim.experiments.variants import synchronous_ones
 from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
     BARE,
@@ -52,8 +52,6 @@ def page(folder: Path) -> Page:
         ("intervals", f"{100 * settings['level']:g} %"),
         ("ranked by", metric_words(settings["rank_by"])),
     ]
-    if late := synchronous_ones(document["variants"]):
-        chips.append(("planned synchronously", ", ".join(late)))
     title = f"{len(document['variants'])} policies compared"
     return page_of(experiment, title, chips, _alerts(document), [], sections)
 
@@ -65,6 +63,7 @@ def _rows(document: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 def _alerts(document: Mapping[str, Any]) -> list[Alert]:
     unstable, failed = document["ranking"]["unstable"], [v for v in document["variants"] if v["error"]]
     alerts = [Alert(f"{v['label']} failed:", v["error"]) for v in failed]
+    alerts += [Alert("Not like for like:", f"{text}.", "warn") for text in document["warnings"]]
     if unstable:
         text = f"{', '.join(unstable)}: queues grow without end, so latencies are not compared."
         alerts.append(Alert("Unstable.", text))
@@ -94,7 +93,8 @@ def _verdicts(document: Mapping[str, Any]) -> list[Block]:
         table = Table("Ranking", columns[:-1], [cell[:-1] for cell in cells], table.numeric[:-1])
     drawn = forest(document)
     blocks = [Block("table", "Ranking", table, wide=True)]
-    blocks += [Block("list", "In words", document["headline"], wide=True)] if document["headline"] else []
+    words = [*document["headline"], *sentences(document.get("model_error", ()), document["baseline"])]
+    blocks += [Block("list", "In words", words, wide=True)] if words else []
     return blocks + ([Block("drawing", "", drawn)] if drawn else [])
 
 
@@ -123,7 +123,7 @@ def _matrix(document: Mapping[str, Any]) -> Table:
         value = Markup("{}").format(amount(row["value"], row["unit"] if row["unit"] in BARE else ""))
         if row["verdict"] == "baseline":
             return value
-        tone = {"better": "up", "worse": "down"}.get(row["verdict"], "even")
+        tone = {"better": "up", "worse": "down", "too fast": "down", "too slow": "down"}.get(row["verdict"], "even")
         said, ends = change(row["change"], row["scale"], row["unit"]), interval(row)
         within = "" if ends == "–" else f"({ends})"
         return Markup('{}<small><span class="{}">{}</span> {}</small>').format(value, tone, said, within)

@@ -28,6 +28,8 @@ TONES = {
     "undecided": "open",
     "better": "up",
     "worse": "down",
+    "too fast": "down",
+    "too slow": "down",
     "failed": "down",
     "unstable": "down",
     "never": "down",

@@ -45,8 +45,11 @@ def refuse_foreign(path: Path) -> None:
 @contextmanager
 def writing(path: Path) -> Iterator[TextIO]:
     """Open a text file beside `path` that takes its place in the end; compressed if the name ends in .gz."""
+    from servesim.run.result_files import clear_up
+
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
+        clear_up(path)
         try:
             with open(partial, "wb") as raw:
                 if path.suffix == ".gz":  # no name and no time in it, so that the bytes depend on the content alone

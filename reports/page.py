@@ -106,7 +106,8 @@ class Page:
         template = environment.get_template(f"{self.template}.html.j2")
         html: str = template.render(
             version=__version__,
-            style=_style(),
+            style=_part("style.css"),
+            script=_part("page.js"),
             kind=self.kind,
             title=self.title,
             subtitle=self.subtitle,
@@ -117,10 +118,10 @@ class Page:
         return html
 
 
-def _style() -> Any:
+def _part(file: str) -> Any:
     from markupsafe import Markup
 
-    return Markup((HERE / "style.css").read_text(encoding="utf-8").strip())
+    return Markup((HERE / file).read_text(encoding="utf-8").strip())
 
 
 def report(result: Result | str | Path, window_s: tuple[float, float] | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servesim.cli.summary import LATENCIES
+from servesim.cli.summary import LATENCIES, bars_text
 from servesim.errors import UserError
 from servesim.reports.drawings import RUN
 from servesim.reports.page import Alert, Page, Share, Table
@@ -217,6 +217,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("batch", f"{number(batch['mean'])} requests a step, at most {batch['max']:.0f}" if batch else "–"),
         ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
         ("speculation", _drafts(summary["speculation"])),
+        *([("error bars", bars_text(summary["intervals"]))] if "intervals" in summary else []),
         ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens computed again"),
     ]  # fmt: skip
 

@@ -7,6 +7,7 @@ drawing serves light, dark and print. Text stays text in the page's own font. Th
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ WIDE, NARROW, HALF = 1040, 350, 500
 """Widths in CSS pixels: across the page, on a phone, one of two columns."""
 
 STYLE: dict[str, Any] = {
+    "pdf.fonttype": 42,  # Type 3, the default, is refused by several venues
+    "ps.fonttype": 42,
     "svg.fonttype": "none",
     "text.parse_math": False,
     "path.simplify_threshold": 0.3,
@@ -112,7 +115,10 @@ class Drawing:
             with writing(Path(path)) as file:
                 file.write(self.to_svg())
         else:
-            self.to_matplotlib().savefig(path, dpi=144)
+            import matplotlib
+
+            with matplotlib.rc_context({name: STYLE[name] for name in ("pdf.fonttype", "ps.fonttype")}):
+                self.to_matplotlib().savefig(path, dpi=144)
 
 
 def wide(
@@ -144,15 +150,47 @@ def _svg(name: str, title: str, alt: str, paint: Painter, width: int, height: in
         FigureCanvasSVG(figure)
         paint(figure, width < HALF)
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return Markup(_inline(out.getvalue(), name, title, alt, width, height))
+        meaning = json.dumps(_axes(figure, height), separators=(",", ":"), ensure_ascii=False)
+    return Markup(_inline(out.getvalue(), name, title, alt, (width, height), meaning))
 
 
-def _inline(text: str, name: str, title: str, alt: str, width: int, height: int) -> str:
-    """Return the SVG element alone, without what only a file needs, its text alternative added."""
+def _axes(figure: Any, height: int) -> list[dict[str, Any]]:
+    """Return what pixels of each axes mean, for the page's script: the box as [left, top, right, bottom], x and y."""
+    found = []
+    for axes in figure.axes:
+        x0, y0, x1, y1 = (72 * float(v) / figure.dpi for v in axes.get_window_extent().extents)
+        pixels = [round(v, 1) for v in (x0, height - y1, x1, height - y0)]
+        meaning = {"x": _axis(axes.xaxis, _shared_label(axes)), "y": _axis(axes.yaxis, axes.get_ylabel())}
+        found.append({"box": pixels, "title": axes.get_title("left"), **meaning})
+    return found
+
+
+def _shared_label(axes: Any) -> str:
+    """Return the words of the x axis; of panels that share one, the lowest has them."""
+    return next((one.get_xlabel() for one in axes.get_shared_x_axes().get_siblings(axes) if one.get_xlabel()), "")
+
+
+def _axis(axis: Any, words: str) -> dict[str, Any] | None:
+    """Return scale, limits, unit (the axis's gid) and label of an axis; None: it has names instead of numbers."""
+    from matplotlib.ticker import FixedFormatter
+
+    unit = axis.get_gid()
+    if axis.get_scale() not in ("linear", "log") or (
+        isinstance(axis.get_major_formatter(), FixedFormatter) and not unit
+    ):
+        return None
+    start, end = (float(f"{limit:.7g}") for limit in axis.get_view_interval())
+    return {"scale": axis.get_scale(), "from": start, "to": end, "unit": unit or "plain", "label": words}
+
+
+def _inline(text: str, name: str, title: str, alt: str, size: tuple[int, int], meaning: str) -> str:
+    """Return the SVG element alone, without what only a file needs, its text alternative and meaning added."""
+    width, height = size
     body = text[text.index("<svg") :]
     body = body[body.index(">") + 1 :].strip()
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
     body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.S)
+    body = re.sub(r'<g id="axes_\d+"', '<g class="axes"', body)
     body = re.sub(r'<g id="[^"]*"', "<g", body)  # layer names: unused, and not unique on a page
     body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.S)
     body = re.sub(r'(id="|href="#|url\(#)([0-9a-z]+)', rf"\g<1>{name}-\g<2>", body)
@@ -163,7 +201,8 @@ def _inline(text: str, name: str, title: str, alt: str, width: int, height: int)
     body = re.sub(r"\s*\n\s*", "\n", body)
     head = (
         f'<svg role="img" aria-labelledby="{name}-t {name}-d" viewBox="0 0 {width} {height}" '
-        f'xmlns:xlink="http://www.w3.org/1999/xlink" style="max-width: {int(width * 1.15)}px">'
+        f'xmlns:xlink="http://www.w3.org/1999/xlink" style="max-width: {int(width * 1.15)}px" '
+        f'data-axes="{escape(meaning)}">'
         f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(alt)}</desc>'
     )
     return head + body

@@ -217,8 +217,10 @@ def _table(document: Mapping[str, Any]) -> Table:
             state = pill("failed")
         elif v["unstable"]:
             state = pill("unstable" if 2 * v["unstable"] >= repeats else f"{v['unstable']} of {repeats} unstable", None)
-        elif v["label"] == best:
-            state = pill("best", "up")
+        elif best is not None and best in (v["label"], v["equal_to"]):
+            state = pill("best" if v["label"] == best else f"best, = {best}", "up")
+        elif v["equal_to"] is not None:
+            state = pill(f"= {v['equal_to']}", "even")
         else:
             state = pill("Pareto", "open") if v["pareto"] else Markup()
         values = v["values"] or {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from servesim.errors import UserError
@@ -29,6 +31,17 @@ def listed(what: str, text: str) -> list[str]:
     if not all(found):
         raise UserError(f"{what}: {text!r} has a comma with no value beside it")
     return found
+
+
+def policy_parts(text: str) -> tuple[str, str, str]:
+    """Split `name:params` and `path/to/file.py:Class:params` into (name or file, class or "", params). The colon of a
+    Windows drive (`C:\\x\\spf.py:Class`) belongs to the path, on any system."""
+    path, py, rest = text.partition(".py:")
+    if py:
+        class_name, _, params = rest.partition(":")
+        return f"{path}.py", class_name, params
+    name, _, params = text.partition(":")
+    return (text, "", "") if text.endswith(".py") else (name, "", params)
 
 
 def names(what: str, text: str) -> list[str]:
@@ -68,3 +81,26 @@ def spelt(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
     return [spelt(inner) for inner in value] if isinstance(value, list) else value
+
+
+_CHANGES = re.compile(r":(?=[A-Za-z_][\w.]*=)")
+
+
+def split_changes(text: str) -> tuple[str, dict[str, str]]:
+    """The name in `name:key=value,...` and the changes after it, as texts by key: parts of a GPU's data sheet
+    (`h100:usd_per_hour=2.2`) or of a model's config (`llama-3.1-8b:num_hidden_layers=4`)."""
+    name, *rest = _CHANGES.split(text, maxsplit=1)
+    return name, pairs(name, rest[0]) if rest else {}
+
+
+def with_changes(base: Any, changes: Mapping[str, Any]) -> str:
+    """The text of a name, which may have changes already, with further ones; those of a mapping as `a.b=value`."""
+    name, known = split_changes(str(base))
+    merged = known | {key: text for top, value in changes.items() for key, text in _flat(top, value)}
+    return f"{name}:{','.join(f'{key}={text}' for key, text in merged.items())}" if merged else name
+
+
+def _flat(key: str, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        return [pair for inner, one in value.items() for pair in _flat(f"{key}.{inner}", one)]
+    return [(key, "null" if value is None else str(spelt(value)))]

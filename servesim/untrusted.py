@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 SETTING = "SERVESIM_LIMITS"
 GZIP = b"\x1f\x8b"
+ZSTD = b"\x28\xb5\x2f\xfd"
 DAMAGED = "the compressed file is damaged or cut short"
 BLOCK = 1 << 20
 FREELY_UNPACKED = 16 << 20
@@ -83,6 +86,10 @@ def too_much(where: object, what: str, name: str) -> UserError:
     return UserError(f"{where}: {what} more than {most:,} (to allow it, set {SETTING}={name}=N)")
 
 
+def _most_unpacked(packed: int) -> int:
+    return max(FREELY_UNPACKED, packed * limits().ratio)
+
+
 class _Bounded(io.RawIOBase):
     """Bytes of a file, counted: by the whole, by the line and, where packed, by the size it was packed to."""
 
@@ -90,7 +97,7 @@ class _Bounded(io.RawIOBase):
         self._path, self._source, self._limits = path, source, limits()
         self._count = self._line = 0
         self._most = self._limits.bytes
-        self._unpacked = max(FREELY_UNPACKED, packed * self._limits.ratio) if packed is not None else self._most
+        self._unpacked = _most_unpacked(packed) if packed is not None else self._most
 
     def readable(self) -> bool:
         return True
@@ -118,29 +125,75 @@ class _Bounded(io.RawIOBase):
 
 
 def open_text(path: Path, newline: str | None = None) -> TextIO:
-    """Open a text file, gzipped or not; reading on raises UserError beyond the limits. OSError where it cannot be
-    opened."""
-    with path.open("rb") as start:
-        packed = os.fstat(start.fileno()).st_size if start.read(2) == GZIP else None
-    source: Any = gzip.open(path) if packed is not None else path.open("rb")  # noqa: SIM115  # closed by the text
-    bounded = io.BufferedReader(_Bounded(path, source, packed), BLOCK)
-    text = io.TextIOWrapper(bounded, encoding="utf-8-sig", newline=newline)
+    """Open a text file, packed by gzip or zstd or not; reading on raises UserError beyond the limits. OSError where it
+    cannot be opened."""
+    text = io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline)
     text._CHUNK_SIZE = BLOCK >> 2  # type: ignore[attr-defined]  # bytes decoded at once: fewer calls of readinto
     return text
 
 
-def read_text(path: Path, most: str = "document") -> str:
-    """Return the text of a file, gzipped or not, of at most limit `most` bytes; UserError where it cannot be read."""
-    bound: int = getattr(limits(), most)
+def open_bytes(path: Path) -> io.BufferedReader:
+    """Open a file for its bytes, unpacked within the limits."""
+    return io.BufferedReader(_bounded(path), BLOCK)
+
+
+def _bounded(path: Path) -> _Bounded:
+    with path.open("rb") as start:
+        magic, size = start.read(4), os.fstat(start.fileno()).st_size
+        if magic.startswith(GZIP) and size > 18:  # its last four bytes say what it unpacks to, unless it is cut short
+            start.seek(-4, os.SEEK_END)
+            if int.from_bytes(start.read(4), "little") > _most_unpacked(size):
+                raise too_much(path, f"{DAMAGED}, or bytes unpacked for each packed one are", "ratio")
+    if magic.startswith(GZIP):
+        return _Bounded(path, gzip.open(path), size)  # closed by the text
+    if magic == ZSTD:
+        import pyarrow as pa
+
+        return _Bounded(path, pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), size)
+    return _Bounded(path, path.open("rb"), None)
+
+
+@contextmanager
+def reading(path: Path, newline: str | None = None) -> Iterator[TextIO]:
+    """Open a text file, packed or not, for as long as it is read; UserError where it cannot be, or not on."""
     try:
-        with open_text(path) as file:
-            text = file.read(bound + 1)
+        with open_text(path, newline) as file:
+            yield file
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path}: {DAMAGED}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def csv_rows(path: Path, named: bool = True) -> Iterator[Any]:
+    """Yield the rows of a CSV file, by column (as csv.DictReader) or, if not `named`, as lists; UserError where it is
+    none, or has a column twice. The first one `named` is the header: its names, as a list."""
+    import csv
+
+    with reading(path, newline="") as file:
+        rows = csv.reader(file)
+        try:
+            if not named:
+                yield from rows
+                return
+            header = next(rows, [])
+            if again := [name for i, name in enumerate(header) if name in header[:i]]:
+                raise UserError(f"{path}: column {shown(again[0])} is there twice")
+            yield header
+            for row in rows:
+                if row:
+                    yield dict(itertools.zip_longest(header, row[: len(header)]))
+        except csv.Error as error:
+            raise UserError(f"{path}: line {rows.line_num} is not CSV: {error}") from error
+
+
+def read_text(path: Path, most: str = "document") -> str:
+    """Return the text of a file, gzipped or not, of at most limit `most` bytes; UserError where it cannot be read."""
+    bound: int = getattr(limits(), most)
+    with reading(path) as file:
+        text = file.read(bound + 1)
     if len(text) > bound:
         raise too_much(path, "bytes of a document are", most)
     return text
@@ -148,15 +201,8 @@ def read_text(path: Path, most: str = "document") -> str:
 
 def read_start(path: Path, size: int = 1 << 16) -> str:
     """Return the first characters of a text file; UserError where it cannot be read."""
-    try:
-        with open_text(path) as file:
-            return file.read(size)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path}: {DAMAGED}") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with reading(path) as file:
+        return file.read(size)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError
 from servesim.workload.trace import Trace
 
 from .formats import _native
@@ -23,9 +23,6 @@ def from_frame(frame: pd.DataFrame, *, sort: bool = False) -> Trace:
     """Build a trace with one request per row, named as in `frame.attrs`, if there. UserError names the row, counted
     from 0."""
     known = (*_native.REQUIRED, *_native.OPTIONAL)
-    for column in map(str, frame.columns):
-        if column not in known:
-            raise UserError(f"{NAME}: unknown column {column!r}{suggest(column, known)}")
     for column in _native.REQUIRED:
         if column not in frame.columns:
             raise UserError(f"{NAME}: no column {column!r}; needed: {', '.join(_native.REQUIRED)}")
@@ -33,8 +30,10 @@ def from_frame(frame: pd.DataFrame, *, sort: bool = False) -> Trace:
         raise UserError(f"{NAME}: no rows")
     cells = {str(name): [None if _missing(cell) else cell for cell in frame[name].tolist()] for name in frame.columns}
     name = str(frame.attrs.get("name", NAME))
+    notes = _native.aside(column for column in cells if column not in known)
+    cells = {column: values for column, values in cells.items() if column in known}
     try:
-        return _native.build(Path(NAME), name, (), cells, list(range(len(frame))), sort)
+        return _native.build(Path(NAME), name, notes, cells, list(range(len(frame))), sort)
     except UserError as error:  # the shared checks speak of lines
         raise UserError(str(error).replace("line ", "row ", 1)) from error
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from servesim.workload.trace_stream import TraceStream
 
 from .formats import call_read, detect_format, format_module, formats, read_head
 from .frame import from_frame
+from .stdin import STDIN, spooled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,13 +28,26 @@ def load_trace(path: str | Path | pd.DataFrame, format: str | None = None, **opt
     """Load the trace in a file, whose format is found from the content unless named, or in a DataFrame (see .frame).
 
     Formats of rows with times take `sort=True` (order by arrival instead of refusing), those of conversations
-    `timing` (see servesim.traces.formats._calls), Mooncake `spread_ticks` ("none" or "uniform") and `block_size`.
+    `timing` (see servesim.traces.formats._calls), Mooncake `spread_ticks` ("none" or "uniform") and `block_size`; a
+    log of any names takes `columns` (see servesim.traces.formats.log). `-` is standard input.
     """
     if not isinstance(path, str | Path):
         return from_frame(path, **options)
-    path = Path(path)
+    path = spooled() if str(path) == STDIN else Path(path)
     read_head(path)
-    return call_read(format_module(format or detect_format(path)), path, options)
+    return call_read(_module(path, format, options), path, options)
+
+
+def _module(path: Path, format: str | None, options: dict[str, Any]) -> ModuleType:
+    """Return the format of a file: the named one, else the one it looks like, unless columns are told, which make any
+    rows a log."""
+    if format is not None or not options.get("columns"):
+        return format_module(format or detect_format(path))
+    try:
+        module = format_module(detect_format(path))
+    except UserError:
+        return format_module("log")
+    return module if "columns" in inspect.signature(module.read).parameters else format_module("log")
 
 
 def read_chunks(path: Path, chunk: int) -> TraceStream | None:

@@ -23,6 +23,7 @@ from .join import join
 from .synth.arrivals import draw
 from .synth.lengths import MAX_TOKENS
 from .synth.spec import Call
+from .what_if import Burst, Growth, Share, begins_of
 
 SECOND = 1_000_000_000
 LONGEST = 1 << 62
@@ -55,6 +56,7 @@ def parse(text: str) -> Step:
         raise UserError(f"shape: unknown step {name!r}{suggest(name, STEPS)}")
     before, comma, file = ("," + rest).partition(",trace=")
     values = pairs(f"shape {name}", before.removeprefix(",")) | ({"trace": file} if comma else {})
+    values = {WRITTEN.get(key, key): value for key, value in values.items()}
     step: Step = build_params(f"shape {name}", STEPS[name], values)
     return step
 
@@ -69,7 +71,7 @@ class Window:
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not 0 <= self.start < self.end:
             raise UserError(f"start is {self.start:g} and end {self.end:g}, must be from 0 on, the end after the start")
-        begins, play = _begins(trace)
+        begins, play = begins_of(trace)
         inside = (begins >= self.start * SECOND) & (begins < self.end * SECOND)
         kept = _keep(trace, inside[play])
         return kept.at(np.maximum(kept.arrival_ns - round(self.start * SECOND), 0))
@@ -138,7 +140,7 @@ class Arrive:
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not self.rate > 0:
             raise UserError(f"rate is {self.rate:g}, must be above 0")
-        begins, play = _begins(trace)
+        begins, play = begins_of(trace)
         seconds = draw(Call.parse("arrivals", self.process), np.arange(len(begins)), self.rate, seed)
         return _moved(trace, begins, play, _ns(seconds, SECOND))
 
@@ -148,7 +150,7 @@ class Shuffle:
     """Plays exchange their begins at random."""
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
-        begins, play = _begins(trace)
+        begins, play = begins_of(trace)
         return _moved(trace, begins, play, begins[np.argsort(draws.uniform(seed, "shuffle", np.arange(len(begins))))])
 
 
@@ -286,7 +288,12 @@ STEPS: dict[str, Any] = {
     "label": Label,
     "cap": Cap,
     "cancel": Cancel,
+    "burst": Burst,
+    "growth": Growth,
+    "share": Share,
 }
+WRITTEN = {"for": "lasting"}
+"""Parameters whose names are words of Python."""
 
 
 def _ns(times: NDArray[Any], scale: float = 1.0) -> Ints:
@@ -317,14 +324,6 @@ def _with_tenant(trace: Trace) -> Trace:
     if "tenant" in trace.labels:
         return trace
     return replace(trace, labels={**trace.labels, "tenant": (trace.name,) * len(trace)})
-
-
-def _begins(trace: Trace) -> tuple[Ints, Ints]:
-    """Return when each play begins, and each row's play."""
-    play = trace.plays()
-    begins = np.full(play.max() + 1, np.iinfo(np.int64).max)
-    np.minimum.at(begins, play, trace.arrival_ns)
-    return begins, play
 
 
 def _moved(trace: Trace, begins: Ints, play: Ints, to: Ints) -> Trace:

@@ -22,6 +22,7 @@ from servesim.cost.host import HostTerms
 from servesim.cost.model import TableCostModel
 from servesim.errors import UserError
 from servesim.run.result_files import write_text
+from servesim.untrusted import csv_rows
 from servesim.workload.trace import Trace
 
 STEPS_HEADER = (
@@ -170,15 +171,17 @@ def steps_csv(steps: Iterable[EngineStep]) -> str:
 
 def read_steps_csv(path: Path) -> list[EngineStep]:
     """Read the steps of such a file."""
-    import csv
-
     steps = []
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            start = float(row["t_us"]) / 1e6
-            steps.append(
-                EngineStep(start, start + float(row["dt_us"]) / 1e6, _pieces(row["pieces"]), float(row["cpu_us"]) / 1e6)
-            )
+    rows = csv_rows(path)
+    header = next(rows)
+    if missing := [name for name in STEPS_HEADER if name not in header]:
+        raise UserError(f"{path}: column {missing[0]!r} is missing")
+    for number, row in enumerate(rows, 2):
+        try:
+            start, ns, cpu = (float(row[name]) / 1e6 for name in ("t_us", "dt_us", "cpu_us"))
+            steps.append(EngineStep(start, start + ns, _pieces(row["pieces"]), cpu))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}: row {number} is no step: {error}") from error
     return steps
 
 

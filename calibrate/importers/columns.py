@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError
+from servesim.untrusted import csv_rows
 
 Columns = dict[str, list[Any]]
 
@@ -16,24 +17,22 @@ def read_columns(
 ) -> Columns:
     """Read the columns named: `times` are numbers above 0, `counts` whole numbers of at least 0. UserError with file,
     row and column where they are not. With `skip_empty` a time that is left empty is None."""
-    import csv
-
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        for name in (*times, *counts, *text):
-            if name not in (reader.fieldnames or ()):
-                raise UserError(f"{path}: column {name!r} is missing")
-        columns: Columns = {name: [] for name in (*times, *counts, *text)}
-        for row, values in enumerate(reader, 1):
-            for name in text:
-                columns[name].append(values[name])
-            for name in counts:
-                columns[name].append(_count(path, row, name, values[name]))
-            for name in times:
-                empty = skip_empty and not values[name]
-                columns[name].append(None if empty else _time(path, row, name, values[name]))
+    rows = csv_rows(path)
+    header = next(rows)
+    for name in (*times, *counts, *text):
+        if name not in header:
+            raise UserError(f"{path}: column {name!r} is missing")
+    columns: Columns = {name: [] for name in (*times, *counts, *text)}
+    for row, values in enumerate(rows, 1):
+        for name in text:
+            columns[name].append(values[name])
+        for name in counts:
+            columns[name].append(_count(path, row, name, values[name]))
+        for name in times:
+            empty = skip_empty and not values[name]
+            columns[name].append(None if empty else _time(path, row, name, values[name]))
     return columns
 
 

@@ -267,20 +267,28 @@ class PublishingTurns(TableTurns):
     def extend(self, turn: int, committed: int) -> bool:
         if not super().extend(turn, committed):
             return False
-        self._committed = committed
-        if (full := self._filling.get(committed % self._size)) is not None:
-            for request, offset in full.items():
-                self._offer_known(request, offset)
+        self._offer_filled(committed)
         return True
 
     def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
         grown = super().extend_run(turn, committed, k)
-        self._committed = committed + k - 1
-        for phase, full in self._filling.items():
-            if (self._committed - phase) % self._size < k:
+        self._offer_filled(committed + k - 1)
+        return grown
+
+    def _offer_filled(self, committed: int) -> None:
+        """Offer what is full since the last turn planned: several turns may have ended, as where prompts were planned
+        between two."""
+        ended = committed - self._committed
+        self._committed = committed
+        if ended == 1:
+            if (full := self._filling.get(committed % self._size)) is not None:
                 for request, offset in full.items():
                     self._offer_known(request, offset)
-        return grown
+            return
+        for phase, full in self._filling.items():
+            if (committed - phase) % self._size < ended:
+                for request, offset in full.items():
+                    self._offer_known(request, offset)
 
     def _offer_known(self, request: Request, offset: int) -> None:
         """Publish what a member knew when the last turn was planned: it is final."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from servesim.contracts.speculator import MOST_DRAFTS
+
 
 @dataclass(frozen=True)
 class PrefixHashParams:
@@ -17,5 +19,9 @@ class PrefixHashParams:
     """End of the free queue to which freed blocks without a hash go: "front" (0.33) or "back" (older V1 releases)."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.hash_lookahead_tokens <= MOST_DRAFTS:
+            raise ValueError(
+                f"hash_lookahead_tokens is {self.hash_lookahead_tokens}, must be from 0 to {MOST_DRAFTS:,}"
+            )
         if self.free_order not in ("front", "back"):
             raise ValueError(f'free_order is "front" or "back", not "{self.free_order}"')

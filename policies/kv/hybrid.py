@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from servesim.contracts.kv import MISS, Hit, KVMemory, Usage, kv_allocators
+from servesim.contracts.params import check_least
 from servesim.contracts.request import Request, State
 
 from ._block_tables import WIDTH, ids
@@ -29,6 +30,11 @@ class HybridParams(PrefixHashParams):
     prefix_cache_retention_interval: int | Literal["dense"] = 0
     """Which blocks of sliding windows stay findable. 0: those a hit at the end of the prompt needs (and at the end of
     a prefix that was seen to be shared); a number of tokens: those at every such distance, too; dense: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prefix_cache_retention_interval != "dense":
+            check_least(self, 0, "prefix_cache_retention_interval")
 
 
 @kv_allocators.register("hybrid")

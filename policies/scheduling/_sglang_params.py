@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from servesim.contracts.params import check_least
 from servesim.errors import suggest
 
 from ._sglang_order import POLICIES
@@ -46,6 +47,10 @@ class SglangParams:
             raise ValueError(f"schedule_policy is {self.schedule_policy!r}{suggest(self.schedule_policy, POLICIES)}")
         if self.retraction_policy not in ("length", "priority"):
             raise ValueError(f'retraction_policy is "length" or "priority", not "{self.retraction_policy}"')
+        check_least(self, 1, "max_running_requests", "max_prefill_tokens", "prefill_max_requests")
+        check_least(self, 0, "schedule_conservativeness", "prefill_decode_interval")
+        if self.chunked_prefill_size == 0:
+            raise ValueError("chunked_prefill_size is 0, must be at least 1, or -1: prompts are not cut")
 
     @property
     def max_num_seqs(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from servesim.contracts.params import SchedulerParams, check_share
+from servesim.contracts.params import SchedulerParams, check_least, check_share
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class VllmParams(SchedulerParams):
     """Input slots a parallel drafter takes per scheduled request."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.policy not in ("fcfs", "priority"):
             raise ValueError(f'policy is "fcfs" or "priority", not "{self.policy}"')
         check_share("watermark", self.watermark)
+        check_least(self, 1, "prefill_schedule_interval", "max_num_scheduled_tokens", "max_num_active_seqs")
+        drafts = ("num_speculative_tokens", "num_lookahead_tokens", "draft_slots_per_request")
+        check_least(self, 0, "long_prefill_token_threshold", *drafts)

@@ -34,6 +34,7 @@ class ContinuousParams(SchedulerParams):
     enable_chunked_prefill = False  # no parameter: prompts run whole
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.preemption_mode not in ("recompute", "swap"):
             raise ValueError(f'preemption_mode is "recompute" or "swap", not "{self.preemption_mode}"')
         check_share("watermark", self.watermark)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from servesim.contracts import KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
-from servesim.contracts.params import SchedulerParams
+from servesim.contracts.params import SchedulerParams, check_least, check_share
 from servesim.contracts.scheduler import schedulers
 
 from ._common import pending, refuse_if_hopeless
@@ -35,9 +35,9 @@ class FastServeParams(SchedulerParams):
     """Share of the memory kept free for newcomers by swapping out ahead of need."""
 
     def __post_init__(self) -> None:
-        for name in ("num_queues", "quantum", "quantum_ratio", "tokens_per_iteration", "starve_limit"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
+        super().__post_init__()
+        check_least(self, 1, "num_queues", "quantum", "quantum_ratio", "tokens_per_iteration", "starve_limit")
+        check_share("free_fraction", self.free_fraction)
 
 
 @dataclass(slots=True)
@@ -77,12 +77,13 @@ class FastServe(Scheduler):
         left = self._decode(ctx, ranked)
         served = ranked[: len(ranked) - len(left)]
         budget = self.limits.max_num_batched_tokens - len(served)
+        holders = [(i, r) for i, r in enumerate(left) if r.state is State.RUNNING and pending(r)] if left else []
         for i, request in enumerate(left):
             if len(ctx.plan.tokens) == self.limits.max_num_seqs or budget <= 0:
                 break
             if request.state is State.RUNNING and not pending(request):
                 continue  # in flight
-            budget -= self._run(ctx, request, left[i + 1 :], budget)
+            budget -= self._run(ctx, request, i, holders, budget)
         tokens = ctx.plan.tokens if left else dict.fromkeys(served, 1)
         for request in tokens:
             self._account(request, tokens[request])
@@ -112,12 +113,17 @@ class FastServe(Scheduler):
         job = self.jobs[request]
         return job.queue, job.since, request.row
 
-    def _run(self, ctx: PlanContext, request: Request, behind: Sequence[Request], budget: int) -> int:
-        """Let a request compute what it can; memory is taken from those behind it, the last first. Tokens given."""
-        holders = [r for r in behind if r.state is State.RUNNING and r not in ctx.plan.tokens and pending(r)]
+    def _run(
+        self, ctx: PlanContext, request: Request, place: int, holders: list[tuple[int, Request]], budget: int
+    ) -> int:
+        """Let a request compute what it can. Memory is taken from `holders` with a place behind its own, the last
+        first, which leave the list. Return the tokens given."""
         while not self._start(ctx, request, budget):
-            if not holders or not self._evict(ctx, holders.pop(), request.state is State.RUNNING):
+            if not holders or holders[-1][0] <= place:
                 return 0
+            if not self._evict(ctx, holders[-1][1], request.state is State.RUNNING):
+                return 0
+            holders.pop()
         return ctx.plan.tokens.get(request, 0)
 
     def _start(self, ctx: PlanContext, request: Request, budget: int) -> bool:
@@ -152,9 +158,13 @@ class FastServe(Scheduler):
     def _swap_ahead(self, ctx: PlanContext, ranked: Sequence[Request]) -> None:
         """Requests that did not run and will not for longest (the last of the lowest queue) go to the host until
         newcomers find room."""
-        idle = [r for r in ranked if r.state is State.RUNNING and r not in ctx.plan.tokens and pending(r)]
-        while idle and self.kv.usage().free < self.keep_free and ctx.swap_out(idle[-1]):
-            victim = idle.pop()
+        for victim in reversed(ranked):
+            if self.kv.usage().free >= self.keep_free:
+                break
+            if victim.state is not State.RUNNING or victim in ctx.plan.tokens or not pending(victim):
+                continue
+            if not ctx.swap_out(victim):
+                break
             self.running.remove(victim)
             self.waiting.append(victim)
 

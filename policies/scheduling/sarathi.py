@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler
-from servesim.contracts.params import check_share
+from servesim.contracts.params import check_least, check_share
 from servesim.contracts.scheduler import schedulers
 
 from ._common import (
@@ -51,9 +51,8 @@ class SarathiParams:
     """Number of stages."""
 
     def __post_init__(self) -> None:
-        for name in ("chunk_size", "low_chunk_size", "high_chunk_size", "chunk_schedule_stages"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
+        stages = ("chunk_schedule_max_tokens", "chunk_schedule_stages")
+        check_least(self, 1, "max_num_seqs", "chunk_size", "low_chunk_size", "high_chunk_size", *stages)
         if self.enable_dynamic_chunking_schedule and (self.low_chunk_size % ALIGN or self.high_chunk_size % ALIGN):
             raise ValueError(f"low_chunk_size and high_chunk_size must be multiples of {ALIGN}")
         check_share("watermark", self.watermark)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
+from servesim.contracts.params import check_least
 from servesim.contracts.scheduler import schedulers
 
 from ._common import FOREVER, pending, refuse_if_hopeless
@@ -28,6 +29,9 @@ class SelectiveParams:
     """Tokens of an iteration (TensorRT-LLM); None: no limit. A longer prompt runs without others."""
     fused_attention: bool = False
     """One attention kernel for all requests, as engines after Orca have."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "max_bs", "n_slots", "max_num_tokens")
 
     @property
     def max_num_seqs(self) -> int | None:

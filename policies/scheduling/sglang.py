@@ -48,6 +48,11 @@ class Sglang(Scheduler):
             self.policy = "fcfs"  # as SGLang with its cache disabled
         chunk = params.chunked_prefill_size
         self.chunk_size = None if chunk is None or chunk < 0 else chunk
+        if self.chunk_size is not None and self.chunk_size < kv.block_size:
+            raise UserError(
+                f"scheduler {self.name}: chunked_prefill_size={self.chunk_size} is less than a page of kv {kv.name}, "
+                f"{kv.block_size} tokens: no prompt longer than it would ever run"
+            )
         self.batch: list[Request] = []  # decoding; may hold requests that have ended since it last ran
         self._ended = False  # whether it may
         self.last: list[Request] = []  # of the last prefill batch, until it joins `batch`

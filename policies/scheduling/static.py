@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from servesim.contracts import MISS, Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
+from servesim.contracts.params import check_least
 from servesim.contracts.scheduler import schedulers
 
 from ._common import pending
@@ -22,6 +23,9 @@ class StaticParams:
 
     max_batch_size: int | None = None
     """Rows of a batch; None: as many as memory holds, up to vLLM's max_num_seqs for the GPU."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "max_batch_size")
 
     @property
     def max_num_seqs(self) -> int | None:

@@ -38,6 +38,7 @@ class TransformersParams(SchedulerParams):
     """Share of the blocks that must be free for a prompt to join others; None: 0.15 (fifo) or 0 (prefill_first)."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.scheduler_type not in _MARGINS:
             raise ValueError(f'scheduler_type is "fifo" or "prefill_first", not "{self.scheduler_type}"')
         if self.safety_margin is not None and not 0.0 <= self.safety_margin <= 1.0:

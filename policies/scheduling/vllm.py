@@ -17,6 +17,7 @@ from servesim.contracts.kv import Hit, KVAllocator
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Limits, Scheduler, schedulers
+from servesim.errors import UserError
 
 from ._budget import Budget
 from ._vllm_params import VllmParams
@@ -37,6 +38,11 @@ class Vllm(Scheduler):
         self._by_priority = params.policy == "priority"
         self._heap: list[tuple[int, int, str, int, Request]] = []  # the waiting queue under "priority"
         self._max_scheduled = params.max_num_scheduled_tokens or limits.max_num_batched_tokens
+        if params.draft_slots_per_request >= limits.max_num_batched_tokens:
+            raise UserError(
+                f"scheduler {self.name}: max_num_batched_tokens={limits.max_num_batched_tokens} leaves no token beside "
+                f"the draft_slots_per_request={params.draft_slots_per_request} of a request that is drafted for"
+            )
         self._max_running = params.max_num_active_seqs or limits.max_num_seqs
         self._steps_since_prefill = 0
         self._drained = True  # whether the last plan that looked at the waiting queue emptied it

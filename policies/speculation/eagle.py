@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servesim.contracts import speculators
+from servesim.contracts.params import check_least
 from servesim.hardware import ModelSpec
 from servesim.hardware.draft import DraftModel, eagle3_head, eagle_head, mtp_head
 
@@ -45,6 +46,11 @@ class Eagle3Params(DrafterParams):
     mlp_width: int = 0
     """Width of its MLP; 0: the target's, or 6 hidden sizes on a mixture of experts (17280 in the head published for
     gpt-oss-120b)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "draft_vocab")
+        check_least(self, 0, "mlp_width")
 
 
 @speculators.register("eagle3")

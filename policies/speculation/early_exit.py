@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servesim.contracts import Batch, speculators
+from servesim.contracts.params import check_least
 from servesim.contracts.speculator import one_token_each
 from servesim.errors import UserError
 from servesim.hardware import ModelSpec
@@ -19,6 +20,10 @@ class EarlyExitParams(DrafterParams):
 
     layers: int = 8
     """Layers of the target that draft."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "layers")
 
 
 @speculators.register("early-exit")

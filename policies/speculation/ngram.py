@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from servesim.contracts import Batch, speculators
+from servesim.contracts.params import check_least
 
 from ._drafter import Drafter, DrafterParams
 
@@ -22,6 +23,14 @@ class NgramParams(DrafterParams):
     """Longest run of last tokens that is looked up."""
     host_us_per_sequence: float = 20.0
     """Time of one lookup on the CPU (stated, not measured)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "prompt_lookup_min", "prompt_lookup_max")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(f"prompt_lookup_min {self.prompt_lookup_min} is above prompt_lookup_max")
+        if not 0 <= self.host_us_per_sequence <= 1e6:
+            raise ValueError(f"host_us_per_sequence is {self.host_us_per_sequence:g}, must be from 0 to 1e6 (a second)")
 
 
 @speculators.register("ngram")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servesim.contracts import Batch, speculators
+from servesim.contracts.params import check_least
 from servesim.hardware.draft import DraftModel
 
 from ._drafter import Drafter, DrafterParams
@@ -19,6 +20,10 @@ class SparseKvParams(DrafterParams):
 
     budget: int = 512
     """Tokens of context a draft pass reads."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "budget")
 
 
 @speculators.register("sparse-kv")

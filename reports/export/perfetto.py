@@ -2,7 +2,7 @@
 
 One process per replica: one slice per step, on a track for each overlapping step (pipeline stages); counters of the
 batch and of KV memory; and a process of requests, each an asynchronous track of its phases. Times in microseconds, to
-the nanosecond.
+the nanosecond. Where the run has recorded the requests of its steps (--step-requests), each slice names them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ import numpy as np
 from servesim.contracts.request import State
 from servesim.reports.export import one_run
 from servesim.reports.tokens import Steps, Tokens
+from servesim.run.result_files import STEP_REQUESTS, reading
 
+MOST_NAMED = 64
+"""Requests named with a step."""
 COUNTS = ("prefill_tokens", "prefill_pieces", "decode_count", "sampled", "drafts", "preempted")
 
 
@@ -31,7 +34,8 @@ def write(folder: Path, file: TextIO) -> None:
     file.write(json.dumps(_about(result.summary, tokens.steps.exact), sort_keys=True))
     file.write(',"traceEvents":[')
     comma = ""
-    for event in chain(_names(steps), _steps(steps, tokens.steps), _counters(steps), _requests(result)):
+    of = _step_requests(folder)
+    for event in chain(_names(steps), _steps(steps, tokens.steps, of), _counters(steps), _requests(result)):
         file.write(comma + "\n" + json.dumps(event, separators=(",", ":")))
         comma = ","
     file.write("\n]}\n")
@@ -60,7 +64,31 @@ def _names(steps: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "pid": REQUESTS_PID, "name": "process_name", "args": {"name": "requests"}}
 
 
-def _steps(table: dict[str, Any], steps: Steps) -> Iterator[dict[str, Any]]:
+def _step_requests(folder: Path) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Return (row, tokens) of the requests by replica and step, where the run has recorded them."""
+    if not (folder / STEP_REQUESTS).is_file():
+        return {}
+    import pyarrow.parquet as pq
+
+    with reading(folder / STEP_REQUESTS):
+        table = pq.read_table(folder / STEP_REQUESTS)
+        columns = [table[name].to_pylist() for name in ("replica", "step", "row", "num_scheduled_tokens")]
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for replica, step, row, tokens in zip(*columns, strict=True):
+        found.setdefault((replica, step), []).append((row, tokens))
+    return found
+
+
+def _named(requests: list[tuple[int, int]]) -> str:
+    """Return the requests of a step in words: rows, with the tokens computed where that is not one."""
+    shown = [f"{row} preempted" if not n else str(row) if n == 1 else f"{row} ({n} tokens)" for row, n in requests]
+    more = [f"and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
+    return ", ".join([*shown[:MOST_NAMED], *more])
+
+
+def _steps(
+    table: dict[str, Any], steps: Steps, of: dict[tuple[int, int], list[tuple[int, int]]]
+) -> Iterator[dict[str, Any]]:
     """Yield one complete event per step, and a name for each track when its first one comes."""
     free: dict[int, list[int]] = {}
     columns = {name: table[name].tolist() for name in (*COUNTS, "replica", "kv_used", "step", "decode_context")}
@@ -73,6 +101,8 @@ def _steps(table: dict[str, Any], steps: Steps) -> Iterator[dict[str, Any]]:
         arguments = {"step": step, **{name: c[name] for name in COUNTS if c[name]}}
         if c["decode_count"]:
             arguments["decode_context"] = c["decode_context"] + nth * c["decode_count"]
+        if requests := of.get((c["replica"], step)):
+            arguments["requests"] = _named(requests)
         tracks = free.setdefault(c["replica"], [])
         known = len(tracks)
         track = {"pid": _pid(c["replica"]), "tid": _lane(tracks, begin, end)}

@@ -1,4 +1,4 @@
-"""Shared by axes: units on ticks, clocks, percentiles."""
+"""Shared by axes: units on ticks, clocks, percentiles. The gid of an axis names its unit for the page's script."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ def time_ticks(axis: Any, decades: bool = True) -> None:
     """Write the ticks of an axis in milliseconds with a unit."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+    axis.set_gid("ms")
     if decades:
         low, high = axis.get_view_interval()
         subs = (1.0,) if high > 60 * low else (1.0, 2.0, 5.0)
@@ -37,6 +38,7 @@ def thousands(axis: Any) -> None:
     """Write whole numbers with separators, in thousands from 10,000 on."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+    axis.set_gid("count")
     axis.set_major_locator(MaxNLocator(4, integer=True))
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v / 1e3:g}k" if abs(v) >= 10_000 else f"{v:,.0f}"))
 
@@ -45,5 +47,6 @@ def percents(axis: Any) -> None:
     """Write shares as percentages."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+    axis.set_gid("share")
     axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))

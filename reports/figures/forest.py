@@ -11,6 +11,7 @@ from servesim.reports.experiment import change, metric_words
 from servesim.reports.svg import INK, Drawing, wide
 
 VERDICT_COLOURS = {"better": "teal", "worse": "rose", "equivalent": "slate", "identical": "slate", "undecided": "amber"}
+VERDICT_COLOURS |= {"too fast": "rose", "too slow": "rose"}
 SHOWN = 4
 PREFERRED = ("ttft_p99", "tpot_p99", "e2el_p99", "output_throughput", "slo_attainment", "usd_per_million_tokens")
 

@@ -75,6 +75,7 @@ def _panel(axes: Any, values: Any, colour: str, limit: float | None, ticks: int)
         mark_limit(axes, limit, float((values <= limit).mean()))
     axes.set_ylim(0, 1.02)
     axes.set_yticks([0, 0.5, 0.9, 1.0], ["0", "50 %", "90 %", "100 %"])
+    axes.yaxis.set_gid("share")
 
 
 def scale(axes: Any, low: float, high: float, ticks: int) -> None:

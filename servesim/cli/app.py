@@ -28,6 +28,7 @@ from servesim.cli.schema import SCHEMA_EXAMPLES, schema
 from servesim.cli.size import SIZE_EXAMPLES, size
 from servesim.cli.trace import trace_app
 from servesim.cli.validate import validate
+from servesim.cli.why import WHY_EXAMPLES, why
 from servesim.engine import compiled
 from servesim.errors import Interrupted, PolicyError, UserError
 
@@ -96,6 +97,7 @@ app.command(epilog=ROOFLINE_EXAMPLES)(roofline)
 register_experiments(app)
 app.command(epilog=REPORT_EXAMPLES)(report)
 app.command(epilog=EXPORT_EXAMPLES)(export)
+app.command(epilog=WHY_EXAMPLES)(why)
 
 
 def main() -> None:

@@ -102,7 +102,7 @@ def _host_terms(log: Any, spec: Any, gpu: Any, tables: Path) -> Any:
     """Fitted to the steps of the warm-up."""
     from servesim.calibrate.engines import fit_step_host
     from servesim.cost import build_cost_model
-    from servesim.experiments.recording_formats import server_dtype
+    from servesim.experiments.recording import server_dtype
 
     dtype, kv_dtype = (server_dtype(log.meta[key]) for key in ("dtype", "kv_cache_dtype"))
     cost = build_cost_model(spec, gpu, dtype=dtype, kv_dtype=kv_dtype, tables=tables)

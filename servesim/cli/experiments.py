@@ -6,12 +6,25 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from servesim.cli.gate import (
+    CAPACITY_UNITS,
+    Overwrite,
+    Quiet,
+    Require,
+    capacity_failures,
+    comparison_failures,
+    end_if,
+    requirements,
+)
 from servesim.cli.options import ListingCommand
 from servesim.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    from servesim.run.requirements import Requirement
 
 LISTS = """
 Options of the scenario, the engine and the clients may list several values with commas; every combination is one
@@ -54,7 +67,9 @@ def compare(
     scenarios: Files = None,
     replicates: Annotated[int, typer.Option(help="Seeds, or windows of a recorded trace; 1: blocks in one run.")] = 10,
     baseline: Annotated[str | None, typer.Option(help="Compare with it. [default: the first stable variant]")] = None,
-    metrics: Annotated[str | None, typer.Option(help="Such as ttft_p99,output_throughput.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
+    ] = None,
     rank_by: Annotated[str, typer.Option(help="Metric of the ranking and the headline.")] = "ttft_p99",
     margin: Annotated[float, typer.Option(help="Changes within it do not matter.")] = 0.02,
     interval: Annotated[str, typer.Option(help="auto, t, studentised or bca.")] = "auto",
@@ -64,6 +79,9 @@ def compare(
     executor: Where = "local",
     out: Out = None,
     as_json: Json = False,
+    require: Require = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Which policy is better, by how much, and how sure is that?
 
@@ -75,7 +93,9 @@ def sweep(
     context: typer.Context,
     scenarios: Files = None,
     replicates: Annotated[int, typer.Option(help="Seeds, or windows of a recorded trace.")] = 1,
-    metrics: Annotated[str | None, typer.Option(help="Such as ttft_p99,output_throughput.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
+    ] = None,
     best_by: Annotated[str | None, typer.Option(help="Metric of the best. [default: goodput, or e2el_mean]")] = None,
     trials: Annotated[int | None, typer.Option(help="Let Optuna choose N combinations.")] = None,
     warmup: Warmup = 0.1,
@@ -84,6 +104,8 @@ def sweep(
     executor: Where = "local",
     out: Out = None,
     as_json: Json = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run every combination of the axes.
 
@@ -104,6 +126,9 @@ def capacity(
     executor: Where = "local",
     out: Out = None,
     as_json: Json = False,
+    require: Require = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Find the highest rate within the SLO.
 
@@ -112,18 +137,31 @@ def capacity(
 
 
 def _answer(
-    command: str, context: typer.Context, scenarios: Sequence[str] | None, as_json: bool, **options: Any
+    command: str,
+    context: typer.Context,
+    scenarios: Sequence[str] | None,
+    as_json: bool,
+    quiet: bool,
+    require: Sequence[str] | None = None,
+    **options: Any,
 ) -> None:
     """Run an experiment with the options of its command, which are its keywords, and print what came of it."""
     import servesim
     from servesim.cli import tables
+    from servesim.cli.serving import prepared
 
     run, table = getattr(servesim, command), getattr(tables, f"print_{command}")
     files, out = scenarios or (), options["out"]
     if command != "compare" and len(files) > 1:
         raise UserError(f"{command}: one scenario file is needed, not {len(files)} ({' '.join(files)})")
-    with kept(out), tables.Bar() as bar:
-        document = run(*files, **options, on_progress=bar, **axes_of(context.obj)).attrs["document"]
+    if options.get("metrics") is not None:
+        _register(options["metrics"])
+    required = requirements(require, CAPACITY_UNITS if command == "capacity" else None)
+    if command == "compare":
+        _check_compared(required, options["metrics"], options["rank_by"])
+    scenarios, axes = prepared(command, files, context.obj, axes_of)
+    with kept(out), tables.Bar(quiet) as bar:
+        document = run(*scenarios, **options, on_progress=bar, **axes).attrs["document"]
     if out is not None:
         from servesim.cli.report import write_report
 
@@ -133,10 +171,33 @@ def _answer(
         from servesim.run.result_files import to_json
 
         sys.stdout.write(to_json(plain(document)))
-    else:
+    elif not quiet:
         table(document, out)
+    if required:
+        end_if((comparison_failures if command == "compare" else capacity_failures)(required, document))
     if all(row["error"] for row in document.get("variants", document.get("rows"))):
         raise typer.Exit(1)  # nothing ran
+
+
+def _register(metrics: str) -> None:
+    """Know the metrics of the user's own by their names, before anything asks for one."""
+    from servesim.experiments.run_metrics import metrics_of
+    from servesim.parsing import listed
+
+    if own := [name for name in listed("metrics", metrics) if ".py:" in name]:
+        metrics_of(own, {})
+
+
+def _check_compared(required: Sequence[Requirement], metrics: str | None, rank_by: str) -> None:
+    """Raise UserError for what is required of a metric that is not compared."""
+    from servesim.experiments.run_metrics import DEFAULTS, SLO_DEFAULTS
+    from servesim.parsing import listed
+
+    listed_ones = (*DEFAULTS, *SLO_DEFAULTS) if metrics is None else listed("metrics", metrics)
+    compared = {rank_by, *(name.rpartition(".py:")[2] for name in listed_ones)}
+    for one in required:
+        if one.name not in compared:
+            raise UserError(f"--require {one.text}: {one.name} is not compared; name it in --metrics")
 
 
 @contextmanager

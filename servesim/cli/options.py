@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -36,6 +36,11 @@ SET = (
     "Set any key of the scenario; repeatable. Parameters of policies, and limits, are options too: "
     "--scheduler.max-num-seqs 64, --slo.ttft 500, --slo-classes.CLASS ttft:300,tpot:50."
 )
+SERVE = (
+    "Settings of a command that starts a server, in quotes: 'vllm serve MODEL --tensor-parallel-size 4', "
+    "sglang.launch_server, trtllm-serve, or @FILE; flags without a meaning here are named. compare takes several."
+)
+SAVE = "Write the scenario as YAML, every key spelled out, and go on."
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 
@@ -56,7 +61,7 @@ class Setting:
     """Values a switch may be followed by; without one it is given `on`."""
     on: str = "true"
     open: bool = False
-    """Whether it has parts that no field declares: parameters of a policy, or limits."""
+    """Whether it has parts that no field declares: parameters of a policy, limits, parts of a data sheet or config."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,7 +96,7 @@ class ScenarioCommand(TyperCommand):
         return [*super().get_params(ctx), *(option for option, _ in ctx.meta.get(__name__, ()))]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words, parts = canonical(args)
+        words, parts = canonical(args, {name for param in super().get_params(ctx) for name in param.opts})
         ctx.meta[__name__] = _options(parts, self.several)
         return super().parse_args(ctx, words)
 
@@ -124,7 +129,12 @@ def _settings() -> tuple[Setting, ...]:
     """Every setting that a field of the scenario is, and `--set`."""
     from servesim.run.scenario import Scenario
 
-    found = [*_of(Scenario), Setting("set", "Scenario", SET, list[str], "KEY=VALUE")]
+    found = [
+        *_of(Scenario),
+        Setting("set", "Scenario", SET, list[str], "KEY=VALUE"),
+        Setting("serve", "Scenario", SERVE, list[str], "COMMAND"),
+        Setting("save_scenario", "Scenario", SAVE, shown="FILE"),
+    ]
     return tuple(sorted(found, key=lambda setting: ("Scenario", "Engine", "Clients").index(setting.section)))
 
 
@@ -149,7 +159,7 @@ def _setting(key: str, section: str, field: FieldInfo) -> Setting:
     if dict in kinds:
         return Setting(key, section, help, shown="<str>", open=True)
     shown = "|".join(kind if isinstance(kind, str) else f"<{kind.__name__}>" for kind in kinds)
-    return Setting(key, section, help, kinds[0] if len(kinds) == 1 else str, shown)
+    return Setting(key, section, help, kinds[0] if len(kinds) == 1 else str, shown, open=key in ("model", "gpu"))
 
 
 def _kinds(annotation: Any) -> list[Any]:
@@ -179,7 +189,7 @@ def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Se
     parameters = []
     for i, s in enumerate(settings):
         kind = s.type if s.type == list[str] or not several else str
-        shown = s.shown.replace(">", ",...>") if several and s.key not in ("slo", "slo_classes") else s.shown
+        shown = s.shown.replace(">", ",...>") if several and s.key not in ("slo", "slo_classes", "columns") else s.shown
         completes = values_of(s.key, [word for word in s.shown.split("|") if "<" not in word and word.islower()])
         option = typer.Option(*s.names, help=s.help, metavar=shown, autocompletion=completes)
         name = f"{re.sub(r'[^a-z0-9]', '_', s.key.lower())}_{i}"
@@ -199,9 +209,10 @@ def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Se
     return list(zip(typer.main.get_command(maker).params, settings, strict=True))
 
 
-def canonical(arguments: Sequence[str]) -> tuple[list[str], tuple[Setting, ...]]:
+def canonical(arguments: Sequence[str], own: Collection[str] = ()) -> tuple[list[str], tuple[Setting, ...]]:
     """The words with options spelt as they are declared and a value after each switch; and the parts of policies and
-    limits among them, which no field declares. UserError for a part that no setting has."""
+    limits among them, which no field declares. UserError for a part that no setting has. A part may go by its own name
+    (`--max-num-seqs`) where the command has no option (`own`) of that name."""
     known = {name[2:].replace("-", "_"): s for s in _settings() for name in s.names}
     words, parts, rest = [], {}, list(arguments)
     while rest and rest[0] != "--":
@@ -210,6 +221,11 @@ def canonical(arguments: Sequence[str]) -> tuple[list[str], tuple[Setting, ...]]
         outer, dot, inner = name.partition(".")
         outer = outer.replace("-", "_")
         setting = known.get(f"{outer}{dot}{inner.replace('-', '_')}")
+        if word.startswith("--") and setting is None and not dot and word.partition("=")[0] not in own:
+            from servesim.run.setting_names import whole_name
+
+            outer, dot, inner = (whole_name(name) or outer).partition(".")
+            setting = known.get(f"{outer}{dot}{inner}")
         if not word.startswith("--") or (setting is None and not dot):
             words.append(word)
             continue

@@ -54,7 +54,7 @@ def export(
     A Perfetto trace, vllm bench JSON, AIPerf JSONL, CSV, or Markdown for a pull request."""
     from servesim.reports.export import export as write
 
-    with _undamaged(folder):
+    with undamaged(folder):
         write(folder, to, out)
     typer.echo(f"written to {out}", err=True)
 
@@ -67,7 +67,7 @@ def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, f
 
     path = out or folder / REPORT
     try:
-        with _undamaged(folder):
+        with undamaged(folder):
             html = build(folder, window_s)
         with writing(path) as file:
             file.write(html)
@@ -77,7 +77,7 @@ def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, f
 
 
 @contextmanager
-def _undamaged(folder: Path) -> Iterator[None]:
+def undamaged(folder: Path) -> Iterator[None]:
     """Turn what goes wrong with figures that are not what servesim writes (null, text, a part missing) into a
     UserError that names their folder."""
     try:

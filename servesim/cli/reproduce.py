@@ -110,7 +110,7 @@ def _claimed(out: Path | None) -> Iterator[Path | None]:
     """Where to write the claims: the folder itself where it holds claims of before, else one beside, which takes its
     place in the end. An interrupt or an error leaves nothing that was not there."""
     from servesim.reports.claims_page import INDEX
-    from servesim.run.result_files import writable
+    from servesim.run.result_files import clear_up, writable
 
     if out is None or (out / INDEX).is_file():
         yield out
@@ -125,6 +125,7 @@ def _claimed(out: Path | None) -> Iterator[Path | None]:
     new = [folder for folder in out.parents if not folder.exists()]
     try:
         with writable(out):
+            clear_up(out)
             partial.mkdir(parents=True)
         yield partial
         with writable(out):

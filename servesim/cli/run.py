@@ -9,14 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
+from servesim.cli.gate import Overwrite, Quiet, Require, end_if, requirements
+
 RUN_EXAMPLES = """
 \b
 Examples:
   servesim run --trace preset:azure-conv-2023 --model llama-3.1-8b --gpu h200
-  servesim run --trace trace.csv --model qwen3-14b --gpu h100 --rate 5 --slo ttft:500,tpot:50 --out result
+  servesim run --trace trace.csv --model qwen3-14b --gpu h100 --rate 5 --slo ttft:500,tpot:50 --out busy
   servesim run --trace synth:arrivals=poisson,rate=20,prompt=512,output=128 --model llama-3.1-70b --gpu h200 --tp 4
   servesim run scenario.yaml --scheduler.max-num-seqs 64 --engine.block-size 32
   servesim run result/scenario.yaml --scheduler my_policy.py:MyScheduler
+  servesim run scenario.yaml --require 'output_throughput>=10' --require 'ttft_p99<=60s' -q
+
+Paths in SCENARIO are relative to it.
 """
 
 
@@ -32,23 +37,61 @@ def run(
         Path | None, typer.Option(help="Result directory: report.html, summary.json, requests.parquet, ....")
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into --out.")] = True,
+    with_intervals: Annotated[
+        bool, typer.Option("--intervals/--no-intervals", help="Error bars of means, by measured servers.")
+    ] = True,
+    propagate: Annotated[
+        bool, typer.Option("--propagate", help="Error bars of p99, goodput and price too, by two more runs.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
+    require: Require = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    step_requests: Annotated[
+        bool, typer.Option("--step-requests", help="Write which requests each step computed (with --mode reference).")
+    ] = False,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="FILE.py:FUNCTION,...", help="Metrics of your own (docs/metrics.md).")
+    ] = None,
 ) -> None:
     """Replay a trace: latency, throughput, memory and price."""
+    from servesim.cli.serving import save, under_commands
+    from servesim.run.custom_metrics import load_metrics
+    from servesim.run.requirements import failures, summary_values
     from servesim.run.scenario import load_settings
     from servesim.run.simulate import simulate
 
-    settings = _over(load_settings(scenario) if scenario is not None else {}, context.obj)
-    with _progress() as bar:
-        result = simulate(settings, out=out, on_ready=bar, jobs=jobs, page=_page if with_report else None)
+    required = requirements(require, {name: getattr(function, "unit", "") for name, function in load_metrics(metrics)})
+    saved = context.obj.pop("save_scenario", None)
+    base = under_commands([load_settings(scenario) if scenario is not None else {}], context.obj, "run")
+    settings = _over(base[0], context.obj)
+    save([(settings, {})], saved)
+    with _progress(quiet) as bar:
+        result = simulate(
+            settings,
+            out=out,
+            on_ready=bar,
+            jobs=jobs,
+            intervals=with_intervals,
+            propagate=propagate,
+            page=page,
+            overwrite=overwrite,
+            step_requests=step_requests,
+            metrics=metrics,
+        )
     if as_json:
         from servesim.run.result_files import to_json
 
         sys.stdout.write(to_json(result.summary))
-    else:
+    elif not quiet:
         from servesim.cli.summary import print_summary
 
         print_summary(result, out)
+    if required:
+        unstable = (
+            ["the queue was still growing when arrivals ended"] if result.summary["stability"]["unstable"] else []
+        )
+        end_if([*failures(required, summary_values(result.summary)), *unstable])
 
 
 def _page(folder: Path) -> None:
@@ -59,17 +102,21 @@ def _page(folder: Path) -> None:
 
 def _over(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """A file's settings under what the command line says: a preset, then --set, then options, parts after wholes."""
-    from servesim.run.scenario import override
+    from servesim.run.scenario import assigned, override
 
     whole = {key: value for key, value in given.items() if "." not in key and key != "set"}
     preset = {key: value for key, value in whole.items() if key == "preset"}
-    settings = override(settings | preset, given.get("set", ())) | whole
-    return override(settings, [f"{key}={value}" for key, value in given.items() if "." in key])
+    parts: dict[bool, list[str]] = {True: [], False: []}
+    for assignment in given.get("set", ()):
+        parts["." in assigned(assignment)[0]].append(assignment)
+    settings = override(settings | preset, parts[False]) | whole
+    options = [f"{key}={value}" for key, value in given.items() if "." in key]
+    return override(settings, [*parts[True], *options])
 
 
-def _progress() -> Any:
+def _progress(quiet: bool) -> Any:
     """A progress bar in simulated time, on a terminal only."""
-    if not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty():
         return nullcontext()
     from servesim.cli.summary import ProgressBar
 

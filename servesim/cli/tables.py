@@ -16,23 +16,26 @@ from rich.text import Text
 
 from servesim.cli.console import open_console
 from servesim.cli.summary import limits_text, number, percent
+from servesim.experiments.model_error import sentences
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
 from servesim.experiments.run_metrics import metric_label
 from servesim.experiments.runner import Progress
-from servesim.experiments.variants import synchronous_ones
 
 COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}
+COLOURS |= {"too fast": "red", "too slow": "red"}
 
 
 class Bar:
     """Cells done on stderr, on a terminal only, and what had to be computed again."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         best = TextColumn("{task.description}", markup=False)
         columns = (BarColumn(), MofNCompleteColumn(), best, TimeRemainingColumn())
         console = Console(stderr=True)
-        self._bar = RichProgress(*columns, console=console, transient=True) if sys.stderr.isatty() else None
+        self._bar = (
+            RichProgress(*columns, console=console, transient=True) if sys.stderr.isatty() and not quiet else None
+        )
         self._task: Any = None
 
     def __enter__(self) -> Bar:
@@ -65,10 +68,10 @@ def print_compare(document: Mapping[str, Any], out: Path | None) -> None:
     console.print(
         f"paired over {count}, {percent(how['level'])} intervals; baseline: {document['baseline']}", style="dim"
     )
-    if late := synchronous_ones(document["variants"]):
-        console.print(f"planned synchronously, the others a step ahead: {', '.join(late)}", style="dim")
+    for warning in document["warnings"]:
+        console.print(f"warning: {warning}", style="yellow")
     console.print(_comparison_table(document))
-    for line in document["headline"]:
+    for line in (*document["headline"], *sentences(document.get("model_error", ()), document["baseline"])):
         console.print(line)
     for found in document["drill_down"]:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in found["causes"].items())
@@ -138,7 +141,8 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
         table.add_column(head, justify="right" if number_column else "left", no_wrap=number_column)
     best = document["best"] and document["best"]["label"]
     for v, *cells in zip(document["variants"], *(column[1:] for column in columns), strict=True):
-        table.add_row(*cells[:-1], _coloured(cells[-1]), style="bold" if v["label"] == best else None)
+        bold = best is not None and best in (v["label"], v["equal_to"])
+        table.add_row(*cells[:-1], _coloured(cells[-1]), style="bold" if bold else None)
     console.print(table)
     if left:
         others = ", ".join(metric_label(m["name"]) for m in metrics[-left:])
@@ -146,7 +150,8 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
     if best is not None:
         metric = document["best"]["metric"]
         unit = next(m["unit"] for m in document["metrics"] if m["name"] == metric)
-        console.print(f"best {metric_label(metric)}: {best}, {value_text(document['best']['value'], unit)}")
+        also = "".join(f" = {label}" for label in document["best"]["equal"])
+        console.print(f"best {metric_label(metric)}: {best}{also}, {value_text(document['best']['value'], unit)}")
     for note in document["notes"]:
         console.print(f"note: {note}", style="dim")
     if out is not None:
@@ -180,6 +185,8 @@ def _state(variant: Mapping[str, Any]) -> str:
         return "failed"
     if variant["unstable"]:
         return "unstable"
+    if variant["equal_to"] is not None:
+        return f"= {variant['equal_to']}"
     return "Pareto" if variant["pareto"] else ""
 
 

@@ -29,6 +29,10 @@ Examples:
 Shape = Annotated[
     list[str] | None, typer.Option(metavar="STEP", help="Shape the trace, such as thin:keep=0.5; repeatable.")
 ]
+Columns = Annotated[
+    str | None,
+    typer.Option(help="Columns of a log with names of its own: arrival='Request Time',prompt=in,output=out[,unit=us]."),
+]
 
 
 @trace_app.callback(invoke_without_command=True)
@@ -40,11 +44,12 @@ def help_alone(context: typer.Context) -> None:
 
 @trace_app.command(epilog=INSPECT_EXAMPLES)
 def inspect(
-    trace: Annotated[str, typer.Argument(metavar="FILE", help="Trace file, preset:NAME or synth:....")],
+    trace: Annotated[str, typer.Argument(metavar="FILE", help="Trace or log (-: stdin), preset:NAME or synth:....")],
     block_size: Annotated[int, typer.Option(help="Tokens per KV block for the ideal hit rate.")] = 16,
     requests: Annotated[int | None, typer.Option(help="Look only at the first N requests.")] = None,
     sort: Annotated[bool, typer.Option("--sort", help="Order the file's rows by arrival time.")] = False,
     timing: Annotated[str | None, typer.Option(help="Of conversations: think, original or open.")] = None,
+    columns: Columns = None,
     shape: Shape = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -54,7 +59,7 @@ def inspect(
     And the hit rate an infinite prefix cache would have."""
     from servesim.traces.inspect import inspect as inspect_trace
 
-    summary = inspect_trace(_opened(trace, requests, seed, sort, timing, shape), block_size=block_size)
+    summary = inspect_trace(_opened(trace, requests, seed, sort, timing, columns, shape), block_size=block_size)
     if as_json:
         from servesim.run.result_files import to_json
 
@@ -74,13 +79,14 @@ def convert(
     seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
     sort: Annotated[bool, typer.Option("--sort", help="Order the file's rows by arrival time.")] = False,
     timing: Annotated[str | None, typer.Option(help="Of conversations: think, original or open.")] = None,
+    columns: Columns = None,
     shape: Shape = None,
     lossy: Annotated[bool, typer.Option("--lossy", help="Drop what the format cannot hold.")] = False,
 ) -> None:
     """Write a trace in another format."""
     from servesim.traces import save_trace
 
-    trace = _opened(source, requests, seed, sort, timing, shape)
+    trace = _opened(source, requests, seed, sort, timing, columns, shape)
     save_trace(trace, target, to, lossy=lossy)
     typer.echo(f"{target}: {len(trace)} requests, format {to}")
 
@@ -149,10 +155,17 @@ def fetch(
 
 
 def _opened(
-    spec: str, requests: int | None, seed: int, sort: bool, timing: str | None, steps: list[str] | None
+    spec: str,
+    requests: int | None,
+    seed: int,
+    sort: bool,
+    timing: str | None,
+    columns: str | None,
+    steps: list[str] | None,
 ) -> Trace:
     from servesim.traces import open_trace, shape
 
     options: dict[str, Any] = ({"sort": True} if sort else {}) | ({"timing": timing} if timing else {})
+    options |= {"columns": columns} if columns else {}
     trace: Trace = shape(open_trace(spec, requests=requests, seed=seed, **options), steps or (), seed)
     return trace

@@ -119,6 +119,8 @@ class Host(NamedTuple):
 
 
 NO_HOST = Host()
+Sources = tuple[int, int, int, int]
+"""Nanoseconds from measured points, interpolation, extrapolation, roofline formula."""
 
 
 class Price(NamedTuple):
@@ -130,8 +132,31 @@ class Price(NamedTuple):
     """Time the GPU computes within it, rounded once."""
     host: Host
     """Host time of the step, hidden behind the GPU or not."""
-    shares: tuple[float, float, float, float]
-    """Fractions of gpu_ns from measured points, interpolation, extrapolation, roofline formula; sum 1."""
+    sources: Sources = (0, 0, 0, 0)
+    """The ns of `gpu_ns` from measured points, interpolation, extrapolation, roofline formula. What a lowered clock
+    adds is in none of them."""
+
+    @property
+    def shares(self) -> tuple[float, float, float, float]:
+        """Fractions of what `sources` sum to; all of it is formula where that is nothing."""
+        a, b, c, d = self.sources
+        whole = a + b + c + d
+        return (a / whole, b / whole, c / whole, d / whole) if whole else (0.0, 0.0, 0.0, 1.0)
+
+
+def by_source(gpu_ns: int, shares: tuple[float, float, float, float]) -> Sources:
+    """Return whole nanoseconds by source, of fractions of `gpu_ns`; they sum to it."""
+    a, b, c = [int(gpu_ns * share + 0.5) for share in shares[:3]]
+    return a, b, c, gpu_ns - a - b - c
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class RunSources:
+    """GPU time by source of the steps of a run, asked for those that are recorded."""
+
+    def of(self, first: int, stop: int) -> Sources:
+        """Return the sums over the steps from the `first` (0: the run's first) to that before `stop`."""
+        return (0, 0, 0, 0)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -169,13 +194,14 @@ class CostModel(ABC):
         return NO_HOST
 
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:
-        """See `Price.shares`. Default: all of it is formula."""
+        """Return the fractions of the GPU time by source (see `Price.sources`), which sum to 1. Default: all of it is
+        formula."""
         return (0.0, 0.0, 0.0, 1.0)
 
     def price(self, batch: Batch) -> Price:
         """Return the price of one step."""
         gpu, host = int(self.gpu_run(batch, 1)[0]), self.host(batch)
-        return Price(self.step_ns(gpu, host), gpu, host, self.shares(batch))
+        return Price(self.step_ns(gpu, host), gpu, host, by_source(gpu, self.shares(batch)))
 
     def step_ns(self, gpu_ns: int, host: Host) -> int:
         """Combine GPU and host time into the duration of a step."""

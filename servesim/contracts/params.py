@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 def check_share(name: str, value: float) -> None:
     """Raise ValueError unless a parameter is a share of something: at least 0, less than 1."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} is {value:g}, must be at least 0 and less than 1")
+
+
+def check_least(params: Any, least: int, *names: str) -> None:
+    """Raise ValueError unless each parameter named is at least `least`, or None."""
+    for name in names:
+        value = getattr(params, name)
+        if value is not None and value < least:
+            raise ValueError(f"{name} is {value:g}, must be at least {least}")
 
 
 @dataclass(frozen=True)
@@ -24,3 +33,6 @@ class SchedulerParams:
     """Requests running at once."""
     max_num_batched_tokens: int | None = None
     """Tokens of a step, of prompts and decodes together."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "max_num_seqs", "max_num_batched_tokens")

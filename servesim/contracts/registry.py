@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from servesim.contracts.user_policies import adopt
 from servesim.errors import UserError, shown, suggest
-from servesim.parsing import pairs, spelt
+from servesim.parsing import pairs, policy_parts, spelt
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -64,9 +64,8 @@ class Registry(Generic[T]):
 
     def resolve(self, spec: str) -> tuple[type[T], dict[str, str]]:
         """Return the class and parameters of `name`, `name:key=value,...` or `file.py:Class[:key=value,...]`."""
-        head, _, rest = spec.partition(":")
+        head, class_name, rest = policy_parts(spec)
         if head.endswith(".py"):
-            class_name, _, rest = rest.partition(":")
             cls = self._from_file(Path(head), class_name)
         else:
             self._load()

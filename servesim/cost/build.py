@@ -16,7 +16,7 @@ from servesim.cost.stage import Stage
 from servesim.cost.suspect import missing_collectives, slow_collectives
 from servesim.cost.tables import KernelTables
 from servesim.errors import UserError, suggest
-from servesim.hardware.gpu import Gpu
+from servesim.hardware.gpu import Gpu, gpu_names
 from servesim.hardware.layers import pipeline_layers
 from servesim.hardware.model import ModelSpec, check_tp
 from servesim.versions import EngineFacts
@@ -56,6 +56,10 @@ def build_cost_model(
     """
     _check(model, gpu, tp, dtype, kv_dtype)
     kernels, measured_on = _kernels(model, gpu, tables, engine)
+    if gpu.name == measured_on.name and _same_rates(
+        gpu, measured_on, arithmetic(model, dtype, kv_dtype), links=tp * pp > 1
+    ):
+        measured_on = gpu  # another price, or more memory, leaves its kernels as they were measured
     smooth = host is not None and host.monotone_gemms
     roofline = Roofline.ideal if tables == IDEAL else Roofline
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth)
@@ -111,13 +115,35 @@ def _kernels(
     if tables in (ROOFLINE_ONLY, IDEAL):
         return None, gpu
     if tables is not None:
-        return KernelTables.load(folder=tables), gpu
+        return KernelTables.load(folder=tables), _unchanged(gpu)
     own = engine.get("kernel_tables") if engine is not None and gpu.tables is not None else None
     if own is not None and (model.latent is None or KernelTables.load(own).dtypes("mla_decode")):
-        return KernelTables.load(own), gpu
+        return KernelTables.load(own), _unchanged(gpu)
     if gpu.tables is not None:
         return KernelTables.load(gpu.tables), Gpu.load(gpu.tables)
     return None, gpu
+
+
+def _unchanged(gpu: Gpu) -> Gpu:
+    """Return the GPU as its data sheet has it, on which tables were measured whatever is changed of it; one that is
+    described by a file alone is taken as it is."""
+    return Gpu.load(gpu.name) if gpu.name in gpu_names() else gpu
+
+
+def arithmetic(model: ModelSpec, dtype: str, kv_dtype: str) -> frozenset[str]:
+    """Return the rates of a data sheet (keys of its flops) that a model's kernels depend on."""
+    experts = COMPUTE_DTYPE[model.experts_dtype or dtype]
+    return frozenset(("bf16", "fp16", COMPUTE_DTYPE[dtype], experts, *((kv_dtype,) if kv_dtype != "bf16" else ())))
+
+
+def _same_rates(gpu: Gpu, other: Gpu, dtypes: frozenset[str], links: bool) -> bool:
+    """Return whether two data sheets say the same of all that kernels depend on; `links`: there are several GPUs."""
+
+    def rates(one: Gpu) -> tuple[object, ...]:
+        flops = {dtype: rate for dtype, rate in one.flops.items() if dtype in dtypes}
+        return one.bandwidth, one.link_bandwidth if links else None, flops
+
+    return rates(gpu) == rates(other)
 
 
 def _own_all_reduce_below(engine: EngineFacts | None, tp: int) -> float:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import Host
-from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve, rounded
+from servesim.contracts.cost import Host, Sources
+from servesim.cost.curve import Curve, rounded
+from servesim.cost.sources import whole
 
 
 class Pass(NamedTuple):
@@ -35,34 +36,43 @@ class OverContexts:
         self.host = host
         self._passes = passes
         self._constant = sum(int(each.base + 0.5) for each in passes if each.curve is None)
+        splits = [(whole(each.base, each.parts), each.curve) for each in passes]
+        self._fixed = [sum(sources[i] for (sources, _), _ in splits) for i in range(4)]
+        """By source, of all passes; what attention takes is added to its own, less what is known of its pass."""
+        self._known = [known for (_, known), curve in splits if curve is not None]
         self._attending = [(each.base, each.curve, each.shift) for each in passes if each.curve is not None]
         self._low = self._high = 0  # where every pass stays within the segment of its curve it is in now
         self._shift = np.array([[shift] for _, _, shift in self._attending], dtype=np.int64)
         self._start = self._begin = self._slope = self._base = np.empty((len(self._attending), 1))
         self._whole = True
+        self._segments: list[int] = []
+        """Sources of those segments."""
 
-    def one(self, context: int) -> tuple[int, tuple[float, float, float, float]]:
+    def one(self, context: int) -> tuple[int, Sources]:
         """Return the nanoseconds at one context sum, and their split by source."""
         ns = 0
-        a = b = c = d = 0.0
-        for base, parts, curve, shift in self._passes:
-            p, q, r, s = parts
-            if curve is None:
-                ns += int(base + 0.5)
-            else:
-                start, y, slope, source = curve.piece(context + shift)
-                rise = (context + shift - start) * slope
-                ns += rounded(base, y, rise)
-                if source == MEASURED:
-                    p += y + rise
-                elif source == INTERPOLATED:
-                    q += y + rise
-                elif source == EXTRAPOLATED:
-                    r += y + rise
-                else:
-                    s += y + rise
-            a, b, c, d = a + p, b + q, c + r, d + s
-        return ns, (a, b, c, d)
+        sums = self._fixed.copy()
+        for (base, curve, shift), known in zip(self._attending, self._known, strict=True):
+            start, y, slope, source = curve.piece(context + shift)
+            own = rounded(base, y, (context + shift - start) * slope)
+            ns += own
+            sums[source] += own - known
+        a, b, c, d = sums
+        return ns + self._constant, (a, b, c, d)
+
+    def sources(self, contexts: NDArray[np.int64], gpu: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the split by source of `gpu`, the nanoseconds at non-decreasing context sums, of shape (sums, 4)."""
+        found = np.empty((len(contexts), 4), dtype=np.int64)
+        found[:] = self._fixed
+        within = self._low <= contexts[0] and contexts[-1] < self._high and len(self._segments) == 1
+        if within and not (contexts == self._begin).any():
+            found[:, self._segments[0]] += gpu - (self._constant + sum(self._known))
+            return found
+        at = np.arange(len(contexts))
+        for (base, curve, shift), known in zip(self._attending, self._known, strict=True):
+            times, source = curve.rounded_at(base, contexts + shift)
+            found[at, source] += times - known
+        return found
 
     def at(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the nanoseconds at non-decreasing context sums."""
@@ -75,16 +85,18 @@ class OverContexts:
         return np.concatenate((self._within(contexts[:cut]), self.at(contexts[cut:])))
 
     def _seek(self, context: int) -> None:
-        pieces = []
+        pieces, sources = [], set()
         low, high = 0.0, inf
         for base, curve, shift in self._attending:
             i = bisect_right(curve.xs, context + shift) - 1
             start = curve.xs[i]
             pieces.append(((start,), (curve.slopes[i],), (base + curve.ys[i] + 0.5,)))
+            sources.add(curve.segment_source[i])
             low = max(low, ceil(start) - shift)
             if i + 1 < len(curve.xs):
                 high = min(high, ceil(curve.xs[i + 1]) - shift)
         self._low, self._high = int(low), int(min(high, 1 << 62))
+        self._segments = sorted(sources)
         if pieces:
             self._start, self._slope, self._base = (np.array(column) for column in zip(*pieces, strict=True))
             self._begin = self._start - self._shift

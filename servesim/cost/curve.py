@@ -137,6 +137,14 @@ class Curve:
         times += base + self.ys[i] + 0.5
         return times.astype(np.int64)
 
+    def rounded_at(self, base: float, x: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return `rounded` of the segment of every x, and where each time comes from."""
+        xs = np.array(self.xs)
+        i = np.searchsorted(xs, x, side="right") - 1
+        times = (base + np.array(self.ys)[i] + 0.5) + (x - xs[i]) * np.array(self.slopes)[i]
+        source = np.where(xs[i] == x, np.array(self.knot_source)[i], np.array(self.segment_source)[i])
+        return times.astype(np.int64), source
+
     @property
     def known_to(self) -> float:
         """The last knot that is not itself extrapolated."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price
+from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price, RunSources
 from servesim.cost.context_pricing import OverContexts
 from servesim.cost.curve import Curve, rounded
 from servesim.cost.draft import Drafting
 from servesim.cost.host import HostTerms
+from servesim.cost.sources import CurveSources, SumSources, whole
 from servesim.cost.stage import Priced, Stage
 from servesim.cost.tables import KernelTables
 from servesim.engine.fast.cost import Run, plain_run
@@ -111,6 +111,12 @@ class TableCostModel(CostModel):
         over = self._over_contexts(batch)
         return over.at(contexts) if over is not None else None
 
+    def sources_over(self, batch: Batch, contexts: NDArray[np.int64], gpu: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `RunCost.sources_over`."""
+        over = self._over_contexts(batch)
+        assert over is not None
+        return over.sources(contexts, gpu)
+
     def _over_contexts(self, batch: Batch) -> OverContexts | None:
         """Return the price of steps like a batch over the sum of their contexts; None if it depends on more than
         that."""
@@ -129,7 +135,7 @@ class TableCostModel(CostModel):
             batch.draft_k,
         )
         if key not in self._over:
-            passes = [(stage, batch) for stage in self._stages] + list(self._drafts(batch))
+            passes = self._passes(batch)
             context = batch.decode_context_sum
             found = [stage.over_contexts(passed, self._tokens(passed), context) for stage, passed in passes]
             known = [each for each in found if each is not None]
@@ -156,8 +162,7 @@ class TableCostModel(CostModel):
     def _host(self, batch: Batch) -> Host:
         host = self.terms.host(batch) if self.terms is not None else NO_HOST
         if self.terms is not None and self.terms.launch_per_kernel:
-            passes = [(stage, batch) for stage in self._stages] + list(self._drafts(batch))
-            kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in passes)
+            kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in self._passes(batch))
             host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
         if self._drafting is not None:
             drafting = self._drafting.speculator.host_ns(batch, batch.draft_k)
@@ -170,49 +175,51 @@ class TableCostModel(CostModel):
         over = self._over_contexts(batch) if self._drafting is not None else None
         if over is not None:
             gpu, of_source = over.one(batch.decode_context_sum)
-            return self._priced(gpu, over.host, *of_source)
-        tokens = self._tokens(batch)
-        gpu, parts = self._stages[0].cost(batch, tokens)
-        for stage in self._stages[1:]:
-            ns, more = stage.cost(batch, tokens)
-            gpu += ns
-            parts = list(map(add, parts, more))
-        for stage, passed in self._drafts(batch):
-            ns, more = stage.cost(passed, self._tokens(passed))
-            gpu += ns
-            parts = list(map(add, parts, more))
-        return self._priced(gpu, self.host(batch), *parts)
-
-    def _priced(self, gpu: int, host: Host, a: float, b: float, c: float, d: float) -> Price:
-        return Price(self.step_ns(gpu, host), gpu, host, _shares(a, b, c, d))
+            return Price(self.step_ns(gpu, over.host), gpu, over.host, of_source)
+        gpu, (a, b, c, d) = self._stages[0].cost(batch, self._tokens(batch))
+        for stage, passed in self._passes(batch)[1:]:
+            ns, (p, q, r, s) = stage.cost(passed, self._tokens(passed))
+            gpu, a, b, c, d = gpu + ns, a + p, b + q, c + r, d + s
+        host = self.host(batch)
+        return Price(self.step_ns(gpu, host), gpu, host, (a, b, c, d))
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
         """See `RunCost.decode_run`."""
         if len(self._stages) > 1 or self._drafting is not None or batch.padded_tokens:
-            return plain_run(self, batch, most, until_ns)
+            gpu_ns, ns_each, host_sum, _ = plain_run(self, batch, most, until_ns)
+            return gpu_ns, ns_each, host_sum, self._run_sources(batch, len(gpu_ns))
         key = (batch.decode_count, batch.attention)
         terms = self._decodes.get(key)
         if terms is None:
             terms = self._decodes[key] = self._decode_terms(batch)
         base, parts, curve, host_ns, least, more = terms
         stage, contexts = self._stages[0], batch.decode_context_sum
-        beyond, origin = stage.skew(batch) if stage.skewed else (0.0, 0)
-        base += beyond
-        start, y, slope, source = curve.piece(contexts)
-        rise = (contexts - start) * slope
-        first = rounded(base, y, rise)
-        parts = parts.copy()
-        parts[origin] += beyond
-        parts[source] += y + rise
+        if stage.skewed:
+            beyond, origin = stage.skew(batch)
+            base += beyond
+            parts = parts.copy()
+            parts[origin] += beyond
+        start, y, slope, _ = curve.piece(contexts)
+        first = rounded(base, y, (contexts - start) * slope)
+        fixed, known = whole(base, parts)
         ns = (first if first > least else least) + more
         if most > 1:
             within = until_ns // max(ns, 1) + 1
             if within < most:
                 most = within
         if most == 1:
-            return [first], [ns], host_ns, _shares(*parts)
+            return [first], [ns], host_ns, CurveSources(fixed, known, curve, contexts, batch.decode_count, [first])
         gpu = curve.rounded_list(base, contexts, batch.decode_count, most)
-        return gpu, [(g if g > least else least) + more for g in gpu], host_ns, _shares(*parts)
+        sources = CurveSources(fixed, known, curve, contexts, batch.decode_count, gpu)
+        return gpu, [(g if g > least else least) + more for g in gpu], host_ns, sources
+
+    def _run_sources(self, batch: Batch, k: int) -> RunSources:
+        """Return the sources of k successive steps, of all their passes."""
+        found: list[RunSources] = []
+        for stage, passed in self._passes(batch):
+            tokens = self._tokens(passed)
+            found.append(stage.run_sources(passed, tokens, stage.run(passed, tokens, k).tolist()))
+        return SumSources(found)
 
     def _decode_terms(self, batch: Batch) -> tuple[float, list[float], Curve, int, int, int]:
         """Return the terms of a decode batch that follow from its count alone: nanoseconds of all but attention, those
@@ -230,6 +237,10 @@ class TableCostModel(CostModel):
         """Return the fractions of the GPU time by source (slowing down under load is not counted)."""
         return self.price(batch).shares
 
+    def _passes(self, batch: Batch) -> list[tuple[Stage, Batch]]:
+        """Return all passes of a step, each rounded on its own: the stages, and those of a draft model."""
+        return [*((stage, batch) for stage in self._stages), *self._drafts(batch)]
+
     def _drafts(self, batch: Batch) -> Sequence[tuple[Stage, Batch]]:
         """Return the draft passes of a step, each rounded on its own."""
         return self._drafting.work(batch) if self._drafting is not None else ()
@@ -238,8 +249,3 @@ class TableCostModel(CostModel):
         """Return the tokens through the linear layers."""
         tokens = batch.linear_tokens + batch.padded_tokens
         return self._padded[tokens] if tokens < len(self._padded) else tokens
-
-
-def _shares(a: float, b: float, c: float, d: float) -> tuple[float, float, float, float]:
-    whole = a + b + c + d
-    return (a / whole, b / whole, c / whole, d / whole) if whole else (0.0, 0.0, 0.0, 1.0)

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import Batch
+from servesim.contracts.cost import Batch, RunSources
 from servesim.cost.attention import Attention, decode_over_sum, prefill_ns
 from servesim.cost.context_pricing import Pass
 from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve, rounded, total
 from servesim.cost.formula import Roofline
+from servesim.cost.sources import CurveSources, whole
 
 
 class Operator(NamedTuple):
@@ -131,20 +132,33 @@ class Stage:
             return 0.0
         return self._throttled.at(tokens) - self._at_full_clock.at(tokens)
 
-    def cost(self, batch: Batch, tokens: int) -> tuple[int, list[float]]:
+    def cost(self, batch: Batch, tokens: int) -> tuple[int, list[int]]:
         """Return the nanoseconds of the whole step, rounded once, and those by source."""
         ns, parts = self.constant(batch, tokens)
         if not batch.decode_count:
-            return int(ns + 0.5), parts
+            return int(ns + 0.5), whole(ns, parts)[0]
         if self.skewed:
             beyond, source = self.skew(batch)
             parts[source] += beyond
             ns += beyond
         curve, contexts = self.decode_curve(batch), batch.decode_context_sum
         start, y, slope, source = curve.piece(contexts)
-        rise = (contexts - start) * slope
-        parts[source] += y + rise
-        return rounded(ns, y, rise), parts
+        times = rounded(ns, y, (contexts - start) * slope)
+        sources, known = whole(ns, parts)
+        sources[source] += times - known
+        return times, sources
+
+    def run_sources(self, batch: Batch, tokens: int, gpu: Sequence[int]) -> RunSources:
+        """Return the sources of successive steps that take `gpu`, the first of which is `batch`, with decodes."""
+        ns, parts = self.constant(batch, tokens)
+        if self.skewed:
+            beyond, source = self.skew(batch)
+            parts[source] += beyond
+            ns += beyond
+        sources, known = whole(ns, parts)
+        if not batch.decode_count:
+            return CurveSources(sources, known, None, 0, 0, gpu)
+        return CurveSources(sources, known, self.decode_curve(batch), batch.decode_context_sum, batch.decode_count, gpu)
 
     def run(self, batch: Batch, tokens: int, k: int) -> NDArray[np.int64]:
         """Return the nanoseconds of k successive steps; the batch must be pure decode if k > 1."""

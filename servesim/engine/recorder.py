@@ -14,6 +14,7 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 from numpy.typing import NDArray
 
+from servesim.contracts.cost import Sources
 from servesim.contracts.request import Request
 from servesim.engine.row import Row
 from servesim.engine.step import Late, Step
@@ -45,11 +46,10 @@ STEP_COLUMNS = (
     "kv_peak",  # tokens allocated (used + internal) once the last step is planned
     "kv_used_ns",  # integrals over the row's steps, token-nanoseconds
     "kv_internal_ns",
-    # Shares of gpu_ns by origin in millionths; a fast-forwarded row has those of the step it was leapt from.
-    "measured_ppm",
-    "interpolated_ppm",
-    "extrapolated_ppm",
-    "roofline_ppm",
+    "measured_ns",  # of gpu_ns, by origin; what a lowered clock adds has none
+    "interpolated_ns",
+    "extrapolated_ns",
+    "roofline_ns",
 )
 REQUEST_COLUMNS = (
     "row",
@@ -195,10 +195,19 @@ class Recorder:
     def step(self, step: Step, replica: int) -> None:
         """A step is done."""
         usage = step.usage
-        self.run(step, replica, 1, step.end_ns, step.gpu_ns, usage.used + usage.internal, 0, 0)
+        self.run(step, replica, 1, step.end_ns, step.gpu_ns, usage.used + usage.internal, 0, 0, step.sources)
 
     def run(
-        self, first: Step, replica: int, k: int, end_ns: int, gpu_ns: int, kv_peak: int, used_ns: int, internal_ns: int
+        self,
+        first: Step,
+        replica: int,
+        k: int,
+        end_ns: int,
+        gpu_ns: int,
+        kv_peak: int,
+        used_ns: int,
+        internal_ns: int,
+        sources: Sources,
     ) -> None:
         """k steps are done: `first` and those like it. `used_ns` and `internal_ns` are what the memory
         integrals have beyond the usage of the first step held throughout."""
@@ -209,10 +218,10 @@ class Recorder:
         internal_ns += usage.internal * ns
         if row is not None:
             if self.join and row.continues_with(first):
-                row.extend(k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns)
+                row.extend(k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns, sources)
                 return
             self.steps.add(row.cells(replica))
-        self._last[replica] = Row(first, k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns)
+        self._last[replica] = Row(first, k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns, sources)
 
     def rows(self, replica: int, rows: Rows) -> None:
         """Rows of their own, none of which goes on."""

@@ -146,7 +146,7 @@ class Replica:
             for i, ns in enumerate(self.cost.stages(step.batch)):
                 end = free[i] = max(end, free[i]) + ns
         step.end_ns = end
-        step.gpu_ns, step.host_ns, step.shares = price.gpu_ns, sum(price.host), price.shares
+        step.gpu_ns, step.host_ns, step.sources = price.gpu_ns, sum(price.host), price.sources
 
     def _await(self, end_ns: int) -> None:
         self._awaited = self.clock.at(end_ns, COMPLETE + self.index, self._complete)

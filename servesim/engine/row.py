@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from servesim.contracts.cost import Sources
 from servesim.engine.step import Step
 
 MOST_TOKEN_NS = 1 << 60
@@ -22,6 +23,7 @@ class Row:
     kv_peak: int
     used_ns: int
     internal_ns: int
+    sources: Sources
 
     def continues_with(self, step: Step) -> bool:
         """Return whether a step is one more of these: decode alone, the same requests, one token later."""
@@ -52,7 +54,9 @@ class Row:
             and self.used_ns + self.internal_ns < MOST_TOKEN_NS
         )
 
-    def extend(self, k: int, end_ns: int, ns: int, gpu_ns: int, kv_peak: int, used_ns: int, internal_ns: int) -> None:
+    def extend(
+        self, k: int, end_ns: int, ns: int, gpu_ns: int, kv_peak: int, used_ns: int, internal_ns: int, sources: Sources
+    ) -> None:
         """Add k steps."""
         self.k += k
         self.end_ns = end_ns
@@ -62,12 +66,14 @@ class Row:
             self.kv_peak = kv_peak
         self.used_ns += used_ns
         self.internal_ns += internal_ns
+        a, b, c, d = self.sources
+        e, f, g, h = sources
+        self.sources = (a + e, b + f, c + g, d + h)
 
     def cells(self, replica: int) -> tuple[int, ...]:
         """Return the row in the order of `recorder.STEP_COLUMNS`."""
         first = self.first
         batch, usage = first.batch, first.usage
-        a, b, c, d = first.shares
         return (
             replica,
             first.id,
@@ -95,8 +101,5 @@ class Row:
             self.kv_peak,
             self.used_ns,
             self.internal_ns,
-            int(a * 1e6 + 0.5),
-            int(b * 1e6 + 0.5),
-            int(c * 1e6 + 0.5),
-            int(d * 1e6 + 0.5),
+            *self.sources,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from mypy_extensions import mypyc_attr
 
-from servesim.contracts.cost import Batch
+from servesim.contracts.cost import Batch, Sources
 from servesim.contracts.kv import Usage
 from servesim.contracts.request import Request
 
@@ -39,7 +39,8 @@ class Step:
     end_ns: int
     gpu_ns: int
     host_ns: int
-    shares: tuple[float, float, float, float]
+    sources: Sources
+    """The parts of `gpu_ns` by where they come from."""
 
     def __init__(  # written out, that a compiled build compiles it
         self,
@@ -54,7 +55,7 @@ class Step:
         end_ns: int = 0,
         gpu_ns: int = 0,
         host_ns: int = 0,
-        shares: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 1.0),
+        sources: Sources = (0, 0, 0, 0),
     ) -> None:
         self.id = id
         self.batch = batch
@@ -71,7 +72,7 @@ class Step:
         self.end_ns = end_ns
         self.gpu_ns = gpu_ns
         self.host_ns = host_ns
-        self.shares = shares
+        self.sources = sources
 
 
 @mypyc_attr(serializable=True)

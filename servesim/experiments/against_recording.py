@@ -16,22 +16,26 @@ from servesim.errors import UserError
 from servesim.experiments.axes import Variant, product
 from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
-from servesim.experiments.recording_formats import read_folder
+from servesim.experiments.recording_formats import is_recording_name, read_folder
 from servesim.experiments.recording_replay import recorded_trace
 from servesim.experiments.run_metrics import METRICS, MS, Metric, Run, measure
 from servesim.experiments.runner import Runner
-from servesim.experiments.variants import is_oracle, plans_ahead, shared_settings
-from servesim.experiments.verdicts import Settings, judge
+from servesim.experiments.sameness import budget_of, warnings_of
+from servesim.experiments.variants import is_oracle, plans_ahead, price_of, shared_settings, synchronous_ones
+from servesim.experiments.verdicts import Settings, judge, off_the_measured
 from servesim.parsing import listed
 from servesim.run.scenario import policy_settings
 
 DEFAULTS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "e2el_mean", "e2el_p99")
 LABEL = "measured"
+REPLAYED = ("trace", "requests", "skip", "rate", "sort", "timing", "shape", "spread_ticks", "stream")
+"""Settings of a scenario that say what it replays."""
 
 
 def is_recording(source: Any) -> bool:
-    """Return whether a scenario argument is a measured run: JSON, as `vllm bench serve --save-result` writes it."""
-    return not isinstance(source, Mapping) and str(source).endswith((".json", ".json.gz"))
+    """Return whether a scenario argument is a measured run: what a benchmark client or a gateway wrote; a scenario is
+    YAML."""
+    return not isinstance(source, Mapping) and is_recording_name(str(source))
 
 
 def read_recording(path: str | Path) -> RecordedRun:
@@ -47,7 +51,7 @@ def read_recording(path: str | Path) -> RecordedRun:
     return run
 
 
-def measured_metrics(run: RecordedRun, names: Sequence[str] | str | None) -> list[Metric]:
+def measured_metrics(run: RecordedRun, names: Sequence[Any] | str | None) -> list[Metric]:
     """Return the metrics asked for, or the usual ones, of the latencies that were measured."""
     known = _known(run)
     usual = [name for name in DEFAULTS if name.rpartition("_")[0] in known]
@@ -67,7 +71,7 @@ def measured_variants(
     run: RecordedRun, objects: Objects, given: Mapping[str, Any], axes: Mapping[str, Any]
 ) -> list[Variant]:
     """Return scenarios that replay the run: the recorded server's settings, where the scenario and the axes say
-    nothing.
+    nothing. What the scenario says of its own requests is left out: the run's are replayed.
 
     The requests become one of `objects`.
     """
@@ -81,10 +85,14 @@ def measured_variants(
         "clients": {"max_concurrency": run.concurrency} if run.concurrency is not None else None,
         "engine": {"num_gpu_blocks": server.num_blocks} if server.num_blocks is not None else None,
     }
-    settings = {k: v for k, v in own.items() if v is not None} | dict(given) | {"trace": objects.add(trace)}
     for key in ("requests", "rate", "skip", "trace"):
-        if key in axes or (key != "trace" and key in given):
+        if key in axes:
             raise UserError(f"{key}: the measured run says what is replayed")
+    kept = {key: value for key, value in given.items() if key not in REPLAYED}
+    clients = kept.get("clients")
+    if isinstance(clients, Mapping) and own["clients"] is not None and clients.get("max_concurrency") is None:
+        kept["clients"] = {**clients, **own["clients"]}
+    settings = {k: v for k, v in own.items() if v is not None} | kept | {"trace": objects.add(trace)}
     return product(settings, axes)
 
 
@@ -106,6 +114,9 @@ def measured_document(
             "axes": {},
             "oracle": False,
             "asynchronous": None,  # not told
+            "max_num_batched_tokens": None,
+            "usd_per_hour": None,
+            "open_loop": False,
             "unstable": 0,
             "error": None,
             "cells": [None],
@@ -119,6 +130,8 @@ def measured_document(
                 "axes": v.axes,
                 "oracle": is_oracle(v.settings),
                 "asynchronous": plans_ahead(v.settings),
+                "max_num_batched_tokens": budget_of(runner, [cell]),
+                **price_of(v.settings),
                 "unstable": 0,  # as busy as the measured server was: it is compared all the same
                 "error": error,
                 "cells": [address],
@@ -132,13 +145,15 @@ def measured_document(
     return {
         "workload": shared_settings([v.settings for v in variants]),
         "variants": described,
-        "rows": judge(described, values, metrics, settings, runs),
+        "equal": [],
+        "warnings": warnings_of(described, synchronous_ones(described)),
+        "rows": off_the_measured(judge(described, values, metrics, settings, runs)),
         "values": values,
         "drill_down": [],
         "notes": [
             f"measured: {recording.path.name}, {len(recording)} requests on {recording.server.engine or 'a server'}",
             "intervals come from moving blocks of requests within the one measured run",
-            "better and worse are the policy's; where it is the recorded one, they say how far off the simulation is",
+            "too fast and too slow: the simulated server beside the measured one, whatever of it is the policy's doing",
             *recording.notes,
         ],
     }

@@ -21,10 +21,11 @@ from typing import Any
 from servesim.errors import UserError, suggest
 from servesim.parsing import listed
 from servesim.run.scenario import EngineSettings, Scenario, Settings, load_settings, override
+from servesim.run.setting_names import full_name
 
 NAMES = frozenset(("scheduler", "kv", "speculation", "acceptance", "router", "model", "gpu", "trace"))
 """Settings whose values speak for themselves in a label; others stand there as key=value."""
-SINGLE = frozenset(("slo", "shape"))
+SINGLE = frozenset(("slo", "shape", "columns"))
 """Settings that hold several values themselves."""
 
 
@@ -83,6 +84,7 @@ def product(settings: Mapping[str, Any], axes: Mapping[str, Any]) -> list[Varian
 
     Axes with one value are settings and not part of the labels.
     """
+    axes = {full_name(key): given for key, given in axes.items()}
     for key in axes:
         check_key(key)
     lists = {key: axis_values(key, given) for key, given in axes.items()}

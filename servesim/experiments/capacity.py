@@ -71,12 +71,14 @@ def capacity(
     executor: str = "local",
     out: str | Path | None = None,
     on_progress: OnProgress | None = None,
+    overwrite: bool = False,
     **axes: Any,
 ) -> pd.DataFrame:
     """Find the highest rate each variant carries within its SLO; with `rate`, the replicas each needs and the cheapest.
 
     `attainment`: share of requests that must meet every SLO; `tolerance`: where bisection stops, as a ratio. The
-    document is in `.attrs["document"]`. UserError where the question makes no sense.
+    document is in `.attrs["document"]`. `overwrite`: let `out` replace another experiment's. UserError where the
+    question makes no sense.
     """
     import pandas as pd
 
@@ -95,7 +97,8 @@ def capacity(
         raise UserError("capacity: no deployment carries an infinite rate; give requests/s, or leave --rate out")
     if known.rate is not None and any("replicas" in v.axes for v in variants):
         raise UserError("capacity: with a rate the number of replicas is what is sought; leave --replicas out")
-    with open_runner(out, CAPACITY, executor, jobs, on_progress, objects) as runner:
+    shared = shared_settings([v.settings for v in variants])
+    with open_runner(out, CAPACITY, executor, jobs, on_progress, objects, shared, overwrite) as runner:
         repeats = replicates_of(variants[0].settings, replicates, objects=objects)
         study = Study(runner, variants, repeats, attainment, warmup, cooldown)
         rows = study.highest_rates(tolerance) if known.rate is None else study.cheapest(known.rate, max_replicas)

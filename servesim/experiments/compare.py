@@ -15,12 +15,18 @@ comparison.json, keys sorted, NaN and infinity as null:
     replicates    {kind: "seeds" | "windows" | "blocks", count, changes: [what each changes in the scenario]};
                   blocks: one run of each, requests resampled in moving blocks
     metrics       [{name, unit, better: "lower" | "higher", scale: "ratio" | "difference", latency}]
-    variants      [{label, axes, oracle, asynchronous: steps are planned while the one before runs, unstable: unstable
-                  runs, error: null or text, cells: [address or null by replicate]}], the baseline first
+    variants      [{label, axes, oracle, asynchronous: steps are planned while the one before runs,
+                  max_num_batched_tokens: of a step, or null, usd_per_hour: of all its GPUs, open_loop: arrivals come at
+                  a rate of their own, unstable: unstable runs, error: null or text, cells: [address or null by
+                  replicate]}], the baseline first
+    equal         [{labels, why: null or text}] of variants that served every request at the same times
+    warnings      [sentences]: what else than the policies differs
     rows          [{variant, metric, unit, better, scale, value, baseline_value, change, change_low, change_high, p,
                   p_holm, verdict, replicates, more_replicates, gap_to_oracle}]
     ranking       {metric, order: [labels, best first], unstable: [labels], failed: [labels]}
     headline      [sentences]
+    model_error   [{variant, metric, change, low, high, level, says}] of mean latencies: what of the change may be the
+                  model's error (servesim.experiments.model_error); low and high null: not known, `says` why
     drill_down    [{variant, baseline, replicate, compared, worse, better, not_completed, causes: {cause: requests},
                   worst: [{row, prompt_len, output_len, e2el_ms: [baseline, variant], more_ms: {queue, prefill, decode},
                   cause}], divergence: null or {replica, step, time_s, baseline, variant}, divergence_text}]
@@ -28,10 +34,11 @@ comparison.json, keys sorted, NaN and infinity as null:
 
 `value` is the mean over replicates, the geometric one where scale is "ratio"; there `change` is value /
 baseline_value - 1, else value - baseline_value. verdict: better, worse, equivalent (the interval lies within the
-margin), undecided, identical; baseline; unstable (in at least half of the runs of one of the two a queue grows without
-end: its latencies depend on the trace's length); failed. `more_replicates`: how many more would probably decide; null:
-not undecided, or no reasonable number. `gap_to_oracle`: change from the best oracle compared to this variant; null
-without an oracle.
+margin), undecided, identical; set by the rate (a price per token where arrivals decide it); too fast, too slow (a
+simulated server against a measured one); baseline; unstable (in at least half of the runs of one of the two a queue
+grows without end: its latencies depend on the trace's length); failed. `more_replicates`: how many more would probably
+decide; null: not undecided, or no reasonable number. `gap_to_oracle`: change from the best oracle compared to this
+variant; null without an oracle.
 """
 
 from __future__ import annotations
@@ -54,24 +61,28 @@ from servesim.experiments.against_recording import (
 from servesim.experiments.axes import Variant, load_grid
 from servesim.experiments.documents import write_document
 from servesim.experiments.drill import divergence_text, drill_down
+from servesim.experiments.model_error import model_errors
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
 from servesim.experiments.replicates import Replicates, replicates_of
 from servesim.experiments.run_metrics import METRICS, Metric, check_window, measure, metrics_of
 from servesim.experiments.runner import OnProgress, Runner, open_runner
+from servesim.experiments.sameness import Equal, budget_of, equal_ones, equal_text, warnings_of
 from servesim.experiments.statistics import check_method
 from servesim.experiments.store import Cell
 from servesim.experiments.variants import (
     is_oracle,
     named,
     plans_ahead,
+    price_of,
     put_first,
     same_workload,
     shared_settings,
+    synchronous_ones,
     variants_of,
 )
-from servesim.experiments.verdicts import Settings, is_unstable, judge, ranking, sentence
+from servesim.experiments.verdicts import AT_THE_RATE, Settings, is_unstable, judge, ranking, sentence, set_by_rate
 from servesim.run.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -85,7 +96,7 @@ def compare(
     *scenarios: str | Path | Mapping[str, Any],
     replicates: int = 10,
     baseline: str | None = None,
-    metrics: Sequence[str] | str | None = None,
+    metrics: Sequence[Any] | str | None = None,
     rank_by: str | None = None,
     margin: float = 0.02,
     level: float = 0.95,
@@ -96,6 +107,7 @@ def compare(
     executor: str = "local",
     out: str | Path | None = None,
     on_progress: OnProgress | None = None,
+    overwrite: bool = False,
     **axes: Any,
 ) -> pd.DataFrame:
     """Compare policies on one workload under common random numbers; the rows of the document as a DataFrame.
@@ -105,8 +117,8 @@ def compare(
     first variant that runs and is stable, unless one is named. `replicates` are seeds of a synthetic workload or
     preset, windows of a recorded trace; 1: moving blocks within one run. `margin`: changes within it (2 %, for shares
     2 percentage points) do not matter. A scenario may be a measured run (JSON of `vllm bench serve --save-detailed`):
-    then its requests are replayed, and it is the baseline. The whole document is in `.attrs["document"]`. UserError
-    where the question makes no sense.
+    then its requests are replayed, and it is the baseline. `overwrite`: let `out` replace another experiment's
+    document. The whole document is in `.attrs["document"]`. UserError where the question makes no sense.
     """
     import pandas as pd
 
@@ -124,7 +136,8 @@ def compare(
     else:
         variants = variants_of(given, axes)
     check_names(variants, objects)
-    with open_runner(out, COMPARISON, executor, jobs, on_progress, objects) as runner:
+    shared = shared_settings([v.settings for v in variants])
+    with open_runner(out, COMPARISON, executor, jobs, on_progress, objects, shared, overwrite) as runner:
         if recording is not None:
             document = _with_measured(runner, recording, variants, metrics, settings)
         else:
@@ -142,7 +155,7 @@ def _simulated(
     variants: list[Variant],
     replicates: int,
     baseline: str | None,
-    metrics: Sequence[str] | str | None,
+    metrics: Sequence[Any] | str | None,
     settings: Settings,
 ) -> dict[str, Any]:
     """Compare policies against each other."""
@@ -181,7 +194,7 @@ def _with_measured(
     runner: Runner,
     recording: RecordedRun,
     variants: Sequence[Variant],
-    metrics: Sequence[str] | str | None,
+    metrics: Sequence[Any] | str | None,
     settings: Settings,
 ) -> dict[str, Any]:
     """Compare policies against one measured run."""
@@ -237,6 +250,8 @@ def _judged(
             "axes": v.axes,
             "oracle": is_oracle(v.settings),
             "asynchronous": plans_ahead(v.settings),
+            "max_num_batched_tokens": budget_of(runner, cells[i]),
+            **price_of(v.settings),
             "unstable": found[i].unstable,
             "error": errors[i],
             "cells": [None if c.address in runner.errors else c.address for c in cells[i]],
@@ -246,13 +261,20 @@ def _judged(
     runs = None
     if len(repeats) == 1:
         runs = [runner.load(row[0]) if error is None else None for row, error in zip(cells, errors, strict=True)]
+    equal = equal_ones(runner, variants, cells)
+    same = {label for group in equal if variants[0].label in group["labels"] for label in group["labels"]}
+    rows = set_by_rate(judge(described, values, metrics, settings, runs), described, same)
+    firsts = [next((c for c in row if c.address not in runner.errors), None) for row in cells]
     return {
         "workload": shared_settings([v.settings for v in variants]),
         "variants": described,
-        "rows": judge(described, values, metrics, settings, runs),
+        "equal": equal,
+        "warnings": warnings_of(described, synchronous_ones(described)),
+        "rows": rows,
+        "model_error": model_errors([None if c is None else runner.load(c).summary for c in firsts], rows),
         "values": values,
         "drill_down": _drill_downs(runner, variants, cells),
-        "notes": _notes(described, repeats),
+        "notes": [*map(equal_text, equal), *_notes(described, repeats), *_at_the_rate(rows)],
     }
 
 
@@ -273,7 +295,7 @@ def _document(
         },
         "metrics": [vars(m) for m in metrics],
         "ranking": ranking(variants, rows, METRICS[settings.rank_by]),
-        "headline": [sentence(row, labels[0]) for row in compared],
+        "headline": [_headline(row, labels[0], judged["equal"]) for row in compared],
         **judged,
         "values": {
             "variant": [label for label in labels for _ in range(count * len(metrics))],
@@ -282,6 +304,21 @@ def _document(
             "value": judged["values"].ravel().tolist(),
         },
     }
+
+
+def _headline(row: Mapping[str, Any], baseline: str, equal: Sequence[Equal]) -> str:
+    """Return the sentence on a variant."""
+    group = next((e for e in equal if {row["variant"], baseline} <= set(e["labels"])), None)
+    return equal_text({**group, "labels": [row["variant"], baseline]}) if group else sentence(dict(row), baseline)
+
+
+def _at_the_rate(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not any(row["verdict"] == AT_THE_RATE for row in rows):
+        return []
+    return [
+        "price per token: requests come at a fixed rate, so the same GPUs serve the same tokens in the same time and "
+        "nothing can save; servesim capacity asks how many requests each carries"
+    ]
 
 
 def _drill_downs(runner: Runner, variants: Sequence[Variant], cells: Sequence[Sequence[Cell]]) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from servesim.contracts import REGISTRIES
 from servesim.errors import UserError
+from servesim.parsing import split_changes
 from servesim.run.scenario import Scenario
 
 SHEETS = (".yaml", ".yml")
@@ -58,9 +59,10 @@ def _named(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
     for text in scenario.shape:
         with suppress(UserError):  # a step that is none: its cell says what is wrong with it
             yield from (_same(value) for value in _texts(vars(parse(text))) if not value.startswith(DRAWN))
-    yield _model(scenario.model)
-    if scenario.gpu.endswith(SHEETS):
-        yield _same(scenario.gpu)
+    yield _model(split_changes(scenario.model)[0])
+    sheet = split_changes(scenario.gpu)[0]
+    if sheet.endswith(SHEETS):
+        yield _same(sheet)
     if Path(scenario.host).is_file():  # a name of shipped terms is none
         yield _same(scenario.host)
     if scenario.kernel_tables is not None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from servesim import untrusted
 from servesim.errors import UserError, shown
-from servesim.hardware import bundled_models, gpu_names
+from servesim.hardware import bundled_models, gpu_names, model_named
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -135,6 +135,32 @@ def settings_beside(path: Path, root: Path) -> dict[str, Any]:
         folder = folder.parent
 
 
+def server_dtype(name: str | None) -> str:
+    """Return servesim's name of a vLLM format; that of checkpoints where none is given, or "auto"."""
+    known = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8"}
+    return known.get(name, name) if name and name != "auto" else "bf16"
+
+
+def stated_server(path: Path, settings: dict[str, Any], model: str | None) -> Server:
+    """Return the server that the settings beside a recording describe."""
+    named = model_named(model) if model else None
+    return Server(
+        model=known_model(model),
+        dtype=server_dtype((named.dtype if named is not None else None) or settings.get("dtype")),
+        kv_dtype=server_dtype(settings.get("kv_cache_dtype")),
+        gpu=gpu_of(path, settings),
+        tp=int(settings.get("tensor_parallel_size", 1)),
+        engine=settings.get("engine") or f"vllm {settings.get('vllm_version', '')}".strip(),
+        num_blocks=settings.get("num_gpu_blocks"),
+        block_size=int(settings.get("block_size", 16)),
+        max_num_seqs=settings.get("max_num_seqs"),
+        max_num_batched_tokens=settings.get("max_num_batched_tokens"),
+        max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),
+        prefix_caching=bool(settings.get("enable_prefix_caching", True)),
+        moe_backend=settings.get("moe_backend"),
+    )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     loaded = untrusted.read_json(path)
@@ -146,7 +172,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def run_name(path: Path, root: Path) -> str:
     """Return the path below the folder, without suffixes."""
     name = path.relative_to(root).as_posix()
-    for suffix in (".gz", ".csv", ".jsonl", ".json"):
+    for suffix in (".gz", ".zst", ".csv", ".tsv", ".jsonl", ".json", ".parquet"):
         name = name.removesuffix(suffix)
     return name
 
@@ -155,6 +181,8 @@ def known_model(name: str | None) -> str | None:
     """Return the bundled model of a Hugging Face name; the name itself if none matches."""
     if name is None:
         return None
+    if (found := model_named(name)) is not None:
+        return name if found.changes else found.model
     bare = re.sub(r"-v\d+(\.\d+)*$", "", name.split("/")[-1].lower()).removesuffix("-hf").removesuffix("-instruct")
     names = {_plain(model): model for model in bundled_models()}
     return names.get(_plain(bare)) or names.get(_plain(bare).removeprefix("meta")) or name

@@ -22,15 +22,20 @@ from servesim.experiments.recording import (
     read_json,
     read_text,
     run_name,
+    server_dtype,
     settings_beside,
+    stated_server,
 )
 from servesim.experiments.recording_loops import tell_loop
+from servesim.experiments.recording_tools import read_tool
 from servesim.experiments.recording_vllm_bench import BENCH, read_bench, with_lengths
+from servesim.untrusted import json_value
 
 CHUNK_TIMES = {"send_time_us", "first_chunk_time_us", "last_chunk_time_us", "output_tokens"}
 ENGINE_TIMES = {"input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts"}
 SPANS = {"arrival_time_us", "input_tokens", "output_tokens", "ttft_s", "e2e_s"}
-SUFFIXES = (".csv", ".csv.gz", ".json", ".json.gz", ".jsonl", ".jsonl.gz")
+PACKED = (".gz", ".zst")
+SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 CHUNK_MAX_NUM_SEQS = 256
 """max_num_seqs of the recorded servers whose settings do not state it (description of the data set)."""
@@ -44,20 +49,35 @@ def read_folder(folder: Path) -> list[RecordedRun]:
     if folder.is_file():
         paths, root = [folder], folder.parent
     elif folder.is_dir():
-        paths, root = sorted(p for p in folder.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES)), folder
+        paths, root = sorted(p for p in folder.rglob("*") if p.is_file() and is_recording_name(p.name)), folder
     else:
         raise UserError(f"{folder}: no such folder")
-    runs = [run for path in paths if (run := read_run(path, root)) is not None]
+    runs = [run for path in paths if (run := read_run(path, root, folder.is_file())) is not None]
     if not runs:
         raise UserError(
-            f"{folder}: no recorded run found: wanted CSV with {', '.join(sorted(CHUNK_TIMES))}; CSV with "
-            f"{', '.join(sorted(SPANS))}; JSONL with {', '.join(sorted(ENGINE_TIMES))}; or JSON of `vllm bench serve`"
+            f"{folder}: no recorded run with latencies found (vllm bench serve, AIPerf, GuideLLM, GenAI-Perf, "
+            "inference-perf, OpenTelemetry, or a log with a column such as latency_ms or ttft_ms)"
         )
     return with_lengths(runs)
 
 
-def read_run(path: Path, root: Path) -> RecordedRun | None:
-    """Read the run in a file; None when it holds something else."""
+def is_recording_name(name: str) -> bool:
+    """Return whether a file of this name may hold a recorded run."""
+    bare = next((name.removesuffix(packed) for packed in PACKED if name.endswith(packed)), name)
+    return bare.endswith(SUFFIXES)
+
+
+def read_run(path: Path, root: Path, alone: bool = False) -> RecordedRun | None:
+    """Read the run in a file; None when it holds something else. `alone`: it was asked for by name, so that any log
+    with latencies is one."""
+    if not path.name.endswith(".parquet") and (run := _by_keys(path, root)) is not None:
+        return tell_loop(_ordered(run))
+    found = read_tool(path, root, alone)
+    return tell_loop(_ordered(found)) if found is not None else None
+
+
+def _by_keys(path: Path, root: Path) -> RecordedRun | None:
+    """Read a run that is told by its first keys or columns."""
     text = read_text(path)
     first = text[:4096].lstrip()
     if first.startswith("{"):
@@ -71,7 +91,7 @@ def read_run(path: Path, root: Path) -> RecordedRun | None:
         readers = [(CHUNK_TIMES, _chunk_times), (SPANS, _spans)]
     for wanted, reader in readers:
         if wanted <= keys:
-            return tell_loop(_ordered(reader(text, path, root)))
+            return reader(text, path, root)
     return None
 
 
@@ -79,9 +99,9 @@ def _json_keys(text: str) -> set[str]:
     """Return the keys of the first JSON object of a text."""
     try:
         first, _ = json.JSONDecoder().raw_decode(text.lstrip())
-    except ValueError:
+    except (ValueError, RecursionError):
         return set()
-    return set(first)
+    return set(first) if isinstance(first, dict) else set()
 
 
 def _ordered(run: RecordedRun) -> RecordedRun:
@@ -110,19 +130,9 @@ def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
     status = np.array(columns.get("status", ["ok"] * len(send)))
     ok = (status == "ok") & np.isfinite(send + first + last + prompt) & (output >= 1)
     settings = settings_beside(path, root)
-    server = Server(
-        model=known_model(settings.get("model")),
-        gpu=gpu_of(path, settings),
-        tp=int(settings.get("tensor_parallel_size", 1)),
-        engine=settings.get("engine") or f"vllm {settings.get('vllm_version', '')}".strip(),
-        num_blocks=settings.get("num_gpu_blocks"),
-        block_size=int(settings.get("block_size", 16)),
+    server = replace(
+        stated_server(path, settings, settings.get("model")),
         max_num_seqs=settings.get("max_num_seqs", CHUNK_MAX_NUM_SEQS),
-        max_num_batched_tokens=settings.get("max_num_batched_tokens"),
-        max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),
-        prefix_caching=bool(settings.get("enable_prefix_caching", True)),
-        dtype=server_dtype(settings.get("dtype")),
-        kv_dtype=server_dtype(settings.get("kv_cache_dtype")),
     )
     return RecordedRun(
         name=run_name(path, root),
@@ -155,7 +165,7 @@ def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
     for i, line in enumerate(text.splitlines()):
         if line.strip():
             try:
-                row = json.loads(line)
+                row = json_value(line)
                 rows.append([float(row[key]) for key in sorted(ENGINE_TIMES)])
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{path}: line {i + 1}: {error}") from None
@@ -243,12 +253,6 @@ def _asked_output(profile: dict[str, Any]) -> int | None:
     data = profile.get("data", {})
     lengths = data.get(data.get("type", ""), {}).get("output_len")
     return lengths if isinstance(lengths, int) and lengths > 0 else None
-
-
-def server_dtype(name: str | None) -> str:
-    """Return servesim's name of a vLLM format; that of checkpoints where none is given, or "auto"."""
-    known = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8"}
-    return known.get(name, name) if name and name != "auto" else "bf16"
 
 
 def _sheet(path: Path, hardware: str) -> str | None:

@@ -13,13 +13,11 @@ import numpy as np
 from servesim.experiments.recording import (
     Ints,
     RecordedRun,
-    Server,
-    gpu_of,
-    known_model,
     read_json,
     read_text,
     run_name,
     settings_beside,
+    stated_server,
 )
 
 BENCH = {"completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms"}
@@ -42,21 +40,8 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
             if f"{theirs}_{metric}_ms" in record:
                 totals[f"{metric}_{ours}"] = float(record[f"{theirs}_{metric}_ms"])
     drafter, acceptance, unknown = _speculation(path, settings, record)
-    server = Server(
-        model=known_model(record.get("model_id")),
-        gpu=gpu_of(path, settings),
-        tp=int(settings.get("tensor_parallel_size", 1)),
-        engine=f"vllm {settings.get('vllm_version', '')}".strip(),
-        num_blocks=settings.get("num_gpu_blocks"),
-        block_size=int(settings.get("block_size", 16)),
-        max_num_seqs=settings.get("max_num_seqs"),
-        max_num_batched_tokens=settings.get("max_num_batched_tokens"),
-        max_model_len=settings.get("max_seq_len") or settings.get("max_model_len"),
-        prefix_caching=bool(settings.get("enable_prefix_caching", True)),
-        moe_backend=settings.get("moe_backend"),
-        speculation=drafter,
-        acceptance=acceptance,
-    )
+    stated = stated_server(path, settings, record.get("model_id"))
+    server = replace(stated, speculation=drafter, acceptance=acceptance)
     rate = record.get("request_rate")
     open_loop = rate not in (None, "inf")
     starts = np.array(record.get("start_times") or []) if open_loop else np.zeros(count)

@@ -20,6 +20,7 @@ from servesim.contracts.request import State
 from servesim.errors import UserError, suggest
 from servesim.metrics.classes import class_limits
 from servesim.parsing import listed
+from servesim.run.custom_metrics import Function, is_custom, load_metric, value_of
 from servesim.run.result_files import REQUESTS, SUMMARY, reading
 from servesim.untrusted import read_json
 
@@ -91,11 +92,12 @@ def metric_label(name: str) -> str:
     return LABELS.get(name) or (f"{_SHORT[latency]} {statistic}" if latency in _SHORT else plain)
 
 
-def metrics_of(names: Sequence[str] | str | None, slo: Mapping[str, Any]) -> list[Metric]:
+def metrics_of(names: Sequence[Any] | str | None, slo: Mapping[str, Any]) -> list[Metric]:
     """Return the metrics asked for; by default the usual ones, and those of the SLO if there is one."""
     if names is None:
         names = (*DEFAULTS, *(SLO_DEFAULTS if slo else ()))
     names = listed("metrics", names) if isinstance(names, str) else list(names)
+    names = [_known(name) if is_custom(name) else name for name in names]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"metrics: {twice} is given twice")
@@ -105,6 +107,32 @@ def metrics_of(names: Sequence[str] | str | None, slo: Mapping[str, Any]) -> lis
         if name in SLO_DEFAULTS and not slo:
             raise UserError(f"metric {name} needs an SLO, such as --slo ttft:500,tpot:50")
     return [METRICS[name] for name in names]
+
+
+def _known(metric: Any) -> str:
+    """Make a metric of the user's own one of METRICS; return its name. UserError where that is taken."""
+    name, function = load_metric(metric)
+    if name in METRICS and name not in _CUSTOM:
+        raise UserError(f"metric {name}: servesim has one of this name; give the function another")
+    better = getattr(function, "better", "lower")
+    if better not in ("lower", "higher"):
+        raise UserError(f'metric {name}: better is {better!r}, must be "lower" or "higher"')
+    METRICS[name] = Metric(name, str(getattr(function, "unit", "")), better, "difference")
+    _CUSTOM[name] = function
+    return name
+
+
+_CUSTOM: dict[str, Function] = {}
+"""Metrics of the user's own, by name."""
+
+
+def _custom(name: str, run: Run, rows: NDArray[np.int64]) -> float:
+    import pandas as pd
+
+    frame = pd.DataFrame(run.columns)
+    if run.classes is not None:
+        frame["class"] = list(run.classes)
+    return value_of(name, _CUSTOM[name], frame.iloc[rows], run.summary)
 
 
 @dataclass(frozen=True)
@@ -166,6 +194,8 @@ def measure(
         if metric.latency:
             name, _, stat = metric.name.rpartition("_")
             values[metric.name] = _statistic(run.latency_ms(name)[rows], stat)
+        elif metric.name in _CUSTOM:
+            values[metric.name] = _custom(metric.name, run, rows)
         else:
             values[metric.name] = _OTHER[metric.name](run, rows, start, end)
     return values

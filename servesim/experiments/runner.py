@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from servesim.errors import UserError
+from servesim.errors import UserError, shown
+from servesim.experiments.documents import plain
 from servesim.experiments.executors import Executor, executor
 from servesim.experiments.objects import Objects
 from servesim.experiments.run_metrics import Run
-from servesim.experiments.store import Cell, Store
+from servesim.experiments.store import DOCUMENTS, Cell, Store, table_of
+from servesim.untrusted import read_json
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,22 @@ class Runner:
         return self.store.folder(cell.address)
 
 
+def check_same(document: Path, workload: Mapping[str, Any]) -> None:
+    """Raise UserError where the document of an earlier experiment has other settings than `workload`. Axes that grow
+    are no other experiment: only settings that both share count."""
+    try:
+        earlier = read_json(document)["workload"] if document.is_file() else {}
+    except (UserError, KeyError, TypeError):
+        return  # damaged: nothing is lost
+    now = plain(workload)
+    differing = sorted(key for key in now.keys() & earlier.keys() if now[key] != earlier[key])
+    if differing:
+        raise UserError(
+            f"--out {document.parent}: holds another experiment ({differing[0]} is {shown(earlier[differing[0]])} "
+            "there; --overwrite replaces it)"
+        )
+
+
 @contextmanager
 def open_runner(
     out: str | Path | None,
@@ -112,9 +130,18 @@ def open_runner(
     jobs: int | None,
     on_progress: OnProgress | None,
     objects: Objects | None = None,
+    workload: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
 ) -> Iterator[Runner]:
     """Open a runner over `out`, where `document` will stand, or over a temporary directory that is removed
-    afterwards."""
+    afterwards. `workload`: the settings that all runs share; without `overwrite` the document of another workload, or
+    of an experiment of another kind, is not replaced."""
+    if out is not None and not overwrite:
+        check_same(Path(out) / document, workload or {})
+    elif out is not None:
+        for name in set(DOCUMENTS) - {document}:
+            for left in (name, table_of(name)):
+                (Path(out) / left).unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="servesim-") as scratch, Store(out or scratch, document).open() as store:
         progress = on_progress or (lambda progress: None)
         yield Runner(store, executor(where, jobs), progress, objects=Objects() if objects is None else objects)

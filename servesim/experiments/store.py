@@ -34,7 +34,14 @@ from servesim.run.simulate import simulate, versions
 CELLS = "cells"
 DOCUMENTS = ("comparison.json", "sweep.json", "capacity.json")
 """Documents that experiments leave beside their runs, each with a table of the same name."""
-_TABLES = tuple(name.replace(".json", ".parquet") for name in DOCUMENTS)
+
+
+def table_of(document: str) -> str:
+    """Return the name of the table beside a document."""
+    return document.replace(".json", ".parquet")
+
+
+_TABLES = tuple(map(table_of, DOCUMENTS))
 _CODE = ("*.py", "*.json", "*.yaml", "*.npz", "*.parquet")
 _PACKAGES = (
     *(f"servesim.{name}" for name in ("contracts", "engine", "workload", "hardware", "cost", "metrics", "run")),
@@ -155,7 +162,9 @@ class Store:
         if self.root.is_dir():
             for name in sorted(path.name for path in self.root.iterdir()):
                 if name in DOCUMENTS and self._document not in ("", name):
-                    raise UserError(f"--out {self.root}: holds another kind of experiment ({name})")
+                    raise UserError(
+                        f"--out {self.root}: holds another kind of experiment ({name}; --overwrite replaces it)"
+                    )
                 if name not in (CELLS, TRACES, REPORT, *DOCUMENTS, *_TABLES) and not name.startswith("."):
                     raise UserError(f"--out {self.root}: exists and holds no experiment of servesim (but {name})")
         elif self.root.exists():

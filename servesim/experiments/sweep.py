@@ -16,8 +16,11 @@ sweep.json, keys sorted, NaN as null:
     replicates  {kind: "seeds" | "windows", count}
     metrics     [{name, unit, better, scale, latency}]
     variants    [{label, axes, status: "ok" | "failed", error: null or text, unstable: unstable runs, cells: [address or
-                null by replicate], values: {metric: mean over replicates}, pareto}], in the order of the axes
-    best        null or {label, metric, value}: of the variants that are stable and did not fail
+                null by replicate], values: {metric: mean over replicates}, pareto, equal_to: null or the label of the
+                first variant that served every request at the same times, at the same price}], in the order of the axes
+    equal       [{labels, why: null or text}]: groups of such variants
+    best        null or {label, metric, value, equal: [labels of variants equal to it]}: of the variants that are stable
+                and did not fail
     notes       [sentences]
 
 `pareto`: no other stable variant is at least as good in price per million tokens, p99 end-to-end latency and output
@@ -42,6 +45,7 @@ from servesim.experiments.objects import Objects
 from servesim.experiments.replicates import Replicates, check_count, replicates_of
 from servesim.experiments.run_metrics import METRICS, Metric, check_window, measure, metrics_of
 from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
+from servesim.experiments.sameness import equal_ones, equal_text
 from servesim.experiments.store import Cell
 from servesim.experiments.variants import shared_settings
 from servesim.experiments.verdicts import is_unstable
@@ -59,7 +63,7 @@ def sweep(
     scenario: str | Path | Mapping[str, Any] | None = None,
     *,
     replicates: int = 1,
-    metrics: Sequence[str] | str | None = None,
+    metrics: Sequence[Any] | str | None = None,
     best_by: str | None = None,
     trials: int | None = None,
     warmup: float = 0.1,
@@ -68,6 +72,7 @@ def sweep(
     executor: str = "local",
     out: str | Path | None = None,
     on_progress: OnProgress | None = None,
+    overwrite: bool = False,
     **axes: Any,
 ) -> pd.DataFrame:
     """Run every combination of the axes; return one row per run. The document is in `.attrs["document"]`.
@@ -75,7 +80,8 @@ def sweep(
     `scenario` may be a YAML file or mapping with a key `axes`: {setting: [values]}; keywords override both. A run that
     fails is recorded with its error and the rest goes on. `best_by`: the metric of the best so far (goodput with an
     SLO, else mean end-to-end latency). `trials`: let Optuna (extra `search`) choose N combinations instead of
-    trying all, for best_by, or for several metrics with commas between. UserError where the question makes no sense.
+    trying all, for best_by, or for several metrics with commas between. `overwrite`: let `out` replace another
+    experiment's document. UserError where the question makes no sense.
     """
     import pandas as pd
 
@@ -90,7 +96,8 @@ def sweep(
     goals = metrics_of(best_by if best_by is not None else "request_goodput" if slo else "e2el_mean", slo)
     wanted = metrics_of(metrics, slo)
     wanted += [m for m in (*goals, *(METRICS[name] for name in PARETO)) if m not in wanted]
-    with open_runner(out, SWEEP, executor, jobs, on_progress, objects) as runner:
+    shared = shared_settings([v.settings for v in variants])
+    with open_runner(out, SWEEP, executor, jobs, on_progress, objects, shared, overwrite) as runner:
         table = Table(runner, wanted, warmup, cooldown, goals[0], replicates)
         if trials is None:
             table.run(variants)
@@ -201,19 +208,30 @@ class Table:
         front = pareto_front(usable)
         for v in found:
             v["pareto"] = v["label"] in front
+        entries = list(self._cells.values())
+        equal = equal_ones(self._runner, [v for v, _, _ in entries], [cells for _, _, cells in entries])
+        first = {label: group["labels"][0] for group in equal for label in group["labels"][1:]}
+        for v in found:
+            v["equal_to"] = first.get(v["label"])
         goal, sign = self._goal, 1 if self._goal.better == "higher" else -1
         ranked = [v for v in usable if v["values"][goal.name] is not None]
         best = max(ranked, key=lambda v: sign * v["values"][goal.name], default=None)
         value = best and best["values"][goal.name]
-        entries = list(self._cells.values())
         shared = [v.settings for v, _, _ in entries]
         return {
             "workload": shared_settings(shared),
             "replicates": {"kind": entries[0][1].kind, "count": self._count},
             "metrics": [vars(m) for m in self._metrics],
             "variants": found,
-            "best": best and {"label": best["label"], "metric": goal.name, "value": value},
-            "notes": _notes(found),
+            "equal": equal,
+            "best": best
+            and {
+                "label": best["label"],
+                "metric": goal.name,
+                "value": value,
+                "equal": [label for label, other in first.items() if other == best["label"]],
+            },
+            "notes": [*map(equal_text, equal), *_notes(found)],
         }
 
     def rows(self) -> list[dict[str, Any]]:

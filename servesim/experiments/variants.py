@@ -10,6 +10,7 @@ from servesim.contracts import REGISTRIES, schedulers
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.replicates import WORKLOAD
+from servesim.hardware import Gpu
 from servesim.run.scenario import Scenario, policy_settings
 
 T = TypeVar("T")
@@ -46,6 +47,20 @@ def plans_ahead(settings: Mapping[str, Any]) -> bool:
     scenario = Scenario.of(settings)
     scheduler = schedulers.resolve(scenario.scheduler["name"])[0]
     return scenario.engine.async_scheduling and scenario.pp == 1 and "async" in scheduler.supports
+
+
+def price_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the price an hour of all GPUs of a deployment ($), and whether requests come at a rate of their own; None
+    and False where the settings make no scenario."""
+    try:
+        scenario = Scenario.of(settings)
+        price = scenario.usd_per_gpu_hour
+        price = Gpu.load(scenario.gpu).usd_per_hour if price is None else price
+    except UserError:
+        return {"usd_per_hour": None, "open_loop": False}
+    clients = scenario.clients
+    paced = scenario.rate != float("inf") and clients.max_concurrency is None and clients.max_sessions is None
+    return {"usd_per_hour": price * scenario.tp * scenario.pp * scenario.replicas, "open_loop": paced}
 
 
 def synchronous_ones(described: Sequence[Mapping[str, Any]]) -> list[str]:

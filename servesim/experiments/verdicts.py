@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -201,6 +201,35 @@ def ranking(variants: Sequence[Mapping[str, Any]], rows: Sequence[Row], metric: 
     return {"metric": metric.name, "order": order, "unstable": unstable, "failed": failed}
 
 
+AT_THE_RATE = "set by the rate"
+"""Verdict on a price per token where nothing could have changed it."""
+TOO = {("lower", "better"): "too fast", ("lower", "worse"): "too slow"}
+"""Verdicts on a simulated server against a measured one, by those on two policies."""
+
+
+def set_by_rate(rows: Sequence[Row], variants: Sequence[Mapping[str, Any]], equal: Collection[str] = ()) -> list[Row]:
+    """Return the rows with prices per token that the rate of arrivals decides said to be so: variants at one price an
+    hour, which serve the same requests as they come, pay the same for them. `equal`: labels of variants that are
+    the baseline in everything."""
+    hourly = {v["label"]: v["usd_per_hour"] for v in variants if v["open_loop"]}
+    base = hourly.get(variants[0]["label"])
+    return [
+        row | {"verdict": AT_THE_RATE, "more_replicates": None}
+        if row["metric"].startswith("usd_per_million")
+        and base is not None
+        and hourly.get(row["variant"]) == base
+        and row["verdict"] in ("equivalent", "undecided", "identical")
+        and row["variant"] not in equal
+        else row
+        for row in rows
+    ]
+
+
+def off_the_measured(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a comparison with a measured server with verdicts that say how far off the simulation is."""
+    return [row | {"verdict": TOO.get((row["better"], row["verdict"]), row["verdict"])} for row in rows]
+
+
 def sentence(row: Row, baseline: str) -> str:
     """Return a row in words."""
     name, who = metric_label(row["metric"]), row["variant"]
@@ -210,16 +239,21 @@ def sentence(row: Row, baseline: str) -> str:
         return f"{who}: {name} is not compared, a queue grows without end"
     if row["verdict"] == "identical":
         return f"{who} and {baseline} are identical in {name}"
+    if row["verdict"] == AT_THE_RATE:
+        return f"{who} and {baseline} cost the same: at a fixed rate nothing can save ({name})"
     low, high = row["change_low"], row["change_high"]
     ratio = row["scale"] == "ratio"
     change = abs(row["change"])
     much = f"{100 * change:.1f} %" if ratio else f"{change:.4g} {row['unit']}".strip()
     way = "lower" if row["change"] < 0 else "higher"
+    off = row["verdict"] in TOO.values()
     said = f"{who} has {much} {way} {name} than {baseline}"
+    if off:
+        said = f"{who} is {row['verdict']} by {much} in {name}"
     if low is not None and high is not None:
         ends = [f"{100 * x:+.1f}" if ratio else f"{x:+.4g}" for x in (low, high)]
         said += f" (interval {ends[0]} to {ends[1]}{' %' if ratio else ''})"
     if row["verdict"] == "undecided":
         more = row["more_replicates"]
         return f"{said}: undecided" + (f", about {more} more replicates would decide" if more else "")
-    return f"{said}: {row['verdict']}"
+    return said if off else f"{said}: {row['verdict']}"

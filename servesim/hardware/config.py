@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from servesim.errors import UserError, shown, suggest
 from servesim.hardware.layers import Experts, Latent, Layer
+from servesim.untrusted import parse_yaml
 
 _UNSUPPORTED = {
     "linear_num_key_heads": "linear attention",
@@ -90,6 +92,34 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
         "dtype": _TORCH_DTYPES.get(str(config.get("torch_dtype") or config.get("dtype")), "bf16"),
         "block_scaled": bool((config.get("quantization_config") or {}).get("weight_block_size")),
     }
+
+
+def changed_config(config: dict[str, Any], name: str, changes: Mapping[str, str]) -> dict[str, Any]:
+    """Return the `config.json` of a model with keys changed, their values as YAML has them; UserError for a key that
+    nothing reads."""
+    values = {key: parse_yaml(text, f"model.{key}") for key, text in changes.items()}
+    read = _Reading(config | values)
+    model_fields(read, f"model config {name}")
+    for key in values:
+        if key not in read.keys_read:
+            raise UserError(f"model.{key}: nothing of {name} is computed from it{suggest(key, read.keys_read)}")
+    return config | values
+
+
+class _Reading(dict[str, Any]):
+    """A config that remembers which of its keys were asked for."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self.keys_read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_read.add(key)
+        return super().__getitem__(key)
 
 
 def _experts(config: dict[str, Any], kind: str, where: str) -> Experts | None:

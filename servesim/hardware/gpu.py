@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from servesim.errors import UserError, shown
+from servesim.errors import UserError, shown, suggest
+from servesim.parsing import split_changes
 from servesim.untrusted import read_yaml
+
+_MAY_BE_ZERO = frozenset(("usd_per_hour", "nvlink_bandwidth"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,11 @@ class Gpu:
 
     @classmethod
     def load(cls, name: str) -> Gpu:
-        """Return the GPU called `name`, or the data sheet in a YAML file with one GPU's fields."""
+        """Return the GPU called `name`, or the data sheet in a YAML file with one GPU's fields; changes may follow
+        (`h100:usd_per_hour=2.2`)."""
+        name, changes = split_changes(name)
+        if changes:
+            return _changed(cls.load(name), changes)
         if name.endswith((".yaml", ".yml")):
             return _from_file(Path(name))
         known = _gpus()
@@ -77,6 +84,31 @@ def _gpus() -> dict[str, dict[str, Any]]:
     text = resources.files("servesim.hardware").joinpath("gpus.yaml").read_text()
     loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)
     return loaded
+
+
+def _changed(gpu: Gpu, changes: dict[str, str]) -> Gpu:
+    """Return the GPU with parts of its data sheet changed; UserError for what is no part of it."""
+    parts = {field.name for field in fields(Gpu)} - {"name", "description", "flops"}
+    parts |= {f"flops.{dtype}" for dtype in gpu.flops}
+    update: dict[str, Any] = {}
+    for key, text in changes.items():
+        if key not in parts:
+            raise UserError(f"gpu.{key}: no part of the data sheet of {gpu.name}{suggest(key, parts)}")
+        if key == "tables":
+            update[key] = None if text in ("null", "none") else text
+            continue
+        try:
+            number = float(text)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < 1e30 or (number == 0 and key not in _MAY_BE_ZERO):
+            least = "of at least" if key in _MAY_BE_ZERO else "above"
+            raise UserError(f"gpu.{key} is {shown(text)}, must be a finite number {least} 0")
+        if key.startswith("flops."):
+            update["flops"] = {**update.get("flops", gpu.flops), key.removeprefix("flops."): number}
+        else:
+            update[key] = int(number) if key == "memory_bytes" else number
+    return replace(gpu, **update)
 
 
 def _from_file(path: Path) -> Gpu:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
-from servesim.hardware.config import model_fields
+from servesim.hardware.config import changed_config, model_fields
 from servesim.hardware.layers import DTYPE_BYTES, Experts, Latent, Layer, dtype_bytes, wide_bytes
+from servesim.hardware.names import Named, named
+from servesim.parsing import split_changes
 from servesim.untrusted import parse_json, read_text
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "check_tp",
     "dtype_bytes",
     "kv_heads_per_gpu",
+    "model_named",
     "read_config",
 ]
 
@@ -209,7 +212,12 @@ def check_tp(model: ModelSpec, tp: int) -> None:
 
 
 def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
-    """Read the `config.json` of a bundled model, of a file or of a folder; return its content and the model's name."""
+    """Read the `config.json` of a bundled model, of a file or of a folder; return its content, with the changes that
+    follow the name (`llama-3.1-8b:num_hidden_layers=4`), and the model's name."""
+    name_or_path, changes = split_changes(name_or_path)
+    if changes:
+        config, name = read_config(name_or_path)
+        return changed_config(config, name, changes), name
     if not name_or_path:
         raise UserError("no model is named: a bundled one such as llama-3.1-8b, or a config.json")
     path = Path(name_or_path)
@@ -219,11 +227,18 @@ def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
         if not path.is_file():
             raise UserError(f"model config {path} does not exist")
         return _read_json(read_text(path), str(path)), path.parent.name or path.stem
-    key = name_or_path.lower()
-    if key not in bundled_models():
-        raise UserError(f"unknown model {name_or_path!r}{suggest(key, bundled_models())}")
-    text = resources.files("servesim.hardware").joinpath(f"models/{key}.json").read_text()
-    return _read_json(text, key), key
+    found = model_named(name_or_path)
+    if found is None:
+        near = suggest(name_or_path.rpartition("/")[2].lower(), bundled_models())
+        raise UserError(f"unknown model {name_or_path!r}{near}; any decoder is taken from its config.json")
+    text = resources.files("servesim.hardware").joinpath(f"models/{found.model}.json").read_text()
+    return _read_json(text, found.model) | found.changes, found.model
+
+
+def model_named(name: str) -> Named | None:
+    """Return what a name of a model stands for, a bundled one or a Hugging Face id; None: no such name is known."""
+    key = name.lower()
+    return Named(key) if key in bundled_models() else named(name, tuple(bundled_models()))
 
 
 def bundled_models() -> list[str]:

@@ -29,7 +29,7 @@ class StepTotals:
     kv_peak: int = 0
     steps_by_kind: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     ns_by_kind: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
-    gpu_ns_by_origin: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ORIGINS, 0.0))
+    gpu_ns_by_origin: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ORIGINS, 0))
     decode_reach: dict[int, int] = field(default_factory=dict)
     """Largest sum of contexts attended in a step, by number of decoding sequences."""
     replicas: set[int] = field(default_factory=set)
@@ -54,7 +54,7 @@ class StepTotals:
         self.replicas.update(np.unique(c["replica"]).tolist())
         self._add_kinds(c["prefill_pieces"] > 0, c["decode_count"] > 0, k, span)
         for origin in ORIGINS:
-            self.gpu_ns_by_origin[origin] += float((c["gpu_ns"] * (c[f"{origin}_ppm"] / 1e6)).sum())
+            self.gpu_ns_by_origin[origin] += exact_sum(c[f"{origin}_ns"])
         _count(self._batch, c["decode_count"] + c["prefill_pieces"], k)
         _count(self._tokens, c["prefill_tokens"] + decode, k)
 

@@ -20,6 +20,7 @@ FIRST = ("planned_ns", "start_ns", "kv_used", "kv_internal", "kv_external")
 """Columns that hold for the first step of a row."""
 SUMMED = (
     "elapsed_ns", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "accepted", "bytes_moved",
+    "measured_ns", "interpolated_ns", "extrapolated_ns", "roofline_ns",
 )  # fmt: skip
 """Columns that sum over the steps of a row."""
 

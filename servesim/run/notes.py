@@ -13,7 +13,7 @@ from servesim.contracts import KVAllocator, Scheduler
 from servesim.contracts.scheduler import PREDICTED
 from servesim.cost import TableCostModel
 from servesim.cost.host import HostTerms
-from servesim.hardware import ModelSpec, VllmDefaults
+from servesim.hardware import ModelSpec, VllmDefaults, model_named
 from servesim.run.presets import preset_settings
 from servesim.run.scenario import Scenario
 from servesim.versions import EngineFacts
@@ -27,6 +27,7 @@ def before_run(
     """Yield what can be told from the scenario and the trace. `fitting_blocks`: KV blocks the GPU's memory would
     give."""
     yield from _oracles(scheduler, kv)
+    yield from _name(scenario)
     if scenario.engine.async_scheduling and "async" not in scheduler.supports:
         yield f"async_scheduling: scheduler {scheduler.name} plans synchronously, so no step is planned ahead"
     if scenario.engine.async_scheduling and scenario.pp > 1:
@@ -59,6 +60,15 @@ def before_run(
     if scenario.engine.swap_space_gib != swap_space and "swap" not in scheduler.supports:
         yield f"swap_space_gib changes nothing: scheduler {scheduler.name} does not swap"
     yield from _memory_settings(scenario, fitting_blocks)
+
+
+def _name(scenario: Scenario) -> Iterator[str]:
+    """Say what a name that is not a bundled one is taken for."""
+    found = model_named(scenario.model)
+    if found is None or found.model == scenario.model.lower():
+        return
+    differs = f", although the name says {found.dtype}" if found.dtype not in (None, scenario.dtype) else ""
+    yield f"model {scenario.model}: the shapes of {found.model}, weights in {scenario.dtype}{differs}"
 
 
 HITS = 0.01

@@ -27,6 +27,7 @@ from servesim.run.result_files import (
     reading,
 )
 from servesim.run.scenario import Scenario, load_settings
+from servesim.run.shown import as_html, as_text
 from servesim.untrusted import read_json
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ SUMMARY_KEYS = (
     *("cost_shares", "duration_s", "engine", "goodput", "kv", "latency_ms", "notes", "prefix_cache", "price"),
     *("provenance", "requests", "scenario", "speculation", "stability", "throughput", "uncertainty"),
 )
-"""Keys of every summary; `classes` and `tenants` only where the trace has such labels."""
+"""Keys of every summary; `classes` and `tenants` only where the trace has such labels, `intervals` unless they were
+switched off."""
 
 
 _NULLABLE = frozenset(("speculation", "uncertainty", "price", "goodput", "prefix_cache", "cost_shares"))
@@ -72,6 +74,22 @@ class Result:
         self._requests = requests
         self._samples = samples
         self._streamed = streamed
+
+    @property
+    def intervals(self) -> dict[str, Any]:
+        """Error bars of mean TTFT, TPOT and E2E by measured servers, or in words why there are none (see
+        servesim.run.intervals)."""
+        from servesim.run.intervals import intervals
+
+        kept: dict[str, Any] | None = self.summary.get("intervals")
+        return intervals(self.summary) if kept is None else kept
+
+    def __repr__(self) -> str:
+        return as_text(self.summary)
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show."""
+        return as_html(self.summary)
 
     @cached_property
     def requests(self) -> pd.DataFrame:

@@ -28,10 +28,16 @@ STREAMED = {STEPS: STEP_COLUMNS, DELIVERIES: LATE_COLUMNS}
 """Tables that are written while the run goes on, and their columns."""
 SAMPLES = "samples.parquet"
 """Only where requests ask for several samples (n > 1)."""
+STEP_REQUESTS = "step_requests.parquet"
+"""Only where it was asked for."""
+STEP_REQUESTS_COLUMNS = (
+    *("replica", "step", "row"),
+    *("num_scheduled_tokens", "num_computed_tokens", "draft_tokens"),
+)
 REPLACED = ".replaced"
 REPORT = "report.html"
 """Made from the others, by the command line."""
-FILES = frozenset((SUMMARY, SCENARIO, TIMING, REQUESTS, *STREAMED, SAMPLES, REPORT))
+FILES = frozenset((SUMMARY, SCENARIO, TIMING, REQUESTS, *STREAMED, SAMPLES, STEP_REQUESTS, REPORT))
 
 
 class ResultWriter:
@@ -45,7 +51,7 @@ class ResultWriter:
         self._open: dict[str, Any] = {}
         self._lock: int | None = None
         _refuse_foreign(self.out)
-        _clear_up(self.out)
+        clear_up(self.out)
         self.partial = self.out.with_name(f"{self.out.name}.{os.getpid()}.partial")
         self._new = [folder for folder in self.out.parents if not folder.exists()]
         try:
@@ -56,6 +62,16 @@ class ResultWriter:
         except UserError:
             self.discard()
             raise
+
+    def check_same(self, scenario_yaml: str) -> None:
+        """Raise UserError where the result of another scenario stands already."""
+        found = self.out / SCENARIO
+        try:
+            stands = found.read_text(encoding="utf-8") if found.is_file() else scenario_yaml
+        except (OSError, ValueError):
+            return  # damaged: nothing is lost
+        if stands != scenario_yaml:
+            raise UserError(f"--out {self.out}: holds the result of another scenario (--overwrite replaces it)")
 
     def add(self, file: str, rows: Rows) -> None:
         """Append a chunk to one of the STREAMED tables."""
@@ -164,15 +180,19 @@ def _locked(folder: Path) -> int | None:
     return handle
 
 
-def _clear_up(out: Path) -> None:
+def clear_up(out: Path) -> None:
     """Remove what runs with the same `out` left half-written: their process is gone and holds no lock. An earlier
     result that one had moved away comes back if nothing took its place."""
     for suffix in (REPLACED, ".partial"):
         for left in sorted(out.parent.glob(f"{glob.escape(out.name)}.*{suffix}")):
             pid = left.name[len(out.name) + 1 : -len(suffix)]
-            if not (pid.isascii() and pid.isdecimal()) or left.is_symlink() or not left.is_dir() or _alive(int(pid)):
+            if not (pid.isascii() and pid.isdecimal()) or left.is_symlink() or _alive(int(pid)):
                 continue
             with suppress(OSError):
+                if not left.is_dir():
+                    if suffix != REPLACED:
+                        left.unlink()
+                    continue
                 if (handle := _locked(left)) is None:
                     continue
                 if suffix == REPLACED and not out.exists():

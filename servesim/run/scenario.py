@@ -15,8 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 
 from servesim import untrusted
 from servesim.errors import UserError, shown, suggest
+from servesim.hardware import model_named
 from servesim.metrics.slo import check_slo, parse_slo
-from servesim.parsing import pairs, spelt
+from servesim.parsing import pairs, policy_parts, spelt, with_changes
+from servesim.run.beside import beside
 from servesim.run.client_tools import under_tool
 from servesim.run.presets import preset_settings, under
 
@@ -119,12 +121,15 @@ class Scenario(_Section):
     """
 
     trace: str
-    """A trace file (its format is found from the content), `preset:NAME` or `synth:key=value,...`."""
+    """A trace file or log (its format is found from the content; `-`: standard input), `preset:NAME` or
+    `synth:key=value,...`."""
     model: str
-    """A bundled model, or a Hugging Face config.json."""
+    """A bundled model or its Hugging Face id (`meta-llama/Llama-3.3-70B-Instruct`; -FP8, -AWQ and the like set the
+    dtype), or the config.json of any other; keys of that may be changed: `model.num_hidden_layers`, or
+    `NAME:num_hidden_layers=4`."""
     gpu: str
     """h100, h200, a100, a100-40g, l40s, rtx-pro-6000 (kernels measured), rtx-4090, rtx-5090, m2-ultra (by formula), or
-    the YAML data sheet of another one."""
+    the YAML data sheet of another one; parts of the sheet may be changed: `gpu.memory_bytes`, `gpu.flops.bf16`."""
     requests: int | None = Field(default=None, ge=1, le=100_000_000)
     """Number of requests to replay, from the first; none: all the trace has (presets and synthetic traces: their
     default)."""
@@ -140,6 +145,9 @@ class Scenario(_Section):
     recorded times; open: at recorded times whatever has ended; auto: as the format says."""
     shape: list[str] = Field(default=[])
     """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`."""
+    columns: str | None = None
+    """Columns of a log with names of its own, where they are not guessed right, such as arrival='Request
+    Time',prompt=in,output=out; unit=us says the unit of its times, prompt=2000 a number instead of a column."""
     spread_ticks: Literal["none", "uniform"] = "none"
     """Spread requests that share a clock tick over it (Mooncake's published traces tick every 3 s)."""
     seed: int = 0
@@ -200,6 +208,11 @@ class Scenario(_Section):
     def _policy(cls, value: Any) -> Settings | None:
         return policy_settings(value) if value is not None else None
 
+    @field_validator("model", "gpu", mode="before")
+    @classmethod
+    def _changed(cls, value: Any) -> Any:
+        return _renamed(value)
+
     @field_serializer("rate", when_used="json")
     def _finite(self, rate: float | None) -> float | str | None:
         return "inf" if rate == float("inf") else rate
@@ -229,7 +242,7 @@ class Scenario(_Section):
     def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:
         """Build a scenario from plain settings; `source` names their file, if any, in errors."""
         try:
-            return cls.model_validate(under_tool(under(settings, policy_settings)))
+            return cls.model_validate(under_name(under_tool(under(settings, policy_settings))))
         except ValidationError as error:
             raise UserError(f"{source}: {_first_error(error, cls)}".removeprefix(": ")) from None
 
@@ -241,20 +254,39 @@ class Scenario(_Section):
         return text
 
 
+def under_name(settings: Settings) -> Settings:
+    """Complete settings with the format of weights that the model's name says, where they say none."""
+    found = model_named(str(settings.get("model", ""))) if settings.get("dtype") is None else None
+    return settings | {"dtype": found.dtype} if found is not None and found.dtype is not None else settings
+
+
 def load_settings(path: str | Path) -> Settings:
-    """Read the settings in a YAML file, not yet validated."""
+    """Read the settings in a YAML file, not yet validated; paths in it are relative to it (servesim.run.beside)."""
     loaded = untrusted.read_yaml(Path(path), "scenario")
     if not isinstance(loaded, dict):
         raise UserError(f"scenario {path}: not a mapping of settings (such as `model: llama-3.1-8b`)")
-    return loaded
+    return beside(loaded, Path(path))
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
     """The settings with each `a.b=value` put in; values are read as YAML, but for the version, which is text."""
     changed = dict(settings)
+    from servesim.run.setting_names import full_name
+
     for assignment in assignments:
         key, value = assigned(assignment)
+        key = full_name(key)
         _assign(changed, key, value if key == "engine.version" else read_yaml(assignment, value))
+    return changed
+
+
+def with_parts(settings: Mapping[str, Any], parts: Mapping[str, Any]) -> Settings:
+    """The settings with values, as Python has them, put in by names of parts: `max_num_seqs`, `engine.block_size`."""
+    from servesim.run.setting_names import full_name
+
+    changed = dict(settings)
+    for key, value in parts.items():
+        _assign(changed, full_name(key), value)
     return changed
 
 
@@ -277,17 +309,20 @@ def read_yaml(what: str, text: str) -> Any:
 def policy_settings(value: Any) -> Settings:
     """Return `name`, `name:key=value,...`, `file.py:Class:key=value,...` or a mapping, as a mapping with `name`."""
     if isinstance(value, str):
-        path, py, rest = value.partition(".py:")
-        if py:
-            class_name, _, params = rest.partition(":")
-            name = f"{path}.py:{class_name}"
-        else:
-            name, _, params = value.partition(":")
+        name, class_name, params = policy_parts(value)
+        name += f":{class_name}" if class_name else ""
         if name:
             return {"name": name, **pairs(name, params)}
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return dict(value)
     raise UserError(f"a policy is a name, name:key=value,... or a mapping with `name`, not {shown(value)}")
+
+
+def _renamed(value: Any) -> Any:
+    """A model or GPU that is a mapping with `name` and changed parts, as one text; anything else as it is."""
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return with_changes(value["name"], {key: inner for key, inner in value.items() if key != "name"})
+    return value
 
 
 def _limits(value: Any) -> Any:
@@ -303,6 +338,11 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
         settings[key] = value
         return
     current = settings.get(outer)
+    if outer in ("gpu", "model"):
+        if current is None:
+            raise UserError(f"{key}: no {outer} is named whose {inner} it could be")
+        settings[outer] = with_changes(_renamed(current), {inner: value})
+        return
     if outer in ("scheduler", "kv", "router", "speculation", "acceptance"):
         preset = preset_settings(settings["preset"]) if settings.get("preset") else {}
         default = preset.get(outer, Scenario.model_fields[outer].default)

@@ -25,11 +25,13 @@ from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.host import HostTerms, host_terms
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.observed import ObservedCore
 from servesim.engine.recorder import Recorder
 from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.hardware.kv import longest
 from servesim.metrics.summary import Deployment
+from servesim.run.changes import on_changes
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.presets import facts_of
 from servesim.run.provenance import provenance
@@ -183,6 +185,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         defaults=defaults,
         notes=[
             *before_run(scenario, facts, cores[0].scheduler, kv, fitting),
+            *on_changes(scenario, gpu, model, cost, fitting),
             *on_version(scenario, engine, terms),
             *on_windows(scenario, model, kv),
             *(speculation.notes(facts) if speculation is not None else ()),
@@ -345,7 +348,8 @@ def _core(
     parts = MODES[scenario.mode]
     kv = make(parts.memory(policies.kv), policies.kv_params, memory)
     scheduler = make(policies.scheduler, policies.scheduler_params, limits, kv)
-    core = parts.core(scheduler, kv, scenario.check)
+    made_of = ObservedCore if parts.core is EngineCore else parts.core
+    core = made_of(scheduler, kv, scenario.check)
     if speculation is not None:
         core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance
     core.max_queued = scenario.engine.max_queued_requests

@@ -5,23 +5,30 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.engine import compiled
+from servesim.errors import UserError
+from servesim.metrics.bursts import burst_text
 from servesim.metrics.classes import by_class, by_tenant
-from servesim.metrics.requests import goodput
+from servesim.metrics.requests import RequestColumns, goodput
 from servesim.metrics.summary import summarize
 from servesim.run.beginning import check_beginning
+from servesim.run.bursts import bursts_of
+from servesim.run.custom_metrics import Function, custom_values, load_metrics
+from servesim.run.intervals import intervals as error_bars
 from servesim.run.notes import after_run, on_costs
 from servesim.run.processes import check_independent, run_apart
+from servesim.run.propagation import propagated
 from servesim.run.records import Records, StreamedRecords
 from servesim.run.result import Result
 from servesim.run.result_files import ResultWriter
-from servesim.run.scenario import Scenario, load_settings
+from servesim.run.scenario import Scenario, load_settings, with_parts
 from servesim.run.setup import Setup, set_up
 from servesim.run.speculation import figures as speculation_figures
+from servesim.run.step_requests import StepRequests, check_step_requests
 from servesim.run.trace_source import OBJECT
 from servesim.workload.trace import Trace
 
@@ -39,7 +46,12 @@ def simulate(
     out: str | Path | None = None,
     on_ready: Callable[[Setup], Progress | None] | None = None,
     jobs: int = 1,
+    intervals: bool = True,
+    propagate: bool = False,
     page: Callable[[Path], object] | None = None,
+    overwrite: bool = True,
+    step_requests: bool = False,
+    metrics: str | Function | Iterable[str | Function] | None = None,
     **settings: Any,
 ) -> Result:
     """Replay a trace and return its result.
@@ -50,11 +62,19 @@ def simulate(
     on. `page` writes a page into the directory before it is in place. `on_ready` is told the resolved setup before
     the run begins and may return a callback for progress. With `jobs`
     replicas are served in `jobs` processes, where a router splits requests without looking at them; the result is the
-    same to the byte.
+    same to the byte. `intervals`: error bars are part of the summary; `propagate`: those of percentiles, goodput and
+    price too, which takes two more runs (servesim.run.propagation). Without `overwrite` the result of another
+    scenario that stands in `out` is not replaced.
+    `step_requests`: with mode="reference", write which requests each step computed (servesim.run.step_requests).
+    `metrics`: functions of your own, or `file.py:function` (servesim.run.custom_metrics), whose values are
+    `summary["custom_metrics"]`.
 
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
     """
     began = _Clock()
+    if propagate and not intervals:
+        raise UserError("propagate needs the error bars that --no-intervals (intervals=False) leaves out")
+    own = load_metrics(metrics)  # a wrong name is found before the run
     if trace is not None and not isinstance(trace, str | Path | Trace):
         from servesim.traces import load_trace
 
@@ -63,8 +83,13 @@ def simulate(
     try:
         asked, given = _scenario(scenario, trace, settings), trace if isinstance(trace, Trace) else None
         setup = set_up(asked, given)
+        if writer is not None and not overwrite:
+            writer.check_same(setup.scenario.to_yaml())
         if setup.scenario.check and setup.scenario.mode == "fast":
             check_beginning(setup)
+        if step_requests:
+            check_step_requests(setup.scenario, writer, jobs)
+        told = StepRequests(writer, setup.cores) if step_requests and writer is not None else None
         records = (StreamedRecords if setup.stream is not None else Records)(setup, writer)
         on_progress = on_ready(setup) if on_ready else None
         loop = _Clock()
@@ -75,9 +100,27 @@ def simulate(
         else:
             setup.cluster(records.workload, records.recorder, on_progress=on_progress).run()
         records.flush()
+        if told is not None:
+            told.flush()
         ended = _Clock()
         records.close()
         summary = _summary(setup, records)
+        if intervals:
+            summary["intervals"] = error_bars(summary)
+            if propagate:
+
+                def again(changes: dict[str, Any]) -> dict[str, Any]:
+                    changed = Scenario.of({**asked.model_dump(), **changes})
+                    return simulate(changed, trace=given, jobs=jobs, intervals=False).summary
+
+                waits = setup.trace.after is not None
+                summary["intervals"]["propagated"] = propagated(summary, asked, setup.facts, waits, again)
+        if own:
+            if setup.stream is not None:
+                raise UserError("metrics: a streamed run keeps no requests to compute them from")
+            functions = [function for _, function in own]
+            summary["custom_metrics"] = custom_values(functions, records.table.to_pandas, summary)
+        summary["notes"] += told.notes() if told is not None else []
         timing = _timing(began, loop, ended, apart_s, summary)
         if writer is not None:
             writer.finish(
@@ -106,7 +149,10 @@ def _scenario(
         base = scenario or {}
     if isinstance(trace, Trace):
         trace = f"{OBJECT}{trace.name}"
-    return Scenario.of({**base, **({"trace": trace} if trace is not None else {}), **settings}, source)
+    parts = {key: value for key, value in settings.items() if key not in Scenario.model_fields}
+    whole = {key: value for key, value in settings.items() if key not in parts}
+    found = {**base, **({"trace": trace} if trace is not None else {}), **whole}
+    return Scenario.of(with_parts(found, parts), source)
 
 
 def _summary(setup: Setup, records: Records) -> dict[str, Any]:
@@ -123,9 +169,14 @@ def _summary(setup: Setup, records: Records) -> dict[str, Any]:
         figures["tenants"] = by_tenant(requests, records.parts["tenant"], len(setup.facts), scenario.slo)
     figures["requests"] |= {"retries": records.retries, "unsent": records.workload.unsent}
     figures["speculation"] = speculation_figures(core.spec_stats for core in setup.cores)
+    bursts, unknown = bursts_of(scenario, requests.table) if isinstance(requests, RequestColumns) else ([], [])
+    if bursts:
+        figures["bursts"] = bursts
     return {
         **figures,
         "notes": [
+            *map(burst_text, bursts),
+            *unknown,
             *setup.notes,
             *after_run(scenario, setup.facts, setup.defaults, figures, setup.front),
             *on_costs(setup.cost, totals.decode_reach),

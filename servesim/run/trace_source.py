@@ -33,6 +33,7 @@ def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
         options |= {"sort": True} if scenario.sort else {}
         options |= {"spread_ticks": scenario.spread_ticks} if scenario.spread_ticks != "none" else {}
         options |= {"timing": scenario.timing} if scenario.timing != "auto" else {}
+        options |= {"columns": scenario.columns} if scenario.columns is not None else {}
     wanted = scenario.requests + scenario.skip if scenario.requests is not None else None
     if scenario.shape and not scenario.trace.startswith(DRAWN):
         wanted = None  # of a file the shaped trace is cut, of what is drawn the drawn one
@@ -74,6 +75,7 @@ def open_stream(scenario: Scenario, trace: Trace | None, kv: type[KVAllocator]) 
         "shape": bool(scenario.shape),
         "sort": scenario.sort,
         "spread_ticks": scenario.spread_ticks != "none",
+        "columns": scenario.columns is not None,
         "clients.max_sessions": clients.max_sessions is not None,
         "clients.retries": clients.retries > 0,
         "clients.burstiness": clients.burstiness is not None,

@@ -14,7 +14,10 @@ from tests.support.examples import examples
 from tests.support.strategies import drafting_worlds, groups_of_samples, lockstep_worlds, social_worlds, worlds
 from tests.support.worlds import World, watch
 
-SUMMED = ("k", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "accepted", "bytes_moved")
+SUMMED = (
+    "k", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "accepted", "bytes_moved",
+    "measured_ns", "interpolated_ns", "extrapolated_ns", "roofline_ns",
+)  # fmt: skip
 OF_FIRST = (
     "replica", "step", "planned_ns", "start_ns", "prefill_tokens", "prefill_pieces", "prefill_context",
     "decode_count", "decode_context", "sampled", "padded_tokens", "kv_used", "kv_internal", "kv_external",

@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 
 from servesim import untrusted
+from servesim.calibrate.cells import read_cells
+from servesim.calibrate.engines import read_steps_csv
+from servesim.calibrate.importers.columns import read_columns
 from servesim.errors import MOST_LINE, MOST_SHOWN, UserError, one_line, shown
 from servesim.hardware.model import ModelSpec
 from servesim.run.scenario import load_settings
 from servesim.traces import load_trace, save_trace
+from servesim.traces.acceptance.measured import Measured, MeasuredParams
+from servesim.traces.acceptance.recorded import Recorded, RecordedParams
+from servesim.traces.presets import servegen
 from servesim.workload.trace import Content, Trace
+from tests.support.hostile import CORPUS, SUFFIX, fault, readers
 
 
 def laughs(levels: int) -> str:
@@ -76,6 +83,7 @@ def test_a_file_without_end_and_one_that_unpacks_to_much_more_stop_at_the_limit(
     packed.write_bytes(gzip.compress(b"arrival_ns,prompt_len,output_len\n" + b"1,1,1\n" * 4_000_000))
     with pytest.raises(UserError, match="unpacked for each packed one are more than 100"):
         load_trace(packed)
+    packed.write_bytes(gzip.compress(b"arrival_ns,prompt_len,output_len\n" + b"1,1,1\n" * 100))
     monkeypatch.setenv(untrusted.SETTING, "rows=10")
     with pytest.raises(UserError, match="lines are more than 10"):
         load_trace(packed)
@@ -136,7 +144,6 @@ def test_parquet_is_as_strict_as_csv(tmp_path: Path) -> None:
 
     path, good = tmp_path / "t", {name: pa.array([1]) for name in ("arrival_ns", "prompt_len", "output_len")}
     wrong = {
-        "unknown column 'promt'": pa.table(good | {"promt": pa.array([1])}),
         "is there twice": pa.table([pa.array([1])] * 4, names=[*good, "prompt_len"]),
         "no requests": pa.table({name: column[:0] for name, column in good.items()}),
         "lists of whole numbers": pa.table(good | {"samples": pa.array([[True]])}),
@@ -169,3 +176,54 @@ def test_a_round_trip_of_quoted_outputs_is_read(tmp_path: Path) -> None:
     for name in ("jsonl", "parquet"):
         save_trace(trace, tmp_path / name, name)
         assert load_trace(tmp_path / name).content.ids.tolist() == [0, 0, -1]
+
+
+def hostile_files(folder: Path) -> dict[str, Path]:
+    made = {
+        "bytes": b"\xff\xfe\x00",
+        "cut": gzip.compress(b"a,b\n1,2\n" * 99)[:20],
+        "csv": b'a,a\n1,2\n"' + b"x" * 200_000,
+        "deep": b"[" * 100_000,
+        "empty": b"",
+    }
+    for name, data in made.items():
+        (folder / f"{name}.yaml").write_bytes(data)
+    return {name: folder / f"{name}.yaml" for name in [*made, "missing"]}
+
+
+READERS = {
+    "recorded acceptance": lambda path: Recorded(RecordedParams(path=str(path)), 0),
+    "measured acceptance": lambda path: Measured(MeasuredParams(table=str(path)), 0),
+    "ServeGen": servegen._profile,
+    "columns": lambda path: read_columns(path, ["a"], ["b"]),
+    "cells": lambda path: read_cells(path, "vllm"),
+    "steps": read_steps_csv,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_of_measurements_tells_in_one_line_what_is_wrong(reader: str, tmp_path: Path) -> None:
+    for name, path in hostile_files(tmp_path).items():
+        if (reader, name) == ("ServeGen", "empty"):  # a client that never sends
+            continue
+        with pytest.raises(UserError) as error:
+            READERS[reader](path)
+        assert len(str(error.value)) <= MOST_LINE, name
+
+
+@pytest.mark.parametrize("reader", sorted(readers()))
+def test_what_once_broke_a_reader_is_one_line_for_all_of_them(reader: str, tmp_path: Path) -> None:
+    path = tmp_path / f"x{SUFFIX.get(reader, '.json')}"
+    for number, data in enumerate(CORPUS):
+        path.write_bytes(data)
+        assert not (wrong := fault(readers()[reader], path)), (number, wrong)
+
+
+def test_a_packed_file_that_says_it_unpacks_to_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(gzip.compress(b"\n" * (untrusted.FREELY_UNPACKED + 1)))
+    with pytest.raises(UserError, match="unpacked for each packed one are more than 100"):
+        untrusted.open_text(path)
+    path.write_bytes(gzip.compress(b"\n" * untrusted.FREELY_UNPACKED))
+    with untrusted.open_text(path) as file:
+        assert file.read(1) == "\n"

@@ -11,6 +11,7 @@ from typing import Any
 from servesim.contracts import Request, acceptance_models
 from servesim.draws import uniform_one
 from servesim.errors import UserError, suggest
+from servesim.untrusted import parse_yaml, read_text
 
 from . import ByPosition, luck, running_product
 
@@ -102,15 +103,12 @@ class Measured(ByPosition):
 
 
 def _read(params: MeasuredParams) -> list[Rates]:
-    import yaml
-
-    text = _text(params.table)
+    content = parse_yaml(_text(params.table), f"acceptance measured: table {params.table}")
     try:
-        content = yaml.safe_load(text)
         if not str(content["format"]).startswith("servesim acceptance 1"):
             raise KeyError("format")
         domains = {str(name): Rates.of(counts) for name, counts in content["domains"].items()}
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
         raise UserError(f"{params.table}: not a table of servesim calibrate acceptance") from None
     if params.domain and params.domain not in domains:
         hint = suggest(params.domain, domains)
@@ -120,10 +118,7 @@ def _read(params: MeasuredParams) -> list[Rates]:
 
 def _text(table: str) -> str:
     if table.endswith((".yaml", ".yml")):
-        try:
-            return Path(table).read_text()
-        except OSError as error:
-            raise UserError(f"acceptance measured: table {table}: {error.strerror}") from None
+        return read_text(Path(table), "yaml")
     folder = resources.files(_TABLES) / "acceptance"
     shipped = {p.name.removesuffix(".yaml"): p for p in folder.iterdir() if p.name.endswith(".yaml")}
     if table not in shipped:

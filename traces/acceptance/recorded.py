@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from servesim.contracts import AcceptanceModel, Request, acceptance_models
 from servesim.errors import UserError
+from servesim.untrusted import json_value, read_text
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,14 @@ def _read(path: Path) -> list[list[bool]]:
     if not str(path) or not path.is_file():
         raise UserError(f"acceptance recorded: no file {str(path)!r} (recorded:path=FILE.jsonl)")
     rows: dict[int, list[bool]] = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         try:
-            entry = json.loads(line)
-            row, right = int(entry["row"]), str(entry["right"])
+            entry = json_value(line)
+            row, right = entry["row"], entry["right"]
         except (ValueError, KeyError, TypeError):
             raise UserError(f'{path} line {number}: not {{"row": 0, "right": "1101"}}') from None
+        if type(row) is not int or not isinstance(right, str):
+            raise UserError(f'{path} line {number}: not {{"row": 0, "right": "1101"}}')
         if not right or set(right) - {"0", "1"} or row != len(rows):
             raise UserError(f"{path} line {number}: rows count from 0, right is letters 0 and 1")
         rows[row] = [letter == "1" for letter in right]

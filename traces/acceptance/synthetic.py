@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import floor
 
 from servesim.contracts import Request, acceptance_models
+from servesim.contracts.speculator import MOST_DRAFTS
 
 from . import ByPosition, running_product
 
@@ -22,6 +23,8 @@ class SyntheticParams:
     def __post_init__(self) -> None:
         if self.length < 1:
             raise ValueError(f"length is {self.length}: every step delivers at least the target's own token")
+        if self.length > MOST_DRAFTS + 1:
+            raise ValueError(f"length is {self.length:g}: at most {MOST_DRAFTS:,} drafts are verified in a step")
 
 
 def acceptance_rates(length: float, k: int) -> list[float]:

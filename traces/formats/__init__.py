@@ -9,6 +9,9 @@ A format module (its name must not begin with `_`) defines
     write(trace: Trace, path: Path) -> None   where the format can be written, with
     HOLDS: frozenset[str]                     of the features of a trace (servesim.traces.io) those it keeps
     stream(path: Path, chunk: int) -> TraceStream   where it can be read a few rows at a time
+    confirm(path: Path) -> bool               where the beginning of a file is not enough to tell (Parquet)
+    recorded(path: Path) -> Recorded          where it holds latencies: the measured side of comparisons (._recorded)
+    LOOSE = True                              where it guesses: asked after all others
 
 `head` is the first 64 KiB of the file, unpacked if it is gzipped. A format with `FOLDERS = True` also reads a folder
 of its files. Files are recognised by content, never by name. Adding a format is adding a file.
@@ -27,7 +30,7 @@ from types import ModuleType
 from typing import Any
 
 from servesim.errors import UserError, shown, suggest
-from servesim.untrusted import DAMAGED, GZIP
+from servesim.untrusted import DAMAGED, open_bytes
 from servesim.workload.trace import Trace
 
 HEAD_BYTES = 1 << 16
@@ -48,11 +51,8 @@ def read_head(path: Path) -> bytes:
     if not path.exists():
         raise UserError(f"{path}: no such trace file")
     try:
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-        if head.startswith(GZIP):
-            with gzip.open(path) as file:
-                head = file.read(HEAD_BYTES)
+        with open_bytes(path) as file:
+            head: bytes = file.read(HEAD_BYTES)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path}: {DAMAGED}") from error
     except OSError as error:
@@ -73,12 +73,14 @@ def first_of(folder: Path) -> Path:
 def detect_format(path: Path) -> str:
     """Return the name of the one format this file's content looks like."""
     head = read_head(path)
-    for name, module in formats().items():
-        if module.detect(head):
+    for name, module in sorted(formats().items(), key=lambda item: getattr(item[1], "LOOSE", False)):
+        if module.detect(head) and (not hasattr(module, "confirm") or module.confirm(path)):
             return name
-    known = "; ".join(f"{name} ({module.ABOUT})" for name, module in formats().items())
     kind = "binary data" if b"\x00" in head else f"beginning {_excerpt(head)}"
-    raise UserError(f"{path}: unknown trace format ({kind}); known formats: {known}")
+    raise UserError(
+        f"{path}: unknown trace format ({kind}); rows with a time, prompt tokens and output tokens are needed, such as "
+        "CSV with timestamp,prompt_tokens,completion_tokens (servesim trace list names all formats)"
+    )
 
 
 def format_module(name: str) -> ModuleType:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from servesim.errors import UserError, shown
+from servesim.errors import MOST_SHOWN, UserError, shown
 from servesim.untrusted import json_value, limits, too_much
 from servesim.workload.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Ints, Samples, Trace
 from servesim.workload.trace_stream import waits
 
 from . import _text
+from ._clock import remark
 
 VERSION = 1
 MOST = 1 << 62
@@ -72,7 +74,19 @@ def build(
         label: _text.texts(path, label, _full(path, label, cells, lines), lines) for label in LABELS if label in cells
     }
     check_quotes(path, columns, lines, first)
+    if not first and (note := remark(columns["arrival_ns"])):
+        notes = (*notes, note)
     return Trace(name=name, **_text.in_order(path, {**columns, "notes": notes}, lines, sort, start))
+
+
+def aside(extra: Iterable[str]) -> tuple[str, ...]:
+    """Return the note on columns that mean nothing here; one that is nearly a known name is asked about."""
+    known = (*REQUIRED, *OPTIONAL)
+    named = []
+    for name in extra:
+        close = difflib.get_close_matches(name[:MOST_SHOWN], known, n=1, cutoff=0.85)
+        named.append(f'{name[:MOST_SHOWN]} (did you mean "{close[0]}"?)' if close else name[:MOST_SHOWN])
+    return (f"columns kept aside: {', '.join(named)}",) if named else ()
 
 
 def named(path: Path, header: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:

@@ -64,14 +64,14 @@ def csv_columns(path: Path, needed: Sequence[str]) -> tuple[list[str], list[list
 
 
 def csv_chunks(
-    path: Path, needed: Sequence[str], chunk: int | None
+    path: Path, needed: Sequence[str], chunk: int | None, separator: str = ","
 ) -> Iterator[tuple[list[str], list[list[str]], list[int]]]:
     """Yield the columns of a CSV, `chunk` rows at a time."""
     rows: list[list[str]] = []
     lines: list[int] = []
     empty, most = True, limits().rows + 1  # and a header
     with open_text(path, newline="") as file:
-        reader = csv.reader(file)
+        reader = csv.reader(file, delimiter=separator)
         try:
             header = [name.strip() for name in next(reader)]
             for column in needed:

@@ -6,6 +6,7 @@ Columns TIMESTAMP,ContextTokens,GeneratedTokens. 2023 prints clock time with sev
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,22 +73,27 @@ def write(trace: Trace, path: Path) -> None:
 
 def _clock_ns(path: Path, cells: list[str], lines: list[int]) -> Ints:
     plain = [_without_zone(cell) for cell in cells]
-    try:
-        stamps = np.array(plain, dtype="datetime64[ns]")
-        if not np.any(np.isnat(stamps)):
-            return stamps.astype(np.int64)
-    except (ValueError, OverflowError):
-        pass
+    stamps = _stamps(plain)
+    if stamps is not None:
+        return stamps
     for cell, text, line in zip(cells, plain, lines, strict=True):
-        try:
-            if not np.isnat(np.datetime64(text, "ns")):
-                continue
-        except (ValueError, OverflowError):
-            pass
+        if _stamps([text]) is not None:
+            continue
         raise UserError(
             f"{path}: line {line}: TIMESTAMP is {shown(cell)}, must be like 2023-11-16 18:15:46.6805900 (UTC)"
         )
     raise UserError(f"{path}: TIMESTAMP cannot be read as times")
+
+
+def _stamps(texts: list[str]) -> Ints | None:
+    """Return nanoseconds since 1970; None where a text is no time, or one of another zone, which numpy warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            stamps = np.array(texts, dtype="datetime64[ns]")
+        except (ValueError, OverflowError, UserWarning, DeprecationWarning):
+            return None
+    return None if np.any(np.isnat(stamps)) else stamps.astype(np.int64)
 
 
 def _without_zone(cell: str) -> str:

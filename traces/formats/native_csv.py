@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from servesim.errors import UserError, shown, suggest
+from servesim.errors import UserError
 from servesim.workload.trace import Trace
 from servesim.workload.trace_stream import TraceStream
 
@@ -28,25 +28,28 @@ def detect(head: bytes) -> bool:
 
 def read(path: Path, *, sort: bool = False) -> Trace:
     header, cells, lines = _text.csv_columns(path, _native.REQUIRED)
-    return _native.build(path, path.stem, (), _by_name(path, header, cells), lines, sort)
+    by_name, notes = _by_name(path, header, cells)
+    return _native.build(path, path.stem, notes, by_name, lines, sort)
 
 
 def stream(path: Path, chunk: int) -> TraceStream:
     def chunks() -> Iterator[Trace]:
         found = _text.csv_chunks(path, _native.REQUIRED, chunk)
-        return _native.parts(path, path.stem, (), ((_by_name(path, header, cells), n) for header, cells, n in found))
+        return _native.parts(path, path.stem, (), ((_by_name(path, header, cells)[0], n) for header, cells, n in found))
 
     return TraceStream(path.stem, chunks)
 
 
-def _by_name(path: Path, header: list[str], cells: list[list[str]]) -> dict[str, list[str]]:
+def _by_name(path: Path, header: list[str], cells: list[list[str]]) -> tuple[dict[str, list[str]], tuple[str, ...]]:
+    """Return the known columns, and a note on others."""
     known = [name for name in (*_native.REQUIRED, *_native.OPTIONAL) if name != "content"]
-    for name in header:
-        if name == "content":
-            raise UserError(f"{path}: line 1: content cannot be read from CSV; use Parquet or JSONL")
-        if name not in known:
-            raise UserError(f"{path}: line 1: unknown column {shown(name)}{suggest(name, known)}")
-    return dict(zip(header, cells, strict=True))
+    if "content" in header:
+        raise UserError(f"{path}: line 1: content cannot be read from CSV; use Parquet or JSONL")
+    by_name = dict(zip(header, cells, strict=True))
+    if "samples" in by_name and all(cell.isdecimal() for cell in by_name["samples"]):
+        del by_name["samples"]  # of an exported result: how many there were
+    notes = _native.aside(name for name in header if name not in known)
+    return {name: column for name, column in by_name.items() if name in known}, notes
 
 
 def write(trace: Trace, path: Path) -> None:

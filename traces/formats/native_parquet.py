@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from servesim.errors import UserError, shown, suggest
+from servesim.errors import UserError, shown
 from servesim.untrusted import json_value, limits, too_much
 from servesim.workload.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Samples, Trace
 from servesim.workload.trace_stream import TraceStream
 
 from . import _native, _text
+from ._table import parquet_names
 
 NAME = "parquet"
 ABOUT = "Parquet: arrival_ns, prompt_len, output_len, ... and content runs"
@@ -39,11 +40,15 @@ def detect(head: bytes) -> bool:
     return head.startswith(b"PAR1")
 
 
+def confirm(path: Path) -> bool:
+    return "arrival_ns" in parquet_names(path)
+
+
 def read(path: Path, *, sort: bool = False) -> Trace:
     import pyarrow as pa
 
-    with _readable(path):
-        files = [file.read() for file in _open(path)]
+    with readable(path):
+        files = [file.read() for file in open_files(path)]
         name, notes = _meta(path, files[0].schema)
         table = pa.concat_tables(files)
         return _trace(path, name, _columns(path, table, notes), 0, sort)
@@ -51,8 +56,8 @@ def read(path: Path, *, sort: bool = False) -> Trace:
 
 def stream(path: Path, chunk: int) -> TraceStream:
     """Read a file, or the files of a folder in order of their names, in chunks."""
-    with _readable(path):
-        files = _open(path)
+    with readable(path):
+        files = open_files(path)
         name, notes = _meta(path, files[0].schema_arrow)
         if "after_rows" in files[0].schema_arrow.names:
             return TraceStream.of(read(path), chunk)
@@ -61,8 +66,8 @@ def stream(path: Path, chunk: int) -> TraceStream:
         import pyarrow as pa
 
         first, start = 0, None
-        with _readable(path):
-            for file in _open(path):
+        with readable(path):
+            for file in open_files(path):
                 for batch in file.iter_batches(chunk):
                     columns = _columns(path, pa.Table.from_batches([batch]), notes)
                     start = int(columns["arrival_ns"][0]) if start is None else start
@@ -73,7 +78,7 @@ def stream(path: Path, chunk: int) -> TraceStream:
     return TraceStream(name, chunks)
 
 
-def _open(path: Path) -> list[Any]:
+def open_files(path: Path) -> list[Any]:
     import pyarrow.parquet as pq
 
     paths = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
@@ -87,21 +92,20 @@ def _open(path: Path) -> list[Any]:
 
 
 def _meta(path: Path, schema: Any) -> tuple[str, tuple[str, ...]]:
-    """Return name and notes; UserError where a column is unknown or there twice."""
+    """Return name and notes; UserError where a column is there twice."""
     known = (*_native.REQUIRED, *(name for name in _native.OPTIONAL if name not in ("after", "n", "content")), *LISTS)
     for i, column in enumerate(schema.names):
         if column in schema.names[:i]:
             raise UserError(f"{path}: column {shown(column)} is there twice")
-        if column not in known:
-            raise UserError(f"{path}: unknown column {shown(column)}{suggest(column, known)}")
     meta = json_value((schema.metadata or {}).get(META, b"{}").decode())
     if not isinstance(meta, dict):
         raise UserError(f"{path}: its servesim_trace metadata is {shown(meta)}, must be an object")
-    return _native.named(path, meta)
+    name, notes = _native.named(path, meta)
+    return name, (*notes, *_native.aside(column for column in schema.names if column not in known))
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     """Turn an error on a file that is no Parquet trace into a UserError that names it."""
     import pyarrow as pa
 
@@ -159,12 +163,19 @@ def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
         "content": _content(table, path) if "content_ids" in table.column_names else None,
         "cancel_ns": _numbers(path, "cancel_ns", table["cancel_ns"]) if "cancel_ns" in table.column_names else None,
         "after": _after(table, path) if "after_rows" in table.column_names else None,
-        "samples": _samples(table, path) if "samples" in table.column_names else None,
+        "samples": _samples(table, path) if _is_listed(table, "samples") else None,
         "labels": {name: _texts(path, name, table) for name in LABELS if name in table.column_names},
         "notes": notes,
     }
     columns.setdefault("stop", columns["max_tokens"] > columns["output_len"])
     return columns
+
+
+def _is_listed(table: Any, name: str) -> bool:
+    """Return whether there is such a column of lists; the records of a run have one of counts."""
+    import pyarrow as pa
+
+    return name in table.column_names and not pa.types.is_integer(table[name].type)
 
 
 def write(trace: Trace, path: Path) -> None:

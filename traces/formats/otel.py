@@ -1,4 +1,5 @@
-"""OpenTelemetry GenAI spans, as inference-perf's otel_trace_replay reads them: JSON {"spans": [...]} or one per line.
+"""OpenTelemetry GenAI spans: JSON {"spans": [...]} or one per line, as inference-perf's otel_trace_replay reads them,
+or OTLP ({"resourceSpans": [...]}, whole or one per line), as the collector's file exporter writes it.
 
 Of each span with gen_ai.usage token counts: trace_id (the session), start_time and end_time (ISO), the request's model
 and max_tokens, and, where recorded, gen_ai.input.messages and gen_ai.output.messages. A call depends on the last one
@@ -22,23 +23,26 @@ from servesim.workload.trace import COMPLETION, Trace
 
 from . import _calls, _text
 from ._calls import Call, Runs
+from ._clock import iso_ns
+from ._recorded import Recorded
 
 NAME = "otel"
-ABOUT = "JSON: OpenTelemetry GenAI spans (trace_id, start_time, end_time, attributes gen_ai.*)"
+ABOUT = "JSON: OpenTelemetry GenAI spans (trace_id, start_time, end_time, attributes gen_ai.*), or OTLP resourceSpans"
 INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 CHOICES = "gen_ai.request.choice.count"
+FIRST_TOKEN = ("gen_ai.latency.time_to_first_token", "gen_ai.server.time_to_first_token")
+"""Seconds; the first is vLLM's."""
 Message = tuple[str, str]
 
 
 def detect(head: bytes) -> bool:
-    return head.lstrip()[:1] in (b"{", b"[") and b'"gen_ai.' in head and b'"span_id"' in head
+    return head.lstrip()[:1] in (b"{", b"[") and b'"gen_ai.' in head and (b'"span_id"' in head or b'"spanId"' in head)
 
 
 def read(path: Path, *, timing: str = "think") -> Trace:
     _calls.check_timing(path, timing)
-    spans = [_Span(path, line, span) for line, span in _spans(path) if any(k in span["attributes"] for k in INPUT)]
-    spans.sort(key=lambda span: span.start)
+    spans = _calls_of(path)
     calls: list[Call] = []
     texts = _Texts()
     for position, span in enumerate(spans):
@@ -53,6 +57,29 @@ def read(path: Path, *, timing: str = "think") -> Trace:
         labels = {"session": span.trace, "model": span.model}
         calls.append(Call(span.line, at, span.prompt, span.output, runs, edges, labels, span.name, 0, span.further))
     return _calls.build(path, calls, (f"timing={timing}", "tokens of single messages estimated from their characters"))
+
+
+def recorded(path: Path) -> Recorded:
+    """Return the calls with their latencies."""
+    spans = _calls_of(path)
+    if not spans:
+        raise UserError(f"{path}: no span with {INPUT[0]}")
+    return Recorded(
+        path,
+        [span.line for span in spans],
+        np.array([span.start for span in spans], dtype=np.int64),
+        np.array([span.prompt for span in spans], dtype=np.int64),
+        np.array([span.output for span in spans], dtype=np.int64),
+        np.array([span.ttft_ms for span in spans]),
+        np.array([(span.end - span.start) / 1e6 for span in spans]),
+        model=next(iter({span.model for span in spans})) if len({span.model for span in spans}) == 1 else None,
+    )
+
+
+def _calls_of(path: Path) -> list[_Span]:
+    """Return the spans with counts of tokens, in order of time."""
+    spans = [_Span(path, line, span) for line, span in _spans(path) if any(k in span["attributes"] for k in INPUT)]
+    return sorted(spans, key=lambda span: span.start)
 
 
 class _Span:
@@ -72,6 +99,10 @@ class _Span:
             raise UserError(f"{path}: line {line}: {CHOICES} is {shown(choices)}, must be from 1 to the {OUTPUT[0]}")
         self.output, *self.further = sorted(_share(self.output, [1] * choices), reverse=True)
         self.start, self.end = (_clock_ns(path, line, span, key) for key in ("start_time", "end_time"))
+        if self.end < self.start:
+            raise UserError(f"{path}: line {line}: the span ends before it starts")
+        first = next((attributes[key] for key in FIRST_TOKEN if key in attributes), None)
+        self.ttft_ms = first * 1e3 if isinstance(first, int | float) and 0 <= first < 1e9 else np.nan
         self.messages = _messages(path, line, attributes, "gen_ai.input.messages")
         self.answer = _messages(path, line, attributes, "gen_ai.output.messages")
 
@@ -124,14 +155,46 @@ def _spans(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         value = json_value(read_text(path))
     except ValueError:
-        lines = list(_text.json_lines(path))
+        found = list(_text.json_lines(path))
     else:
-        found = value.get("spans", [value]) if isinstance(value, dict) else value
-        lines = list(enumerate(found if isinstance(found, list) else [], start=1))
+        rows = value.get("spans", [value]) if isinstance(value, dict) else value
+        found = list(enumerate(rows if isinstance(rows, list) else [], start=1))
+    lines = [
+        (line if len(found) > 1 else i, span)
+        for line, row in found
+        for i, span in enumerate(_flat(path, line, row), start=1)
+    ]
     for line, span in lines:
         if not isinstance(span, dict) or not isinstance(span.get("attributes"), dict):
             raise UserError(f"{path}: line {line}: a span without attributes")
         yield line, span
+
+
+def _flat(path: Path, line: int, row: Any) -> Iterator[Any]:
+    """Yield the spans of OTLP's resourceSpans with attributes by name, or the row itself."""
+    if not isinstance(row, dict) or "resourceSpans" not in row:
+        yield row
+        return
+    try:
+        for scope in (scope for resource in row["resourceSpans"] for scope in resource.get("scopeSpans", ())):
+            for span in scope["spans"]:
+                yield {
+                    "span_id": span.get("spanId"),
+                    "trace_id": span.get("traceId"),
+                    "start_time": span["startTimeUnixNano"],
+                    "end_time": span["endTimeUnixNano"],
+                    "attributes": {each["key"]: _value(each["value"]) for each in span.get("attributes", ())},
+                }
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{path}: line {line}: not OTLP: {type(error).__name__} at {shown(str(error))[:80]}") from None
+
+
+def _value(value: dict[str, Any]) -> Any:
+    """Return what an OTLP value stands for: {"intValue": "388"} is 388."""
+    (kind, inner), *_ = value.items()
+    if kind == "intValue":
+        return int(inner)
+    return [_value(each) for each in inner.get("values", ())] if kind == "arrayValue" else inner
 
 
 def _messages(path: Path, line: int, attributes: dict[str, Any], key: str) -> list[Message]:
@@ -144,9 +207,10 @@ def _messages(path: Path, line: int, attributes: dict[str, Any], key: str) -> li
 
 
 def _clock_ns(path: Path, line: int, span: dict[str, Any], key: str) -> int:
-    value = str(_text.need(path, line, span, key))
-    try:
-        stamp = np.datetime64(value.removesuffix("Z").removesuffix("+00:00"), "ns")
-    except ValueError:
-        raise UserError(f"{path}: line {line}: {key} is {shown(value)}, must be a UTC time") from None
-    return int(stamp.astype(np.int64))
+    value = _text.need(path, line, span, key)
+    stamp = iso_ns(value) if isinstance(value, str) else None
+    if stamp is None and str(value).isdecimal() and len(str(value)) < 20:
+        stamp = int(value)  # OTLP's nanoseconds
+    if stamp is None or stamp >= 1 << 62:
+        raise UserError(f"{path}: line {line}: {key} is {shown(value)}, must be a UTC time")
+    return stamp

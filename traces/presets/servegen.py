@@ -10,8 +10,6 @@ the coefficient wanted as they stand, in an order of their own for each seed.
 from __future__ import annotations
 
 import ast
-import csv
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 
 from servesim import draws
 from servesim.errors import UserError
+from servesim.untrusted import csv_rows, read_json
 from servesim.workload.trace import Ints, Trace
 
 from .tables import GIVEN_LEVELS
@@ -210,28 +209,30 @@ def fit_servegen(folder: Path) -> dict[str, Any]:
 
 def _profile(path: Path) -> tuple[Floats, Floats]:
     rate, cv = np.zeros(WINDOWS), np.zeros(WINDOWS)
-    with path.open(newline="") as file:
-        for line, row in enumerate(csv.reader(file), start=1):
-            try:
-                window = int(float(row[0])) // WINDOW_S
-                if window < WINDOWS:
-                    rate[window], cv[window] = float(row[1]), float(row[2])
-            except (ValueError, IndexError):
-                raise UserError(f"{path}: line {line}: not window start, rate, cv, pattern and two numbers") from None
+    for line, row in enumerate(csv_rows(path, named=False), start=1):
+        try:
+            window = int(float(row[0])) // WINDOW_S
+            if window < WINDOWS:
+                rate[window], cv[window] = float(row[1]), float(row[2])
+        except (ValueError, IndexError, OverflowError):
+            raise UserError(f"{path}: line {line}: not window start, rate, cv, pattern and two numbers") from None
     return rate, cv
 
 
 def _length_tables(path: Path) -> tuple[list[list[float]], list[list[float]]]:
     """Return quantiles of prompts and outputs by quarter of the day; empty where there are none."""
     beside = path.with_name(path.name.replace("-trace.csv", "-dataset.json"))
-    windows = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+    windows = read_json(beside) if beside.exists() else {}
     tables: list[list[list[float]]] = [[[] for _ in range(QUARTERS)] for _ in range(2)]
-    for start, window in windows.items():
-        quarter = int(start) * QUARTERS // DAY_S
-        if quarter < QUARTERS:
-            sides = [ast.literal_eval(window[key]) for key in ("input_tokens", "output_tokens")]
-            if all(sides):  # a client without requests there has empty histograms
-                tables[0][quarter], tables[1][quarter] = (_quantiles(side) for side in sides)
+    try:
+        for start, window in windows.items():
+            quarter = int(start) * QUARTERS // DAY_S
+            if 0 <= quarter < QUARTERS:
+                sides = [ast.literal_eval(window[key]) for key in ("input_tokens", "output_tokens")]
+                if all(sides):  # a client without requests there has empty histograms
+                    tables[0][quarter], tables[1][quarter] = (_quantiles(side) for side in sides)
+    except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError, MemoryError):
+        raise UserError(f"{beside}: not histograms of input_tokens and output_tokens by window") from None
     return tables[0], tables[1]
 
 

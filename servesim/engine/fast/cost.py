@@ -7,10 +7,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import Batch, CostModel
+from servesim.contracts.cost import Batch, CostModel, RunSources, Sources
 
-Run = tuple[list[int], list[int], int, tuple[float, float, float, float]]
-"""GPU ns of each step, ns of each, host time of a step, and the first one's shares."""
+Run = tuple[list[int], list[int], int, RunSources]
+"""GPU ns of each step, ns of each, host time of a step, and the sources of the first."""
 
 
 class RunCost(Protocol):
@@ -23,6 +23,9 @@ class RunCost(Protocol):
     def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return the GPU ns of decode steps that differ from `batch` in their contexts alone, by the sums of those,
         which never fall; None: it takes more than the sums to tell."""
+
+    def sources_over(self, batch: Batch, contexts: NDArray[np.int64], gpu: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sources of `gpu`, which `gpu_over` returned, of shape (steps, 4)."""
 
 
 class PlainRuns:
@@ -39,6 +42,10 @@ class PlainRuns:
         """See `RunCost`."""
         return None
 
+    def sources_over(self, batch: Batch, contexts: NDArray[np.int64], gpu: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `RunCost`."""
+        raise NotImplementedError
+
 
 def runs_of(cost: CostModel) -> RunCost:
     """Return what prices runs of steps by a cost model: the model itself, where it can."""
@@ -50,4 +57,24 @@ def plain_run(cost: CostModel, batch: Batch, most: int, until_ns: int) -> Run:
     """Do as `RunCost.decode_run`, by the verbs that every cost model has."""
     price = cost.price(batch)
     gpu = cost.gpu_run(batch, min(most, until_ns // max(price.ns, 1) + 1))
-    return gpu.tolist(), cost.run_ns(gpu, price.host).tolist(), sum(price.host), price.shares
+    times = gpu.tolist()
+    return times, cost.run_ns(gpu, price.host).tolist(), sum(price.host), _PlainSources(cost, batch, times)
+
+
+class _PlainSources(RunSources):
+    """Each step is priced by itself, unless the model says nothing of sources: then all is formula."""
+
+    def __init__(self, cost: CostModel, batch: Batch, gpu: list[int]) -> None:
+        own: Any = type(cost)
+        self._silent = own.shares is CostModel.shares and own.price is CostModel.price
+        self._cost, self._batch, self._gpu = cost, batch, gpu
+
+    def of(self, first: int, stop: int) -> Sources:
+        """See `RunSources`."""
+        if self._silent:
+            return (0, 0, 0, sum(self._gpu[first:stop]))
+        a = b = c = d = 0
+        for i in range(first, stop):
+            p, q, r, s = self._cost.price(self._batch.advance(i) if i else self._batch).sources
+            a, b, c, d = a + p, b + q, c + r, d + s
+        return (a, b, c, d)

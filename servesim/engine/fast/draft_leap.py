@@ -29,6 +29,7 @@ from servesim.engine.step import Step
 
 MOST = 256  # steps looked ahead at once
 ACCEPTED = STEP_COLUMNS.index("accepted")
+SOURCES = slice(STEP_COLUMNS.index("measured_ns"), STEP_COLUMNS.index("roofline_ns") + 1)
 VARYING = [
     STEP_COLUMNS.index(name)
     for name in (
@@ -99,10 +100,16 @@ def _verifies(step: Step, drafts: int) -> bool:
 class DraftLeap(Run):
     """`skip` planning points to be skipped, and what is needed to account for them afterwards."""
 
-    __slots__ = ("_ahead", "_contexts", "_gains", "_gpu", "_host", "_known", "_starts", "_stepped", "_times", "_walks")
+    __slots__ = (
+        "_ahead", "_contexts", "_gains", "_gpu", "_host", "_known", "_sources", "_starts", "_stepped", "_times",
+        "_walks",
+    )  # fmt: skip
 
-    def __init__(self, ends: Rows, gpu: Rows, host: int, ahead: Ahead, contexts: Rows, beyond: int) -> None:
+    def __init__(
+        self, ends: Rows, gpu: Rows, sources: Rows, host: int, ahead: Ahead, contexts: Rows, beyond: int
+    ) -> None:
         super().__init__(ends.tolist(), len(gpu))
+        self._sources = sources  # of `gpu`, of shape (steps, 4)
         self._times, self._gpu, self._host = ends, gpu, host
         _, self._stepped, self._walks, self._starts, _, self._known, self._gains = ahead
         self._contexts = contexts  # sums once each plan is made
@@ -130,17 +137,21 @@ class DraftLeap(Run):
             return None
         contexts = np.add.reduce(ahead.tokens[:, :m], 0)
         contexts += n * beyond
-        gpu = runs_of(cost).gpu_over(batch, contexts)
+        runs = runs_of(cost)
+        gpu = runs.gpu_over(batch, contexts)
         if gpu is None:
-            batches = [_batch(batch, [row[j] + beyond for row in known]) for j in range(m)]
-            gpu = np.array([cost.gpu_ns(each) for each in batches])
+            prices = [cost.price(_batch(batch, [row[j] + beyond for row in known])) for j in range(m)]
+            gpu = np.array([price.gpu_ns for price in prices])
+            sources = np.array([price.sources for price in prices])
+        else:
+            sources = runs.sources_over(batch, contexts, gpu)
         host = cost.host(batch)  # counts do not change along the run
         depth = len(in_flight)
         ends = np.empty(depth + m, dtype=np.int64)
         ends[:depth] = [step.end_ns for step in in_flight]
         ends[depth:] = cost.run_ns(gpu, host)
         np.add.accumulate(ends[depth - 1 :], out=ends[depth - 1 :])
-        return cls(ends, gpu, sum(host), ahead, contexts, beyond)
+        return cls(ends, gpu, sources, sum(host), ahead, contexts, beyond)
 
     def land(self, core: FastCore, recorder: Recorder, replica: int) -> int:
         """See `Run`."""
@@ -208,7 +219,8 @@ class DraftLeap(Run):
         """For the step table, of the first steps planned in the run (see `_step`); accepted drafts are left out."""
         count, usage, times = len(allocated), last.usage, self._times
         rows = np.empty((count, len(STEP_COLUMNS)), dtype=np.int64)
-        rows[:] = Row(last, 1, 0, 0, 0, 0, 0, 0).cells(replica)
+        rows[:] = Row(last, 1, 0, 0, 0, 0, 0, 0, (0, 0, 0, 0)).cells(replica)
+        rows[:, SOURCES] = self._sources[:count]
         contexts, start, end = self._contexts[:count], times[depth - 1 :][:count], times[depth:][:count]
         ns = end - start
         used, peak = filled + usage.used, allocated + (usage.used + usage.internal)
@@ -225,6 +237,7 @@ class DraftLeap(Run):
         """The step planned at E_(j+1), `allocated` tokens having been taken since the last real plan and as many
         `filled`; it ends at E_(j+1+depth)."""
         usage, ends = last.usage, self._ends
+        a, b, c, d = self._sources[j]
         batch = _batch(last.batch, [known[j] + self._ahead for known in self._known])
         return Step(
             last.id + 1 + j,
@@ -237,7 +250,7 @@ class DraftLeap(Run):
             end_ns=ends[j + depth],
             gpu_ns=int(self._gpu[j]),
             host_ns=self._host,
-            shares=last.shares,
+            sources=(int(a), int(b), int(c), int(d)),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from servesim.contracts.cost import Batch
+from servesim.contracts.cost import Batch, RunSources
 from servesim.contracts.kv import Usage
 from servesim.contracts.request import Request
 from servesim.engine.fast.core import MOST, FastCore
@@ -26,7 +26,7 @@ LONGEST = 1 << 61  # integrals of memory over time must fit 64 bits
 class LockstepLeap(Run):
     """`skip` planning points to be skipped, and what is needed to account for them afterwards."""
 
-    __slots__ = ("_batch", "_copies", "_given", "_gpu", "_host", "_last", "_ns", "_shares", "_usage")
+    __slots__ = ("_batch", "_copies", "_given", "_gpu", "_host", "_last", "_ns", "_sources", "_usage")
 
     def __init__(self, ends: list[int], past: int, batch: Batch, usage: Usage) -> None:
         super().__init__(ends, 0, past)
@@ -37,7 +37,7 @@ class LockstepLeap(Run):
         self._gpu: list[int] = []  # of the steps with all, as the next two
         self._ns: list[int] = []
         self._host = 0
-        self._shares = (0.0, 0.0, 0.0, 1.0)  # of the first
+        self._sources = RunSources()
         self._last: FastStep | None = None  # the one without those whose last token is in flight
 
     @classmethod
@@ -83,7 +83,7 @@ class LockstepLeap(Run):
         usage = self._usage
         longest = LONGEST // (usage.used + usage.internal + self._batch.sampled * MOST)
         until_ns = longest if horizon_ns is None or horizon_ns > longest else horizon_ns
-        self._gpu, self._ns, self._host, self._shares = runs.decode_run(self._batch, most, until_ns)
+        self._gpu, self._ns, self._host, self._sources = runs.decode_run(self._batch, most, until_ns)
         self._ends += accumulate(self._ns, initial=self._ends.pop())
 
     def _price_last(self, runs: RunCost, lockstep: Lockstep, first: int) -> None:
@@ -92,7 +92,7 @@ class LockstepLeap(Run):
         batch = lockstep.batch_without_retired(m, lockstep.turn + m - 1, self._batch)
         if batch is None:
             return
-        gpu, ns, host, shares = runs.decode_run(batch, 1, 0)
+        gpu, ns, host, sources = runs.decode_run(batch, 1, 0)
         if ns[0] < 1:
             return  # a real plan says so
         ends.append(ends[-1] + ns[0])
@@ -106,7 +106,7 @@ class LockstepLeap(Run):
             end_ns=ends[-1],
             gpu_ns=gpu[0],
             host_ns=host,
-            shares=shares,
+            sources=sources.of(0, 1),
         )
         self._last.together, self._last.turn = batch.sampled, lockstep.turn + m
 
@@ -232,19 +232,19 @@ class LockstepLeap(Run):
                 used -= tokens
         internal_ns -= used_ns
         row, gpu_ns = recorder.open_row(replica), sum(gpu[:done]) if done < len(gpu) else sum(gpu)
-        batch = self._batch
+        batch, sources = self._batch, self._sources.of(0, done)
         if (
             row is None
             or batch.padded_tokens
             or not row.can_append_decodes(first, n, batch.decode_context_sum, start, self._host, usage.external)
         ):
             step = self._step(first, turn, n, 1, depth, grown)
-            recorder.run(step, replica, done, end, gpu_ns, peak, used_ns, internal_ns)
+            recorder.run(step, replica, done, end, gpu_ns, peak, used_ns, internal_ns, sources)
             return
         ns = end - start
         used_ns += used * ns
         internal_ns += (at_first - used) * ns
-        row.extend(done, end, ns, gpu_ns, peak, used_ns, internal_ns)
+        row.extend(done, end, ns, gpu_ns, peak, used_ns, internal_ns, sources)
 
     def _step(self, first: int, turn: int, n: int, j: int, depth: int, grown: list[tuple[int, int]]) -> FastStep:
         """Return the j-th step planned in the run, at E_j; it ends at E_(j+depth)."""
@@ -269,7 +269,7 @@ class LockstepLeap(Run):
             end_ns=ends[j + depth - 1],
             gpu_ns=self._gpu[j - 1],
             host_ns=self._host,
-            shares=self._shares,
+            sources=self._sources.of(j - 1, j),
         )
         step.together, step.turn = n, turn + j - 1
         return step

@@ -6,13 +6,13 @@ Lengths are those of the totals, since the bench command of a page need not be t
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from servesim.errors import UserError
 from servesim.experiments.accuracy.cells import Cell
 from servesim.experiments.recording import known_gpu
+from servesim.run.serve_command import SIZES, parsed, serve_flags, settings_of_flag
 
 SERVE, REQUESTS, PROMPTS, ANSWERS = (
     "serve_command",
@@ -23,8 +23,6 @@ SERVE, REQUESTS, PROMPTS, ANSWERS = (
 RATE, CLIENTS = "Output token throughput (tok/s)", "Maximum request concurrency"
 TTFT, TPOT = "Mean TTFT (ms)", "Mean TPOT (ms)"
 COLUMNS = ("doc", "section", SERVE, REQUESTS, PROMPTS, ANSWERS, RATE, TTFT, TPOT)
-ENGINES = {"vllm": "vllm", "trtllm-serve": "trtllm", "sglang.launch_server": "sglang", "sglang": "sglang"}
-_NAMES = {"tp": "tp", "tensor-parallel-size": "tp", "tp-size": "tp", "ep-size": "ep", "ep": "ep", "pp-size": "pp"}
 _FORMATS = re.compile(r"-(FP8|AWQ|GPTQ|INT4|NVFP4)$", re.IGNORECASE)
 CONTRADICTION = "contradiction"
 """Stands for the model of a run whose heading names another model or flag than its command."""
@@ -40,8 +38,8 @@ def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
             raise UserError(f"{where}: {name} is {row[name]!r}, a number is needed") from None
 
     engine, model, flags = parsed(row[SERVE])
-    sizes = {_NAMES[name]: int(value) for name, value in flags if name in _NAMES and value.isdigit()}
-    others = tuple((name, value) for name, value in flags if name not in _NAMES)
+    sizes = {SIZES[name]: int(value) for name, value in flags if name in SIZES and value.isdigit()}
+    others = tuple((name, value) for name, value in flags if name not in SIZES)
     count = round(figure(REQUESTS))
     weights = found[1].lower() if (found := _FORMATS.search(model)) else ""
     versions = re.findall(r"'([^']+)': '([^']+)'", row.get("engine_versions") or "")
@@ -74,24 +72,6 @@ def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
     )
 
 
-def parsed(command: str) -> tuple[str, str, tuple[tuple[str, str], ...]]:
-    """Return (engine, model, flags) of a command; flags by name with hyphens, sorted, with their values or nothing."""
-    words = [word for word in shlex.split(command.replace("\\\n", " ")) if word not in ("python3", "python", "-m")]
-    engine = ENGINES.get(words[0], words[0]) if words else ""
-    model, flags, rest = "", {}, words[1:]
-    while rest:
-        word = rest.pop(0)
-        if word.startswith("-"):
-            name, equals, value = word.lstrip("-").partition("=")
-            if not equals and rest and not rest[0].startswith("-"):
-                value = rest.pop(0)
-            flags[name.replace("_", "-")] = value
-        elif word != "serve":
-            model = model or word
-    named = [flags.pop(name) for name in ("model-path", "model") if name in flags]
-    return engine, (model or (named[0] if named else "")).removeprefix("/workspace/"), tuple(sorted(flags.items()))
-
-
 def agrees(row: Mapping[str, str], model: str, flags: tuple[tuple[str, str], ...]) -> bool:
     """Return whether the heading of a run, and its page, say what its command says."""
     if row["doc"].rpartition("_")[0].partition(".x")[0].lower() not in model.lower():
@@ -103,14 +83,14 @@ def agrees(row: Mapping[str, str], model: str, flags: tuple[tuple[str, str], ...
 
 
 def settings_of(cell: Cell, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the flags of a command are, dotted; UserError for a flag that `table` does not know.
-    `table`: setting by flag; null: a flag that changes nothing here."""
+    """Return the settings that the flags of a command are, dotted; UserError for a flag that is not modeled. `table`:
+    defaults by engine."""
     assert cell.flags is not None
-    known = table["flags"].get(cell.engine, {})
+    known = serve_flags().get(cell.engine, {})
     found: dict[str, Any] = dict(table["defaults"].get(cell.engine, {}))
     for name, value in cell.flags:
-        if name not in known:
+        settings = settings_of_flag(known[name], value) if name in known else None
+        if settings is None:
             raise UserError(f"flag --{name} of {cell.engine}")
-        if known[name] is not None:
-            found[known[name]] = value or "true"
+        found |= settings
     return found

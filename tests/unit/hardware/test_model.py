@@ -14,6 +14,14 @@ from servesim.hardware import ModelSpec, bundled_models
 from servesim.hardware.model import read_config
 
 # Published sizes (model cards and papers), in billions.
+ROUNDED = {
+    "qwen3-coder-480b-a35b": 480,
+    "kimi-k2": 1026,
+    "minimax-m2.5": 229,
+    "glm-4.5-air": 106.9,
+    "glm-4.5": 353,
+}
+"""Billions of parameters that are published in round numbers, without the layers that predict further tokens."""
 PUBLISHED = {
     "llama-3.1-8b": 8.03,
     "llama-3.1-70b": 70.55,
@@ -39,6 +47,21 @@ PUBLISHED = {
     "deepseek-v2-lite": 15.706,
     "gemma-3-1b": 0.99989,
     "mistral-7b": 7.242,
+    "llama-3.1-405b": 405.8534,
+    "llama-3.2-3b": 3.212750,
+    "mistral-small-24b": 23.572403,
+    "mixtral-8x22b": 140.620634,
+    "qwen2.5-0.5b": 0.494033,
+    "qwen2.5-1.5b": 1.543714,
+    "qwen2.5-3b": 3.085939,
+    "qwen2.5-7b": 7.615617,
+    "qwen2.5-14b": 14.770034,
+    "qwen2.5-32b": 32.763876,
+    "qwen2.5-72b": 72.706204,
+    "qwen3-1.7b": 1.7206,
+    "qwen3-4b": 4.022468,
+    "qwen3-235b-a22b": 235.093635,
+    **ROUNDED,
 }
 
 
@@ -48,7 +71,9 @@ def test_every_bundled_model_has_a_published_size_here() -> None:
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_parameter_count_is_the_published_one(name: str) -> None:
-    assert ModelSpec.load(name).num_params / 1e9 == pytest.approx(PUBLISHED[name], rel=1e-3)
+    assert ModelSpec.load(name).num_params / 1e9 == pytest.approx(
+        PUBLISHED[name], rel=1e-2 if name in ROUNDED else 1e-3
+    )
 
 
 @pytest.mark.parametrize(

@@ -130,3 +130,28 @@ def test_slos_that_are_none_are_refused(text: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_slo(text)
     assert message in str(caught.value)
+
+
+def test_query_key_pairs_are_those_of_the_tokens_computed(request_columns: Make) -> None:
+    """A prompt of 4 tokens of which 2 were cached, and 3 outputs: tokens 3 to 6 see 3, 4, 5 and 6 keys; a prompt of 2
+    without outputs after the first: 1 + 2. What was cut off does not count."""
+    states = [State.FINISHED, State.FINISHED, State.ABORTED]
+    done = request_columns(prompt_len=[4, 2, 9], output_len=[3, 1, 9], hit_tokens=[2, 0, 0], state=states)
+    assert done.total("useful_pairs") == 3 + 4 + 5 + 6 + 1 + 2
+    assert done.total("useful_tokens") == 4 + 2
+
+
+def test_service_weighs_outputs_double_and_asks_for_what_failed_requests_wanted_once(request_columns: Make) -> None:
+    """Of three requests the first gets 10 prompt and 4 output tokens. The second fails twice (rows 1 and 4): its first
+    attempt asked for 20 and up to 6. The third fails once and succeeds (row 5): 30 and 5 tokens."""
+    columns = request_columns(
+        row=[0, 1, 2, 4, 5],
+        state=[State.FINISHED, *[State.ABORTED] * 3, State.FINISHED],
+        prompt_len=[10, 20, 30, 21, 30],
+        output_len=[4, 1, 0, 0, 5],
+        max_tokens=[9, 6, 9, 7, 9],
+        first_token_ns=[0, -1, -1, -1, 0],
+        last_token_ns=[8, -1, -1, -1, 10],
+    )
+    found = columns.service(3)
+    assert (found.given, found.refused) == (10 + 2 * 4 + 30 + 2 * 5, 20 + 2 * 6)

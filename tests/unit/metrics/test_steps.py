@@ -39,7 +39,7 @@ PREFILL = {
     "kv_peak": 112,
     "kv_used_ns": 100 * SECOND,
     "kv_internal_ns": 12 * SECOND,
-    "measured_ppm": 1_000_000,
+    "measured_ns": SECOND // 2,
 }
 DECODES = {  # four steps of three sequences whose contexts sum to 60 at first
     "k": 4,
@@ -52,8 +52,8 @@ DECODES = {  # four steps of three sequences whose contexts sum to 60 at first
     "kv_peak": 128,
     "kv_used_ns": 220 * SECOND,
     "kv_internal_ns": 20 * SECOND,
-    "measured_ppm": 500_000,
-    "extrapolated_ppm": 500_000,
+    "measured_ns": 3 * SECOND // 4,
+    "extrapolated_ns": 3 * SECOND // 4,
 }
 MIXED = {"k": 1, "start_ns": 3 * SECOND, "end_ns": 4 * SECOND, "prefill_tokens": 10, "prefill_pieces": 1} | {
     "decode_count": 1,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,61 @@ def test_a_broken_page_would_be_noticed(tmp_path: Path) -> None:
     assert "missing is not defined" in opened(page)[1][0]
     page.write_text(FRAME.format(width=390, page=escape('<div style="width: 500px">wide</div>')))
     assert "<title>width 508</title>" in opened(page)[0]
+
+
+HANDS = """<script>
+const found = [];
+const shown = (id) => [...document.querySelectorAll(`#${id} svg`)].find((svg) => svg.getBoundingClientRect().width);
+const point = (svg, x, y) => {
+  const at = new DOMPoint(x, y).matrixTransform(svg.getScreenCTM());
+  svg.dispatchEvent(new PointerEvent("pointermove", { clientX: at.x, clientY: at.y, bubbles: true }));
+  return document.querySelector(".tip").innerText.replaceAll("\\n", "|");
+};
+const line = panels(shown("timeline"))[1];
+const [x, y] = line.lines[0].points[40];
+found.push(point(shown("timeline"), x, y), String(inValues(line, [x, y])[1]));
+const frame = shown("timeline").parentElement;
+frame.dispatchEvent(new KeyboardEvent("keydown", { key: "End" }));
+found.push(document.querySelector(".tip").innerText.replaceAll("\\n", "|"));
+const [first] = document.querySelectorAll("#gantt .legend button");
+first.click();
+const drawn = [...document.querySelectorAll("#gantt svg [style]")];
+found.push(drawn.some((one) => one.style.visibility === "hidden"));
+found.push(first.getAttribute("aria-pressed"));
+const table = document.querySelector("table");
+const means = () => [...table.tBodies[0].rows].map((row) => row.cells[1].textContent);
+const before = means();
+table.querySelectorAll("thead button")[0].click();
+found.push(before, means());
+const links = [...document.querySelectorAll("nav.sections a")].map((a) => a.getAttribute("href"));
+found.push(links.length > 2 && links.every((link) => document.querySelector(link)));
+found.push(asCsv(shown("timeline")).split("\\n")[0]);
+document.title = JSON.stringify(found);
+</script></body>"""
+
+
+def test_a_page_tells_values_by_pointer_and_keys_hides_series_sorts_tables_and_leads_to_sections(
+    tmp_path: Path,
+) -> None:
+    PAGES["run"](tmp_path / "result")
+    page = tmp_path / "hands.html"
+    page.write_text(servesim.report(tmp_path / "result").replace("</body>", HANDS))
+    document, console = opened(page)
+    assert console == []
+    title = re.search(r"<title>(.*?)</title>", document, re.S)
+    assert title is not None
+    hover, value, by_key, hidden, pressed, before, after, led, csv = json.loads(unescape(title[1]))
+    assert re.fullmatch(r"[\d.]+ seconds since the first arrival\|Sequences in a step [\d.]+", hover)
+    assert float(hover.rpartition(" ")[2]) == pytest.approx(float(value), rel=0.01)
+    assert by_key != hover
+    assert "seconds since the first arrival" in by_key
+    assert (hidden, pressed) == (True, "false")
+    assert sorted(before) == sorted(after)
+    assert [_ms(mean) for mean in after] == sorted(_ms(mean) for mean in before)
+    assert led
+    assert csv == '"panel","series","x","y","x_end"'
+
+
+def _ms(text: str) -> float:
+    figure, unit = text.split()
+    return float(figure) * {"µs": 1e-3, "ms": 1.0, "s": 1e3}[unit]

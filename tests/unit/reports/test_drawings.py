@@ -53,6 +53,13 @@ def test_every_figure_of_a_run_is_svg_and_a_matplotlib_figure(name: str, result:
     assert (tmp_path / "figure.svg").read_text() == drawing.to_svg()
 
 
+def test_a_pdf_embeds_its_fonts_as_type_42(result: Result, tmp_path: Path) -> None:
+    result.figure("timeline").save(tmp_path / "figure.pdf")
+    written = (tmp_path / "figure.pdf").read_bytes()
+    assert b"/Type3" not in written
+    assert b"/CIDFontType2" in written
+
+
 def test_a_figure_is_that_of_the_page(result: Result) -> None:
     html = servesim.report(result)
     for name in servesim.figures(result):

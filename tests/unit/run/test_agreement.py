@@ -43,7 +43,7 @@ REQUEST_CELLS = [name for name in REQUEST_COLUMNS if name not in ("row",)]
 STEP_CELLS = [
     name
     for name in STEP_COLUMNS
-    if not name.endswith("_ppm") and name not in ("replica", "step", "k")  # of a row, or its place
+    if name not in ("replica", "step", "k")  # of a row, or its place
 ]
 
 

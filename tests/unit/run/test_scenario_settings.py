@@ -105,4 +105,4 @@ def test_a_missing_scenario_file_and_bad_assignments_are_refused(tmp_path: Path)
     with pytest.raises(UserError, match="write key=value"):
         override({}, ["engine.block_size"])
     with pytest.raises(UserError, match="which has no parts"):
-        override(LEAST, ["model.layers=3"])
+        override(LEAST, ["trace.layers=3"])

@@ -88,7 +88,7 @@ def test_a_format_in_the_name_is_that_of_the_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
-        ({"serve_command": "vllm serve Qwen/Qwen3-14B --swap-space 4"}, "flag --swap-space of vllm"),
+        ({"serve_command": "vllm serve Qwen/Qwen3-14B --enforce-eager"}, "flag --enforce-eager of vllm"),
         ({"section": "--max-num-seqs 8", "serve_command": "vllm serve Qwen/Qwen3-14B"}, "heading of the run"),
         ({"serve_command": "vllm serve Qwen/Qwen3-32B"}, "heading of the run"),
         ({"doc": "qwen3-14b_910b"}, "GPU 910b"),

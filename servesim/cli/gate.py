@@ -1,0 +1,82 @@
+"""Gates of scripts: `--require`, `--overwrite` and `--quiet`, as several commands have them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from servesim.run.requirements import Requirement
+
+Require = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="METRIC>=VALUE",
+        help="Exit code 1 where it does not hold, or a run is unstable; repeatable. Such as slo_attainment>=99%, "
+        "ttft_p99<=1s, output_throughput>=2000.",
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Let --out replace what another scenario left there.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no tables and no progress.")]
+
+
+def requirements(texts: Sequence[str] | None, units: Mapping[str, str] | None = None) -> list[Requirement]:
+    """Parse what is required; `units`: of further metrics by name. UserError for a metric that there is not."""
+    if not texts:
+        return []
+    from servesim.experiments.run_metrics import METRICS
+    from servesim.run.requirements import Requirement
+
+    known = {name: metric.unit for name, metric in METRICS.items()} | dict(units or {})
+    return [Requirement.of(text, known) for text in texts]
+
+
+def end_if(lines: Sequence[str]) -> None:
+    """Say what was not fulfilled on stderr, and end with exit code 1 if there is anything."""
+    for line in lines:
+        print(f"failed: {line}", file=sys.stderr)
+    if lines:
+        raise typer.Exit(1)
+
+
+def comparison_failures(required: Sequence[Requirement], document: Mapping[str, Any]) -> list[str]:
+    """Return what variants of a comparison do not fulfil, each by itself, measured ones left out."""
+    from servesim.experiments.verdicts import is_unstable
+    from servesim.run.requirements import failures
+
+    lines = []
+    for v in document["variants"]:
+        if v["cells"] == [None] and v["error"] is None:
+            continue  # measured
+        if v["error"] is not None:
+            lines.append(f"{v['label']}: does not run: {v['error']}")
+            continue
+        if is_unstable(v):
+            lines.append(f"{v['label']}: a queue grows without end")
+        values = {row["metric"]: row["value"] for row in document["rows"] if row["variant"] == v["label"]}
+        lines += failures(required, values, v["label"])
+    return lines
+
+
+CAPACITY_UNITS = {"rate": "", "replicas": "", "gpus": "", "usd_per_hour": "", "attainment": "share"}
+"""What is known of a deployment besides its metrics, and units."""
+
+
+def capacity_failures(required: Sequence[Requirement], document: Mapping[str, Any]) -> list[str]:
+    """Return why no deployment fulfils everything; nothing where one does."""
+    from servesim.run.requirements import failures
+
+    lines = []
+    for row in document["rows"]:
+        name = row["label"] or "this"
+        if row["verdict"] != "carries":
+            lines.append(f"{name}: {row['error'] or row['verdict']}")
+            continue
+        found = failures(required, {**row["values"], **{key: row[key] for key in CAPACITY_UNITS}}, name)
+        if not found:
+            return []
+        lines += found
+    return lines

@@ -1,0 +1,73 @@
+"""`--serve`, `--save-scenario` and `--trace -`: what becomes of them before a command runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from servesim.errors import UserError
+
+
+def under_commands(scenarios: Sequence[dict[str, Any]], given: dict[str, Any], command: str) -> list[dict[str, Any]]:
+    """The scenarios with the settings of the commands that --serve names, which is taken out of `given`: one command
+    for all, or several for `compare` without a scenario. Flags without a meaning are named on stderr."""
+    from servesim.run.serve_command import merged, served
+
+    commands = [(text, served(text)) for text in given.pop("serve", ())]
+    if len(commands) > 1 and (command != "compare" or scenarios != [{}]):
+        raise UserError("--serve: several commands are for compare, without a scenario")
+    for number, (text, found) in enumerate(commands, start=1):
+        if len(commands) > 1:
+            typer.echo(f"scenario {number}: {' '.join(text.split())}", err=True)
+        for note in found.notes():
+            typer.echo(f"note: {note}", err=True)
+    if len(commands) > 1:
+        return [found.settings for _, found in commands]
+    return [merged(scenario, commands[0][1].settings) for scenario in scenarios] if commands else list(scenarios)
+
+
+def prepared(
+    command: str, files: Sequence[str], given: dict[str, Any], axes_of: Callable[[dict[str, Any]], dict[str, Any]]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The scenarios and axes of an experiment: commands put into the scenarios, standard input read, once and here
+    since the runs are other processes, and the scenario saved."""
+    from servesim.experiments.axes import load_grid
+    from servesim.run.scenario import load_settings
+    from servesim.traces import load_trace
+
+    saved = given.pop("save_scenario", None)
+    scenarios: Sequence[Any] = files
+    if "serve" in given:
+        scenarios = under_commands([load_settings(file) for file in files] or [{}], given, command)
+    axes = axes_of(given)
+    if saved is not None:
+        save([load_grid(scenario, axes) for scenario in scenarios] or [({}, axes)], saved)
+    if axes.get("trace") == "-":
+        told = axes.pop("columns", None)
+        axes["trace"] = load_trace("-", **({"columns": told} if told else {}))
+    return scenarios, axes
+
+
+def save(grids: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], file: str | None) -> None:
+    """Write the one scenario of settings and axes, or the grid that they are; nothing without a file."""
+    if file is None:
+        return
+    import yaml
+
+    from servesim.experiments.axes import axis_values, product
+    from servesim.run.result_files import write_text
+    from servesim.run.scenario import Scenario
+
+    if len(grids) > 1:
+        raise UserError("--save-scenario: several scenarios are compared; save one")
+    settings, axes = grids[0]
+    variants = product(settings, axes)
+    text = Scenario.of(variants[0].settings).to_yaml()
+    if len(variants) > 1:
+        lists = {key: values for key, given in axes.items() if len(values := axis_values(key, given)) > 1}
+        rest = product(settings, {key: given for key, given in axes.items() if key not in lists})[0].settings
+        text = yaml.safe_dump({**rest, "axes": lists}, sort_keys=False)
+    write_text(Path(file), text, "--save-scenario")

@@ -1,0 +1,42 @@
+"""`servesim why`: what happened to one request of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+WHY_EXAMPLES = """
+\b
+Examples:
+  servesim why result 17
+  servesim why result 18 --out request-18.svg
+
+The requests beside it are named where the run was recorded with --step-requests --mode reference.
+"""
+
+
+def why(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What servesim run wrote with --out.")],
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="Its row in the trace (from 0), or its name.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The figure: .svg, .png, .pdf.")
+    ] = None,
+) -> None:
+    """Tell the story of one request.
+
+    How long it waited and for what, what ran beside it, preemptions, what was found in the cache."""
+    from servesim.cli.report import undamaged
+    from servesim.errors import UserError
+    from servesim.reports.why import Story
+
+    if out is not None and out.suffix not in (".svg", ".png", ".pdf"):
+        raise UserError(f"--out {out}: a name that ends in .svg, .png or .pdf is needed")
+    with undamaged(folder):
+        story = Story.of(folder, request)
+        for line in story.lines():
+            typer.echo(line)
+        if out is not None:
+            story.figure().save(out)
+            typer.echo(f"written to {out}", err=True)

@@ -1,0 +1,71 @@
+"""GPU time of steps in whole nanoseconds by source, so that sums over steps do not depend on how they are taken."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from servesim.contracts.cost import RunSources, Sources
+from servesim.cost.curve import Curve
+
+
+def whole(ns: float, parts: Sequence[float]) -> tuple[list[int], int]:
+    """Return the parts of `ns` by source in whole nanoseconds, and how much of `ns` is accounted for by them and by
+    what a lowered clock adds, which no part has. What a step takes beyond that is its attention's."""
+    a, b, c, d = parts
+    found = [int(a + 0.5), int(b + 0.5), int(c + 0.5), int(d + 0.5)]
+    lowered = int(ns - (a + b + c + d) + 0.5)
+    return found, found[0] + found[1] + found[2] + found[3] + lowered
+
+
+class CurveSources(RunSources):
+    """Sources of a run of steps that differ in the contexts that their decodes attend."""
+
+    def __init__(
+        self, fixed: Sequence[int], known: int, curve: Curve | None, context: int, step: int, gpu: Sequence[int]
+    ) -> None:
+        """Of steps that take `gpu` ns each: `fixed` by source, `known` of it accounted for (see `whole`), and the rest
+        from where `curve` has it at the sum of contexts, `context` at first and `step` more from each to the next.
+        `curve` None: nothing is attended."""
+        self._fixed, self._known, self._curve = fixed, known, curve
+        self._context, self._step, self._gpu = context, step, gpu
+
+    def of(self, first: int, stop: int) -> Sources:
+        """See `RunSources`."""
+        sums = [ns * (stop - first) for ns in self._fixed]
+        curve = self._curve
+        while curve is not None and first < stop:
+            context = self._context + first * self._step
+            i = bisect_right(curve.xs, context) - 1
+            if curve.xs[i] == context:
+                source, until = curve.knot_source[i], first + 1
+                if source == curve.segment_source[i]:
+                    until = self._before(curve, i, stop)
+            else:
+                source, until = curve.segment_source[i], self._before(curve, i, stop)
+            sums[source] += sum(self._gpu[first:until]) - self._known * (until - first)
+            first = until
+        a, b, c, d = sums
+        return (a, b, c, d)
+
+    def _before(self, curve: Curve, i: int, stop: int) -> int:
+        """Return the first step, `stop` at most, whose contexts lie beyond segment i."""
+        if i + 1 == len(curve.xs):
+            return stop
+        ahead = curve.xs[i + 1] - self._context  # whole steps to the next knot or beyond it
+        return min(stop, int(-(-ahead // self._step)))
+
+
+class SumSources(RunSources):
+    """Sources of steps that take several passes."""
+
+    def __init__(self, passes: Sequence[RunSources]) -> None:
+        self._passes = passes
+
+    def of(self, first: int, stop: int) -> Sources:
+        """See `RunSources`."""
+        a = b = c = d = 0
+        for each in self._passes:
+            p, q, r, s = each.of(first, stop)
+            a, b, c, d = a + p, b + q, c + r, d + s
+        return (a, b, c, d)

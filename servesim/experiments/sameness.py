@@ -1,0 +1,102 @@
+"""Variants whose results are equal, why they are, and what else than the policy tells variants apart."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from servesim.contracts import schedulers
+from servesim.experiments.axes import Variant
+from servesim.experiments.runner import Runner
+from servesim.experiments.store import Cell
+from servesim.run.result_files import REQUESTS, SUMMARY, reading
+from servesim.untrusted import read_json
+
+Equal = dict[str, Any]
+"""{labels: [in the order of the variants], why: text or null}"""
+_IDLE = re.compile(r"(?P<subject>.+?)(?: limits nothing: | changes nothing: )(?P<why>.+)")
+
+
+def equal_ones(runner: Runner, variants: Sequence[Variant], cells: Sequence[Sequence[Cell]]) -> list[Equal]:
+    """Return the groups of variants whose requests all had the same times, at the same price an hour."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, row in enumerate(cells):
+        if not any(cell.address in runner.errors for cell in row):
+            groups.setdefault(_outcome(runner, row), []).append(i)
+    return [
+        {
+            "labels": [variants[i].label for i in group],
+            "why": _why(runner, [variants[i] for i in group], [cells[i][0] for i in group]),
+        }
+        for group in groups.values()
+        if len(group) > 1
+    ]
+
+
+def _outcome(runner: Runner, cells: Sequence[Cell]) -> tuple[Any, ...]:
+    price, digests = 0.0, []
+    for cell in cells:
+        folder = runner.folder(cell)
+        with reading(folder):
+            digests.append(hashlib.sha256((folder / REQUESTS).read_bytes()).digest())
+            scenario = read_json(folder / SUMMARY)["scenario"]
+        price = scenario["usd_per_gpu_hour"] * scenario["tp"] * scenario["pp"] * scenario["replicas"]
+    return price, *digests
+
+
+def _why(runner: Runner, variants: Sequence[Variant], cells: Sequence[Cell]) -> str | None:
+    """Return the cause that a run of the group notes of a setting in which the group differs; None: not known."""
+    differing = {
+        part
+        for key in variants[0].axes
+        if len({str(v.axes.get(key)) for v in variants}) > 1
+        for part in (key, key.rpartition(".")[2])
+    }
+    for cell in cells:
+        for note in read_json(runner.folder(cell) / SUMMARY)["notes"]:
+            found = _IDLE.fullmatch(note)
+            if found and differing & set(re.split(r"[ =:]", found["subject"].replace("clients.", ""))):
+                return str(found["why"])
+    return None
+
+
+def equal_text(equal: Equal) -> str:
+    """Return a group in words."""
+    labels = [label or "the run" for label in equal["labels"]]
+    return f"{'; '.join(labels[:-1])} and {labels[-1]} are equal in every request: no effect" + (
+        f": {equal['why']}" if equal["why"] else ""
+    )
+
+
+def budget_of(runner: Runner, cells: Sequence[Cell]) -> int | None:
+    """Return the tokens a step may compute, as the first run that did not fail resolved it; None: no such limit."""
+    for cell in cells:
+        if cell.address not in runner.errors:
+            given = runner.load(cell).summary["scenario"]["scheduler"]
+            scheduler, params = schedulers.configured(given)
+            budget = getattr(params, "max_num_batched_tokens", None)
+            return int(budget) if budget is not None and scheduler.keeps_budget else None
+    return None
+
+
+BUDGETS = ("max_num_batched_tokens", "chunk_size", "prefill_size", "max_prefill_tokens")
+"""Names, or ends of names, of schedulers' token budgets."""
+
+
+def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> list[str]:
+    """Return what tells variants apart that nobody asked for: token budgets, and how steps are planned (`late`: labels
+    of those planned synchronously)."""
+    axes = [f"{key}={value}" for v in described for key, value in v["axes"].items()]
+    found = []
+    budgets = {v["label"]: v["max_num_batched_tokens"] for v in described if v["max_num_batched_tokens"] is not None}
+    if len(set(budgets.values())) > 1 and not any(name in axis for axis in axes for name in BUDGETS):
+        said = ", ".join(f"{label} {budget:,}" for label, budget in budgets.items())
+        found.append(f"tokens a step may compute differ ({said}): a part of the difference is the budget's")
+    if late and not any("async_scheduling" in axis for axis in axes):
+        found.append(
+            f"planned synchronously, the others a step ahead: {', '.join(late)}; --engine.async-scheduling false plans "
+            "all of them synchronously"
+        )
+    return found

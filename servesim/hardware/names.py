@@ -1,0 +1,71 @@
+"""Names of models as people have them: Hugging Face ids, with the format of weights at their end.
+
+`meta-llama/Llama-3.3-70B-Instruct` is the shape of a bundled model, `RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic`
+that of another with weights in fp8. names.yaml says which names share a shape, and where its numbers are from.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+_FORMATS = (
+    (r"(gptq|awq|autoround)-(int)?8(bit)?|w8a16", "int8_wo"),
+    (r"nvfp4|mxfp4|fp4|w4a8|gguf", "nvfp4"),
+    (r"bnb-4bit", "nf4"),
+    (r"(awq|gptq|autoround)(-(int)?4(bit)?)?|w4a16|int4|4bit", "int4"),
+    (r"fp8|w8a8-fp8", "fp8"),
+    (r"w8a8|int8", "int8"),
+)
+"""Formats by how they are written, first match first. Those in four bits of floating point are refused as a dtype."""
+_FORMAT = re.compile("|".join(f"(?P<f{i}>{text})" for i, (text, _) in enumerate(_FORMATS)))
+_ENDS = ("dynamic", "static", "pertensor", "kv", "quantized", "g128", "marlin", "sym", "ct")
+"""Words that say more of a format: `-FP8-dynamic`, `-quantized.w4a16`."""
+_TUNED = ("instruct", "chat", "hf", "it", "base", "meta", "v0.1", "neuralmagic", "redhatai")
+"""Words that leave the shape as it is."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a name stands for."""
+
+    model: str
+    """The bundled model of its shape."""
+    dtype: str | None = None
+    """Format of its weights, where the name or its publisher says one."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Keys of config.json that differ from the bundled model's."""
+
+
+@cache
+def _table() -> dict[str, Any]:
+    import yaml
+
+    loaded: dict[str, Any] = yaml.safe_load(resources.files("servesim.hardware").joinpath("names.yaml").read_text())
+    return loaded
+
+
+def named(name: str, bundled: tuple[str, ...]) -> Named | None:
+    """Return what a name stands for; None where no bundled model has its shape. Names with a folder are files unless
+    they have one slash."""
+    if name.count("/") > 1 or name.endswith((".json", "/")):
+        return None
+    text = name.rpartition("/")[2].lower().replace("_", "-").replace(".w", "-w")
+    found = re.search(rf"(?<![a-z0-9])({_FORMAT.pattern})(?![a-z0-9])", text)
+    dtype = None
+    if found is not None:
+        dtype = next(_FORMATS[i][1] for i in range(len(_FORMATS)) if found[f"f{i}"])
+        text = text[: found.start()] + text[found.end() :]
+    words = [word for word in text.split("-") if word and word not in _TUNED and word not in (_ENDS if found else ())]
+    return _entry("-".join(words), dtype, bundled)
+
+
+def _entry(key: str, dtype: str | None, bundled: tuple[str, ...]) -> Named | None:
+    entry: dict[str, Any] = dict(_table()["same"].get(key) or {})
+    model = entry.pop("model", key)
+    if model not in bundled:
+        return None
+    return Named(model, dtype or _table()["published"].get(model), entry)

@@ -1,0 +1,68 @@
+"""What a burst of requests does to a server: who waited, and how long until the queue was as short as before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SECOND = 1e9
+
+
+def burst(table: Mapping[str, NDArray[np.int64]], at_s: float, for_s: float, times: float) -> dict[str, Any]:
+    """Return the figures of one burst. `table`: the request records as columns (arrival_ns, scheduled_ns, finished_ns,
+    row), times from the trace's start.
+
+    `recovery_s`: from the end of the burst until no more requests wait than at most before it (0: at once; None: not
+    within the run); `waited`: requests that came since its beginning and until then, and waited longer than any of
+    those before it; `rows`: the first and the last of them.
+    """
+    arrival = table["arrival_ns"]
+    start, end = at_s * SECOND, (at_s + for_s) * SECOND
+    left = np.where(table["scheduled_ns"] < 0, table["finished_ns"], table["scheduled_ns"])
+    times_ns = np.concatenate((arrival, left))
+    order = np.lexsort((np.repeat((1, 0), len(arrival)), times_ns))  # at one instant departures come first
+    waiting = np.cumsum(np.repeat((1, -1), len(arrival))[order])
+    clock = times_ns[order]
+    before = int(waiting[clock < start].max(initial=0))
+    long = np.flatnonzero((clock >= start) & (waiting > before))
+    after = np.flatnonzero((clock >= end) & (waiting <= before))
+    still = waiting[np.searchsorted(clock, end, side="right") - 1] > before
+    recovered = end if not still else float(clock[after[0]]) if len(after) else None
+    until = recovered if recovered is not None else float(clock[-1])
+    wait = left - arrival
+    usual = int(wait[arrival < start].max(initial=0))
+    slow = np.flatnonzero((arrival >= start) & (arrival <= until) & (wait > usual))
+    return {
+        "at_s": at_s,
+        "for_s": for_s,
+        "times": times,
+        "requests": int(((arrival >= start) & (arrival < end)).sum()),
+        "most_waiting": int(waiting[long].max(initial=before)),
+        "most_waiting_before": before,
+        "recovery_s": None if recovered is None else (recovered - end) / SECOND,
+        "waited": len(slow),
+        "rows": [int(table["row"][slow].min()), int(table["row"][slow].max())] if len(slow) else None,
+        "longest_wait_ms": float(wait[slow].max(initial=0)) / 1e6,
+    }
+
+
+def burst_text(found: Mapping[str, Any]) -> str:
+    """Return the figures in words."""
+    begun = f"burst at {found['at_s']:g} s, {found['for_s']:g} s long: {found['requests']:,} requests came"
+    if not found["waited"]:
+        return f"{begun}, and none waited longer than those before it"
+    first, last = found["rows"]
+    recovery = found["recovery_s"]
+    over = (
+        "the queue was not as short as before until the run's end"
+        if recovery is None
+        else f"the queue was as short as before {recovery:.1f} s after its end"
+    )
+    return (
+        f"{begun}, up to {found['most_waiting']:,} waited at once ({found['most_waiting_before']:,} before it); "
+        f"{over}; {found['waited']:,} requests (rows {first:,} to {last:,}) waited longer than any before it, up to "
+        f"{found['longest_wait_ms'] / 1e3:.2f} s"
+    )

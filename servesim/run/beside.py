@@ -1,0 +1,82 @@
+"""Paths in a scenario file are relative to that file: what it names stands beside it, wherever a command runs.
+
+A name that leads to nothing beside the file is left as it is (a bundled one, or a path from the working directory). So
+are names in the scenario.yaml of a result: they are those of the run, from where that was started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from servesim.parsing import split_changes
+
+SHEETS = (".yaml", ".yml", ".json")
+POLICIES = ("scheduler", "kv", "router", "speculation", "acceptance")
+_SUMMARY = "summary.json"
+Names = Callable[[str], str]
+
+
+def beside(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Return the settings of a scenario file with what stands beside it named by a path that leads there."""
+    folder = file.parent
+    if folder == Path() or (folder / _SUMMARY).is_file():
+        return dict(settings)
+
+    def found(name: str) -> str:
+        there = folder / name
+        return str(there) if name and not Path(name).is_absolute() and there.exists() else name
+
+    changed = {key: _in(value, _places(key, found)) for key, value in settings.items()}
+    axes = settings.get("axes")
+    if isinstance(axes, Mapping):
+        changed["axes"] = {key: _in(value, _places(str(key), found)) for key, value in axes.items()}
+    return changed
+
+
+def _in(value: Any, place: Names) -> Any:
+    """Return a value with every text in it placed."""
+    if isinstance(value, str):
+        return place(value)
+    if isinstance(value, Mapping):
+        return {key: _in(inner, place) for key, inner in value.items()}
+    return [_in(inner, place) for inner in value] if isinstance(value, list) else value
+
+
+def _places(key: str, found: Names) -> Names:
+    """Return what names a file among the values of a setting."""
+    outer = key.partition(".")[0]
+    if outer == "trace":
+        return lambda text: text if text.startswith(("preset:", "synth:", "object:")) else found(text)
+    if outer in ("model", "gpu", "host", "kernel_tables"):
+        return lambda text: _sheet(text, found, folders=outer in ("model", "kernel_tables"))
+    if outer == "shape":
+        return lambda text: _after(text, "trace=", found)
+    if outer in POLICIES:
+        return lambda text: _policy(text, found)
+    return lambda text: text
+
+
+def _sheet(text: str, found: Names, folders: bool) -> str:
+    name = split_changes(text)[0]
+    if not name.endswith(SHEETS) and not (folders and ("/" in name or "\\" in name)):
+        return text  # a name, whatever is called the same beside the file
+    return found(name) + text[len(name) :]
+
+
+def _after(text: str, mark: str, found: Names) -> str:
+    before, marked, name = text.partition(mark)
+    return f"{before}{marked}{found(name)}" if marked else text
+
+
+def _policy(text: str, found: Names) -> str:
+    """Place `file.py:Class`, a parameter that is a file (`table=counts.json`), or such a file alone."""
+    path, py, rest = text.partition(".py:")
+    if py:
+        return f"{found(f'{path}.py')}:{rest}"
+    if ":" in text or "=" in text:
+        return ",".join(
+            _after(part, "=", lambda name: found(name) if "." in name else name) for part in text.split(",")
+        )
+    return found(text) if "." in text else text

@@ -1,0 +1,32 @@
+"""The bursts that a scenario's shape makes, and what became of them in its run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from servesim.metrics.bursts import burst
+from servesim.run.scenario import Scenario
+
+MOVING = ("window", "stretch", "ramp", "arrive", "shuffle", "repeat")
+"""Steps that move requests in time: after one, a burst is not where it was."""
+
+
+def bursts_of(scenario: Scenario, table: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the figures of each burst, and notes on those of which none can be told. `table`: the request records."""
+    from servesim.traces.shape import parse
+    from servesim.traces.what_if import Burst
+
+    found, notes = [], []
+    names = [text.partition(":")[0] for text in scenario.shape]
+    for i, text in enumerate(scenario.shape):
+        step = parse(text)
+        if not isinstance(step, Burst):
+            continue
+        moved = [name for name in names[i + 1 :] if name in MOVING]
+        if scenario.rate is not None or scenario.clients.max_concurrency is not None or moved:
+            by = f"shape {moved[0]}" if moved else "rate" if scenario.rate is not None else "clients.max_concurrency"
+            notes.append(f"shape {text}: {by} moves requests in time, so what became of the burst is not told")
+        else:
+            found.append(burst(table, step.at, step.lasting, step.times))
+    return found, notes

@@ -1,0 +1,82 @@
+"""Notes on changed parts of a GPU's data sheet and of a model's config: each is named, with what it can do in this
+run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from servesim.contracts import schedulers
+from servesim.cost import TableCostModel
+from servesim.cost.build import arithmetic
+from servesim.hardware import Gpu, ModelSpec
+from servesim.hardware.config import changed_config, model_fields
+from servesim.hardware.model import read_config
+from servesim.parsing import split_changes
+from servesim.run.scenario import Scenario
+
+
+def on_changes(
+    scenario: Scenario, gpu: Gpu, model: ModelSpec, cost: TableCostModel, fitting_blocks: int | None
+) -> Iterator[str]:
+    """Yield what each change of the data sheet and of the config does. `scenario`: resolved; `gpu` and `model`: as
+    changed; `fitting_blocks`: KV blocks the GPU's memory gives."""
+    name, changes = split_changes(scenario.gpu)
+    sheet = Gpu.load(name)
+    for key in changes:
+        part, _, dtype = key.partition(".")
+        old, new = (getattr(one, part) for one in (sheet, gpu))
+        old, new = (old[dtype], new[dtype]) if dtype else (old, new)
+        because = "the data sheet says the same" if old == new else _idle(scenario, gpu, model, key, fitting_blocks)
+        if because:
+            yield f"gpu.{key}={_number(new)} changes nothing: {because}"
+            continue
+        scaled = cost.tables is not None and (dtype or part.endswith("bandwidth"))
+        how = f"; times measured on {sheet.name} are scaled by the rates, as to another GPU" if scaled else ""
+        yield f"gpu.{key}={_number(new)} instead of the data sheet's {_number(old)}{how}"
+    yield from _model(scenario.model)
+
+
+def _idle(scenario: Scenario, gpu: Gpu, model: ModelSpec, key: str, fitting_blocks: int | None) -> str | None:
+    """Return why a changed part of the data sheet has no effect; None where it has one."""
+    alone, engine = scenario.tp * scenario.pp == 1, scenario.engine
+    if key == "usd_per_hour" and scenario.usd_per_gpu_hour != gpu.usd_per_hour:
+        return f"usd_per_gpu_hour={scenario.usd_per_gpu_hour:g} is given"
+    if key == "memory_bytes" and (engine.ignore_memory or engine.num_gpu_blocks != fitting_blocks):
+        return "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is given"
+    if key == "nvlink_bandwidth" and alone:
+        return "one GPU a replica talks to no other"
+    if key == "pcie_bandwidth" and (alone or gpu.nvlink_bandwidth):
+        swaps = "swap" in schedulers.resolve(scenario.scheduler["name"])[0].supports
+        return None if swaps else "nothing goes over PCIe in this run"
+    if key == "tables" and scenario.kernel_tables is not None:
+        return f"kernel_tables={scenario.kernel_tables} is given"
+    used = arithmetic(model, scenario.dtype, scenario.kv_dtype)
+    if key.startswith("flops.") and key.removeprefix("flops.") not in used:
+        return f"nothing is computed in {key.removeprefix('flops.')}"
+    return None
+
+
+def _model(text: str) -> Iterator[str]:
+    name, changes = split_changes(text)
+    if not changes:
+        return
+    config, label = read_config(name)
+    changed = changed_config(config, label, changes)
+    fields = model_fields(changed, label)
+    for key in changes:
+        others = {k: v for k, v in changes.items() if k != key}
+        without = changed_config(config, label, others)
+        said = f"model.{key}={changed[key]}"
+        if _same(fields, without, label):
+            yield f"{said} changes nothing: {'the config says the same' if key in config else 'no shape depends on it'}"
+        else:
+            yield f"{said} instead of {f'{config[key]} in the config' if key in config else 'none in the config'}"
+
+
+def _same(fields: dict[str, Any], config: dict[str, Any], label: str) -> bool:
+    return model_fields(config, label) == fields
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,107 @@
+"""Metrics of the user's own: functions of a run's requests, named `path/to/file.py:function` or handed over in Python.
+
+    def slow_starts(requests, summary):
+        return (requests["ttft_ns"] > 2e9).mean()
+
+A function is given the requests as a DataFrame (the columns of requests.parquet; experiments leave out those of the
+warm-up and the cool-down) and the run's summary, and returns a number. Its attributes `unit` and `better` ("lower" or
+"higher"), if it has any, say how to read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from servesim.errors import UserError, suggest
+from servesim.parsing import listed
+
+Function = Callable[[Any, Mapping[str, Any]], Any]
+"""Called with (requests, a DataFrame; summary)."""
+
+
+def is_custom(name: Any) -> bool:
+    """Return whether a metric is a function or names one."""
+    return callable(name) or (isinstance(name, str) and ".py:" in name)
+
+
+def load_metric(metric: str | Function) -> tuple[str, Function]:
+    """Return name and function of a metric; UserError where there is none."""
+    if callable(metric):
+        name = getattr(metric, "__name__", "")
+        if not name.isidentifier():
+            raise UserError(f"metric {metric!r}: a function with a name is needed (def, not lambda)")
+        return name, metric
+    head, py, name = metric.partition(".py:")
+    path = Path(f"{head}.py")
+    if not py or not path.is_file():
+        raise UserError(f"metric {metric}: file {path} does not exist (write path/to/file.py:function)")
+    module = _module(path)
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UserError(f"metric {metric}: {path} has no function {name!r}{suggest(name, known)}")
+    return name, found
+
+
+def _module(path: Path) -> ModuleType:
+    digest = hashlib.sha256(str(path.resolve()).encode() + b"\0" + path.read_bytes()).hexdigest()
+    name = f"servesim_metric_{digest[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise UserError(f"metric file {path} does not load: {type(error).__name__}: {error}") from error
+    return module
+
+
+def value_of(name: str, function: Function, requests: Any, summary: Mapping[str, Any]) -> float:
+    """Return what a function says of a run; NaN where it returns None. UserError where it fails, or returns no
+    number."""
+    try:
+        value = function(requests, summary)
+        number = math.nan if value is None else float(value)
+    except Exception as error:
+        raise UserError(f"metric {name}: {type(error).__name__}: {error}") from error
+    return number
+
+
+def custom_values(
+    metrics: str | Function | Iterable[str | Function] | None, requests: Callable[[], Any], summary: Mapping[str, Any]
+) -> dict[str, float | None]:
+    """Return the values of all metrics of a run by name, None where they are not finite. `requests`: makes the
+    DataFrame, if it is needed."""
+    found = dict(load_metrics(metrics))
+    if not found:
+        return {}
+    frame = requests()
+    values = {name: value_of(name, function, frame, summary) for name, function in found.items()}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def load_metrics(metrics: str | Function | Iterable[str | Function] | None) -> list[tuple[str, Function]]:
+    """Return names and functions of a list of metrics, or of one, or of a text with commas between."""
+    if metrics is None:
+        return []
+    given = listed("metrics", metrics) if isinstance(metrics, str) else [metrics] if callable(metrics) else metrics
+    found = [load_metric(metric) for metric in given]
+    names = [name for name, _ in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"metrics: {twice} is given twice")
+    return found

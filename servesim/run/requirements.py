@@ -1,0 +1,86 @@
+"""What a run or an experiment must fulfil to be a success: `ttft_p99<=300`, `slo_attainment>=0.99`, ...."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from servesim.errors import UserError, shown, suggest
+
+_FORM = re.compile(r"\s*(?P<name>[a-z][a-z0-9_]*)\s*(?P<sign><=|>=|<|>)\s*(?P<number>[^\s%a-z]+(?:e[+-]?\d+)?)"
+                   r"\s*(?P<unit>%|ms|s|)\s*", re.IGNORECASE)  # fmt: skip
+_SIGNS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_SCALES = {"": {"": 1.0}, "share": {"": 1.0, "%": 0.01}, "ms": {"": 1.0, "ms": 1.0, "s": 1000.0}}
+
+
+class Requirement(NamedTuple):
+    """One of them."""
+
+    text: str
+    """As it was written."""
+    name: str
+    sign: str
+    bound: float
+    """In the metric's unit."""
+
+    @classmethod
+    def of(cls, text: str, units: Mapping[str, str]) -> Requirement:
+        """Parse `METRIC>=VALUE`, the value in ms for latencies and a share of 1 for shares, or with s, ms or %.
+        `units`: unit by name of each metric there is."""
+        found = _FORM.fullmatch(text)
+        if found is None:
+            raise UserError(
+                f"--require {shown(text)}: write METRIC>=VALUE, such as slo_attainment>=0.99 or ttft_p99<=1s"
+            )
+        name = found["name"].lower()
+        if name not in units:
+            raise UserError(f"--require {text}: unknown metric {name!r}{suggest(name, units)}")
+        scales = _SCALES.get(units[name], _SCALES[""])
+        try:
+            bound = float(found["number"]) * scales[found["unit"].lower()]
+        except (ValueError, KeyError):
+            raise UserError(
+                f"--require {text}: a number is needed{f' of {units[name]}' if units[name] else ''}"
+            ) from None
+        if bound != bound:
+            raise UserError(f"--require {text}: a number is needed")
+        return cls(text, name, found["sign"], bound)
+
+    def holds(self, value: float | None) -> bool:
+        """Return whether a value fulfils it; one that is missing does not."""
+        return value is not None and _SIGNS[self.sign](value, self.bound)
+
+
+def failures(requirements: Iterable[Requirement], values: Mapping[str, Any], who: str = "") -> list[str]:
+    """Return in a line each what is not fulfilled. `values`: by metric."""
+    lines = []
+    for one in requirements:
+        value = values.get(one.name)
+        if not one.holds(value):
+            said = "there is none" if value is None else f"it is {value:.6g}"
+            lines.append(f"{f'{who}: ' if who else ''}required {one.text}, {said}")
+    return lines
+
+
+def summary_values(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the figures of a whole run by the names of metrics, as in its tables (`ttft_p99`, ...)."""
+    values: dict[str, float | None] = {}
+    for latency, stats in summary["latency_ms"].items():
+        values |= {f"{latency}_{stat}": value for stat, value in (stats or {}).items()}
+    values |= summary["throughput"]
+    for name in ("slo_attainment", "request_goodput"):
+        values[name] = (summary["goodput"] or {}).get(name)
+    values["hit_rate"] = (summary["prefix_cache"] or {}).get("hit_rate")
+    arrived = summary["requests"]["arrived"]
+    values["preemptions_per_request"] = summary["engine"]["preemptions"] / arrived if arrived else None
+    for name in ("usd_per_million_tokens", "usd_per_million_output_tokens"):
+        values[name] = (summary["price"] or {}).get(name)
+    values |= summary.get("custom_metrics", {})
+    return values

@@ -1,0 +1,236 @@
+"""Commands that start a server, as scenarios: `vllm serve MODEL --tensor-parallel-size 4 ...` and those of SGLang and
+TensorRT-LLM. serve_flags.yaml says what each flag is.
+
+A file of flags inside a command (`--config`, `--extra_llm_api_options`) is read; flags of the command go over it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from servesim.errors import UserError, shown
+from servesim.hardware import ModelSpec, model_named
+from servesim.run.scenario import Settings, override
+from servesim.untrusted import json_value, read_text, read_yaml
+
+ENGINES = {
+    "vllm": "vllm",
+    "vllm.entrypoints.openai.api_server": "vllm",
+    "trtllm-serve": "trtllm",
+    "sglang.launch_server": "sglang",
+    "sglang": "sglang",
+}
+PRESETS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
+SIZES = {"tp": "tp", "tensor-parallel-size": "tp", "tp-size": "tp", "ep-size": "ep", "ep": "ep", "pp-size": "pp"}
+"""Flags that say how many GPUs share what; `ep` has no setting: experts are dealt out over all tp GPUs or none."""
+FILES = ("config", "extra-llm-api-options")
+DRAFTS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram", "medusa": "medusa",
+          "deepseek_mtp": "mtp"}  # fmt: skip
+"""Speculators by vLLM's `method`."""
+_SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 1_000_000, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
+_SKIPPED = ("python3", "python", "-m", "exec", "sudo", "nohup", "env")
+EXAMPLE = "such as: vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2"
+Flags = tuple[tuple[str, str], ...]
+
+
+@dataclass
+class Served:
+    """A command as settings, and what of it is none."""
+
+    settings: Settings
+    nothing: list[str] = field(default_factory=list)
+    """Flags that change nothing here."""
+    unknown: list[str] = field(default_factory=list)
+    """Flags that are not modeled."""
+
+    def notes(self) -> list[str]:
+        """Return the flags without a meaning here, in words."""
+        said = (("flags that change nothing here", self.nothing), ("flags that are NOT MODELED", self.unknown))
+        return [f"--serve: {what}: {' '.join(flags)}" for what, flags in said if flags]
+
+
+@cache
+def serve_flags() -> dict[str, dict[str, Any]]:
+    """Return the settings of flags by engine; see serve_flags.yaml."""
+    import yaml
+
+    text = resources.files("servesim.run").joinpath("serve_flags.yaml").read_text(encoding="utf-8")
+    loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return loaded
+
+
+def parsed(command: str) -> tuple[str, str, Flags]:
+    """Return (engine, model, flags) of a command; flags by name with hyphens, sorted, with their values or nothing."""
+    words = [word for word in shlex.split(command.replace("\\\n", " ")) if word not in _SKIPPED]
+    while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0]):  # settings of the environment
+        words.pop(0)
+    engine = ENGINES.get(words[0], words[0]) if words else ""
+    switches = {name for name, meaning in serve_flags().get(engine, {}).items() if _is_switch(meaning)}
+    model, flags, rest = "", {}, words[1:]
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("-"):
+            name, equals, value = word.lstrip("-").partition("=")
+            name = name.replace("_", "-")
+            if not equals and rest and not _is_flag(rest[0]) and (name not in switches or _is_boolean(rest[0])):
+                value = rest.pop(0)
+            flags[name] = value
+        elif word != "serve":
+            model = model or word
+    named = [flags.pop(name) for name in ("model-path", "model") if name in flags]
+    return engine, (model or (named[0] if named else "")).removeprefix("/workspace/"), tuple(sorted(flags.items()))
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word)
+
+
+def _is_boolean(word: str) -> bool:
+    return word.lower() in ("true", "false")
+
+
+def _is_switch(meaning: Any) -> bool:
+    return isinstance(meaning, Mapping) and not isinstance(next(iter(meaning.values())), Mapping)
+
+
+def settings_of_flag(meaning: Any, value: str) -> dict[str, Any] | None:
+    """Return the settings, by dotted key, that a flag with this value is; none for one that changes nothing, None for
+    a value that is not modeled. `meaning`: see serve_flags.yaml."""
+    if meaning is None:
+        return {}
+    if isinstance(meaning, str):
+        return {meaning: value or "true"}
+    ((key, to),) = meaning.items()
+    if isinstance(to, Mapping):
+        return ({key: to[value]} if to[value] is not None else {}) if value in to else None
+    return {key: to} if value.lower() != "false" else {}
+
+
+def served(command: str) -> Served:
+    """Return the scenario settings of a command, or of the one in a file (`@file`); UserError where it starts no server
+    that is known."""
+    text = read_text(Path(command[1:]), "yaml") if command.startswith("@") else command
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    try:
+        engine, model, flags = parsed("\n".join(lines))
+    except ValueError as error:
+        raise UserError(f"--serve {shown(text)[:120]}: not a command line: {error}") from error
+    if engine not in PRESETS:
+        raise UserError(
+            f"--serve {shown(text)[:80]}: starts none of vllm serve, vllm.entrypoints.openai.api_server, "
+            f"sglang.launch_server, trtllm-serve; {EXAMPLE}"
+        )
+    every = {**_of_files(flags), **{name: value for name, value in flags if name not in FILES}}
+    model = model or str(every.pop("model", ""))
+    every.pop("model", None)
+    if not model:
+        raise UserError(f"--serve {shown(text)[:120]}: names no model; {EXAMPLE}")
+    found = Served({"preset": PRESETS[engine], "model": _model(model)})
+    dotted: dict[str, Any] = {}
+    for name, value in every.items():
+        dotted |= _settings(engine, name, str(value), found)
+    _experts(every, dotted, found)
+    found.settings = override(found.settings, [f"{key}={value}" for key, value in dotted.items()])
+    return found
+
+
+def _of_files(flags: Flags) -> dict[str, Any]:
+    """Return the flags in the files that a command names."""
+    found: dict[str, Any] = {}
+    for name, value in flags:
+        if name in FILES:
+            loaded = read_yaml(Path(value), f"--serve: --{name}")
+            if not isinstance(loaded, Mapping):
+                raise UserError(f"--serve: --{name} {value}: not a mapping of flags to values")
+            found |= {str(key).replace("_", "-"): _text(inner) for key, inner in loaded.items()}
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value) if isinstance(value, Mapping | list) else str(value)
+
+
+def _model(name: str) -> str:
+    """Return a model as a scenario names it: a folder as it is, a known name in full, the end of another path."""
+    if Path(name).exists() or model_named(name) is not None:
+        return name
+    return name.rstrip("/").rpartition("/")[2] if name.count("/") > 1 or name.startswith("/") else name
+
+
+def _settings(engine: str, name: str, value: str, found: Served) -> dict[str, Any]:
+    """Return what a flag sets, and enter it where it sets nothing."""
+    written = f"--{name} {value}".strip()
+    if name == "speculative-config":
+        drafts = _speculation(value)
+        if drafts is None:
+            found.unknown.append(written)
+        return {"speculation": drafts} if drafts is not None else {}
+    if SIZES.get(name) == "ep":
+        return {}
+    table = serve_flags()[engine]
+    settings = settings_of_flag(table[name], _number(value)) if name in table else None
+    if settings is None:
+        found.unknown.append(written)
+    elif not settings:
+        found.nothing.append(written)
+    return settings or {}
+
+
+def _number(value: str) -> str:
+    """Return `32k` as 32000 and `32K` as 32768, as vLLM reads them; -1 is auto."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG])", value)
+    return str(int(float(match[1]) * _SUFFIXES[match[2]])) if match else value
+
+
+def _speculation(text: str) -> str | None:
+    """Return vLLM's --speculative-config as a speculator; None for one that is not modeled."""
+    try:
+        config = json_value(text)
+    except ValueError:
+        raise UserError(f"--serve: --speculative-config {shown(text)[:120]} is not JSON") from None
+    tokens = config.get("num_speculative_tokens") if isinstance(config, Mapping) else None
+    if not isinstance(config, Mapping) or config.get("method") not in DRAFTS or not isinstance(tokens, int):
+        return None
+    return f"{DRAFTS[config['method']]}:k={tokens}"
+
+
+def _experts(flags: Mapping[str, Any], dotted: dict[str, Any], found: Served) -> None:
+    """Enter how experts are dealt out, and attention in data parallel, which is not modeled."""
+    ep = next((str(value) for name, value in flags.items() if SIZES.get(name) == "ep"), "1")
+    if ep != "1":
+        if ep == dotted.get("tp", "1"):
+            dotted["engine.enable_expert_parallel"] = "true"
+        else:
+            found.unknown.append(f"--ep-size {ep}")
+    try:
+        experts = ModelSpec.load(found.settings["model"]).experts is not None
+    except UserError:  # said where the scenario is run
+        return
+    if experts and dotted.get("replicas", "1") != "1":
+        found.unknown.append(f"--data-parallel-size {dotted.pop('replicas')} (attention in data parallel)")
+
+
+def merged(settings: Mapping[str, Any], over: Mapping[str, Any]) -> Settings:
+    """Return settings under others, sections key by key."""
+    both = {k: {**settings[k], **v} for k, v in over.items() if isinstance(v, Mapping) and _is_section(settings, k)}
+    return {**settings, **over, **both}
+
+
+def _is_section(settings: Mapping[str, Any], key: str) -> bool:
+    return key in ("engine", "clients") and isinstance(settings.get(key), Mapping)
+
+
+def commands(given: Any) -> list[Served]:
+    """Return the commands that options of the command line name, one or several."""
+    texts: Sequence[str] = [given] if isinstance(given, str) else given or ()
+    return [served(text) for text in texts]

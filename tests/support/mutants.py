@@ -1,0 +1,348 @@
+"""Mutation testing: one operator, comparison, number or statement changed at a time, and the tests that reach it run.
+
+`python -m tests.support.mutants` (make mutants) draws mutants of MODULES by a fixed seed, runs of each the tests of the
+default suite that execute its line, cheapest first, and prints those that no test noticed. `--modules` and `--lines`
+choose others, as in a review. Survivors with a reason are listed in mutants.txt, beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+MODULES = (
+    "servesim/cost/attention.py", "servesim/cost/context_pricing.py", "servesim/cost/curve.py",
+    "servesim/cost/graph.py", "servesim/cost/host.py", "servesim/cost/linear.py", "servesim/cost/sources.py",
+    "servesim/cost/stage.py", "servesim/metrics/requests.py", "policies/kv/_lockstep_tables.py", "policies/kv/paged.py",
+    "policies/kv/prefix_hash.py",
+)  # fmt: skip
+TESTS = (
+    "tests/unit/cost", "tests/unit/metrics", "tests/unit/kv", "tests/unit/engine",
+    "tests/property/test_cost_properties.py", "tests/property/test_block_tables.py", "tests/property/test_extents.py",
+)  # fmt: skip
+OUTSIDE = ("policies", "traces", "calibrate", "reports")
+"""Folders that are installed as packages of servesim."""
+PYTEST = ("-q", "-x", "-p", "no:benchmark", "-p", "no:cacheprovider", "--hypothesis-profile=dev", "--no-header")
+START = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import servesim  # of the copy, before pytest puts the checkout first
+import pytest
+sys.exit(pytest.main(sys.argv[2:]))
+"""
+SECONDS = 20
+SLOWEST = 8.0
+"""Seconds of a test from which on it is not used: 20 s would not do."""
+KNOWN = Path(__file__).with_name("mutants.txt")
+COMPARED: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+CALCULATED: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+}  # fmt: skip
+SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any", "bisect_left": "bisect_right"}
+
+
+class Mutant(NamedTuple):
+    """One change of a module."""
+
+    module: str
+    line: int
+    number: int
+    """Among the changes of the module, in the order of its syntax tree."""
+    told: str
+    """What the line was, and is now."""
+
+    @property
+    def key(self) -> str:
+        """How mutants.txt names it: by what it says, so that lines may move."""
+        return f"{self.module}: {self.told}"
+
+
+def _edits(tree: ast.AST) -> Iterator[tuple[ast.AST, Any]]:
+    """Yield each place of a module that can be changed, and a function that changes it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARED:
+            yield node, lambda n=node: n.ops.__setitem__(0, COMPARED[type(n.ops[0])]())
+        elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in CALCULATED:
+            yield node, lambda n=node: setattr(n, "op", CALCULATED[type(n.op)]())
+        elif isinstance(node, ast.BoolOp):
+            yield node, lambda n=node: setattr(n, "op", ast.Or() if isinstance(n.op, ast.And) else ast.And())
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield node, lambda n=node: setattr(n, "op", ast.UAdd())
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
+            yield node, lambda n=node: setattr(n, "value", not n.value if isinstance(n.value, bool) else n.value + 1)
+        elif isinstance(node, ast.IfExp):
+            yield node, lambda n=node: n.__dict__.update(body=n.orelse, orelse=n.body)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SWAPPED:
+            yield node, lambda n=node: setattr(n.func, "id", SWAPPED[n.func.id])
+        elif isinstance(node, ast.Continue | ast.Break | ast.Expr) and not _says(node):
+            yield node, None
+
+
+def _says(node: ast.AST) -> bool:
+    """Return whether a statement is a docstring, or yields."""
+    return isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call)
+
+
+def _skipped(tree: ast.Module) -> set[int]:
+    """Return the lines whose changes say nothing: imports, __slots__, annotations, texts of errors."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Raise | ast.Assert) or (
+            isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__slots__"
+        ):
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def changed(source: str, number: int) -> tuple[str, int, str]:
+    """Return a module with its change `number`, the line of that, and what the statement was and is. IndexError where
+    there are not as many."""
+    tree = ast.parse(source)
+    node, change = [*_edits(tree)][number]
+    parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
+    holder: ast.AST = node
+    while not isinstance(holder, ast.stmt):
+        holder = parents[holder]
+    before = _shown(holder)
+    if change is None:
+        put = ast.copy_location(ast.Pass(), node)
+        for _, value in ast.iter_fields(parents[node]):
+            if isinstance(value, list) and node in value:
+                value[value.index(node)] = put
+        after = "pass"
+    else:
+        change()
+        after = _shown(holder)
+    line: int = node.lineno  # type: ignore[attr-defined]
+    return ast.unparse(ast.fix_missing_locations(tree)), line, f"{before}  ->  {after}"
+
+
+def _shown(statement: ast.AST) -> str:
+    """Return a statement in one line: of a compound one its head."""
+    return " ".join(ast.unparse(statement).split("\n")[0].split())
+
+
+def places(module: str) -> list[tuple[str, int, int]]:
+    """Return the changes that can be made in a module, as (module, line, number)."""
+    tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
+    skipped = _skipped(tree)
+    lines = [node.lineno for node, _ in _edits(tree)]  # type: ignore[attr-defined]
+    return [(module, line, number) for number, line in enumerate(lines) if line not in skipped]
+
+
+def mutant_at(module: str, number: int) -> Mutant | None:
+    """Return a mutant of a module; None where the change says the same as before."""
+    _, line, told = changed((ROOT / module).read_text(encoding="utf-8"), number)
+    before, after = told.split("  ->  ")
+    return Mutant(module, line, number, told) if before != after else None
+
+
+def staged(folder: Path) -> Path:
+    """Copy the packages to `folder` under the names they are installed by; data are linked. Return the folder."""
+    package = folder / "servesim"
+    if not package.exists():
+        ignored = shutil.ignore_patterns("__pycache__", "tables")
+        shutil.copytree(ROOT / "servesim", package, ignore=ignored, ignore_dangling_symlinks=True)
+        for name in OUTSIDE:
+            shutil.copytree(ROOT / name, package / name, ignore=ignored)
+        (package / "cost" / "tables.py").write_bytes((ROOT / "servesim/cost/tables.py").read_bytes())
+        for found in ROOT.glob("*/**/tables"):
+            if found.is_dir() and found.parts[len(ROOT.parts)] in (*OUTSIDE, "servesim"):
+                place = found.relative_to(ROOT)
+                target = package / (place if place.parts[0] != "servesim" else Path(*place.parts[1:]))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(found)
+    return folder
+
+
+def placed(folder: Path, module: str) -> Path:
+    """Return where a module lies in the copy."""
+    return folder / module if module.startswith("servesim/") else folder / "servesim" / module
+
+
+def reached(folder: Path) -> tuple[dict[str, dict[int, list[str]]], dict[str, float]]:
+    """Run TESTS once with coverage: by module and line the tests that execute it, and how long each takes. Kept in
+    `folder` for later calls."""
+    kept = folder / "reached.json"
+    if not kept.exists():
+        settings = folder / "coverage.ini"
+        sources = ",".join(sorted({str(placed(folder, module).parent) for module in MODULES}))
+        settings.write_text(f"[run]\nsource = {sources}\ndata_file = {folder / 'coverage'}\nparallel = false\n")
+        command = [
+            *(
+                sys.executable,
+                "-c",
+                START,
+                str(folder),
+                *PYTEST[:1],
+                *PYTEST[2:],
+                "--durations=0",
+                "--durations-min=0.02",
+            ),
+            *("--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=", *TESTS),
+        ]
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"the tests fail as they are:\n{done.stdout[-3000:]}")
+        kept.write_text(json.dumps(_contexts(folder, done.stdout)))
+    by_line, seconds = json.loads(kept.read_text())
+    return {m: {int(line): tests for line, tests in lines.items()} for m, lines in by_line.items()}, seconds
+
+
+def _contexts(folder: Path, report: str) -> tuple[dict[str, dict[int, list[str]]], dict[str, float]]:
+    import coverage
+
+    data = coverage.CoverageData(str(folder / "coverage"))
+    data.read()
+    by_line = {}
+    for module in MODULES:
+        lines = data.contexts_by_lineno(str(placed(folder, module)))
+        by_line[module] = {n: sorted({c.split("|")[0] for c in found if c}) for n, found in lines.items()}
+    seconds: dict[str, float] = {}
+    for line in report.splitlines():
+        words = line.split()
+        if len(words) >= 3 and words[0].endswith("s") and words[1] in ("call", "setup") and "::" in words[2]:
+            seconds[words[2]] = seconds.get(words[2], 0.0) + float(words[0][:-1])
+    return by_line, seconds
+
+
+def reaching(lines: dict[int, list[str]], line: int) -> list[str]:
+    """Return the tests that execute a line, or the statement that goes on there; of one executed by the import alone
+    those that execute any line of the module."""
+    begin = next((at for at in range(line, max(line - 12, 0), -1) if at in lines), None)
+    if begin is None:
+        return []
+    return lines[begin] or sorted({test for tests in lines.values() for test in tests})
+
+
+def chosen(tests: list[str], seconds: dict[str, float]) -> list[str]:
+    """Return the tests to run, cheapest first, as many as fit the time of a mutant (half of it goes to starting)."""
+    found, left = [], SECONDS / 2
+    for test in sorted(tests, key=lambda test: (seconds.get(test, 0.0), test)):
+        took = seconds.get(test, 0.0)
+        if took > min(SLOWEST, left):
+            break
+        found.append(test)
+        left -= took
+    return found[:400]
+
+
+def killed(folder: Path, mutant: Mutant, tests: list[str]) -> bool:
+    """Run tests on a mutant, in a process forked from this one, which has imported what they need besides servesim."""
+    path = placed(folder, mutant.module)
+    source = (ROOT / mutant.module).read_text(encoding="utf-8")
+    path.write_text(changed(source, mutant.number)[0], encoding="utf-8")
+    try:
+        child = os.fork()
+        if not child:
+            os.setsid()
+            _test(folder, tests)
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status) != 0
+            time.sleep(0.02)
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return True  # without end
+    finally:
+        path.write_text(source, encoding="utf-8")
+
+
+def _test(folder: Path, tests: list[str]) -> None:
+    """Run tests and end this process: 0 where all pass."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    os.chdir(ROOT)
+    sys.dont_write_bytecode = True
+    sys.argv = ["-c", str(folder), *PYTEST, *tests]
+    try:
+        exec(START, {})
+        code = 98
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        code = 99
+    os._exit(code)
+
+
+def main() -> None:
+    """Draw mutants, run their tests, print who survives."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=330)
+    parser.add_argument("--seed", type=int, default=21)
+    parser.add_argument("--folder", type=Path, default=Path(".mutants"), help="scratch: the copy, and what tests reach")
+    parser.add_argument("--modules", nargs="*", default=MODULES)
+    parser.add_argument("--lines", help="FROM-TO: only changes of these lines")
+    options = parser.parse_args()
+    folder = staged(options.folder.resolve())
+    lines, seconds = reached(folder)
+    _import_others()
+    known = dict(_known())
+    found = [place for module in options.modules for place in places(module)]
+    if options.lines:
+        first, _, last = options.lines.partition("-")
+        found = [place for place in found if int(first) <= place[1] <= int(last or first)]
+    random.Random(options.seed).shuffle(found)
+    each = filter(None, (mutant_at(module, number) for module, _, number in found))
+    counts: Counter[str] = Counter()
+    for mutant in islice(each, options.count):
+        tests = chosen(reaching(lines.get(mutant.module, {}), mutant.line), seconds)
+        if tests and killed(folder, mutant, tests):
+            counts["killed"] += 1
+            continue
+        verdict = "known" if mutant.key in known else "survived" if tests else "not reached"
+        counts[verdict] += 1
+        print(f"{verdict}: {mutant.module}:{mutant.line}: {mutant.told}", flush=True)
+    told = ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items()))
+    share = counts["killed"] / max(counts.total(), 1)
+    print(f"{counts.total()} mutants of {len(options.modules)} modules: {told}; {share:.1%} killed", flush=True)
+    sys.exit(bool(counts["survived"] or counts["not reached"]))
+
+
+def _known() -> Iterator[tuple[str, str]]:
+    """Yield the survivors that are listed, and the reason of each: lines `mutant  # reason`."""
+    for line in KNOWN.read_text(encoding="utf-8").splitlines() if KNOWN.exists() else ():
+        mutant, _, reason = line.partition("  # ")
+        if reason:
+            yield mutant, reason
+
+
+def _import_others() -> None:
+    """Import what is not mutated and takes long."""
+    import hypothesis
+    import numpy
+    import pyarrow.parquet
+    import pydantic
+    import pytest
+    import typer
+    import yaml
+
+    assert all((hypothesis, numpy, pyarrow.parquet, pydantic, pytest, typer, yaml))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Prices and their sources by hand: curves and kernels of round numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servesim.contracts.cost import NO_HOST, Batch
+from servesim.cost.attention import GridAttention, prefill_ns
+from servesim.cost.context_pricing import OverContexts, Pass
+from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, ROOFLINE, Curve, upper
+from servesim.cost.formula import Roofline
+from servesim.cost.graph import LayerGraph
+from servesim.cost.host import host_terms
+from servesim.cost.linear import GemmTables
+from servesim.cost.sources import CurveSources, SumSources, whole
+from servesim.cost.stage import AttentionLayers, Operator, Stage
+from servesim.cost.tables import KernelTables
+from servesim.hardware import Gpu, ModelSpec
+
+ROOF = Roofline(Gpu.load("h100"))
+CURVE = Curve([0, 100, 200], [50, 150, 350], [MEASURED, MEASURED, INTERPOLATED])  # then 1.75 ns each
+
+
+class Prompts:
+    """A grid of prompts that says what it was asked: 1000 ns a piece."""
+
+    def curve(self, count: int) -> Curve:
+        return Curve([0, 1000], [0, 1000 * count])
+
+    def at(self, count: float, each: float) -> tuple[float, int]:
+        return 1000.0 * count, MEASURED
+
+
+class Decodes(Prompts):
+    """100 ns a token of mean context, however many sequences."""
+
+    def curve(self, count: int) -> Curve:
+        return Curve([0, 1000], [0, 100_000])
+
+
+class Unequal:
+    """Three nanoseconds for each token by which contexts are shorter than the longest; six beside a prompt."""
+
+    def at(self, count: int, excess: int, beside: bool) -> tuple[float, int]:
+        return (6.0 if beside else 3.0) * excess, EXTRAPOLATED
+
+
+def attention(window: int = 0) -> GridAttention:
+    return GridAttention(Decodes(), Prompts(), 0.0, window)  # type: ignore[arg-type]
+
+
+def decode(*contexts: int, **more: int) -> Batch:
+    n = len(contexts)
+    return Batch(
+        n, [], n, sum(contexts), sum(x * x for x in contexts), max(contexts), sampled=n,
+        sampled_context=sum(contexts), **more,
+    )  # fmt: skip
+
+
+def stage(skew: bool = False, layers: int = 2) -> Stage:
+    each = attention()
+    if skew:
+        each.skew = Unequal()
+    linear = [Operator("a", Curve([0, 10], [100, 200])), Operator("b", Curve([0, 10], [7, 7], ROOFLINE))]
+    return Stage(linear, [Operator("head", Curve([0, 4], [0, 40]))], [AttentionLayers(each, layers)], ROOF)
+
+
+def test_a_step_is_its_operators_and_each_comes_from_its_source() -> None:
+    ns, sources = stage().cost(decode(10, 30), 2)
+    # linear 120 and 7, head 20, attention of 2 layers over a mean of 20 tokens: 2 * 2000
+    assert (ns, sources) == (120 + 7 + 20 + 4000, [0, 120 + 20 + 4000, 0, 7])
+
+
+def test_attention_of_a_prompt_has_its_share() -> None:
+    ns, sources = stage().cost(Batch(10, [(10, 0)], sampled=1), 10)
+    assert (ns, sources) == (200 + 7 + 10 + 2 * 1000, [200 + 2 * 1000, 10, 0, 7])
+
+
+def test_unequal_contexts_cost_more_in_every_layer_and_equal_ones_do_not() -> None:
+    even, _ = stage().cost(decode(20, 20), 2)
+    assert stage(skew=True).cost(decode(20, 20), 2)[0] == even
+    uneven, sources = stage(skew=True, layers=3).cost(decode(10, 30), 2)
+    without, _ = stage(layers=3).cost(decode(10, 30), 2)
+    assert uneven - without == 3 * 3 * (30 - 10)  # ns a token, layers, tokens short of the longest
+    assert sources[EXTRAPOLATED] == 180
+    assert stage(skew=True).run(decode(10, 30), 2, 3).tolist() == [
+        stage(skew=True).cost(decode(10 + i, 30 + i), 2)[0] for i in range(3)
+    ]
+
+
+def test_several_prompt_pieces_read_the_mean_of_their_contexts() -> None:
+    # pieces end at 2 + 998 and 4 + 1996 tokens: 1500 in the mean, 100 ns each, above what their work takes
+    assert prefill_ns(attention(), [(2, 998), (4, 1996)], False) == (Decodes().curve(2).at(1500), EXTRAPOLATED)
+    assert prefill_ns(attention(), [(2, 998), (4, 1996)], True)[0] == 100 * 1000 + 100 * 2000  # each by itself
+
+
+@pytest.mark.parametrize(
+    ("context", "attended", "source"),
+    [(0, 50, MEASURED), (99, 149, INTERPOLATED), (100, 150, MEASURED), (150, 250, INTERPOLATED),
+     (200, 350, INTERPOLATED), (300, 525, EXTRAPOLATED)],
+)  # fmt: skip
+def test_passes_over_contexts_say_where_their_time_comes_from(context: int, attended: int, source: int) -> None:
+    one = Pass(10.4, [4.4, 0.0, 0.0, 6.0], CURVE, 0)
+    none = Pass(5.0, [0.0, 0.0, 5.0, 0.0], None, 0)
+    expected = [4, 0, 5, 6]
+    expected[source] += attended
+    over = OverContexts([one, none], NO_HOST)
+    ns, sources = over.one(context)
+    assert (ns, list(sources)) == (15 + attended, expected)
+    assert over.at(np.array([context])).tolist() == [ns]
+    assert over.sources(np.array([context]), np.array([ns])).tolist() == [expected]
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=30),
+    st.integers(0, 120),
+    st.lists(st.sampled_from([0, 7]), min_size=1, max_size=3),
+)
+def test_sources_of_many_contexts_are_those_of_each(steps: list[int], first: int, shifts: list[int]) -> None:
+    over = OverContexts([Pass(10.4, [4.4, 0.0, 0.0, 6.0], CURVE, shift) for shift in shifts], NO_HOST)
+    contexts = first + np.cumsum(np.array(steps, dtype=np.int64))
+    each = [over.one(int(context)) for context in contexts]
+    gpu = over.at(contexts)
+    assert gpu.tolist() == [ns for ns, _ in each]
+    assert over.sources(contexts, gpu).tolist() == [list(sources) for _, sources in each]
+    assert all(sum(sources) == ns for ns, sources in each)
+
+
+@given(st.integers(1, 300), st.integers(1, 60), st.integers(1, 12), st.data())
+def test_sources_of_a_run_are_those_of_its_steps(first: int, step: int, count: int, data: st.DataObject) -> None:
+    gpu = [int(CURVE.at(first + i * step) + 13.5) for i in range(count)]
+    fixed, known = whole(13.0, [4.0, 5.0, 0.0, 4.0])
+    run = CurveSources(fixed, known, CURVE, first, step, gpu)
+    start = data.draw(st.integers(0, count - 1))
+    stop = data.draw(st.integers(start, count))
+    expected = [0, 0, 0, 0]
+    for i in range(start, stop):
+        expected = [a + b for a, b in zip(expected, fixed, strict=True)]
+        expected[CURVE.source(first + i * step)] += gpu[i] - known
+    assert list(run.of(start, stop)) == expected
+    assert list(SumSources([run, run]).of(start, stop)) == [2 * ns for ns in expected]
+
+
+def test_what_a_lowered_clock_adds_has_no_source() -> None:
+    assert whole(120.0, [10.0, 20.0, 30.0, 40.0]) == ([10, 20, 30, 40], 120)
+    assert CurveSources([1, 2, 3, 4], 15, None, 0, 0, [15, 15]).of(0, 2) == (2, 4, 6, 8)
+
+
+def test_the_upper_of_two_curves_goes_on_at_the_steeper_rise() -> None:
+    flat, steep = Curve([0, 10], [100, 100], last_slope=0.5), Curve([0, 10], [0, 20], last_slope=4.0)
+    for both in (upper(flat, steep), upper(steep, flat)):
+        assert (both.at(10), both.at(12)) == (100, 108)
+
+
+def test_shards_of_logits_are_gathered_from_two_gpus_on() -> None:
+    names = {}
+    for tp in (1, 2):
+        tables = KernelTables.load("h100")
+        gemms = GemmTables(tables, ROOF, ROOF)
+        graph = LayerGraph(ModelSpec.load("llama-3.1-8b"), Gpu.load("h100"), tp, "bf16", "bf16", gemms, None)
+        names[tp] = [operator.name for operator in graph.per_sample()]
+    assert names == {1: ["lm_head", "sampler"], 2: ["lm_head", "sampler", "all_gather"]}
+
+
+def test_of_an_interpolated_gemm_no_number_of_tokens_takes_longer_than_a_larger_one() -> None:
+    tables = KernelTables.load("h100")
+    m, n, k, share = [], [], [], []
+    for width in (1024, 4096):
+        for tokens, reached in ((16, 0.5), (32, 0.2), (64, 0.1), (128, 0.9), (256, 0.9)):
+            m, n, k, share = [*m, tokens], [*n, width], [*k, 1024], [*share, reached]
+    times = [ROOF.gemm(*shape, "bf16") / reached / 1e3 for *shape, reached in zip(m, n, k, share, strict=True)]
+    made = tables.with_rows("gemm", "bf16", {name: np.array(v) for name, v in zip(("m", "n", "k", "time_us"), (m, n, k, times), strict=True)})  # fmt: skip  # noqa: E501
+    humps = GemmTables(made, ROOF, ROOF).curve(2048, 1024, "bf16")
+    smooth = GemmTables(made, ROOF, ROOF, monotone=True).curve(2048, 1024, "bf16")
+    sizes = (16, 32, 64, 128, 256)
+    assert humps.at(32) > humps.at(128)
+    assert humps.at(64) > humps.at(128)
+    assert [smooth.at(x) for x in sizes] == [min(humps.at(y) for y in sizes if y >= x) for x in sizes]
+    assert [smooth.at(x) for x in sizes] == sorted(smooth.at(x) for x in sizes)
+
+
+def test_before_the_first_known_version_the_earliest_terms_are_taken() -> None:
+    known = {version: host_terms(f"vllm {version}", "h100") for version in ("0.1", "0.23.0")}
+    earliest, latest = known["0.1"], known["0.23.0"]
+    assert earliest is not None
+    assert latest is not None
+    assert (earliest.engine, latest.engine) == ("vllm 0.12.0", "vllm 0.23.0")

@@ -1,0 +1,113 @@
+"""Block tables in fast mode, by hand and against tables that grow step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servesim.contracts import MISS, KVMemory, NoParams, Request, State
+from servesim.policies.kv._prefix_hash_params import PrefixHashParams
+from servesim.policies.kv.fast import FastPaged, FastPrefixHash
+from servesim.policies.kv.paged import Paged
+
+
+class Word:
+    """A prompt and its answer as letters."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def prefix_key(self, stop: int) -> Hashable:
+        return self.text[:stop]
+
+
+def request(row: int, prompt: int, computed: int = 0) -> Request:
+    made = Request(row, str(row), prompt, 1000, 0)
+    made.state, made.num_computed_tokens = State.RUNNING, computed
+    return made
+
+
+def held(kv: Any, *prompts: int) -> list[Request]:
+    """Requests that have computed their prompts."""
+    found = [request(row, prompt) for row, prompt in enumerate(prompts)]
+    for each in found:
+        kv.admit(each, MISS, each.prompt_len, 0)
+        each.num_computed_tokens = each.prompt_len
+    return found
+
+
+SIZE, LONGEST = 4, 30
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 3), min_size=8, max_size=8)), min_size=1, max_size=4),
+    st.integers(0, 3),
+    st.integers(1, 8),
+    st.integers(6, 40),
+)
+def test_rounds_of_drafts_take_the_blocks_that_growing_step_by_step_takes(
+    rows: list[tuple[int, list[int]]], ahead: int, limit: int, blocks: int
+) -> None:
+    """Requests of some tokens gain one to three in each round; `ahead` of those known have slots besides."""
+    prompts = [prompt for prompt, _ in rows]
+    if sum(-(-prompt // SIZE) for prompt in prompts) >= blocks:
+        return
+    fast, plain = (
+        FastPaged(NoParams(), KVMemory(blocks, SIZE, LONGEST)),
+        Paged(NoParams(), KVMemory(blocks, SIZE, LONGEST)),
+    )
+    members, others = held(fast, *prompts), held(plain, *prompts)
+    known = [(prompt + np.cumsum(gains)).tolist() for prompt, gains in rows]
+    fitting = 0
+    grown: dict[int, int] = {}
+    for i in range(limit):
+        ends = [min(row[i] + ahead, LONGEST) for row in known]
+        before = plain.num_free_blocks()
+        if sum(max(-(-end // SIZE) - len(plain._tables[r]), 0) for end, r in zip(ends, others, strict=True)) > before:
+            break
+        for end, r in zip(ends, others, strict=True):
+            r.num_computed_tokens = end
+            assert plain.grow(r, 0)
+        fitting = i + 1
+        if (taken := before - plain.num_free_blocks()) > 0:
+            grown[fitting] = taken * SIZE
+    found = fast.turns.rounds_that_fit(members, known, ahead, limit)
+    assert found == fitting
+    if fitting:
+        assert fast.turns.grow_rounds(members, known, ahead, fitting) == list(grown.items())
+        assert [list(fast._tables[r]) for r in members] == [list(plain._tables[r]) for r in others]
+
+
+@pytest.mark.parametrize(("blocks", "fits"), [(8, False), (9, True)])
+def test_samples_to_be_forked_need_blocks_behind_the_shared_ones(blocks: int, fits: bool) -> None:
+    """40 tokens are two whole blocks of 16 and a half-filled one; with 8 more to come each of three samples needs that
+    and one that might have to be free: 2 + 3 * 2, and block 0 is never given out."""
+    kv = Paged(NoParams(), KVMemory(blocks, 16, 1000))
+    one = Request(0, "0", 40, 8, 0)
+    one.parent = SimpleNamespace(unforked=2)  # type: ignore[assignment]
+    assert one.num_sequences == 3
+    assert kv.fits(one) is fits
+
+
+@pytest.mark.parametrize("committed", [(0, 0, 1, 2, 3), (0, 0, 1, 2, 4), (0, 0, 1, 2, 5), (0, 0, 1, 2, 30)])
+def test_a_block_is_published_however_many_turns_end_between_two_plans(committed: tuple[int, ...]) -> None:
+    """A prompt of 4 tokens and a first output; in turn t it computes token 4 + t. Once three turns have ended, all 8
+    tokens of two blocks are known, and another request of the same content finds them."""
+    text = "ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 3
+    kv = FastPrefixHash(PrefixHashParams(), KVMemory(40, 4, 100))
+    one, other = (Request(row, str(row), length, 60, 0, content=Word(text)) for row, length in ((0, 4), (1, 9)))
+    kv.admit(one, MISS, 4, 0)
+    one.state, one.num_computed_tokens = State.RUNNING, 4
+    one._num_tokens = 5
+    assert kv.grow(one, 4)
+    assert kv.turns.join(one, 4, 5)
+    for turn, ended in enumerate(committed):
+        assert kv.lookup(other).num_tokens <= 4
+        assert kv.turns.extend(turn, ended)
+    assert kv.lookup(other).num_tokens == 8

@@ -1,0 +1,195 @@
+"""Commands that start a server, as scenarios; settings by their common names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import servesim
+from servesim.cli.app import main
+from servesim.errors import UserError
+from servesim.experiments.axes import product
+from servesim.run.scenario import Scenario, override
+from servesim.run.serve_command import serve_flags, served
+from servesim.run.setting_names import full_name
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+COMMANDS: dict[str, dict[str, Any]] = {
+    f"vllm serve {LLAMA} --tensor-parallel-size 4 --max-num-seqs 64": {
+        "preset": "vllm",
+        "tp": 4,
+        "scheduler": {"name": "vllm", "max_num_seqs": 64},
+    },
+    f"VLLM_USE_V1=1 python3 -m vllm.entrypoints.openai.api_server --model {LLAMA} -tp=2": {"preset": "vllm", "tp": 2},
+    f"vllm serve {LLAMA} --max-model-len 32K --gpu_memory_utilization 0.85": {
+        "preset": "vllm",
+        "engine": {"max_model_len": 32768, "gpu_memory_utilization": 0.85},
+    },
+    f"vllm serve --enable-prefix-caching {LLAMA} --kv-cache-dtype fp8 --dtype auto": {
+        "preset": "vllm",
+        "kv": "prefix-hash",
+        "kv_dtype": "fp8",
+    },
+    f"vllm serve {LLAMA} --no-enable-prefix-caching --quantization fp8": {
+        "preset": "vllm",
+        "kv": "paged",
+        "dtype": "fp8",
+    },
+    f'vllm serve {LLAMA} --speculative-config \'{{"method": "eagle3", "num_speculative_tokens": 3}}\'': {
+        "preset": "vllm",
+        "speculation": "eagle3:k=3",
+    },
+    f"vllm serve {LLAMA} \\\n  --data-parallel-size 2 \\\n  --async-scheduling": {
+        "preset": "vllm",
+        "replicas": 2,
+        "engine": {"async_scheduling": True},
+    },
+    f"python -m sglang.launch_server --model-path {LLAMA} --tp 2 --chunked-prefill-size -1": {
+        "preset": "sglang",
+        "tp": 2,
+        "scheduler": {"name": "sglang", "chunked_prefill_size": -1},
+    },
+    f"trtllm-serve {LLAMA} --tp_size 2 --max_num_tokens=16384": {
+        "preset": "tensorrt-llm",
+        "tp": 2,
+        "scheduler": {"name": "selective", "fused_attention": True, "max_bs": 2048, "max_num_tokens": 16384},
+    },
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_become_settings(command: str) -> None:
+    found = served(command)
+    assert found.settings == {"model": LLAMA, **COMMANDS[command]}
+    assert not found.unknown
+    Scenario.of({**found.settings, "trace": "synth:rate=1", "gpu": "h100"})
+
+
+def test_flags_without_a_meaning_are_named_by_what_they_lack() -> None:
+    found = served(f"vllm serve {LLAMA} --port 8000 --enforce-eager --served-model-name x --kv-cache-dtype nvfp4")
+    assert found.nothing == ["--port 8000", "--served-model-name x"]
+    assert found.unknown == ["--enforce-eager", "--kv-cache-dtype nvfp4"]
+    assert [note.partition(":")[0] for note in found.notes()] == ["--serve", "--serve"]
+
+
+def test_experts_go_over_all_gpus_or_are_not_modeled() -> None:
+    whole = served("sglang.launch_server --model-path zai-org/GLM-4.5-Air --tp-size 4 --ep-size 4")
+    assert whole.settings["engine"] == {"enable_expert_parallel": True}
+    part = served("sglang.launch_server --model-path zai-org/GLM-4.5-Air --tp-size 4 --ep-size 2")
+    assert part.unknown == ["--ep-size 2"]
+    attention = served("vllm serve zai-org/GLM-4.5-Air -tp 1 -dp 8 --enable-expert-parallel")
+    assert attention.unknown == ["--data-parallel-size 8 (attention in data parallel)"]
+    assert "replicas" not in attention.settings
+
+
+def test_files_of_flags_go_under_the_command(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        f"model: {LLAMA}\ntensor-parallel-size: 2\nmax_num_seqs: 8\nasync-scheduling: false\n"
+    )
+    found = served(f"vllm serve --config {tmp_path / 'c.yaml'} --max-num-seqs 16")
+    assert found.settings["model"] == LLAMA
+    assert found.settings["tp"] == 2
+    assert found.settings["scheduler"]["max_num_seqs"] == 16
+    assert found.settings["engine"] == {"async_scheduling": False}
+    (tmp_path / "serve.sh").write_text(f"# our server\nvllm serve {LLAMA} \\\n  -tp 2\n")
+    assert served(f"@{tmp_path / 'serve.sh'}").settings == {"preset": "vllm", "model": LLAMA, "tp": 2}
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("ollama run llama3", "starts none of vllm serve"),
+        ("", "starts none of"),
+        ("vllm serve --port 3", "names no model"),
+        ("vllm serve 'x", "not a command line"),
+        (f"vllm serve {LLAMA} --speculative-config x", "is not JSON"),
+        (f"vllm serve {LLAMA} --config /nowhere.yaml", "cannot be read"),
+        ("@/nowhere", "cannot be read"),
+    ],
+)
+def test_what_starts_no_server_is_refused_in_a_line(command: str, says: str) -> None:
+    with pytest.raises(UserError, match=says) as error:
+        served(command)
+    assert len(str(error.value)) < 300
+
+
+def test_every_flag_of_the_table_leads_to_a_setting() -> None:
+    for engine, flags in serve_flags().items():
+        for meaning in flags.values():
+            for key in [meaning] if isinstance(meaning, str) else meaning or ():
+                if key.partition(".")[0] in Scenario.model_fields:
+                    assert full_name(key) == key, (engine, key)
+                    assert "." not in key or full_name(key.partition(".")[2]) == key, (engine, key)
+                else:
+                    raise AssertionError((engine, key))
+
+
+def test_common_names_stand_for_the_part_that_has_them() -> None:
+    assert full_name("max_num_seqs") == "scheduler.max_num_seqs"
+    assert full_name("block-size") == "engine.block_size"
+    assert full_name("rate") == "rate"
+    with pytest.raises(
+        UserError, match=r"write speculation.table or acceptance.table|write acceptance.table or speculation.table"
+    ):
+        full_name("table")
+    with pytest.raises(UserError, match='did you mean "max_num_seqs"'):
+        full_name("max_nums_seqs")
+
+
+SMALL: dict[str, Any] = {
+    "trace": "synth:rate=20,prompt=30,output=2",
+    "model": "llama-3.2-1b",
+    "gpu": "h200",
+    "requests": 3,
+}
+
+
+def test_common_names_are_taken_from_python_from_set_and_as_axes() -> None:
+    result = servesim.simulate(**SMALL, max_num_seqs=64, block_size=32)
+    assert result.scenario.scheduler["max_num_seqs"] == 64
+    assert result.scenario.engine.block_size == 32
+    assert override({}, ["max_num_seqs=64"])["scheduler"]["max_num_seqs"] == 64
+    variants = product(SMALL, {"max_num_seqs": "8,16"})
+    assert [v.settings["scheduler"]["max_num_seqs"] for v in variants] == [8, 16]
+    with pytest.raises(UserError, match="unknown setting 'max_num_sequences'"):
+        servesim.simulate(**SMALL, max_num_sequences=64)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["servesim", *arguments])
+    with pytest.raises(SystemExit) as error:
+        main()
+    return int(error.value.code or 0)
+
+
+def test_a_command_is_run_and_saved_as_a_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload = ["--trace", SMALL["trace"], "--requests", "3", "--gpu", "h200"]
+    command = "vllm serve meta-llama/Llama-3.2-1B-Instruct --max-num-seqs 32 --port 1 --enforce-eager"
+    saved = tmp_path / "s.yaml"
+    assert (
+        run(monkeypatch, "run", *workload, "--serve", command, "--max-num-seqs", "16", "--save-scenario", str(saved))
+        == 0
+    )
+    printed = capsys.readouterr()
+    assert "flags that change nothing here: --port 1" in printed.err
+    assert "NOT MODELED: --enforce-eager" in printed.err
+    scenario = yaml.safe_load(saved.read_text())
+    assert scenario["scheduler"]["max_num_seqs"] == 16
+    assert scenario["model"] == "meta-llama/Llama-3.2-1B-Instruct"
+    assert run(monkeypatch, "run", str(saved)) == 0
+
+
+def test_several_commands_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload = ["--trace", SMALL["trace"], "--requests", "3", "--gpu", "h200", "--replicates", "2", "--jobs", "1"]
+    one = "vllm serve meta-llama/Llama-3.2-1B-Instruct"
+    assert run(monkeypatch, "compare", *workload, "--serve", one, "--serve", f"{one} --max-num-seqs 2") == 0
+    assert "scenario 2: vllm serve" in capsys.readouterr().err
+    assert run(monkeypatch, "sweep", *workload[:6], "--jobs", "1", "--serve", one, "--max-num-seqs", "2,4") == 0
+    assert run(monkeypatch, "sweep", *workload[:6], "--serve", one, "--serve", one) == 2

@@ -1,0 +1,137 @@
+"""Times as logs write them: ISO dates, and numbers whose unit is told by a name or by their size."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.errors import UserError, shown
+from servesim.workload.trace import Ints
+
+from ._names import UNITS
+
+EPOCH = (1e9, 4.2e9)
+"""Seconds since 1970 of clock times: from September 2001 to 2103."""
+LEAST_RATE = 0.05
+"""Requests per second below which a log of whole numbers is taken for one in a finer unit: at one in 20 seconds a unit
+1,000 times finer gives 50/s, so that of two units in a row one is in between."""
+LEAST_SECONDS_RATE = 5e-4
+"""The same for numbers with a fraction, which are seconds in almost all logs: two requests an hour."""
+MANY = 100.0
+"""Requests per second from which a trace whose times say they are nanoseconds is remarked on."""
+UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+_MOST_NS = 1 << 62
+_ISO = re.compile(
+    r"(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,12}))?\s*(Z|UTC|GMT|[+-]\d\d(?::?\d\d)?)?",
+    re.IGNORECASE,
+)
+_DAY = 86_400
+
+
+def iso_ns(text: str) -> int | None:
+    """Return an ISO time as ns since 1970, UTC where it names no zone; None where it is none."""
+    found = _ISO.fullmatch(text.strip())
+    if found is None:
+        return None
+    year, month, day, hour, minute, second = (int(part) for part in found.groups()[:6])
+    try:
+        days = datetime.date(year, month, day).toordinal() - 719_163
+    except ValueError:
+        return None
+    if hour > 23 or minute > 59 or second > 60 or not 0 <= days < 100 * 366 + 20_000:
+        return None
+    zone, offset = found[8] or "Z", 0
+    if zone[0] in "+-":
+        digits = zone[1:].replace(":", "").ljust(4, "0")
+        offset = (int(digits[:2]) * 3600 + int(digits[2:]) * 60) * (-1 if zone[0] == "-" else 1)
+    seconds = days * _DAY + hour * 3600 + minute * 60 + second - offset
+    return seconds * 1_000_000_000 + int((found[7] or "").ljust(9, "0")[:9])
+
+
+def number(cell: Any) -> float | int:
+    """Return a cell as a number; ValueError where it is none, or not finite."""
+    if isinstance(cell, bool):
+        raise ValueError
+    if isinstance(cell, str):
+        text = cell.strip().replace("_", "x")
+        if re.fullmatch(r"-?\d+,\d+", text):  # a decimal comma
+            text = text.replace(",", ".")
+        cell = int(text) if text.isdecimal() and len(text) < 25 else float(text)
+    if not isinstance(cell, int | float) or not -1e300 < cell < 1e300:
+        raise ValueError
+    return cell
+
+
+def clock_ns(
+    path: Path, column: str, cells: Sequence[Any], lines: Sequence[int], unit: str | None, named: str | None
+) -> tuple[Ints, str]:
+    """Return times as ns since 1970 or since some start, and a note on how they were read. `unit`: as told; `named`: as
+    the column's name says. UserError names the line that is no time."""
+    iso = [iso_ns(cell) if isinstance(cell, str) else None for cell in cells]
+    if any(stamp is not None for stamp in iso):
+        if (bad := next((i for i, stamp in enumerate(iso) if stamp is None), None)) is not None:
+            raise _no_time(path, column, cells[bad], lines[bad])
+        return np.array(iso, dtype=np.int64), f"times from {shown(column)} (ISO)"
+    values: list[float | int] = []
+    for cell, line in zip(cells, lines, strict=True):
+        try:
+            values.append(number(cell))
+            if values[-1] < 0:
+                raise ValueError
+        except (ValueError, OverflowError):
+            raise _no_time(path, column, cell, line) from None
+    chosen, why = (unit, "as told") if unit is not None else _unit(values, named)
+    factor = UNITS[chosen]
+    times = [value * factor if isinstance(value, int) else round(value * factor) for value in values]
+    if max(times) > _MOST_NS:
+        where = times.index(max(times))
+        raise _no_time(path, column, cells[where], lines[where])
+    return np.array(times, dtype=np.int64), f"times from {shown(column)} in {UNIT_NAMES[chosen]} ({why})"
+
+
+def _unit(values: Sequence[float | int], named: str | None) -> tuple[str, str]:
+    """Return the unit of times and how it is known."""
+    least, most = min(values), max(values)
+    epoch = next((u for u in UNITS if EPOCH[0] * 1e9 / UNITS[u] <= least <= most < EPOCH[1] * 1e9 / UNITS[u]), None)
+    if named is not None:
+        # A size that is a date only in another unit is believed where the name's unit makes no sense of it: centuries,
+        # or weeks from the start of a log.
+        beyond = epoch is not None and epoch != named and (UNITS[named] > UNITS[epoch] or least * UNITS[named] > 1e15)
+        return (epoch, f"by their size, although the name says {named}") if epoch and beyond else (named, "by its name")
+    if epoch is not None:
+        return epoch, "since 1970, by their size"
+    span, gaps = most - least, len(values) - 1
+    if not span:
+        return "s", "assumed: there is no span to tell by"
+    rate = gaps / span  # in units
+    if any(isinstance(value, float) and not value.is_integer() for value in values) and rate >= LEAST_SECONDS_RATE:
+        return "s", f"by their size: {rate:.3g} requests/s"
+    for unit, factor in UNITS.items():
+        if rate * 1e9 / factor >= LEAST_RATE:
+            return unit, f"by their size: {rate * 1e9 / factor:.3g} requests/s; --columns unit=... says otherwise"
+    return "ns", "by their size"
+
+
+def remark(arrival_ns: Ints) -> str | None:
+    """Return a note on times that call themselves nanoseconds and are probably not; None where they may be."""
+    if len(arrival_ns) < MANY or not (span := int(arrival_ns.max()) - int(arrival_ns.min())):
+        return None
+    rate = (len(arrival_ns) - 1) / (span / 1e9)
+    if rate < MANY and not EPOCH[0] * 1e6 <= int(arrival_ns.min()) < EPOCH[1] * 1e6:
+        return None
+    return (
+        f"arrival_ns gives {rate:,.0f} requests/s: if its times are microseconds, it is {rate / 1e3:,.3g}/s "
+        "(--columns arrival=arrival_ns,unit=us)"
+    )
+
+
+def _no_time(path: Path, column: str, cell: Any, line: int) -> UserError:
+    return UserError(
+        f"{path}: line {line}: {column} is {shown(cell)[:80]}, must be a time: 2026-11-20T14:00:01.194Z, or a number "
+        "of at least 0 (s, ms, us or ns)"
+    )

@@ -1,0 +1,176 @@
+"""What the columns of a log mean, told by their names: synonyms that gateways, proxies and tracers use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from servesim.errors import UserError, shown, suggest
+
+ROLES = ("arrival", "end", "prompt", "output", "total", "latency", "ttft", "session", "tenant", "model", "class", "id",
+         "status", "error")  # fmt: skip
+"""Meanings of a column. `end`: when the answer was complete; `total`: tokens of prompt and output together."""
+SETTINGS = (*ROLES, "unit")
+UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+UNIT_WORDS = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("ms", "msec", "millis", "milli", "millisecond", "milliseconds"), "ms"),
+    **dict.fromkeys(("us", "usec", "micros", "micro", "microsecond", "microseconds", "µs"), "us"),
+    **dict.fromkeys(("ns", "nsec", "nanos", "nano", "nanosecond", "nanoseconds"), "ns"),
+}
+_TOKENS = {"token", "tokens", "tok", "toks"}
+_COUNTS = {"len", "length", "lengths", "count", "size"}
+_PROMPT = {"prompt", "prompts", "input", "inputs", "in", "context", "prefill", "request", "req", "query", "isl"}
+_OUTPUT = {"completion", "completions", "output", "outputs", "out", "generated", "generation", "response", "resp",
+           "answer", "decode", "decoded", "reply", "osl"}  # fmt: skip
+_OTHER = {"cached", "cache", "reasoning", "thinking", "max", "min", "mean", "avg", "limit", "price", "cost", "usd",
+          "details", "text", "image", "audio", "video", "rate", "per", "time", "latency", "id", "ids", "hash", "hashes",
+          "budget", "char", "chars", "characters", "bytes", "words", "accepted", "rejected", "draft", "throughput",
+          "type", "url", "slo", "p50", "p99"}  # fmt: skip
+"""Words of names that count something else than the tokens of a prompt or an answer."""
+_TIME = {"time", "times", "timestamp", "timestamps", "ts", "date", "datetime", "at", "unix", "epoch", "utc", "iso",
+         "clock", "stamp", "created", "createdat", "t"}  # fmt: skip
+_ARRIVAL = {"arrival", "arrived", "arrive"}
+_START = {"start", "started", "begin", "began", "sent", "send", "received", "receive", "request", "requested",
+          "requests", "submit", "submitted", "issued", "created", "event", "log"}  # fmt: skip
+_END = {"end", "ended", "finish", "finished", "completed", "completion", "done", "complete"}
+_LATENCY = {"latency", "duration", "elapsed", "e2e", "e2el", "took"}
+_PARTS = {"first", "token", "tokens", "ttft", "tpot", "itl", "queue", "queued", "wait", "waiting", "network", "per",
+          "inter", "prefill", "decode", "scheduled", "last", "updated", "model"}  # fmt: skip
+"""Words of times that are not when a request came or how long all of it took."""
+_SESSION = {"session", "conversation", "chat", "thread", "dialog", "dialogue"}
+_TENANT = {"user", "tenant", "customer", "org", "organization", "team", "account", "project"}
+_NAMED = {"id", "ids", "name", "key", "provided", "uuid"}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What `--columns` says: the column of each meaning, and the unit of times."""
+
+    given: Mapping[str, str]
+    """Column by meaning; empty text: none."""
+    unit: str | None = None
+
+    @classmethod
+    def of(cls, text: str | Mapping[str, object] | None) -> Columns:
+        """Parse `arrival='Request Time',prompt=...`; UserError with the meanings where one is not known."""
+        given = _pairs(text) if isinstance(text, str) else {str(k): str(v) for k, v in (text or {}).items()}
+        for role in given:
+            if role not in SETTINGS:
+                raise UserError(f"columns: unknown {shown(role)}{suggest(role, SETTINGS)}")
+        unit = given.pop("unit", None)
+        if unit is not None and unit not in UNITS:
+            raise UserError(f"columns: unit is {shown(unit)}, must be one of {', '.join(UNITS)}")
+        return cls(given, unit)
+
+    def constant(self, role: str, names: Sequence[str]) -> int | None:
+        """Return a number of tokens given in place of a column: `prompt=2000`."""
+        text = self.given.get(role, "")
+        return int(text) if role in ("prompt", "output") and text.isdecimal() and text not in names else None
+
+
+def _pairs(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in re.findall(r"""(?:[^,'"]|'[^']*'|"[^"]*")+""", text):
+        role, equals, column = part.partition("=")
+        if not equals:
+            raise UserError(f"columns: {shown(part)} is not MEANING=COLUMN, such as arrival='Request Time',prompt=in")
+        found[role.strip()] = column.strip().strip("'\"")
+    return found
+
+
+def words(name: str) -> list[str]:
+    """Return the words of a name in lower case: `promptTokenCount` and `Prompt Token-Count` are the same."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name.replace("OpenAI", "openai"))
+    found = re.findall(r"[a-zµ0-9]+", spaced.lower())
+    genai = {i + k for i in range(len(found) - 1) if found[i : i + 2] == ["gen", "ai"] for k in (0, 1)}
+    return [word for i, word in enumerate(found) if i not in genai]
+
+
+def unit_of(name: str) -> str | None:
+    """Return the unit that a name states: `latency_ms`, `Time (us)`, `startTimeUnixNano`."""
+    found = words(name)
+    return next((UNIT_WORDS[word] for word in reversed(found) if word in UNIT_WORDS and len(found) > 1), None)
+
+
+def roles(names: Sequence[str], columns: Columns, same: Callable[[str, str], bool]) -> dict[str, str]:
+    """Return the column of each meaning that is found: as told, else the best by name. `same(a, b)` says whether two
+    columns hold the same. UserError where two that differ are equally good, or a told one is not there."""
+    found: dict[str, str] = {}
+    for role, column in columns.given.items():
+        if column and column not in names and columns.constant(role, names) is None:
+            raise UserError(f"no column {shown(column)}{suggest(column, names[:12])}")
+        if column in names:
+            found[role] = column
+    free = [name for name in names if name not in found.values()]
+    for role in ROLES:
+        if role in columns.given:
+            continue
+        ranked = sorted((rank, len(words(n)), names.index(n), n) for n in free if (rank := _rank(role, n)) is not None)
+        if not ranked:
+            continue
+        best = [n for rank, count, _, n in ranked if (rank, count) == ranked[0][:2]]
+        if role in ("arrival", "prompt", "output") and len(best) > 1 and not all(same(best[0], n) for n in best[1:]):
+            raise UserError(f"{shown(best[0])} or {shown(best[1])} could be the {role}: say --columns {role}=NAME")
+        found[role] = best[0]
+        free.remove(best[0])
+    return found
+
+
+def _rank(role: str, name: str) -> int | None:
+    """Return how well a name fits a meaning, 0 best; None: not at all."""
+    found = set(words(name)) - set(UNIT_WORDS)
+    if role in ("prompt", "output"):
+        return _tokens_rank(found, *((_PROMPT, _OUTPUT) if role == "prompt" else (_OUTPUT, _PROMPT)))
+    if role == "total":
+        return 0 if "total" in found and found & _TOKENS and not found & (_OTHER | _PROMPT | _OUTPUT) else None
+    if role in ("arrival", "end", "latency", "ttft"):
+        return _time_rank(role, found)
+    if role in ("session", "tenant"):
+        core = _SESSION if role == "session" else _TENANT
+        return 0 if found & core and found <= core | _NAMED else None
+    plain = "".join(words(name))
+    known = {
+        "model": ("model", "modelname", "modelid", "requestmodel"),
+        "class": ("class", "sloclass"),
+        "id": ("requestid", "id", "reqid", "rid", "xrequestid", "spanid"),
+        "status": ("status", "statuscode", "httpstatus", "httpcode", "responsecode", "code"),
+        "error": ("error", "haserror", "errormessage", "success"),
+    }[role]
+    return known.index(plain) if plain in known else None
+
+
+def _tokens_rank(found: set[str], own: set[str], other: set[str]) -> int | None:
+    found -= {"usage", "num", "number", "n", "llm", "native", "of", "total"} if found & own else set()
+    if not found & own or found & other - own or found & _OTHER:
+        return None
+    if found & {"isl", "osl"} or (found & _TOKENS and found <= own | _TOKENS | _COUNTS):
+        return 0
+    if found & _COUNTS and found <= own | _COUNTS:
+        return 1 if "request" not in found and "response" not in found else 3
+    return (
+        2 if found & _TOKENS else 4 if len(found) == 1 and found & {"prompt", "input", "output", "completion"} else None
+    )
+
+
+def _time_rank(role: str, found: set[str]) -> int | None:
+    if role == "ttft":
+        return 0 if "ttft" in found or ({"first", "token"} <= found and found & (_TIME | _LATENCY | {"to"})) else None
+    if found & _PARTS - ({"completion"} if role == "end" else set()):
+        return None
+    if role == "latency":
+        if found & _LATENCY:
+            return 0
+        return 1 if found & {"response", "total", "processing", "run"} and found & {"time"} else None
+    if found & (_LATENCY | {"response", "total", "processing", "run", "count", "id", "ids", "zone", "timezone"}):
+        return None
+    if role == "end":
+        return 0 if found & _END and found <= _END | _TIME | {"request"} else None
+    if found & _END:
+        return None
+    if found & _ARRIVAL:
+        return 0
+    if (found & _START and found & _TIME) or found in ({"start"}, {"created"}):
+        return 1 if found & _START - {"event", "log", "created"} else 2
+    return 3 if found and found <= _TIME else None

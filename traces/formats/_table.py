@@ -1,0 +1,188 @@
+"""Rows with named cells, whatever file they come in: CSV with any separator, JSON lines, a JSON document, Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from servesim.errors import UserError, shown
+from servesim.untrusted import limits, read_json, read_start, too_much
+
+from . import _text, first_of
+from ._clock import iso_ns, number
+
+SEPARATORS = (",", ";", "\t", "|")
+LONGEST_CELL = 200
+"""Characters of a text that is kept: prompts and answers in a log are not needed."""
+MOST_COLUMNS = 2000
+_DEEPEST = 4
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a file. A cell that a row does not have is None or empty."""
+
+    path: Path
+    names: list[str]
+    lines: list[int]
+    """Where each row stands: a line of text, or the number of the record."""
+    column: Callable[[str], list[Any]]
+    units: dict[str, str] = field(default_factory=dict)
+    """Units of times by column, where the file states them."""
+
+
+def is_table(head: bytes) -> bool:
+    """Return whether a file that begins so may be rows with names."""
+    if head.startswith(b"PAR1") or head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+        return True
+    first = head.lstrip().split(b"\n", 1)[0]
+    return b"\x00" not in head and any(separator.encode() in first for separator in SEPARATORS)
+
+
+def read_table(path: Path) -> Table:
+    """Read the rows of a file; UserError where it has none."""
+    if path.is_dir() or _begins(path, b"PAR1"):
+        return parquet_table(path)
+    start = read_start(path).lstrip()
+    return _json(path, start) if start[:1] in ("{", "[") else _csv(path, start)
+
+
+def _begins(path: Path, magic: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(magic)) == magic
+
+
+def _csv(path: Path, start: str) -> Table:
+    header = start.split("\n", 1)[0]
+    separator = max(SEPARATORS, key=header.count)
+    cells = [cell.strip().strip('"') for cell in header.split(separator)]
+    if cells and all(_is_value(cell) for cell in cells):
+        raise UserError(
+            f"{path}: line 1 is no header but {shown(header.strip())[:80]}; add names, such as "
+            "timestamp,prompt_tokens,completion_tokens"
+        )
+    names, columns, lines = next(_text.csv_chunks(path, (), None, separator))
+    by_name = dict(zip(names, columns, strict=True))
+    return Table(path, names, lines, by_name.__getitem__)
+
+
+def _is_value(cell: str) -> bool:
+    try:
+        return iso_ns(cell) is not None or number(cell) is not None
+    except ValueError:
+        return False
+
+
+def _json(path: Path, start: str) -> Table:
+    """Read JSON lines, or the first list of objects in a document."""
+    first, _, rest = start.partition("\n")
+    if start[0] == "{" and rest.strip() and first.rstrip().endswith("}"):
+        return _rows(path, _text.json_lines(path))
+    found = _records(read_json(path), 0)
+    if found is None:
+        raise UserError(f"{path}: no list of requests in this JSON; one is needed, or an object a line (JSONL)")
+    if len(found) > limits().rows:
+        raise too_much(path, "requests are", "rows")
+    return _rows(path, ((i, row) for i, row in enumerate(found, start=1)))
+
+
+def _records(value: Any, depth: int) -> list[Any] | None:
+    if isinstance(value, list):
+        return value if value and all(isinstance(row, dict) for row in value) else None
+    if not isinstance(value, dict) or depth > _DEEPEST:
+        return None
+    lists = (_records(inner, depth + 1) for inner in value.values() if isinstance(inner, list | dict))
+    return next((found for found in lists if found), [value] if depth == 0 and _plain(value) else None)
+
+
+def _plain(row: dict[str, Any]) -> bool:
+    return any(not isinstance(value, list | dict) for value in row.values())
+
+
+def _rows(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Table:
+    columns: dict[str, list[Any]] = {}
+    lines: list[int] = []
+    for line, row in rows:
+        for name, value in _flat(row):
+            column = columns.get(name)
+            if column is None:
+                if len(columns) == MOST_COLUMNS:
+                    raise UserError(f"{path}: line {line}: more than {MOST_COLUMNS} different keys")
+                column = columns[name] = []
+            column.extend([None] * (len(lines) - len(column)))
+            if len(column) == len(lines):
+                column.append(value)
+        lines.append(line)
+    if not lines:
+        raise UserError(f"{path}: no requests")
+    for column in columns.values():
+        column.extend([None] * (len(lines) - len(column)))
+    return Table(path, list(columns), lines, columns.__getitem__)
+
+
+def _flat(row: dict[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, Any]]:
+    """Return the cells of an object, keys of inner ones after a dot; lists, and long texts, are left out."""
+    found: list[tuple[str, Any]] = []
+    for key, value in row.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{prefix}{key}.", depth + 1) if depth < _DEEPEST else []
+        elif not isinstance(value, list) and not (isinstance(value, str) and len(value) > LONGEST_CELL):
+            found.append((f"{prefix}{key}", value))
+    return found
+
+
+def parquet_names(path: Path) -> list[str]:
+    """Return the columns of a Parquet file, or of the first of a folder."""
+    import pyarrow.parquet as pq
+
+    from .native_parquet import readable
+
+    with readable(path):
+        return list(pq.read_schema(first_of(path) if path.is_dir() else path).names)
+
+
+def parquet_table(path: Path, lists: Sequence[str] = ()) -> Table:
+    """Read a Parquet file, or those of a folder; columns when they are asked for, of lists only the named ones."""
+    import pyarrow as pa
+
+    from .native_parquet import open_files, readable
+
+    with readable(path):
+        files = open_files(path)
+        schema = files[0].schema_arrow
+        units, count = {}, sum(file.metadata.num_rows for file in files)
+        paths: dict[str, tuple[str, ...]] = {}
+        for name, kind, keys in _fields(schema, (), lists):
+            paths[name] = keys
+            if pa.types.is_timestamp(kind):
+                units[name] = "ns"
+    if not count:
+        raise UserError(f"{path}: columns but no requests")
+
+    def column(name: str) -> list[Any]:
+        outer, *inner = paths[name]
+        with readable(path):
+            found = pa.concat_tables([file.read([outer]) for file in files])[outer]
+            for key in inner:
+                found = pa.chunked_array([chunk.field(key) for chunk in found.chunks])
+            if name in units:
+                found = found.cast(pa.timestamp("ns")).cast(pa.int64())
+            cells: list[Any] = found.to_pylist()
+            return cells
+
+    return Table(path, list(paths), list(range(1, count + 1)), column, units)
+
+
+def _fields(fields: Any, prefix: tuple[str, ...], lists: Sequence[str]) -> Sequence[tuple[str, Any, tuple[str, ...]]]:
+    import pyarrow as pa
+
+    found: list[tuple[str, Any, tuple[str, ...]]] = []
+    for each in fields:
+        keys = (*prefix, each.name)
+        if pa.types.is_struct(each.type):
+            found += _fields(each.type, keys, lists)
+        elif not pa.types.is_nested(each.type) or each.name in lists:
+            found.append((".".join(keys), each.type, keys))
+    return found

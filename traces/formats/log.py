@@ -1,0 +1,240 @@
+"""A request log as it is: CSV with any separator, JSON lines, a JSON document or Parquet, with names of its own.
+
+Columns are guessed by their names (see ._names) and told in a note; `columns="arrival=Request Time,prompt=in,output=o"`
+says which they are (`prompt=2000`: a number instead of a column, `arrival=`: no times, `unit=us`: of arrival). Failed
+requests, and those without tokens, are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servesim.errors import UserError, shown
+from servesim.workload.trace import Ints, Trace
+
+from . import _text
+from ._clock import clock_ns, number
+from ._names import UNITS, Columns, roles, unit_of, words
+from ._recorded import Floats, Recorded, trace_of
+from ._table import Table, is_table, read_table
+
+NAME = "log"
+ABOUT = "CSV, JSONL, JSON or Parquet with columns of its own names: a time, prompt tokens, output tokens"
+LOOSE = True
+HOLDS: frozenset[str] = frozenset()
+EXAMPLE = "--columns arrival=COLUMN,prompt=COLUMN,output=COLUMN"
+MISSING = {"", "nan", "null", "none", "na", "n/a", "-", "nat"}
+FAILED = {"error", "failed", "failure", "timeout", "cancelled", "canceled", "aborted", "false", "incomplete"}
+FINE = {"", "none", "null", "false", "0", "nan", "{}"}
+MOST_NAMED = 6
+"""Columns that a note or a refusal names."""
+MOST_TOKEN_S = 1.0
+"""Seconds of a request for each output token, in the median, above which latencies are taken to be in a finer unit."""
+
+
+def detect(head: bytes) -> bool:
+    return is_table(head)
+
+
+def read(
+    path: Path, *, columns: str | Mapping[str, Any] | None = None, timing: str = "think", sort: bool = True
+) -> Trace:
+    """Read a log; rows are put in order of time whatever `sort` is."""
+    log, named = _read(path, Columns.of(columns))
+    return trace_of(log, timing, named)
+
+
+def recorded(path: Path, columns: str | Mapping[str, Any] | None = None) -> Recorded:
+    """Return the requests with their latencies."""
+    return _read(path, Columns.of(columns))[0]
+
+
+def _read(path: Path, columns: Columns) -> tuple[Recorded, bool]:
+    table = read_table(path)
+    try:
+        role = roles(table.names, columns, lambda a, b: table.column(a) == table.column(b))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    _check_complete(table, role, columns)
+    prompt, output = (_tokens(table, role, columns, side) for side in ("prompt", "output"))
+    kept, why = _kept(table, role, prompt, output)
+    lines = [table.lines[i] for i in kept]
+    start, ends, told = _times(table, role, columns, kept, lines)
+    latency, ttft = (_latency(table, role, name, kept, lines, output[kept]) for name in ("latency", "ttft"))
+    if np.isnan(latency).all() and ends is not None and start is not None:
+        latency = (ends - start) / 1e6
+        latency[latency < 0] = np.nan
+    if start is None and ends is not None:
+        start = ends - np.rint(latency * 1e6).astype(np.int64)
+    notes = [*told, *why, *_totals(table, role, kept, prompt, output), *_aside(table, role, columns)]
+    labels = {label: _texts(table, role[name], kept) for name, label in
+              (("tenant", "tenant"), ("model", "model"), ("class", "class")) if name in role}  # fmt: skip
+    sessions = role.get("session") or role.get("tenant")
+    log = Recorded(
+        path,
+        lines,
+        start if start is not None else np.zeros(len(kept), dtype=np.int64),
+        prompt[kept].astype(np.int64),
+        output[kept].astype(np.int64),
+        ttft,
+        latency,
+        session=_texts(table, sessions, kept) if sessions else (),
+        labels=labels,
+        request_id=_texts(table, role["id"], kept) if "id" in role else (),
+        model=next(iter(set(labels["model"])), None) if len(set(labels.get("model", ()))) == 1 else None,
+        notes=tuple(notes),
+    )
+    return log, "session" in role
+
+
+def _check_complete(table: Table, role: dict[str, str], columns: Columns) -> None:
+    timed = "arrival" in role or ("end" in role and "latency" in role) or columns.given.get("arrival") == ""
+    lacking = [] if timed else ["times of arrival"]
+    for side in ("prompt", "output"):
+        other = "output" if side == "prompt" else "prompt"
+        if side not in role and columns.constant(side, table.names) is None and not {"total", other} <= set(role):
+            lacking.append(f"{'prompt' if side == 'prompt' else 'output'} tokens")
+    if lacking:
+        names = ", ".join(shown(name)[:40] for name in table.names[:MOST_NAMED])
+        more = f" and {len(table.names) - MOST_NAMED} more" if len(table.names) > MOST_NAMED else ""
+        raise UserError(f"{table.path}: no column is {' or '.join(lacking)} among {names}{more}; say which: {EXAMPLE}")
+
+
+def _tokens(table: Table, role: dict[str, str], columns: Columns, side: str) -> Floats:
+    """Return token counts; NaN where a row has none."""
+    constant = columns.constant(side, table.names)
+    if constant is not None:
+        return np.full(len(table.lines), float(constant))
+    if side in role:
+        return _counts(table, role[side])
+    other = _counts(table, role["output" if side == "prompt" else "prompt"])
+    return np.where(_counts(table, role["total"]) >= other, _counts(table, role["total"]) - other, np.nan)
+
+
+def _counts(table: Table, name: str) -> Floats:
+    found = np.full(len(table.lines), np.nan)
+    for i, cell in enumerate(table.column(name)):
+        if cell is None or cell != cell or (isinstance(cell, str) and cell.strip().lower() in MISSING):
+            continue
+        try:
+            value = number(cell)
+            if value != int(value) or not 0 <= value <= _text.MAX_TOKENS:
+                raise ValueError
+        except (ValueError, OverflowError):
+            raise UserError(
+                f"{table.path}: line {table.lines[i]}: {name} is {shown(cell)[:80]}, must be a whole number of tokens"
+            ) from None
+        found[i] = value
+    return found
+
+
+def _kept(table: Table, role: dict[str, str], prompt: Floats, output: Floats) -> tuple[Ints, list[str]]:
+    """Return the rows that were answered, and notes on the others."""
+    without = np.isnan(prompt) | np.isnan(output) | (output == 0)
+    failed = np.zeros(len(prompt), dtype=np.bool_)
+    for name, test in (("status", _is_failure), ("error", _is_error)):
+        if name in role:
+            success = words(role[name]) == ["success"]
+            failed |= np.array([test(cell) != success for cell in table.column(role[name])], dtype=np.bool_)
+    kept = np.flatnonzero(~without & ~failed)
+    if not len(kept):
+        raise UserError(
+            f"{table.path}: none of the {len(prompt)} rows is an answered request with prompt and output tokens "
+            f"({', '.join(shown(role[n]) for n in ('prompt', 'output', 'status') if n in role)}); say which: {EXAMPLE}"
+        )
+    if len(bad := np.flatnonzero(prompt[kept] < 1)):
+        raise UserError(f"{table.path}: line {table.lines[kept[bad[0]]]}: {role['prompt']} is 0, must be at least 1")
+    notes = []
+    if failed.any():
+        notes.append(
+            f"{int(failed.sum()):,} failed requests of {len(prompt):,} left out "
+            f"({shown(role.get('status') or role['error'])})"
+        )
+    if rest := int((without & ~failed).sum()):
+        notes.append(f"{rest:,} requests of {len(prompt):,} without prompt or output tokens left out")
+    return kept, notes
+
+
+def _is_failure(cell: Any) -> bool:
+    text = str(cell).strip().lower()
+    return int(text) >= 400 if text.isdecimal() and len(text) == 3 else text in FAILED
+
+
+def _is_error(cell: Any) -> bool:
+    return cell is not None and str(cell).strip().lower() not in FINE
+
+
+def _times(
+    table: Table, role: dict[str, str], columns: Columns, kept: Ints, lines: list[int]
+) -> tuple[Ints | None, Ints | None, list[str]]:
+    """Return when requests came and when they ended, where that is known, and how it was read."""
+    found: dict[str, Ints | None] = {"arrival": None, "end": None}
+    notes = []
+    for name in ("arrival", "end"):
+        if name in role:
+            cells = table.column(role[name])
+            stated = table.units.get(role[name])
+            named = stated or unit_of(role[name])
+            found[name], note = clock_ns(
+                table.path, role[name], [cells[i] for i in kept], lines, stated or columns.unit, named
+            )
+            if name == "arrival" or found["arrival"] is None:
+                notes.append(note)
+    if "arrival" not in role:
+        notes = notes or ["no times: all requests are there from the start (--shape arrive:process=poisson,rate=5)"]
+    named_sides = [f"{side} tokens from {shown(role[side])}" for side in ("prompt", "output") if side in role]
+    return found["arrival"], found["end"], [*notes, *([", ".join(named_sides)] if named_sides else [])]
+
+
+def _latency(table: Table, role: dict[str, str], name: str, kept: Ints, lines: list[int], output: Floats) -> Floats:
+    """Return a column of latencies in ms; NaN where there is none."""
+    if name not in role:
+        return np.full(len(kept), np.nan)
+    values = np.full(len(kept), np.nan)
+    cells = table.column(role[name])
+    for i, row in enumerate(kept.tolist()):
+        cell = cells[row]
+        if cell is None or cell != cell or (isinstance(cell, str) and cell.strip().lower() in MISSING):
+            continue
+        try:
+            values[i] = number(cell)
+            if values[i] < 0:
+                raise ValueError
+        except (ValueError, OverflowError):
+            raise UserError(
+                f"{table.path}: line {lines[i]}: {role[name]} is {shown(cell)[:80]}, must be a time of at least 0"
+            ) from None
+    unit = unit_of(role[name]) or _unit_of_latency(values / (output if name == "latency" else 100))
+    return np.asarray(values * (UNITS[unit] / 1e6))
+
+
+def _unit_of_latency(per_token: Floats) -> str:
+    """Return the coarsest unit in which the median time of a token is below a second."""
+    known = per_token[np.isfinite(per_token)]
+    median = float(np.median(known)) if len(known) else 1.0
+    return next((unit for unit, factor in UNITS.items() if median * factor / 1e9 < MOST_TOKEN_S), "ns")
+
+
+def _totals(table: Table, role: dict[str, str], kept: Ints, prompt: Floats, output: Floats) -> list[str]:
+    if not {"total", "prompt", "output"} <= set(role):
+        return []
+    total = _counts(table, role["total"])[kept]
+    other = int(np.sum(np.isfinite(total) & (total != prompt[kept] + output[kept])))
+    told = f"{shown(role['total'])} is not the sum of prompt and output tokens in {other:,} of {len(kept):,} rows"
+    return [told] if other else []
+
+
+def _aside(table: Table, role: dict[str, str], columns: Columns) -> list[str]:
+    used = set(role.values()) | {column for column in columns.given.values() if column}
+    rest = [name for name in table.names if name not in used]
+    more = f" and {len(rest) - MOST_NAMED} more" if len(rest) > MOST_NAMED else ""
+    return [f"columns kept aside: {', '.join(rest[:MOST_NAMED])}{more}"] if rest else []
+
+
+def _texts(table: Table, name: str, kept: Ints) -> tuple[str, ...]:
+    cells = table.column(name)
+    return tuple(["" if cells[i] is None else str(cells[i]) for i in kept.tolist()])

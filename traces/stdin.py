@@ -1,0 +1,31 @@
+"""Standard input as a trace file: `--trace -`."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from servesim.errors import UserError
+from servesim.untrusted import BLOCK, limits, too_much
+
+STDIN = "-"
+
+
+@cache
+def spooled() -> Path:
+    """Copy standard input into a temporary file, once, and return its path; the file goes when the process ends."""
+    folder = tempfile.TemporaryDirectory(prefix="servesim-")
+    atexit.register(folder.cleanup)
+    path, size = Path(folder.name) / "stdin", 0
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UserError("trace -: nothing comes in by standard input; pipe a log into it, or name a file")
+    with path.open("wb") as file:
+        while block := sys.stdin.buffer.read(BLOCK):
+            size += len(block)
+            if size > limits().bytes:
+                raise too_much("trace -", "bytes of standard input are", "bytes")
+            file.write(block)
+    return path
