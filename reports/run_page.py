@@ -12,6 +12,7 @@ from servesim.reports.priced import Priced
 from servesim.reports.run import Run
 from servesim.reports.slowest import slowest
 from servesim.reports.words import count, gpu_of, name_of, number, percent, seconds, time_ms
+from servesim.run.pace import rate_words
 from servesim.run.result import Result
 
 GLOSSARY = (
@@ -90,7 +91,7 @@ def title(run: Run) -> str:
 def subtitle(run: Run) -> str:
     """Return the workload, in a line."""
     trace = run.summary["provenance"]["trace"]
-    rate = f" at {run.scenario.rate:g} requests/s" if run.scenario.rate else ""
+    rate = f" at {rate_words(run.scenario.rate)}" if run.scenario.rate else ""
     return f"{trace['requests']:,} requests of {trace['name']}{rate}"
 
 

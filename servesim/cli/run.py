@@ -74,7 +74,7 @@ def run(
             jobs=jobs,
             intervals=with_intervals,
             propagate=propagate,
-            page=page,
+            page=_page if with_report else None,
             overwrite=overwrite,
             step_requests=step_requests,
             metrics=metrics,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -191,8 +192,7 @@ def host_terms(engine: str, gpu: str) -> HostTerms | None:
     name, version = _version(engine)
     version = version or (1 << 30,)
     found = []
-    for path in sorted(_shipped(), key=lambda p: p.name):
-        terms = HostTerms.load(path.name.removesuffix(".yaml"))
+    for terms in _all_shipped():
         their_name, theirs = _version(terms.engine)
         if their_name == name:
             found.append((theirs <= version, theirs if theirs <= version else tuple(-v for v in theirs), terms))
@@ -207,6 +207,12 @@ def _version(engine: str) -> tuple[str, tuple[int, ...]]:
     name, _, version = engine.lower().partition(" ")
     parts = [part for part in version.split(".")[:2] if part.isdigit()]
     return name, tuple(int(part) for part in parts)
+
+
+@cache
+def _all_shipped() -> tuple[HostTerms, ...]:
+    """Return all shipped terms, in order of their names, read once."""
+    return tuple(HostTerms.load(name) for name in sorted(path.name.removesuffix(".yaml") for path in _shipped()))
 
 
 def _shipped() -> list[Any]:

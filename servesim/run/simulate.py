@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,12 +188,17 @@ def _summary(setup: Setup, records: Records) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Return the versions a result depends on to the byte."""
+@cache
+def _versions() -> tuple[tuple[str, str], ...]:
     from importlib.metadata import version
 
     names = ("servesim", "simpy", "numpy", "pyarrow")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    return ("python", platform.python_version()), *((name, version(name)) for name in names)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions a result depends on to the byte."""
+    return dict(_versions())
 
 
 class _Clock:
