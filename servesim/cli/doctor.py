@@ -23,7 +23,12 @@ Examples:
 
 Exit code 1 where something is not as it must be.
 """
-SELF_TEST = {"trace": "synth:rate=20,prompt=500,output=100", "requests": 200, "model": "llama-3.1-8b", "gpu": "h200"}
+SELF_TEST: dict[str, Any] = {
+    "trace": "synth:rate=20,prompt=500,output=100",
+    "requests": 200,
+    "model": "llama-3.1-8b",
+    "gpu": "h200",
+}
 """A second of simulation, most of it imports: what it prices comes from tables, and both modes must agree."""
 OPTIONAL = ("ray", "optuna", "aiconfigurator-core", "torch", "transformers")
 
@@ -115,9 +120,9 @@ def _self_test() -> dict[str, Any]:
 
     began, error, rate = time.perf_counter(), "", 0.0
     try:
-        fast = simulate(**SELF_TEST)
+        fast = simulate(SELF_TEST)
         took = time.perf_counter() - began
-        plain = simulate(**SELF_TEST, mode="reference")
+        plain = simulate(SELF_TEST | {"mode": "reference"})
         if not fast.requests.equals(plain.requests):
             error = "fast mode and reference mode disagree"
         rate = len(fast.requests) / took

@@ -105,7 +105,7 @@ def _of_policies() -> Iterator[dict[str, Any]]:
     for registry in REGISTRIES:
         alike: dict[tuple[str, ...], list[str]] = {}
         for name in registry.names():
-            params = registry.resolve(name)[0].Params  # type: ignore[attr-defined]
+            params = registry.resolve(name)[0].Params
             docs = field_docs(params)
             for field in dataclasses.fields(params):
                 default = "" if field.default is dataclasses.MISSING else _shown(field.default) or "by GPU and model"
@@ -146,7 +146,7 @@ def models(words: Words = None, as_json: Json = False) -> None:
     from servesim.hardware import ModelSpec, bundled_models
 
     wanted = [word.lower() for word in words or ()]
-    found = []
+    found: list[dict[str, Any]] = []
     for name in bundled_models():
         if not all(word in name for word in wanted):
             continue

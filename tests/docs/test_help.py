@@ -27,6 +27,7 @@ ELSEWHERE = {
     "servesim calibrate host": "needs recordings: tests/unit/cost/test_host_terms.py",
     "servesim calibrate import": "needs profiles: tests/unit",
     "servesim calibrate report": "half a minute: tests/unit/calibrate/test_table_quality.py",
+    "servesim doctor": "tests/unit/cli/test_known.py",
     "servesim measure": "needs a server: tests/unit/experiments/measure",
     "servesim accuracy": "minutes: tests/unit/experiments/accuracy, tests/validation/test_silicon_cells.py",
     "servesim calibrate intervals": "needs a score: tests/unit/experiments/intervals/test_fit.py",
