@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.experiments.executors import Executor, executor
+from servesim.experiments.executors import Executor, Processes, executor
 from servesim.experiments.objects import Objects
 from servesim.experiments.run_metrics import Run
 from servesim.experiments.store import Cell, Store
@@ -123,4 +123,9 @@ def open_runner(
     afterwards."""
     with tempfile.TemporaryDirectory(prefix="servesim-") as scratch, Store(out or scratch, document).open() as store:
         progress = on_progress or (lambda progress: None)
-        yield Runner(store, executor(where, jobs), progress, objects=Objects() if objects is None else objects)
+        execute = executor(where, jobs)
+        try:
+            yield Runner(store, execute, progress, objects=Objects() if objects is None else objects)
+        finally:
+            if isinstance(execute, Processes):
+                execute.close()
