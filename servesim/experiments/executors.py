@@ -46,6 +46,13 @@ class Processes:
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
+        self._idle: list[subprocess.Popen[str]] = []
+        """Processes that wait for the next call: what runs have in common is set up in them already."""
+
+    def close(self) -> None:
+        """End the processes."""
+        while self._idle:
+            _ended(self._idle.pop())
 
     def __call__(self, cells: Sequence[Cell], store: Store, on_done: OnDone) -> None:
         """Compute all cells; see the module's docstring."""
@@ -58,12 +65,14 @@ class Processes:
         done: queue.SimpleQueue[tuple[Cell, str | None]] = queue.SimpleQueue()
         for item in (*cells, *[None] * jobs):
             todo.put(item)
-        workers = [_Worker(todo, done, store) for _ in range(jobs)]
+        workers = [_Worker(todo, done, store, self._idle) for _ in range(jobs)]
         try:
             for worker in workers:
                 worker.start()
             for _ in cells:
                 on_done(*done.get())
+            for worker in workers:
+                worker.join()
         finally:
             for worker in (w for w in workers if w.ident is not None):
                 worker.stop()
@@ -72,8 +81,9 @@ class Processes:
 class _Worker(threading.Thread):
     """Feeds one worker process at a time and replaces it when it dies."""
 
-    def __init__(self, todo: Any, done: Any, store: Store) -> None:
+    def __init__(self, todo: Any, done: Any, store: Store, idle: list[subprocess.Popen[str]]) -> None:
         super().__init__(daemon=True)
+        self._idle = idle
         self._todo, self._done, self._store = todo, done, store
         self._process: subprocess.Popen[str] | None = None
         self._stopped = False
@@ -88,6 +98,9 @@ class _Worker(threading.Thread):
             except (OSError, ValueError) as error:
                 answer = {"error": f"no answer from a worker process: {error}"}
             self._done.put((cell, answer["error"]))
+        if self._process is not None and not self._stopped:
+            self._idle.append(self._process)
+            self._process = None
         self._end()
 
     def stop(self) -> None:
@@ -102,6 +115,9 @@ class _Worker(threading.Thread):
         """Send a cell to the process and return its answer; None if the process died instead."""
         if self._stopped:
             return None
+        if self._process is None:
+            with suppress(IndexError):
+                self._process = self._idle.pop()
         if self._process is None:
             command = [sys.executable, "-m", "servesim.experiments.worker"]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -119,7 +135,11 @@ class _Worker(threading.Thread):
 
     def _end(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            with suppress(BrokenPipeError), self._process:  # closes the pipes and waits
-                pass
+            _ended(self._process)
             self._process = None
+
+
+def _ended(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    with suppress(BrokenPipeError), process:  # closes the pipes and waits
+        pass

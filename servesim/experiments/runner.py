@@ -11,7 +11,7 @@ from typing import Any
 
 from servesim.errors import UserError, shown
 from servesim.experiments.documents import plain
-from servesim.experiments.executors import Executor, executor
+from servesim.experiments.executors import Executor, Processes, executor
 from servesim.experiments.objects import Objects
 from servesim.experiments.run_metrics import Run
 from servesim.experiments.store import DOCUMENTS, Cell, Store, table_of
@@ -150,4 +150,9 @@ def open_runner(
                 (Path(out) / left).unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="servesim-") as scratch, Store(out or scratch, document).open() as store:
         progress = on_progress or (lambda progress: None)
-        yield Runner(store, executor(where, jobs), progress, objects=Objects() if objects is None else objects)
+        execute = executor(where, jobs)
+        try:
+            yield Runner(store, execute, progress, objects=Objects() if objects is None else objects)
+        finally:
+            if isinstance(execute, Processes):
+                execute.close()

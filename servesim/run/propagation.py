@@ -43,7 +43,7 @@ def unscaled(scenario: Scenario, waits: bool) -> str:
 
 def mean_rate(scenario: Scenario, facts: TraceFacts) -> float:
     """Return the arrivals per second, as `rate` counts them; inf where all are there from the start."""
-    if scenario.rate is not None:
+    if isinstance(scenario.rate, float):
         return scenario.rate
     span = facts.last_ns - facts.first_ns
     return (len(facts) - 1) / span * 1e9 if span else float("inf")
