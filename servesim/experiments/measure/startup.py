@@ -13,9 +13,9 @@ from typing import Any
 
 from servesim import untrusted
 from servesim.errors import UserError
-from servesim.experiments.accuracy.commands import parsed
 from servesim.experiments.measure.wire import Address, get, get_json
 from servesim.experiments.recording_vllm_bench import cache_config
+from servesim.run.serve_command import parsed
 
 Facts = dict[str, Any]
 """engine, engine_version, model, tensor_parallel_size, num_gpu_blocks, kv_cache_tokens, block_size, max_num_seqs,
