@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from servesim.experiments.capacity_answer import never_text
+from servesim.experiments.goals import header
 from servesim.experiments.replicates import counted
 from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
@@ -13,14 +15,13 @@ from servesim.reports.experiment import (
     Figures,
     amount,
     colours,
-    limits_words,
     page_of,
     pill,
 )
 from servesim.reports.figures.load import attainment, pareto
 from servesim.reports.page import Alert, Block, Page, Section, Table
 from servesim.reports.svg import Drawing
-from servesim.reports.words import gpu_of, number, percent
+from servesim.reports.words import gpu_of, number
 
 
 def page(folder: Path) -> Page:
@@ -29,14 +30,20 @@ def page(folder: Path) -> Page:
     document = experiment.document
     settings = document["settings"]
     drawn = [drawing for draw in FIGURES.values() if (drawing := draw(experiment)) is not None]
+    reasons = [
+        f"{r['label'] or 'this'}: {never_text(r)}"
+        for r in document["rows"]
+        if r["verdict"] == "never" and r["best_attainment"] is not None
+    ]
+    never = [Block("list", "Never", reasons, wide=True)] if reasons else []
     sections = [
-        Section("Deployments", [Block("table", "", _table(document), wide=True, text=_how_to_read(document))]),
+        Section("Answer", [Block("list", "", [document["answer"]], wide=True)]),
+        Section("Deployments", [Block("table", "", _table(document), wide=True, text=_how_to_read(document)), *never]),
         Section("Behind it", [Block("drawing", "", drawing) for drawing in drawn]),
         best_run(experiment),
     ]
     chips = [
-        ("limits", limits_words(settings["slo"], settings.get("slo_classes", {}))),
-        ("for", f"{100 * settings['attainment']:g} % of requests"),
+        ("limits", header(settings["goals"])),
         ("replicates", counted(document["replicates"])),
     ]
     alerts = [Alert(f"{r['label']} failed:", str(r["error"])) for r in document["rows"] if r["error"]]
@@ -78,12 +85,9 @@ def _table(document: Mapping[str, Any]) -> Table:
     for r in document["rows"]:
         said = pill("cheapest", "up") if r["cheapest"] else pill(r["verdict"])
         values = r["values"] or {}
-        size = (
-            f"{r['replicas']} × {gpu_of(r['gpu'])}"
-            if r["gpus"] == r["replicas"]
-            else f"{r['gpus']} × {gpu_of(r['gpu'])}"
-        )
-        carried = (number(r["rate"]), _between(r) or "–") if by_rate else (size, percent(r["attainment"]))
+        size = "–" if r["gpus"] is None else f"{r['gpus']} × {gpu_of(r['gpu'])}"
+        rate = "–" if r["rate"] is None else number(r["rate"])
+        carried = (rate, _between(r) or "–") if by_rate else (size, amount(r["best_attainment"], "share"))
         rows.append(
             (
                 r["label"],
@@ -102,9 +106,12 @@ def _table(document: Mapping[str, Any]) -> Table:
 
 def _how_to_read(document: Mapping[str, Any]) -> str:
     s = document["settings"]
+    windows = ""
+    if "window_minutes" in s:
+        windows = f", and in every {s['window_minutes']:g} minutes with at least {s['window_requests']:,} requests"
     text = (
-        f"A rate is carried if on average {100 * s['attainment']:g} % of the requests in the steady window meet every "
-        "limit and less than half of the runs are unstable. "
+        f"A rate is carried if the limits above hold on average over all runs{windows}, and less than half of the runs "
+        "are unstable. "
     )
     if _by_rate(document):
         return (

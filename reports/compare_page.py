@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from servesim.experiments.model_error import sentences
 from servesim.experiments.replicates import counted
 from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
@@ -92,7 +93,8 @@ def _verdicts(document: Mapping[str, Any]) -> list[Block]:
         table = Table("Ranking", columns[:-1], [cell[:-1] for cell in cells], table.numeric[:-1])
     drawn = forest(document)
     blocks = [Block("table", "Ranking", table, wide=True)]
-    blocks += [Block("list", "In words", document["headline"], wide=True)] if document["headline"] else []
+    words = [*document["headline"], *sentences(document.get("model_error", ()), document["baseline"])]
+    blocks += [Block("list", "In words", words, wide=True)] if words else []
     return blocks + ([Block("drawing", "", drawn)] if drawn else [])
 
 

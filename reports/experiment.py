@@ -17,6 +17,7 @@ from servesim.reports.page import Alert, Block, Page, Section
 from servesim.reports.run import Run
 from servesim.reports.svg import SERIES, Drawing
 from servesim.reports.words import gpu_of, name_of, number, percent, time_ms
+from servesim.run.pace import rate_words
 from servesim.run.result import Result
 from servesim.run.result_files import SUMMARY
 from servesim.untrusted import read_json
@@ -79,7 +80,9 @@ class Experiment:
         if self.kind == "comparison":
             return next(iter(document["ranking"]["order"]), None)
         if self.kind == "sweep":
-            return document["best"] and str(document["best"]["label"])
+            stable = [v["label"] for v in document["variants"] if v["status"] == "ok" and v["stability"] != "unstable"]
+            chosen = document["best"] and document["best"]["label"]
+            return chosen if chosen is not None else next(reversed(stable), None)
         carried = [row for row in document["rows"] if row["verdict"] == "carries"]
         best = max(carried, key=lambda row: (row["cheapest"], row["rate"]), default=None)
         return best and str(best["label"])
@@ -169,13 +172,6 @@ def colours(labels: Sequence[str]) -> dict[str, str]:
     return {label: SERIES[min(i, len(SERIES) - 1)] for i, label in enumerate(labels)}
 
 
-def limits_words(slo: Mapping[str, float], classes: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the limits, and those of single classes after them."""
-    groups = [("", slo), *((f"{name}: ", own) for name, own in classes.items())]
-    texts = [head + ", ".join(f"{name.upper()} ≤ {x:g} ms" for name, x in limits.items()) for head, limits in groups]
-    return "; ".join(filter(None, texts))
-
-
 def workload_words(workload: Mapping[str, Any]) -> tuple[str, str]:
     """Return (model on GPU, what is replayed) as far as all variants share them."""
     served = name_of(str(workload["model"])) if workload.get("model") else ""
@@ -185,7 +181,7 @@ def workload_words(workload: Mapping[str, Any]) -> tuple[str, str]:
     if workload.get("requests"):
         replayed = f"{workload['requests']:,} requests of {replayed}"
     if workload.get("rate"):
-        replayed += f" at {workload['rate']:g} requests/s"
+        replayed += f" at {rate_words(workload['rate'])}"
     return served, replayed
 
 

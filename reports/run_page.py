@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servesim.cli.summary import LATENCIES
+from servesim.cli.summary import LATENCIES, bars_text
 from servesim.errors import UserError
 from servesim.reports.drawings import RUN
 from servesim.reports.page import Alert, Page, Share, Table
@@ -12,6 +12,7 @@ from servesim.reports.priced import Priced
 from servesim.reports.run import Run
 from servesim.reports.slowest import slowest
 from servesim.reports.words import count, gpu_of, name_of, number, percent, seconds, time_ms
+from servesim.run.pace import rate_words
 from servesim.run.result import Result
 
 GLOSSARY = (
@@ -90,7 +91,7 @@ def title(run: Run) -> str:
 def subtitle(run: Run) -> str:
     """Return the workload, in a line."""
     trace = run.summary["provenance"]["trace"]
-    rate = f" at {run.scenario.rate:g} requests/s" if run.scenario.rate else ""
+    rate = f" at {rate_words(run.scenario.rate)}" if run.scenario.rate else ""
     return f"{trace['requests']:,} requests of {trace['name']}{rate}"
 
 
@@ -217,6 +218,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("batch", f"{number(batch['mean'])} requests a step, at most {batch['max']:.0f}" if batch else "–"),
         ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
         ("speculation", _drafts(summary["speculation"])),
+        *([("error bars", bars_text(summary["intervals"]))] if "intervals" in summary else []),
         ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens computed again"),
     ]  # fmt: skip
 

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from servesim.experiments.axes import label_of
 from servesim.experiments.knee import knee
+from servesim.experiments.ranking import rate_of
 from servesim.experiments.replicates import counted
 from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
@@ -61,11 +62,11 @@ def _groups(document: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
             rate = f"rate={variant['axes'].get('rate')}"
             label = " / ".join(part for part in variant["label"].split(" / ") if part != rate)
             groups.setdefault(label or "all", []).append(variant)
-    return {label: sorted(found, key=lambda v: float(v["axes"].get("rate", 0))) for label, found in groups.items()}
+    return {label: sorted(found, key=lambda v: rate_of(v) or 0.0) for label, found in groups.items()}
 
 
-def _stable(document: Mapping[str, Any], variant: Mapping[str, Any]) -> bool:
-    return bool(2 * variant["unstable"] < document["replicates"]["count"])
+def _stable(variant: Mapping[str, Any]) -> bool:
+    return bool(variant["stability"] != "unstable")
 
 
 def _curves(document: Mapping[str, Any]) -> list[Curve]:
@@ -74,7 +75,7 @@ def _curves(document: Mapping[str, Any]) -> list[Curve]:
     if len(document["axes"].get("rate", [])) < 3:
         return []
     groups = {label: found for label, found in _groups(document).items() if len(found) > 2}
-    last = {label: sum(_stable(document, v) for v in found) for label, found in groups.items()}
+    last = {label: sum(_stable(v) for v in found) for label, found in groups.items()}
     chosen = sorted(groups, key=lambda label: -last[label])[: len(SERIES)]
     palette = colours([label for label in groups if label in chosen])
     names = [m["name"] for m in document["metrics"]]
@@ -82,9 +83,10 @@ def _curves(document: Mapping[str, Any]) -> list[Curve]:
         Curve(
             label,
             palette[label],
-            [float(v["axes"]["rate"]) for v in groups[label]],
+            [rate_of(v) or 0.0 for v in groups[label]],
             {name: [v["values"].get(name) for v in groups[label]] for name in names},
-            [_stable(document, v) for v in groups[label]],
+            [_stable(v) for v in groups[label]],
+            max((rate_of(v) or 0.0 for v in groups[label] if v["stability"] == "stable"), default=None),
         )
         for label in palette
     ]
@@ -96,7 +98,7 @@ def _strip(document: Mapping[str, Any]) -> Drawing | None:
     rows = [
         {
             "label": label,
-            "points": [(_series(v), _stable(document, v), v["values"]) for v in found],
+            "points": [(_series(v), _stable(v), v["values"]) for v in found],
         }
         for label, found in _groups(document).items()
     ]
@@ -129,7 +131,7 @@ def _distributions(experiment: Experiment) -> Drawing | None:
     document = experiment.document
     goal = _metrics(document)[document["settings"]["best_by"][0]]
     sign = 1 if goal["better"] == "lower" else -1
-    usable = [v for v in document["variants"] if v["status"] == "ok" and _stable(document, v)]
+    usable = [v for v in document["variants"] if v["status"] == "ok" and _stable(v)]
     ranked = sorted(
         (v for v in usable if v["values"][goal["name"]] is not None), key=lambda v: sign * v["values"][goal["name"]]
     )
@@ -162,21 +164,19 @@ def _knees(curves: list[Curve], metrics: Mapping[str, Any]) -> Table | None:
     names = [name for name in ("ttft_p99", "tpot_p99", "e2el_p99") if name in metrics]
     rows = []
     for curve in curves:
-        stable = [rate for rate, ok in zip(curve.rates, curve.stable, strict=True) if ok]
         bends = [knee(curve.rates, curve.values[name], curve.stable) for name in names]
         cells = ["–" if bend is None else f"{bend:g}" for bend in bends]
-        rows.append((curve.label, *cells, f"{max(stable):g}" if stable else "–"))
+        rows.append((curve.label, *cells, "–" if curve.last_stable is None else f"{curve.last_stable:g}"))
     columns = ("requests/s", *(metric_words(name) for name in names), "last stable")
     return Table("Knees", columns, rows) if names else None
 
 
 def _pareto(document: Mapping[str, Any]) -> list[tuple[str, str, float, float, float, bool]]:
     needed = ("usd_per_million_tokens", "e2el_p99", "output_throughput")
-    repeats = document["replicates"]["count"]
     rows = []
     for v in document["variants"]:
         price, ms, flow = (v["values"].get(name) if v["status"] == "ok" else None for name in needed)
-        if price is not None and ms is not None and flow is not None and 2 * v["unstable"] < repeats:
+        if price is not None and ms is not None and flow is not None and _stable(v):
             rows.append((v["label"], "teal" if v["pareto"] else "slate", price, ms, flow, v["pareto"]))
     return rows
 
@@ -210,15 +210,17 @@ def _alerts(document: Mapping[str, Any]) -> list[Alert]:
 def _table(document: Mapping[str, Any]) -> Table:
     metrics, repeats = document["metrics"], document["replicates"]["count"]
     axes = _axes(document)
-    best = document["best"]["label"] if document["best"] else None
+    best = {entry["label"] for entry in document["best_by_rate"] or [document["best"]] if entry}
     rows = []
     for v in document["variants"]:
         if v["status"] != "ok":
             state = pill("failed")
-        elif v["unstable"]:
-            state = pill("unstable" if 2 * v["unstable"] >= repeats else f"{v['unstable']} of {repeats} unstable", None)
-        elif best is not None and best in (v["label"], v["equal_to"]):
-            state = pill("best" if v["label"] == best else f"best, = {best}", "up")
+        elif v["unstable"] or not _stable(v):
+            state = pill(f"{v['unstable']} of {repeats} unstable" if _stable(v) else "unstable", None)
+        elif v["label"] in best:
+            state = pill("best", "up")
+        elif v["equal_to"] in best:
+            state = pill(f"best, = {v['equal_to']}", "up")
         elif v["equal_to"] is not None:
             state = pill(f"= {v['equal_to']}", "even")
         else:
@@ -239,8 +241,9 @@ def _axes(document: Mapping[str, Any]) -> list[str]:
 
 def _how_to_read(document: Mapping[str, Any]) -> str:
     s = document["settings"]
+    within = "Best and Pareto: among those at the same rate. " if "rate" in document["axes"] else ""
     return (
-        f"Means over replicates. The first {100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % of the "
-        "arrivals are left out. Pareto: no stable combination is at least as good in price, p99 end-to-end latency and "
-        "output throughput, and better in one."
+        f"Means over replicates. {within}The first {100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % of "
+        "the arrivals are left out. Pareto: no stable combination is at least as good in price, p99 end-to-end latency "
+        "and output throughput, and better in one."
     )

@@ -143,7 +143,7 @@ def _bounded(path: Path) -> _Bounded:
         if magic.startswith(GZIP) and size > 18:  # its last four bytes say what it unpacks to, unless it is cut short
             start.seek(-4, os.SEEK_END)
             if int.from_bytes(start.read(4), "little") > _most_unpacked(size):
-                raise too_much(f"{path}: {DAMAGED}", "or bytes unpacked for each packed one are", "ratio")
+                raise too_much(path, f"{DAMAGED}, or bytes unpacked for each packed one are", "ratio")
     if magic.startswith(GZIP):
         return _Bounded(path, gzip.open(path), size)  # closed by the text
     if magic == ZSTD:

@@ -52,7 +52,7 @@ def record(result: Result) -> dict[str, Any]:
         "model_id": scenario.model,
         "tokenizer_id": scenario.model,
         "num_prompts": len(frame),
-        "request_rate": scenario.rate if scenario.rate is not None else _rate(arrays["start_times"]),
+        "request_rate": scenario.rate if isinstance(scenario.rate, float) else _rate(arrays["start_times"]),
         "burstiness": None,
         "max_concurrency": scenario.clients.max_concurrency,
         **_totals(summary, arrays, done),

@@ -24,6 +24,8 @@ class Curve:
     values: Mapping[str, Sequence[float | None]]
     """By metric."""
     stable: Sequence[bool]
+    last_stable: float | None = None
+    """Highest rate whose runs are long enough to say that it is stable."""
 
 
 def against_load(curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]]) -> Drawing:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from servesim.experiments.run_metrics import Run
-from servesim.metrics.slo import parse_slo
+from servesim.metrics.slo import parse_slo, split_slo
 from servesim.reports.experiment import Experiment, colours
 from servesim.reports.figures.latency import POINTS, mark_limit, scale
 from servesim.reports.svg import INK, Drawing, wide
@@ -30,7 +30,9 @@ def distributions(experiment: Experiment, labels: Sequence[str], more: str) -> D
             values[label] = {key: _latencies(runs, key) for key, _ in PANELS}
     slo = experiment.document["workload"].get("slo") or {}
     caption = "All completed requests of all replicates." + (" Dashed lines are the limits." if slo else "") + more
-    return overlay(values, colours(list(values)), parse_slo(slo) if isinstance(slo, str) else slo, caption)
+    return overlay(
+        values, colours(list(values)), split_slo(parse_slo(slo))[0] if isinstance(slo, str) else slo, caption
+    )
 
 
 def _latencies(runs: Sequence[Run], key: str) -> Any:

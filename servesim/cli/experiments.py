@@ -57,15 +57,23 @@ Files = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help="In 
 Out = Annotated[Path | None, typer.Option(help="Directory for results; a rerun computes only what is missing.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes. [default: one a core]")]
 Where = Annotated[str, typer.Option("--executor", help="local, ray, or ray:ADDRESS of a running cluster.")]
-Warmup = Annotated[float, typer.Option(help="Share of the arrivals left out at the start.")]
-Cooldown = Annotated[float, typer.Option(help="Share of the arrivals left out at the end.")]
+ENDS = "Share of the arrivals left out at the {}. [default: 0.1; of a recorded trace 0]"
+Warmup = Annotated[float | None, typer.Option(help=ENDS.format("start"))]
+Cooldown = Annotated[float | None, typer.Option(help=ENDS.format("end"))]
+Window = Annotated[
+    int | None, typer.Option(help="Requests of a window. [default: the trace divided by the replicates]")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the document instead of tables.")]
 
 
 def compare(
     context: typer.Context,
     scenarios: Files = None,
-    replicates: Annotated[int, typer.Option(help="Seeds, or windows of a recorded trace; 1: blocks in one run.")] = 10,
+    replicates: Annotated[
+        int | None,
+        typer.Option(help="Seeds, or windows of a recorded trace; 1: blocks in one run. [default: 10]"),
+    ] = None,
+    window: Window = None,
     baseline: Annotated[str | None, typer.Option(help="Compare with it. [default: the first stable variant]")] = None,
     metrics: Annotated[
         str | None, typer.Option(help="Such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
@@ -73,8 +81,8 @@ def compare(
     rank_by: Annotated[str, typer.Option(help="Metric of the ranking and the headline.")] = "ttft_p99",
     margin: Annotated[float, typer.Option(help="Changes within it do not matter.")] = 0.02,
     interval: Annotated[str, typer.Option(help="auto, t, studentised or bca.")] = "auto",
-    warmup: Warmup = 0.1,
-    cooldown: Cooldown = 0.1,
+    warmup: Warmup = None,
+    cooldown: Cooldown = None,
     jobs: Jobs = None,
     executor: Where = "local",
     out: Out = None,
@@ -92,14 +100,15 @@ def compare(
 def sweep(
     context: typer.Context,
     scenarios: Files = None,
-    replicates: Annotated[int, typer.Option(help="Seeds, or windows of a recorded trace.")] = 1,
+    replicates: Annotated[int | None, typer.Option(help="Seeds, or windows of a recorded trace. [default: 1]")] = None,
+    window: Window = None,
     metrics: Annotated[
         str | None, typer.Option(help="Such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
     ] = None,
     best_by: Annotated[str | None, typer.Option(help="Metric of the best. [default: goodput, or e2el_mean]")] = None,
     trials: Annotated[int | None, typer.Option(help="Let Optuna choose N combinations.")] = None,
-    warmup: Warmup = 0.1,
-    cooldown: Cooldown = 0.1,
+    warmup: Warmup = None,
+    cooldown: Cooldown = None,
     jobs: Jobs = None,
     executor: Where = "local",
     out: Out = None,
@@ -117,11 +126,14 @@ def capacity(
     context: typer.Context,
     scenarios: Files = None,
     attainment: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
-    replicates: Annotated[int, typer.Option(help="Seeds, or windows of a recorded trace.")] = 5,
+    replicates: Annotated[int | None, typer.Option(help="Seeds, or windows of a recorded trace. [default: 5]")] = None,
+    window: Window = None,
+    window_minutes: Annotated[float, typer.Option(help="The SLO holds in every window of a recorded trace.")] = 10.0,
+    window_requests: Annotated[int, typer.Option(help="Requests from which on a window counts.")] = 300,
     tolerance: Annotated[float, typer.Option(help="Where bisection of a rate stops, as a ratio.")] = 0.02,
     max_replicas: Annotated[int, typer.Option(help="Most replicas to try for a given rate.")] = 64,
-    warmup: Warmup = 0.1,
-    cooldown: Cooldown = 0.1,
+    warmup: Warmup = None,
+    cooldown: Cooldown = None,
     jobs: Jobs = None,
     executor: Where = "local",
     out: Out = None,
@@ -148,6 +160,7 @@ def _answer(
     """Run an experiment with the options of its command, which are its keywords, and print what came of it."""
     import servesim
     from servesim.cli import tables
+    from servesim.cli.progress import Bar
     from servesim.cli.serving import prepared
 
     run, table = getattr(servesim, command), getattr(tables, f"print_{command}")
@@ -160,7 +173,7 @@ def _answer(
     if command == "compare":
         _check_compared(required, options["metrics"], options["rank_by"])
     scenarios, axes = prepared(command, files, context.obj, axes_of)
-    with kept(out), tables.Bar(quiet) as bar:
+    with kept(out), Bar(command, quiet) as bar:
         document = run(*scenarios, **options, on_progress=bar, **axes).attrs["document"]
     if out is not None:
         from servesim.cli.report import write_report

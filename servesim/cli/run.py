@@ -37,6 +37,12 @@ def run(
         Path | None, typer.Option(help="Result directory: report.html, summary.json, requests.parquet, ....")
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into --out.")] = True,
+    with_intervals: Annotated[
+        bool, typer.Option("--intervals/--no-intervals", help="Error bars of means, by measured servers.")
+    ] = True,
+    propagate: Annotated[
+        bool, typer.Option("--propagate", help="Error bars of p99, goodput and price too, by two more runs.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
     require: Require = None,
     overwrite: Overwrite = False,
@@ -60,14 +66,15 @@ def run(
     base = under_commands([load_settings(scenario) if scenario is not None else {}], context.obj, "run")
     settings = _over(base[0], context.obj)
     save([(settings, {})], saved)
-    page = _page if with_report else None
     with _progress(quiet) as bar:
         result = simulate(
             settings,
             out=out,
             on_ready=bar,
             jobs=jobs,
-            page=page,
+            intervals=with_intervals,
+            propagate=propagate,
+            page=_page if with_report else None,
             overwrite=overwrite,
             step_requests=step_requests,
             metrics=metrics,

@@ -174,6 +174,10 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
                 f"of arrivals within {limits}",
             )
         )
+    if bars := summary.get("intervals"):
+        rows.append(("error bars", bars_text(bars)))
+        if (wider := bars.get("propagated")) is not None:
+            rows.append(("", propagated_text(wider)))
     rows += [
         ("batch", f"{number(batch['mean'])} requests a step, at most {batch['max']:.0f}" if batch else "-"),
         (
@@ -203,6 +207,30 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         *((name, number(value)) for name, value in summary.get("custom_metrics", {}).items()),
     ]
     return rows
+
+
+def bars_text(bars: dict[str, Any]) -> str:
+    """Intervals of means, and what they are known from; or why there are none."""
+    if bars["kind"] is None:
+        return f"none: {bars['says']}"
+    names = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
+    spans = [f"mean {name} {number(bars[key]['low'])} to {number(bars[key]['high'])}" for key, name in names.items()]
+    return f"{', '.join(spans)} ms in {percent(bars['level'])} of servers measured; {bars['says']}"
+
+
+def propagated_text(found: dict[str, Any]) -> str:
+    """Intervals of what no truth is known of; an end where the queue grows without end is none."""
+    names = {"ttft_p99": "TTFT p99", "tpot_p99": "TPOT p99", "e2el_p99": "E2E p99", "slo_attainment": "within limits"}
+    names["usd_per_million_output_tokens"] = "$ per million output tokens"
+    spans = []
+    for key, name in names.items():
+        if key in found:
+            form = percent if key == "slo_attainment" else number
+            low, high = (
+                form(found[key][end]) if found[key][end] is not None else "unstable" for end in ("low", "high")
+            )
+            spans.append(f"{name} {low} to {high}")
+    return f"{', '.join(spans)}: {found['says']}" if spans else found["says"]
 
 
 def _queue(stability: dict[str, Any]) -> str:

@@ -1,61 +1,26 @@
-"""What experiments print: tables a reader in a hurry understands, and a progress bar with the best so far."""
+"""What experiments print: tables a reader in a hurry understands."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
 from servesim.cli.console import open_console
-from servesim.cli.summary import limits_text, number, percent
+from servesim.cli.summary import number, percent
+from servesim.experiments.capacity_answer import never_text
+from servesim.experiments.goals import header
+from servesim.experiments.model_error import sentences
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
 from servesim.experiments.run_metrics import metric_label
-from servesim.experiments.runner import Progress
+from servesim.run.pace import rate_words
 
 COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}
 COLOURS |= {"too fast": "red", "too slow": "red"}
-
-
-class Bar:
-    """Cells done on stderr, on a terminal only, and what had to be computed again."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        best = TextColumn("{task.description}", markup=False)
-        columns = (BarColumn(), MofNCompleteColumn(), best, TimeRemainingColumn())
-        console = Console(stderr=True)
-        self._bar = (
-            RichProgress(*columns, console=console, transient=True) if sys.stderr.isatty() and not quiet else None
-        )
-        self._task: Any = None
-
-    def __enter__(self) -> Bar:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.damage is not None:
-            print(f"computed again: {progress.damage}", file=sys.stderr)
-        if self._bar is None:
-            return
-        if self._task is None:
-            self._task = self._bar.add_task("")
-        self._bar.update(self._task, completed=progress.done, total=progress.total, description=progress.best)
 
 
 def print_compare(document: Mapping[str, Any], out: Path | None) -> None:
@@ -70,7 +35,7 @@ def print_compare(document: Mapping[str, Any], out: Path | None) -> None:
     for warning in document["warnings"]:
         console.print(f"warning: {warning}", style="yellow")
     console.print(_comparison_table(document))
-    for line in document["headline"]:
+    for line in (*document["headline"], *sentences(document.get("model_error", ()), document["baseline"])):
         console.print(line)
     for found in document["drill_down"]:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in found["causes"].items())
@@ -92,7 +57,7 @@ def _first(found: Mapping[str, Any]) -> str:
 def _workload(workload: Mapping[str, Any]) -> str:
     parts = [title(str(workload.get("trace", "")))]
     parts += [f"{workload['requests']:,} requests"] if workload.get("requests") else []
-    parts += [f"{workload['rate']} requests/s"] if workload.get("rate") else []
+    parts += [rate_words(workload["rate"])] if workload.get("rate") else []
     parts += [f"{workload[key]}" for key in ("model", "gpu") if workload.get(key)]
     return ", ".join(filter(None, parts))
 
@@ -138,19 +103,22 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
     for i, (head, *_) in enumerate(columns):
         number_column = len(axes) <= i < len(columns) - 1
         table.add_column(head, justify="right" if number_column else "left", no_wrap=number_column)
-    best = document["best"] and document["best"]["label"]
+    bests = document["best_by_rate"] if document["best_by_rate"] is not None else [document["best"]]
+    bests = [best for best in bests if best is not None]
+    names_of_best = [best["label"] for best in bests]
     for v, *cells in zip(document["variants"], *(column[1:] for column in columns), strict=True):
-        bold = best is not None and best in (v["label"], v["equal_to"])
+        bold = v["label"] in names_of_best or v["equal_to"] in names_of_best
         table.add_row(*cells[:-1], _coloured(cells[-1]), style="bold" if bold else None)
     console.print(table)
     if left:
         others = ", ".join(metric_label(m["name"]) for m in metrics[-left:])
         console.print(f"no room for {others}: a wider window, --json or --out shows them", style="dim")
-    if best is not None:
-        metric = document["best"]["metric"]
-        unit = next(m["unit"] for m in document["metrics"] if m["name"] == metric)
-        also = "".join(f" = {label}" for label in document["best"]["equal"])
-        console.print(f"best {metric_label(metric)}: {best}{also}, {value_text(document['best']['value'], unit)}")
+    for best in bests:
+        unit = next(m["unit"] for m in document["metrics"] if m["name"] == best["metric"])
+        at = "" if best["rate"] is None else f" at {rate_words(best['rate'])}"
+        also = "".join(f" = {label}" for label in best["equal"])
+        value = value_text(best["value"], unit)
+        console.print(f"best {metric_label(best['metric'])}{at}: {best['label']}{also}, {value}")
     for note in document["notes"]:
         console.print(f"note: {note}", style="dim")
     if out is not None:
@@ -182,7 +150,7 @@ def _fitting(columns: Sequence[Sequence[str]], more: Sequence[Sequence[str]], ro
 def _state(variant: Mapping[str, Any]) -> str:
     if variant["status"] == "failed":
         return "failed"
-    if variant["unstable"]:
+    if variant["unstable"] or variant["stability"] == "unstable":
         return "unstable"
     if variant["equal_to"] is not None:
         return f"= {variant['equal_to']}"
@@ -194,43 +162,50 @@ def _coloured(state: str) -> Text:
 
 
 def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
-    """A row a deployment: what it carries, at what price."""
+    """The answer in one sentence, and a row a deployment: what it carries, at what price, or its best share and why it
+    is no better."""
     console = open_console()
     how, repeats = document["settings"], document["replicates"]
-    limits = "; ".join(filter(None, (limits_text(how["slo"]), *_class_limits(how.get("slo_classes", {})))))
     console.print(_workload(document["workload"]), style="bold")
-    target = f"{percent(how['attainment'])} of requests within {limits}"
-    console.print(f"{target}; {counted(repeats)}", style="dim")
+    windows = ""
+    if "window_minutes" in how:
+        windows = (
+            f", over the whole trace and in every {how['window_minutes']:g} minutes with at least "
+            f"{how['window_requests']:,} requests"
+        )
+    console.print(f"{header(how['goals'])}{windows}; {counted(repeats)}", style="dim")
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("deployment", "GPUs", "rate", "interval", "TTFT\np99", "$/hour", "$/M\ntokens", ""):
+    for name in ("deployment", "GPUs", "rate", "interval", "share", "TTFT\np99", "$/hour", "$/M\ntokens", ""):
         left = name in ("deployment", "")
         table.add_column(name, justify="left" if left else "right", no_wrap=not left)
     for row in document["rows"]:
         table.add_row(*_capacity_row(row), style="bold" if row["cheapest"] and len(document["rows"]) > 1 else None)
     console.print(table)
+    for row in document["rows"]:
+        if row["verdict"] == "never" and row["best_attainment"] is not None:
+            console.print(f"{row['label'] or 'this'}: {never_text(row)}", style="dim")
+    console.print(document["answer"], style="bold")
     for note in document["notes"]:
         console.print(f"note: {note}", style="dim")
     if out is not None:
         console.print(f"written to {out}", style="dim")
 
 
-def _class_limits(classes: Mapping[str, Any]) -> list[str]:
-    return [f"{name} {limits_text(slo)}" for name, slo in classes.items()]
-
-
 def _capacity_row(row: Mapping[str, Any]) -> list[str]:
     values, low, high = row["values"], row["rate_low"], row["rate_high"]
     gpus = "" if row["gpus"] is None else f"{row['gpus']} x {row['gpu']}"
     interval = "" if low is None else f"{number(low)} to {number(high)}"
-    words = [word for word in ("cheapest", "pareto") if row[word]] if row["verdict"] == "carries" else [row["verdict"]]
+    carries = row["verdict"] == "carries"
+    words = [word for word in ("cheapest", "pareto") if row[word]] if carries else [row["verdict"]]
+    figures = (row["usd_per_hour"], values["usd_per_million_tokens"])
     return [
         row["label"] or "this",
         gpus,
         "" if row["rate"] is None else f"{number(row['rate'])}/s",
         interval,
-        value_text(values["ttft_p99"], "ms"),
-        number(row["usd_per_hour"]),
-        number(values["usd_per_million_tokens"]),
+        "" if row["best_attainment"] is None else percent(row["best_attainment"]),
+        value_text(values["ttft_p99"], "ms") if carries else "",
+        *(number(figure) if carries else "" for figure in figures),
         ", ".join(words).replace("pareto", "Pareto"),
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from servesim.contracts.speculator import Speculator
 from servesim.cost.draft import drafting
@@ -55,14 +56,14 @@ def build_cost_model(
     `attention_backend` "eager": no fused attention kernel (`servesim.cost.eager`).
     """
     _check(model, gpu, tp, dtype, kv_dtype)
-    kernels, measured_on = _kernels(model, gpu, tables, engine)
+    kernels, measured_on, rows = _kernels(model, gpu, tables, engine)
     if gpu.name == measured_on.name and _same_rates(
         gpu, measured_on, arithmetic(model, dtype, kv_dtype), links=tp * pp > 1
     ):
         measured_on = gpu  # another price, or more memory, leaves its kernels as they were measured
     smooth = host is not None and host.monotone_gemms
     roofline = Roofline.ideal if tables == IDEAL else Roofline
-    gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth)
+    gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth, rows.get("fp8_quantizing_us", 0.0) * 1e3)
     if moe_backend == "auto" and engine is not None:
         moe_backend = engine.get("mxfp4_experts", "auto")
     eager = attention_backend == "eager"
@@ -82,6 +83,7 @@ def build_cost_model(
         eager,
         _own_all_reduce_below(engine, tp),
         engine.get("fused_all_reduce_norm_mib", {}).get(tp, 0.0) * 2**20 if engine is not None else 0.0,
+        frozenset(rows.get("attention_with", ())),
     )
     stages = [
         Stage(
@@ -109,19 +111,19 @@ def build_cost_model(
 
 def _kernels(
     model: ModelSpec, gpu: Gpu, tables: str | Path | None, engine: EngineFacts | None
-) -> tuple[KernelTables | None, Gpu]:
+) -> tuple[KernelTables | None, Gpu, dict[str, Any]]:
     """Return the tables asked for, else the engine's own, if they have the model's attention, else those of the GPU;
-    and the GPU they were measured on."""
+    the GPU they were measured on; and what the engine's own rows hold beside the kernel they are named after."""
     if tables in (ROOFLINE_ONLY, IDEAL):
-        return None, gpu
+        return None, gpu, {}
     if tables is not None:
-        return KernelTables.load(folder=tables), _unchanged(gpu)
+        return KernelTables.load(folder=tables), _unchanged(gpu), {}
     own = engine.get("kernel_tables") if engine is not None and gpu.tables is not None else None
-    if own is not None and (model.latent is None or KernelTables.load(own).dtypes("mla_decode")):
-        return KernelTables.load(own), _unchanged(gpu)
+    if engine is not None and own is not None and (model.latent is None or KernelTables.load(own).dtypes("mla_decode")):
+        return KernelTables.load(own), _unchanged(gpu), engine.get("kernel_rows", {})
     if gpu.tables is not None:
-        return KernelTables.load(gpu.tables), Gpu.load(gpu.tables)
-    return None, gpu
+        return KernelTables.load(gpu.tables), Gpu.load(gpu.tables), {}
+    return None, gpu, {}
 
 
 def _unchanged(gpu: Gpu) -> Gpu:

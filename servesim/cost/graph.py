@@ -44,6 +44,8 @@ class LayerGraph:
     """Bytes of a message from which on NCCL reduces it instead of the engine's own kernels."""
     fused_norm_to: float = 0.0
     """Bytes of a message up to which all-reduce adds the residual and normalizes in the same kernel."""
+    within_attention: frozenset[str] = frozenset()
+    """Of `kv_write` and `rotary` those that the attention table's rows hold; the latter where no norm comes first."""
 
     @property
     def roofline(self) -> Roofline:
@@ -149,9 +151,10 @@ class LayerGraph:
         ]
         if self.model.qk_norm_all_heads and self.tp > 1:
             found += self._norm_across_gpus(q + kv)
-        if owns_kv:
+        if owns_kv and "kv_write" not in self.within_attention:
             found.append(Operator("kv_write", self._rows("kv_write", kv, 8.0 * kv)))
-        if not self.model.learned_positions:
+        rotates = self.model.qk_norm or "rotary" not in self.within_attention
+        if rotates and not self.model.learned_positions:
             found.append(Operator("rotary", self._rows("rotary", q + kv, 4.0 * (q + kv))))
         return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ class HostTerms:
     """GPU time of sampling beyond the sampler's formula, for each sampled row and entry of the vocabulary."""
     launch_per_kernel: float = 0.0
     """Processor time per kernel, for engines without CUDA graphs: a step lasts at least as long as its launches."""
+    eager_per_layer: float = 0.0
+    """Processor time of a layer in a step with prompts, for engines that replay graphs in steps of decodes alone: such
+    a step lasts at least as long as all its layers."""
+    eager_per_mixture: float = 0.0
+    """The same for a layer with experts."""
     mixed_filling: float = 0.0
     """GPU time of a layer for decodes beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or more that give every
     multiprocessor a block, in proportion where either is less, and where no table has such steps."""
@@ -150,6 +156,10 @@ class HostTerms:
         sequences = batch.decode_count + len(batch.prefill)
         return Host(int(self.overlapped + self.overlapped_per_sequence * sequences + 0.5), int(exposed + 0.5))
 
+    def eager_ns(self, layers: int, mixtures: int) -> float:
+        """Return the processor time of a step with prompts over `layers`, of which `mixtures` have experts."""
+        return self.eager_per_layer * (layers - mixtures) + self.eager_per_mixture * mixtures
+
     def front(self, model: str, processes: int = 1, stream_interval: int = 1) -> FrontTerms:
         """Return the front end of `processes` API processes before a model, whose tokenizer is its family's where the
         terms know it."""
@@ -191,8 +201,7 @@ def host_terms(engine: str, gpu: str) -> HostTerms | None:
     name, version = _version(engine)
     version = version or (1 << 30,)
     found = []
-    for path in sorted(_shipped(), key=lambda p: p.name):
-        terms = HostTerms.load(path.name.removesuffix(".yaml"))
+    for terms in _all_shipped():
         their_name, theirs = _version(terms.engine)
         if their_name == name:
             found.append((theirs <= version, theirs if theirs <= version else tuple(-v for v in theirs), terms))
@@ -207,6 +216,12 @@ def _version(engine: str) -> tuple[str, tuple[int, ...]]:
     name, _, version = engine.lower().partition(" ")
     parts = [part for part in version.split(".")[:2] if part.isdigit()]
     return name, tuple(int(part) for part in parts)
+
+
+@cache
+def _all_shipped() -> tuple[HostTerms, ...]:
+    """Return all shipped terms, in order of their names, read once."""
+    return tuple(HostTerms.load(name) for name in sorted(path.name.removesuffix(".yaml") for path in _shipped()))
 
 
 def _shipped() -> list[Any]:

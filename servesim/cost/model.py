@@ -46,7 +46,7 @@ class TableCostModel(CostModel):
         self._stages = stages
         self._drafting = drafting
         self.num_stages = len(stages)
-        self._hosts: dict[tuple[int, int], Host] = {}  # by sequences and sampled ones, all that a step's depends on
+        self._hosts: dict[tuple[int, int, bool], Host] = {}  # by sequences, sampled ones, prompts: all it depends on
         self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # by all that steps have besides contexts
         self._decodes: dict[tuple[int, str], tuple[float, list[float], Curve, int, int, int]] = {}
         self._padded = host.padding() if host is not None else []
@@ -153,10 +153,10 @@ class TableCostModel(CostModel):
             return NO_HOST
         if self.terms.launch_per_kernel:
             return self._host(batch)
-        key = (batch.decode_count + len(batch.prefill), batch.sampled)
+        key = (batch.decode_count + len(batch.prefill), batch.sampled, bool(batch.prefill))
         host = self._hosts.get(key)
         if host is None:
-            host = self._hosts[key] = self.terms.host(batch)
+            host = self._hosts[key] = self._host(batch)
         return host
 
     def _host(self, batch: Batch) -> Host:
@@ -164,6 +164,9 @@ class TableCostModel(CostModel):
         if self.terms is not None and self.terms.launch_per_kernel:
             kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in self._passes(batch))
             host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
+        if self.terms is not None and batch.prefill:
+            eager = sum(self.terms.eager_ns(stage.layers, stage.mixtures) for stage in self._stages)
+            host = host._replace(launching=max(host.launching, int(eager + 0.5)))
         if self._drafting is not None:
             drafting = self._drafting.speculator.host_ns(batch, batch.draft_k)
             if drafting:

@@ -62,6 +62,9 @@ class Stage:
         step until the power limit lowers the clock."""
         self._per_token, self._per_sample, self._attention = per_token, per_sample, attention
         self._roofline, self._copied = roofline, copied
+        self.layers = sum(layer.layers for layer in attention)
+        self.mixtures = sum(operator.runs for operator in per_token if operator.name == "experts")
+        """Layers, and those of them with experts."""
         self._cool_ns = cool_ns
         self.skewed = any(layer.attention.skew is not None for layer in attention)
         """Whether decode costs more for more unequal contexts."""

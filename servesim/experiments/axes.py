@@ -25,7 +25,7 @@ from servesim.run.setting_names import full_name
 
 NAMES = frozenset(("scheduler", "kv", "speculation", "acceptance", "router", "model", "gpu", "trace"))
 """Settings whose values speak for themselves in a label; others stand there as key=value."""
-SINGLE = frozenset(("slo", "shape", "columns"))
+SINGLE = frozenset(("slo", "shape", "columns", "price"))
 """Settings that hold several values themselves."""
 
 

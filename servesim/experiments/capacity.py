@@ -11,21 +11,33 @@ capacity.json, keys sorted, NaN and infinity as null:
 
     schema      "servesim.capacity/1"
     question    "highest rate" or "cheapest deployment"
-    settings    slo, slo_classes (where there are any), attainment, tolerance, level, warmup, cooldown, max_replicas
+    answer      the answer in one sentence
+    settings    slo, slo_classes (where there are any), goals: [{limits, share, text}], attainment, window_minutes,
+                window_requests, tolerance, level, warmup, cooldown, max_replicas
     workload    settings all runs share
     replicates  {kind: "seeds" | "windows", count}
-    rows        [{label, axes, gpu, gpus, replicas, usd_per_hour, rate, rate_low, rate_high, attainment,
-                attainment_low, attainment_high, values: {metric: mean at this rate and size}, verdict, pareto,
-                cheapest, error}]
-    points      [{label, replicate, rate, replicas, address, unstable, attainment}], in the order they were run
+    rows        [{label, axes, gpu, gpus, replicas, usd_per_hour, rate, rate_low, rate_high, goal: number of the goal
+                that binds, attainment, attainment_low, attainment_high: its share and interval, best_attainment,
+                best_at: its best share and from what load on (by "replicas", or null: requests/s; null: on an idle
+                server), window, minute: {minute, minutes, requests, share, low, high} the worst ones, binds: what is
+                late just beyond, reason: why it never carries, values: {metric: mean at this rate and size}, verdict,
+                pareto, cheapest, error}]
+    points      [{label, replicate, rate, replicas, address, unstable, attainment, worst_window}], in the order they
+                were run
     notes       [sentences]
 
-A rate is carried if, on average over the replicates, at least `attainment` of the requests that arrive in the steady
-window meet every SLO, and less than half of the runs are unstable. The highest rate is bisected on common random
-numbers: a new rate stretches the same arrivals. Its interval is where the interval of the mean attainment (t, over
-replicates) meets the target: up to `rate_low` even its lower end does (0: at no rate tried), from `rate_high` on not
-even its upper end, so it contains what bisection leaves open. `replicas` of a deployment is the fewest that carry the
-rate. `cheapest`: the lowest price per request carried.
+A goal is a share of requests within limits: `attainment` of them within all limits that are given jointly, and
+the percentile of a limit that has its own. Requests that arrive in the steady window count; of a recorded trace all do.
+A load is carried if every goal is reached on average over the seeds; of a recorded trace, which is replayed whole, over
+all of it and in every window of `window_minutes` that begins with an arrival and holds at least `window_requests`. In
+less than half of the runs may a queue grow without end. First every request is served alone: where that misses a goal,
+no load reaches it, and none is run.
+
+The highest rate is bisected on common random numbers: a new rate stretches the same arrivals by one factor. Its
+interval is where the interval of the share (t, over seeds, or over windows of the trace) meets the goal: up to
+`rate_low` even its lower end does (0: at no rate tried), from `rate_high` on not even its upper end, so it contains
+what bisection leaves open. `replicas` of a deployment is the fewest that carry the rate; doubling them ends where it
+changes nothing while GPUs are idle most of the time. `cheapest`: the lowest price per request carried.
 
 verdict: carries; never (not even with max_replicas, or at any rate); no limit (the trace is too short to fill the
 deployment, whatever the rate); failed (see error: often the model does not fit).
@@ -34,18 +46,21 @@ deployment, whatever the rate); failed (see error: often the model does not fit)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.errors import UserError
-from servesim.experiments.axes import load_grid, product
-from servesim.experiments.capacity_study import Study
+from servesim.experiments.axes import Variant, load_grid, product
+from servesim.experiments.capacity_answer import Answer, notes, sentence
+from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.documents import write_document
+from servesim.experiments.goals import goals_of
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
+from servesim.experiments.outcome import Measuring
 from servesim.experiments.replicates import replicates_of
-from servesim.experiments.run_metrics import check_window
+from servesim.experiments.run_metrics import METRICS, check_window
 from servesim.experiments.runner import OnProgress, open_runner
 from servesim.experiments.statistics import LEVEL
 from servesim.experiments.variants import shared_settings
@@ -56,17 +71,21 @@ if TYPE_CHECKING:
 
 SCHEMA = "servesim.capacity/1"
 CAPACITY, POINTS = "capacity.json", "capacity.parquet"
+REPLICATES = 5
 
 
 def capacity(
     scenario: str | Path | Mapping[str, Any] | None = None,
     *,
     attainment: float = 0.99,
-    replicates: int = 5,
+    replicates: int | None = None,
+    window: int | None = None,
+    window_minutes: float = 10.0,
+    window_requests: int = 300,
     tolerance: float = 0.02,
     max_replicas: int = 64,
-    warmup: float = 0.1,
-    cooldown: float = 0.1,
+    warmup: float | None = None,
+    cooldown: float | None = None,
     jobs: int | None = None,
     executor: str = "local",
     out: str | Path | None = None,
@@ -76,50 +95,58 @@ def capacity(
 ) -> pd.DataFrame:
     """Find the highest rate each variant carries within its SLO; with `rate`, the replicas each needs and the cheapest.
 
-    `attainment`: share of requests that must meet every SLO; `tolerance`: where bisection stops, as a ratio. The
-    document is in `.attrs["document"]`. `overwrite`: let `out` replace another experiment's. UserError where the
+    `attainment`: share of requests that must meet every SLO; `tolerance`: where bisection stops, as a ratio.
+    `replicates` (5): seeds, or windows of a recorded trace, each of `window` requests. Of such a trace every window of
+    `window_minutes` with at least `window_requests` must pass too. `warmup`, `cooldown`: shares of the arrivals left
+    out at the ends (0.1; of a recorded trace nothing). The document is in `.attrs["document"]`. `overwrite`: let
+    `out` replace another experiment's. UserError where the
     question makes no sense.
     """
     import pandas as pd
 
-    check_window(warmup, cooldown)
-    _check(attainment, tolerance, max_replicas)
+    check_window(warmup or 0.0, cooldown or 0.0)
+    _check(attainment, tolerance, max_replicas, window_minutes, window_requests)
     objects = Objects()
     settings, lists = load_grid(objects.named(scenario), objects.named(axes))
     variants = product(settings, lists)
     check_names(variants, objects)
     known = Scenario.of(variants[0].settings)
-    if not (known.slo or known.slo_classes):
-        raise UserError("capacity: give an SLO to meet, such as --slo ttft:500,tpot:50")
-    if "rate" in {key for v in variants for key in v.axes}:
-        raise UserError("capacity: one rate is needed for the cheapest deployment, none for the highest rate")
-    if known.rate == math.inf:
-        raise UserError("capacity: no deployment carries an infinite rate; give requests/s, or leave --rate out")
-    if known.rate is not None and any("replicas" in v.axes for v in variants):
-        raise UserError("capacity: with a rate the number of replicas is what is sought; leave --replicas out")
+    _check_question(known, variants)
+    goals = goals_of(known, attainment)
     shared = shared_settings([v.settings for v in variants])
     with open_runner(out, CAPACITY, executor, jobs, on_progress, objects, shared, overwrite) as runner:
-        repeats = replicates_of(variants[0].settings, replicates, objects=objects)
-        study = Study(runner, variants, repeats, attainment, warmup, cooldown)
-        rows = study.highest_rates(tolerance) if known.rate is None else study.cheapest(known.rate, max_replicas)
+        repeats = replicates_of(variants[0].settings, replicates, objects, window, REPLICATES)
+        ends = repeats.margins(warmup, cooldown)
+        metrics = [METRICS[name] for name in REPORTED]
+        study = Study(runner, variants, Measuring(metrics, goals, repeats, ends, window_minutes, window_requests))
+        answer = Answer(study, goals)
+        rate = None
+        if known.rate is None:
+            rows = answer.by_rate(study.highest_rates(tolerance))
+        else:
+            rate = study.rate_of(variants[0], known.rate)
+            rows = answer.by_price(rate, study.fewest_replicas(max_replicas))
         document = {
             "schema": SCHEMA,
-            "question": "highest rate" if known.rate is None else "cheapest deployment",
+            "question": "highest rate" if rate is None else "cheapest deployment",
+            "answer": sentence(rows, rate is not None, goals, rate),
             "settings": {
                 "slo": known.slo,
                 **({"slo_classes": known.slo_classes} if known.slo_classes else {}),
+                "goals": [{"limits": goal.limits, "share": goal.share, "text": goal.text} for goal in goals],
                 "attainment": attainment,
+                **({"window_minutes": window_minutes, "window_requests": window_requests} if repeats.recorded else {}),
                 "tolerance": tolerance,
                 "level": LEVEL,
-                "warmup": warmup,
-                "cooldown": cooldown,
+                "warmup": ends[0],
+                "cooldown": ends[1],
                 "max_replicas": max_replicas,
             },
             "workload": shared_settings([v.settings for v in variants]),
             "replicates": {"kind": repeats.kind, "count": len(repeats)},
             "rows": rows,
             "points": [{k: x for k, x in p.items() if k != "values"} for p in study.points],
-            "notes": study.notes(rows),
+            "notes": notes(rows, repeats, goals, known.price),
         }
         if out is not None:
             write_document(Path(out), CAPACITY, document, POINTS, study.columns())
@@ -129,10 +156,27 @@ def capacity(
     return frame
 
 
-def _check(attainment: float, tolerance: float, max_replicas: int) -> None:
+def _check_question(known: Scenario, variants: Sequence[Variant]) -> None:
+    if not (known.slo or known.slo_classes):
+        raise UserError("capacity: give an SLO to meet, such as --slo ttft:500,tpot:50")
+    if any(key.partition(".")[0] in ("slo", "slo_classes") for v in variants for key in v.axes):
+        raise UserError("capacity: one SLO is needed; ask once for each")
+    if "rate" in {key for v in variants for key in v.axes}:
+        raise UserError("capacity: one rate is needed for the cheapest deployment, none for the highest rate")
+    if known.rate == math.inf:
+        raise UserError("capacity: no deployment carries an infinite rate; give requests/s, or leave --rate out")
+    if known.rate is not None and any("replicas" in v.axes for v in variants):
+        raise UserError("capacity: with a rate the number of replicas is what is sought; leave --replicas out")
+
+
+def _check(attainment: float, tolerance: float, max_replicas: int, minutes: float, least: int) -> None:
     if not 0 < attainment <= 1:
         raise UserError(f"attainment is {attainment:g}, must be a share above 0")
     if not 0.001 <= tolerance <= 0.5:
         raise UserError(f"tolerance is {tolerance:g}, must be from 0.001 to 0.5")
     if max_replicas < 1:
         raise UserError(f"max_replicas is {max_replicas}, must be at least 1")
+    if not 0 < minutes < math.inf:
+        raise UserError(f"window_minutes is {minutes:g}, must be above 0")
+    if least < 1:
+        raise UserError(f"window_requests is {least}, must be at least 1")

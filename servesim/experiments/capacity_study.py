@@ -1,193 +1,206 @@
-"""The runs behind a capacity question, asked for round by round, and the rows they make."""
+"""The runs behind a capacity question, asked for round by round: none that cannot change the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from servesim.experiments.axes import Variant
-from servesim.experiments.limit_search import RateSearch, ReplicaSearch
-from servesim.experiments.replicates import Replicates
-from servesim.experiments.run_metrics import METRICS, Metric, measure
+from servesim.experiments.idle import Alone, trace_of
+from servesim.experiments.limit_search import START, RateSearch, ReplicaSearch
+from servesim.experiments.outcome import Judged, Measuring, Outcome, judge
+from servesim.experiments.ranking import PARETO
+from servesim.experiments.replicates import WORKLOAD
+from servesim.experiments.run_metrics import Run
 from servesim.experiments.runner import Runner
-from servesim.experiments.statistics import interval
-from servesim.experiments.sweep import PARETO, pareto_front
-from servesim.hardware import Gpu
+from servesim.experiments.store import Cell
 from servesim.run.scenario import Scenario
+from servesim.workload.trace import Trace
 
 REPORTED = (*PARETO, "ttft_p99", "tpot_p99", "usd_per_million_output_tokens", "slo_attainment")
 ENDS = 4
 """The ends of an interval are searched so much more coarsely than the rate itself."""
+IDLE_HALF = 0.5
+"""Share of the time GPUs compute below which a load is no longer what requests wait for: where doubling the replicas
+then changes nothing, more of them change nothing either."""
+
+Load = tuple[str, float]
+"""Label of a deployment, and its rate or its replicas."""
 
 
 class Study:
-    """Asks for runs round by round, all variants and replicates at once."""
+    """Asks for runs round by round, all deployments and replicates at once."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        variants: Sequence[Variant],
-        repeats: Replicates,
-        attainment: float,
-        warmup: float,
-        cooldown: float,
-    ) -> None:
-        self._runner, self._variants, self.repeats = runner, variants, repeats
-        self._attainment, self._window = attainment, (warmup, cooldown)
-        self._metrics: list[Metric] = [METRICS[name] for name in REPORTED]
+    def __init__(self, runner: Runner, variants: Sequence[Variant], measuring: Measuring) -> None:
+        self._runner, self.variants, self._measuring = runner, variants, measuring
+        self._repeats = measuring.repeats
         self.points: list[dict[str, Any]] = []
-        self._errors: dict[str, str] = {}
+        self.outcomes: dict[Load, list[Outcome]] = {}
+        self.judged: dict[Load, Judged] = {}
+        self.idle: dict[str, Outcome] = {}
+        """By label: every request alone on a server."""
+        self.errors: dict[str, str] = {}
+        self._searches: dict[str, RateSearch | ReplicaSearch] = {}
 
-    def highest_rates(self, tolerance: float) -> list[dict[str, Any]]:
-        """Run three searches per variant: where the mean attainment meets its target, and where the ends of its
-        interval do."""
-        searches = {v.label: [RateSearch(f * tolerance) for f in (1, ENDS, ENDS)] for v in self._variants}
+    def highest_rates(self, tolerance: float) -> dict[str, tuple[RateSearch, RateSearch, RateSearch]]:
+        """Run three searches per deployment: where its margin over the goals is 0, and where the ends of its interval
+        are. Those whose idle server misses a goal have none."""
+        start = self._repeats.mean_rate or START
+        open_ones = self._open_after_idle()
+        found = {v.label: (RateSearch(tolerance, start), RateSearch(ENDS * tolerance, start),
+                           RateSearch(ENDS * tolerance, start)) for v in open_ones}  # fmt: skip
+        self._searches = {label: searches[0] for label, searches in found.items()}
         while True:
             wanted = []
-            for v in self._variants:
-                rates = [s.next() for s in searches[v.label]] if v.label not in self._errors else []
+            for v in open_ones:
+                rates = [s.next() for s in found[v.label]] if v.label not in self.errors else []
                 wanted += [(v, rate) for rate in rates if rate is not None][:1]
             if not wanted:
-                break
-            points = self._run([(v, j, {"rate": rate}) for v, rate in wanted for j in range(len(self.repeats))])
+                return found
+            self._load("rate", wanted)
             for v, rate in wanted:
-                if v.label not in self._errors:
-                    bounds = self._bounds([p for p in points if p["label"] == v.label])
-                    for search, share in zip(searches[v.label], bounds, strict=True):
-                        search.tell(rate, share >= self._attainment)
-        return _marked([self._rate_row(v, *searches[v.label]) for v in self._variants])
+                if (v.label, rate) in self.judged:
+                    at = self.judged[v.label, rate]
+                    margins = (at.margin, at.margin_low, at.margin_high)
+                    for search, margin in zip(found[v.label], margins, strict=True):
+                        search.tell(rate, margin >= 0)
 
-    def _bounds(self, points: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
-        """Return the mean attainment over the replicates, and its interval (t); 0 where half of them are unstable."""
-        if 2 * sum(p["unstable"] for p in points) >= len(points):
-            return 0.0, 0.0, 0.0
-        shares = np.array([p["attainment"] for p in points])
-        low, high = interval(shares, "t") if len(shares) > 1 else (shares[0], shares[0])
-        return float(shares.mean()), float(low), float(high)
-
-    def _rate_row(self, v: Variant, mean: RateSearch, lower: RateSearch, upper: RateSearch) -> dict[str, Any]:
-        row = self._row(v, Scenario.of(v.settings).replicas if v.label not in self._errors else None)
-        if row["verdict"] == "failed":
-            return row
-        if mean.high == np.inf or mean.low == 0:
-            return row | {"verdict": "never" if mean.low == 0 else "no limit"}
-        return row | {
-            "verdict": "carries",
-            "rate": mean.low,
-            "rate_low": min(lower.low, mean.low),
-            "rate_high": max(upper.high, mean.high),
-            **self._means(v.label, "rate", mean.low),
-        }
-
-    def cheapest(self, rate: float, max_replicas: int) -> list[dict[str, Any]]:
-        """Run one search per variant, over the number of replicas."""
-        searches = {v.label: ReplicaSearch(max_replicas) for v in self._variants}
+    def fewest_replicas(self, max_replicas: int) -> dict[str, int | None]:
+        """Run one search per deployment, over the number of replicas; None for one that never carries the rate."""
+        open_ones = self._open_after_idle()
+        searches = {v.label: ReplicaSearch(max_replicas) for v in open_ones}
+        self._searches = {**searches}
         while True:
             wanted = [
-                (v, n)
-                for v in self._variants
-                if v.label not in self._errors and (n := searches[v.label].next()) is not None
+                (v, n) for v in open_ones if v.label not in self.errors and (n := searches[v.label].next()) is not None
             ]
             if not wanted:
-                break
-            points = self._run([(v, j, {"replicas": n}) for v, n in wanted for j in range(len(self.repeats))])
+                return {v.label: searches[v.label].fewest if v.label in searches else None for v in self.variants}
+            self._load("replicas", wanted)
             for v, n in wanted:
-                mine = [p for p in points if p["label"] == v.label]
-                if v.label not in self._errors:
-                    searches[v.label].tell(n, self._bounds(mine)[0] >= self._attainment)
-        rows = []
-        for v in self._variants:
-            fewest = searches[v.label].fewest
-            row = self._row(v, fewest)
-            if row["verdict"] != "failed" and fewest is None:
-                row["verdict"] = "never"
-            elif fewest is not None:
-                row |= {"verdict": "carries", "rate": rate, **self._means(v.label, "replicas", fewest)}
-            rows.append(row)
-        return _marked(rows)
+                if (v.label, n) in self.judged:
+                    searches[v.label].tell(n, self.judged[v.label, n].carried)
+                    if self._in_vain(v.label, n):
+                        searches[v.label].give_up()
 
-    def _run(self, asked: Sequence[tuple[Variant, int, dict[str, Any]]]) -> list[dict[str, Any]]:
-        """Compute these runs; return the points of those that did not fail."""
-        cells = []
-        for v, j, change in asked:
-            cells.append(self._runner.cell({**v.settings, **self.repeats.changes[j], **change}))
-        self._runner.run(cells)
+    def _in_vain(self, label: str, n: int) -> bool:
+        """Return whether the last doubling left every share as it was, with servers idle most of the time."""
+        if n % 2 or (label, n // 2) not in self.judged or self.judged[label, n].carried:
+            return False
+        before, after = self.judged[label, n // 2], self.judged[label, n]
+        steps = [1 / o.requests for o in self.outcomes[label, n]]
+        gains = [b - a for a, b in zip(before.shares, after.shares, strict=True)]
+        busy = max(o.busy for o in self.outcomes[label, n])
+        return max(gains) <= max(steps) and busy < IDLE_HALF
+
+    def _open_after_idle(self) -> list[Variant]:
+        """Run every request alone on a server, where no load can be faster than that; return the deployments that may
+        still reach their goals."""
+        asked = self._alone()
+        shares: dict[str, list[tuple[float, ...]]] = {}
+        while asked:  # a second time where the requests picked do not tell
+            settings = [
+                alone.settings(self._repeats.settings(v.settings, j), self._runner.objects) for v, j, alone in asked
+            ]
+            cells = [self._runner.cell(each) for each in settings]
+            self._compute(cells, [f"{v.label or 'the deployment'}, idle server" for v, _, _ in asked], len(asked))
+            again = []
+            for (v, j, alone), cell in zip(asked, cells, strict=True):
+                if cell.address in self._runner.errors:
+                    self.errors.setdefault(v.label, self._runner.errors[cell.address])
+                elif (run := alone.measured(self._runner.load(cell), self._measuring.goals)) is None:
+                    again.append((v, j, Alone.whole(alone.of)))
+                else:
+                    shares.setdefault(v.label, []).append(self._idle(v, run, alone.of))
+            asked = again
+        means = {label: np.mean(found, axis=0) for label, found in shares.items()}
+        goals = np.array([goal.share for goal in self._measuring.goals])
+        for label, mean in means.items():
+            if not self._repeats.recorded:
+                self.idle[label] = replace(self.idle[label], shares=tuple(mean.tolist()))
+        hopeless = {label for label, mean in means.items() if (mean < goals).any()}
+        return [v for v in self.variants if v.label not in hopeless | self.errors.keys()]
+
+    def _alone(self) -> list[tuple[Variant, int, Alone]]:
+        """Return the runs of requests alone, of deployments and replicates that have such a bound."""
+        traces: dict[str, Trace | None] = {}
         found = []
-        for (v, j, _), cell in zip(asked, cells, strict=True):
-            if cell.address in self._runner.errors:
-                self._errors.setdefault(v.label, self._runner.errors[cell.address])
-                continue
-            run = self._runner.load(cell)
-            values = measure(run, self._metrics, *self._window)
-            share = values["slo_attainment"]
-            if np.isnan(share):
-                self._errors.setdefault(v.label, "no request arrives in the steady window: give more --requests")
-                continue
-            point = {
-                "label": v.label,
-                "replicate": j,
-                "rate": cell.settings["rate"],
-                "replicas": run.summary["scenario"]["replicas"],
-                "address": cell.address,
-                "unstable": run.unstable,
-                "attainment": share,
-                "values": values,
-            }
-            found.append(point)
-        self.points += found
+        for v in self.variants:
+            for j in range(self._runs):
+                settings = self._repeats.settings(v.settings, j)
+                workload = repr([settings.get(key) for key in (*WORKLOAD, "scheduler", "stream", "preset")])
+                if workload not in traces:
+                    traces[workload] = trace_of(settings, self._runner.objects)
+                if (trace := traces[workload]) is not None:
+                    found.append((v, j, Alone.reduced(trace, self._measuring.goals, settings)))
         return found
 
-    def _means(self, label: str, key: str, value: float) -> dict[str, Any]:
-        """Return the means over all replicates at one rate or size."""
-        points = [p for p in self.points if p["label"] == label and p[key] == value]
-        values = {m.name: float(np.mean([p["values"][m.name] for p in points])) for m in self._metrics}
-        share, low, high = self._bounds(points)
-        return {"values": values, "attainment": share, "attainment_low": low, "attainment_high": min(high, 1.0)}
+    def _idle(self, v: Variant, run: Run, trace: Trace) -> tuple[float, ...]:
+        """Measure requests alone; return the share by goal that no load exceeds, over all and in the worst window."""
+        outcome = self._measuring.alone(run, trace.arrival_ns, v.settings.get("rate") is not None)
+        if v.label not in self.idle or min(outcome.shares) < min(self.idle[v.label].shares):
+            self.idle[v.label] = outcome
+        windows = zip(outcome.shares, outcome.worst or [None] * len(outcome.shares), strict=True)
+        return tuple(min(share, w.share) if w else share for share, w in windows)
 
-    def _row(self, v: Variant, replicas: int | None) -> dict[str, Any]:
-        row: dict[str, Any] = {
+    @property
+    def _runs(self) -> int:
+        """Runs of a deployment at a load: one of a recorded trace, whose replicates are parts of it."""
+        return len(self._repeats) if self._repeats.kind == "seeds" else 1
+
+    def _load(self, key: str, wanted: Sequence[tuple[Variant, float]]) -> None:
+        """Compute and judge deployments at a load; those that fail are noted."""
+        asked = [(v, load, j) for v, load in wanted for j in range(self._runs)]
+        cells = [self._runner.cell({**self._repeats.settings(v.settings, j), key: load}) for v, load, j in asked]
+        unit = "replicas" if key == "replicas" else "requests/s"
+        names = [f"{v.label or 'the deployment'}, {load:g} {unit}" for v, load, _ in asked]
+        left = sum(search.left for label, search in self._searches.items() if label not in self.errors)
+        self._compute(cells, names, max(left - len(wanted), 0))
+        for (v, load, j), cell in zip(asked, cells, strict=True):
+            if cell.address in self._runner.errors:
+                self.errors.setdefault(v.label, self._runner.errors[cell.address])
+                continue
+            run = self._runner.load(cell)
+            outcome = self._measuring.outcome(run)
+            if np.isnan(outcome.shares).any():
+                self.errors.setdefault(v.label, "no request arrives in the steady window: give more --requests")
+                continue
+            self.outcomes.setdefault((v.label, load), []).append(outcome)
+            self.points.append(self._point(v, j, cell, run.summary["scenario"], outcome))
+        for v, load in wanted:
+            if v.label not in self.errors:
+                self.judged[v.label, load] = judge(self.outcomes[v.label, load], self._measuring.goals)
+
+    def _compute(self, cells: Sequence[Cell], names: Sequence[str], left: int) -> None:
+        by_address = {cell.address: name for cell, name in zip(cells, names, strict=True)}
+        self._runner.run(cells, by_address, left * self._runs)
+
+    def _point(self, v: Variant, j: int, cell: Cell, scenario: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
+        goals = self._measuring.goals
+        at = int(np.argmin([share - goal.share for share, goal in zip(outcome.shares, goals, strict=True)]))
+        window = outcome.worst[at]
+        return {
             "label": v.label,
-            "axes": v.axes,
-            **dict.fromkeys(("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high")),
-            **dict.fromkeys(("attainment", "attainment_low", "attainment_high")),
-            "values": dict.fromkeys(REPORTED),
-            "verdict": "failed" if v.label in self._errors else "",
-            "error": self._errors.get(v.label),
+            "replicate": j,
+            "rate": self.rate_of(v, cell.settings.get("rate")),
+            "replicas": scenario["replicas"],
+            "address": cell.address,
+            "unstable": outcome.unstable,
+            "attainment": outcome.shares[at],
+            "worst_window": window.share if window is not None else None,
+            "values": outcome.values,
         }
-        if v.label in self._errors:
-            return row
-        scenario = Scenario.of(v.settings)
-        price, each = scenario.usd_per_gpu_hour, scenario.tp * scenario.pp
-        price = Gpu.load(scenario.gpu).usd_per_hour if price is None else price
-        row |= {"gpu": scenario.gpu, "replicas": replicas}
-        if replicas is not None:
-            row |= {"gpus": each * replicas, "usd_per_hour": each * replicas * price}
-        return row
 
-    def notes(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the notes a reader must know."""
-        notes = [f"{row['label'] or 'the deployment'} failed: {row['error']}" for row in rows if row["error"]]
-        if any(row["verdict"] == "no limit" for row in rows):
-            notes.append("no limit was found: the trace ends before the deployment is full; give more --requests")
-        if len(self.repeats) == 1:
-            notes.append("one replicate: the interval is what bisection leaves open, not the chance of the trace")
-        return notes
+    def rate_of(self, v: Variant, rate: Any) -> float:
+        """Return a rate in requests/s, also where it is a factor such as 3x."""
+        known = Scenario.of({**v.settings, "rate": rate}).rate
+        return known if isinstance(known, float) else float(str(known)[:-1]) * (self._repeats.mean_rate or np.nan)
 
     def columns(self) -> dict[str, list[Any]]:
         """Return the points as columns."""
         names = [name for name in self.points[0] if name != "values"] if self.points else []
         table = {name: [p[name] for p in self.points] for name in names}
-        return table | {m.name: [p["values"][m.name] for p in self.points] for m in self._metrics}
-
-
-def _marked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mark the Pareto front and the cheapest row."""
-    carried = [row for row in rows if row["verdict"] == "carries"]
-    front = pareto_front(carried)
-    cheapest = min(carried, key=lambda row: float(row["usd_per_hour"] / row["rate"]), default=None)
-    for row in rows:
-        row["pareto"] = row["label"] in front
-        row["cheapest"] = row is cheapest
-    return rows
+        return table | {name: [p["values"][name] for p in self.points] for name in REPORTED}

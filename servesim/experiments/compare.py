@@ -13,7 +13,8 @@ comparison.json, keys sorted, NaN and infinity as null:
     settings      level, margin, warmup, cooldown, interval, rank_by
     workload      settings all variants share (trace, model, gpu, slo, ...)
     replicates    {kind: "seeds" | "windows" | "blocks", count, changes: [what each changes in the scenario]};
-                  blocks: one run of each, requests resampled in moving blocks
+                  windows: of one run of each over the whole trace; blocks: one run of each, requests resampled in
+                  moving blocks
     metrics       [{name, unit, better: "lower" | "higher", scale: "ratio" | "difference", latency}]
     variants      [{label, axes, oracle, asynchronous: steps are planned while the one before runs,
                   max_num_batched_tokens: of a step, or null, usd_per_hour: of all its GPUs, open_loop: arrivals come at
@@ -22,16 +23,22 @@ comparison.json, keys sorted, NaN and infinity as null:
     equal         [{labels, why: null or text}] of variants that served every request at the same times
     warnings      [sentences]: what else than the policies differs
     rows          [{variant, metric, unit, better, scale, value, baseline_value, change, change_low, change_high, p,
-                  p_holm, verdict, replicates, more_replicates, gap_to_oracle}]
+                  p_holm, verdict, replicates, more_replicates, gap_to_oracle; and where replicates are windows
+                  window_mean: the mean over them}]
     ranking       {metric, order: [labels, best first], unstable: [labels], failed: [labels]}
     headline      [sentences]
+    model_error   [{variant, metric, change, low, high, level, says}] of mean latencies: what of the change may be the
+                  model's error (servesim.experiments.model_error); low and high null: not known, `says` why
     drill_down    [{variant, baseline, replicate, compared, worse, better, not_completed, causes: {cause: requests},
                   worst: [{row, prompt_len, output_len, e2el_ms: [baseline, variant], more_ms: {queue, prefill, decode},
                   cause}], divergence: null or {replica, step, time_s, baseline, variant}, divergence_text}]
     notes         [sentences]
 
 `value` is the mean over replicates, the geometric one where scale is "ratio"; there `change` is value /
-baseline_value - 1, else value - baseline_value. verdict: better, worse, equivalent (the interval lies within the
+baseline_value - 1, else value - baseline_value. Where replicates are windows of a recorded trace, `value` is that of
+the whole trace, as `servesim run` has it, and changes are those of the means over the windows.
+
+verdict: better, worse, equivalent (the interval lies within the
 margin), undecided, identical; set by the rate (a price per token where arrivals decide it); too fast, too slow (a
 simulated server against a measured one); baseline; unstable (in at least half of the runs of one of the two a queue
 grows without end: its latencies depend on the trace's length); failed. `more_replicates`: how many more would probably
@@ -59,11 +66,12 @@ from servesim.experiments.against_recording import (
 from servesim.experiments.axes import Variant, load_grid
 from servesim.experiments.documents import write_document
 from servesim.experiments.drill import divergence_text, drill_down
+from servesim.experiments.model_error import model_errors
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
-from servesim.experiments.replicates import Replicates, replicates_of
-from servesim.experiments.run_metrics import METRICS, Metric, check_window, measure, metrics_of
+from servesim.experiments.replicates import MARGIN, Replicates, replicates_of
+from servesim.experiments.run_metrics import METRICS, Metric, Run, check_window, measure, metrics_of
 from servesim.experiments.runner import OnProgress, Runner, open_runner
 from servesim.experiments.sameness import Equal, budget_of, equal_ones, equal_text, warnings_of
 from servesim.experiments.statistics import check_method
@@ -87,19 +95,21 @@ if TYPE_CHECKING:
 
 SCHEMA = "servesim.comparison/1"
 COMPARISON, VALUES = "comparison.json", "comparison.parquet"
+REPLICATES = 10
 
 
 def compare(
     *scenarios: str | Path | Mapping[str, Any],
-    replicates: int = 10,
+    replicates: int | None = None,
+    window: int | None = None,
     baseline: str | None = None,
     metrics: Sequence[Any] | str | None = None,
     rank_by: str | None = None,
     margin: float = 0.02,
     level: float = 0.95,
     interval: str = "auto",
-    warmup: float = 0.1,
-    cooldown: float = 0.1,
+    warmup: float | None = None,
+    cooldown: float | None = None,
     jobs: int | None = None,
     executor: str = "local",
     out: str | Path | None = None,
@@ -111,23 +121,28 @@ def compare(
 
     Either one scenario (or none) and `axes`, settings by keyword of which some have several values (a list or a
     comma list: `scheduler="static,vllm"`), or several scenarios that replay the same workload. The baseline is the
-    first variant that runs and is stable, unless one is named. `replicates` are seeds of a synthetic workload or
-    preset, windows of a recorded trace; 1: moving blocks within one run. `margin`: changes within it (2 %, for shares
+    first variant that runs and is stable, unless one is named. `replicates` (10) are seeds of a synthetic workload or
+    preset, windows of the one run of a recorded trace; 1: moving blocks within one run. `window`: requests of a window
+    (the trace divided by the replicates). `warmup`, `cooldown`: shares of the arrivals left out at the ends (0.1; of a
+    recorded trace nothing). `margin`: changes within it (2 %, for shares
     2 percentage points) do not matter. A scenario may be a measured run (JSON of `vllm bench serve --save-detailed`):
     then its requests are replayed, and it is the baseline. `overwrite`: let `out` replace another experiment's
     document. The whole document is in `.attrs["document"]`. UserError where the question makes no sense.
     """
     import pandas as pd
 
-    check_window(warmup, cooldown)
+    check_window(*_ends(warmup, cooldown))
     check_method(interval)
     if not 0 <= margin < 1:
         raise UserError(f"margin is {margin:g}, must be a share from 0 to below 1")
-    settings = Settings(level, margin, warmup, cooldown, interval, "ttft_p99" if rank_by is None else rank_by)
+    ends = (warmup, cooldown)
+    settings = Settings(level, margin, *_ends(*ends), interval, "ttft_p99" if rank_by is None else rank_by)
     objects = Objects()
     given, axes = [objects.named(s) for s in scenarios], objects.named(axes)
     recordings, others = [s for s in given if is_recording(s)], [s for s in given if not is_recording(s)]
     recording = None
+    if recordings and window is not None:
+        raise UserError("compare: a measured run is compared whole, request by request; leave --window out")
     if recordings:
         recording, variants = _measured(recordings, others, axes, objects)
     else:
@@ -138,7 +153,12 @@ def compare(
         if recording is not None:
             document = _with_measured(runner, recording, variants, metrics, settings)
         else:
-            document = _simulated(runner, variants, replicates, baseline, metrics, settings)
+            same_workload(variants)
+            known = Scenario.of(variants[0].settings)
+            repeats = replicates_of(known.model_dump(), replicates, runner.objects, window, REPLICATES)
+            warmup, cooldown = repeats.margins(*ends)
+            settings = settings._replace(warmup=warmup, cooldown=cooldown)
+            document = _simulated(runner, variants, repeats, baseline, metrics, settings)
         values = document.pop("values")
         if out is not None:
             write_document(Path(out), COMPARISON, document, VALUES, values)
@@ -150,21 +170,20 @@ def compare(
 def _simulated(
     runner: Runner,
     variants: list[Variant],
-    replicates: int,
+    repeats: Replicates,
     baseline: str | None,
     metrics: Sequence[Any] | str | None,
     settings: Settings,
 ) -> dict[str, Any]:
     """Compare policies against each other."""
-    same_workload(variants)
     if baseline is not None:
         variants = put_first(variants, named(variants, baseline))
     known = Scenario.of(variants[0].settings)
     wanted = _with_goal(metrics_of(metrics, known.slo or known.slo_classes), settings.rank_by)
-    repeats = replicates_of(known.model_dump(), replicates, [v.settings for v in variants], runner.objects)
-    cells = [[runner.cell({**v.settings, **change}) for change in repeats.changes] for v in variants]
-    runner.run([cell for row in zip(*cells, strict=True) for cell in row])
-    found = [_Values.of(runner, row, wanted, settings) for row in cells]
+    cells = [[runner.cell(repeats.settings(v.settings, j)) for j in range(len(repeats))] for v in variants]
+    names = {cell.address: v.label for v, row in zip(variants, cells, strict=True) for cell in row}
+    runner.run([cell for row in zip(*cells, strict=True) for cell in row], names)
+    found = [_Values.of(runner, row, repeats, wanted, settings) for row in cells]
     if baseline is None:
         usable = [i for i, m in enumerate(found) if m.error is None and 2 * m.unstable < len(repeats)]
         runs = [i for i, m in enumerate(found) if m.error is None]
@@ -174,6 +193,11 @@ def _simulated(
     if baseline is None and best:
         judged["notes"].insert(0, f"{variants[0].label} is the baseline: the first that runs and is stable")
     return _document(judged, repeats, wanted, settings)
+
+
+def _ends(warmup: float | None, cooldown: float | None) -> tuple[float, float]:
+    """Return the shares left out of what is drawn, and of a measured run."""
+    return MARGIN if warmup is None else warmup, MARGIN if cooldown is None else cooldown
 
 
 def _measured(
@@ -210,21 +234,35 @@ class _Values(NamedTuple):
 
     values: NDArray[np.float64]
     """Shape (replicates, metrics); NaN where there is nothing."""
+    whole: dict[str, float]
+    """Values over the whole trace by metric, where replicates are windows of it."""
     unstable: int
     error: str | None
 
     @classmethod
-    def of(cls, runner: Runner, cells: Sequence[Cell], metrics: Sequence[Metric], settings: Settings) -> _Values:
+    def of(
+        cls,
+        runner: Runner,
+        cells: Sequence[Cell],
+        repeats: Replicates,
+        metrics: Sequence[Metric],
+        settings: Settings,
+    ) -> _Values:
         values = np.full((len(cells), len(metrics)), np.nan)
-        unstable = 0
+        unstable, whole, ends = 0, {}, (settings.warmup, settings.cooldown)
+        loaded: dict[str, Run] = {}  # windows are parts of one run
         for j, cell in enumerate(cells):
             if cell.address not in runner.errors:
-                run = runner.load(cell)
+                if cell.address not in loaded:
+                    loaded = {cell.address: runner.load(cell)}
+                run = loaded[cell.address]
                 unstable += run.unstable
-                found = measure(run, metrics, settings.warmup, settings.cooldown)
+                found = measure(run, metrics, *ends, part=repeats.rows(j) if len(repeats) > 1 else None)
                 values[j] = [found[m.name] for m in metrics]
+                if repeats.kind == "windows" and j == 0:
+                    whole = measure(run, metrics, *ends)
         error = next((runner.errors[c.address] for c in cells if c.address in runner.errors), None)
-        return cls(values, unstable, error)
+        return cls(values, whole, unstable, error)
 
 
 def _judged(
@@ -261,16 +299,28 @@ def _judged(
     equal = equal_ones(runner, variants, cells)
     same = {label for group in equal if variants[0].label in group["labels"] for label in group["labels"]}
     rows = set_by_rate(judge(described, values, metrics, settings, runs), described, same)
+    firsts = [next((c for c in row if c.address not in runner.errors), None) for row in cells]
+    if repeats.kind == "windows":
+        whole = {v.label: m.whole for v, m in zip(variants, found, strict=True)}
+        for row in rows:
+            row |= {"window_mean": row["value"], "value": _finite(whole[row["variant"]].get(row["metric"]))}
+            row["baseline_value"] = _finite(whole[variants[0].label].get(row["metric"]))
+            row["more_replicates"] = None  # a recorded trace has no more than it has
     return {
         "workload": shared_settings([v.settings for v in variants]),
         "variants": described,
         "equal": equal,
         "warnings": warnings_of(described, synchronous_ones(described)),
         "rows": rows,
+        "model_error": model_errors([None if c is None else runner.load(c).summary for c in firsts], rows),
         "values": values,
         "drill_down": _drill_downs(runner, variants, cells),
         "notes": [*map(equal_text, equal), *_notes(described, repeats), *_at_the_rate(rows)],
     }
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or np.isnan(value) else value
 
 
 def _document(
@@ -331,11 +381,14 @@ def _drill_downs(runner: Runner, variants: Sequence[Variant], cells: Sequence[Se
 
 def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[str]:
     notes = [f"{v['label']} failed: {v['error']}" for v in variants if v["error"] is not None]
+    notes += repeats.notes
+    one_run = repeats.kind == "windows"
     for v in variants:
         if v["unstable"]:
             so = "its latencies depend on the trace's length, so they are not compared and it is not ranked"
+            often = "" if one_run else f" in {v['unstable']} of {len(repeats)} runs"
             notes.append(
-                f"{v['label']} is unstable in {v['unstable']} of {len(repeats)} runs (the queue was still growing when "
+                f"{v['label']} is unstable{often} (the queue was still growing when "
                 f"arrivals ended): {so if is_unstable(v) else 'it is near its limit'}"
             )
     if len(repeats) == 1:
@@ -343,7 +396,10 @@ def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[s
     elif len(repeats) < 6:
         notes.append(f"{len(repeats)} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6")
     if repeats.kind == "windows" and len(repeats) > 1:
-        notes.append("replicates are successive windows of one recorded trace, each begun with empty servers")
+        notes.append(
+            f"values are those of the whole recorded trace, changes means over its successive windows of "
+            f"{repeats.changes[0]['requests']:,} requests in one run"
+        )
     if not any(v["oracle"] for v in variants):
         notes.append("no oracle is among the policies compared, so there is no gap to one")
     return notes

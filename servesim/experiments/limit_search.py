@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 START = 1.0
-"""Rate tried first, requests/s."""
+"""Rate tried first where none is known, requests/s."""
 FARTHEST = 20
 """Doublings or halvings after which a search gives up."""
 
@@ -16,8 +16,9 @@ class RateSearch:
     Rates have four digits, so that searches that meet try the same ones.
     """
 
-    def __init__(self, tolerance: float) -> None:
+    def __init__(self, tolerance: float, start: float = START) -> None:
         self._tolerance = tolerance
+        self._start = float(f"{start:.4g}")
         self._carried: list[float] = []
         self.high = math.inf
         """Lowest rate that was not carried; infinite: none."""
@@ -30,14 +31,21 @@ class RateSearch:
     def next(self) -> float | None:
         """Return the rate to try; None when the bracket is narrow enough, or there is none to be found."""
         if self.low == 0 and self.high == math.inf:
-            return START
+            return self._start
         if self.high == math.inf:
-            return self.low * 2 if self.low < START * 2**FARTHEST else None
+            return self.low * 2 if self.low < self._start * 2**FARTHEST else None
         if self.low == 0:
-            return self.high / 2 if self.high > START / 2**FARTHEST else None
+            return self.high / 2 if self.high > self._start / 2**FARTHEST else None
         middle = float(f"{math.sqrt(self.low * self.high):.4g}")
         narrow = self.high / self.low <= 1 + self._tolerance
         return None if narrow or not self.low < middle < self.high else middle
+
+    @property
+    def left(self) -> int:
+        """Rates that will probably be tried yet: bisections, once it is bracketed."""
+        ratio = self.high / self.low if self.low > 0 and self.high < math.inf else 2.0
+        steps = math.ceil(math.log2(max(math.log(ratio) / math.log1p(self._tolerance), 1.0)))
+        return 0 if self.next() is None else max(steps, 1)
 
     def tell(self, rate: float, carried: bool) -> None:
         """Take in whether a rate was carried."""
@@ -53,11 +61,14 @@ class ReplicaSearch:
     def __init__(self, most: int) -> None:
         self._most = most
         self._too_few = 0
+        self._given_up = False
         self.fewest: int | None = None
         """The fewest known to carry it."""
 
     def next(self) -> int | None:
         """Return the number to try; None when found, or when the most allowed are too few."""
+        if self._given_up:
+            return None
         if self.fewest is None:
             return min(max(1, 2 * self._too_few), self._most) if self._too_few < self._most else None
         middle = (self._too_few + self.fewest) // 2
@@ -69,3 +80,14 @@ class ReplicaSearch:
             self.fewest = replicas
         else:
             self._too_few = replicas
+
+    def give_up(self) -> None:
+        """Try no more: further replicas change nothing."""
+        self._given_up = True
+
+    @property
+    def left(self) -> int:
+        """Numbers that will probably be tried yet."""
+        if self.next() is None:
+            return 0
+        return max((self.fewest - self._too_few - 1).bit_length(), 1) if self.fewest is not None else 2

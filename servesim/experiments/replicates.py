@@ -1,19 +1,22 @@
 """Replicates of a workload, and the random numbers its policies share.
 
-Synthetic workloads and presets are drawn again from other seeds; a recorded trace is cut into successive windows.
+Synthetic workloads and presets are drawn again from other seeds. A recorded trace is replayed once, whole, at one
+stretch factor, so that peaks stay peaks and queues outlast the window they began in; its replicates are successive
+windows of that run.
 Draws are keyed by (seed, purpose, row), so every policy of a replicate meets the same arrivals, lengths, contents and
 acceptance luck, in whatever order it runs things.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from servesim.errors import UserError
 from servesim.run.scenario import Scenario, Settings
-from servesim.run.trace_source import open_scenario
+from servesim.run.trace_source import DRAWN, mean_rate, open_scenario
+from servesim.workload.peak import peak_note
 from servesim.workload.trace import Trace
 
 WORKLOAD = (
@@ -22,6 +25,8 @@ WORKLOAD = (
 )
 """Settings that say what is replayed: the same for all that is compared."""
 
+MARGIN = 0.1
+"""Share of the arrivals left out at either end of a workload that is drawn."""
 MOST = 10_000
 """Replicates of one question."""
 
@@ -33,10 +38,33 @@ class Replicates:
     kind: str
     """seeds or windows."""
     changes: tuple[Settings, ...]
-    """Changes of each one to the scenario: {"seed"}, or {"skip", "requests"} and, where policies draw, {"seed"}."""
+    """The rows of each: {"seed"}, which is drawn by a run of its own, or {"skip", "requests"}, a window of the one run
+    that replays the whole trace."""
+    notes: tuple[str, ...] = ()
+    """What is to be known of the workload."""
+    recorded: bool = False
+    mean_rate: float | None = None
+    """Arrivals/s of the trace as it is; None where they come at once, or are drawn and nobody asked."""
 
     def __len__(self) -> int:
         return len(self.changes)
+
+    def settings(self, settings: Mapping[str, Any], j: int) -> Settings:
+        """Return the settings of the run that replicate `j` is in."""
+        return {**settings, **(self.changes[j] if self.kind == "seeds" else {})}
+
+    def rows(self, j: int) -> tuple[int, int] | None:
+        """Return the first row of replicate `j` in its run, and the one after its last; None: all of them."""
+        if self.kind == "seeds":
+            return None
+        first = self.changes[j]["skip"] - self.changes[0]["skip"]
+        return first, first + self.changes[j]["requests"]
+
+    def margins(self, warmup: float | None, cooldown: float | None) -> tuple[float, float]:
+        """Return the shares of the arrivals left out at both ends: unless given a tenth of what is drawn, nothing of
+        what was recorded, whose ends are as real as its middle."""
+        default = 0.0 if self.recorded else MARGIN
+        return default if warmup is None else warmup, default if cooldown is None else cooldown
 
 
 def counted(replicates: Mapping[str, Any]) -> str:
@@ -53,37 +81,40 @@ def check_count(count: int) -> None:
 
 def replicates_of(
     settings: Mapping[str, Any],
-    count: int,
-    others: Sequence[Mapping[str, Any]] = (),
+    count: int | None,
     objects: Mapping[str, Trace] | None = None,
+    window: int | None = None,
+    default: int = 1,
 ) -> Replicates:
-    """Return `count` replicates of a scenario's workload, or fewer windows if a recorded trace is shorter than that.
+    """Return `count` (by default `default`) replicates of a scenario's workload.
 
-    With `requests` each window has that number; without, the trace is cut into `count` equal ones. `others`: settings
-    of what it is compared with; `objects`: traces that are not files, by name.
+    A recorded trace is replayed whole, or its first `requests` rows, and cut into `count` equal windows of successive
+    requests, or into windows of `window` requests each, at most `count` of them. `objects`: traces that are not files,
+    by name.
     """
-    check_count(count)
+    wanted = default if count is None else count
+    check_count(wanted)
     scenario = Scenario.of(settings)
-    if scenario.trace.startswith(("preset:", "synth:")):
-        return Replicates("seeds", tuple({"seed": scenario.seed + i} for i in range(count)))
-    whole = scenario.model_copy(update={"requests": None, "skip": 0})
-    available = len(open_scenario(whole, (objects or {}).get(scenario.trace))) - scenario.skip
-    size = scenario.requests or available // count
-    if not 1 <= size <= available:
-        raise UserError(f"trace {scenario.trace}: {available} requests are too few for {count} windows of {size}")
-    changes: list[Settings] = [
-        {"skip": scenario.skip + i * size, "requests": size} for i in range(min(count, available // size))
-    ]
-    if not scenario.shape and any(map(_draws, (settings, *others))):  # shaping draws too, over the whole trace
-        changes = [{**change, "seed": scenario.seed + i} for i, change in enumerate(changes)]
-    return Replicates("windows", tuple(changes))
+    if scenario.trace.startswith(DRAWN):
+        if window is not None:
+            raise UserError("window cuts a recorded trace; what is drawn from seeds is drawn again for each replicate")
+        mean = mean_rate(_as_it_is(scenario, objects)) if isinstance(scenario.rate, str) else None
+        return Replicates("seeds", tuple({"seed": scenario.seed + i} for i in range(wanted)), mean_rate=mean)
+    if window is not None and window < 1:
+        raise UserError(f"window is {window}, must be at least 1 request")
+    trace = _as_it_is(scenario, objects)
+    size = window or len(trace) // wanted
+    if not 1 <= size <= len(trace):
+        raise UserError(f"trace {scenario.trace}: {len(trace)} requests are too few for {wanted} windows of {size}")
+    fit = len(trace) // size
+    windows = fit if window is not None and count is None else min(wanted, fit)
+    check_count(windows)
+    changes: list[Settings] = [{"skip": scenario.skip + i * size, "requests": size} for i in range(windows)]
+    note = peak_note(trace.arrival_ns)
+    notes = (note,) if note is not None else ()
+    return Replicates("windows", tuple(changes), notes, True, mean_rate(trace))
 
 
-def _draws(settings: Mapping[str, Any]) -> bool:
-    """Return whether a replay of a recorded trace draws anything: which drafts are accepted, what lengths are
-    predicted."""
-    try:
-        scenario = Scenario.of(settings)
-    except UserError:
-        return False
-    return scenario.speculation["name"] != "none" or scenario.predictor.startswith("random")
+def _as_it_is(scenario: Scenario, objects: Mapping[str, Trace] | None) -> Trace:
+    """Return the trace of a scenario at its own rate."""
+    return open_scenario(scenario.model_copy(update={"rate": None}), (objects or {}).get(scenario.trace))

@@ -157,6 +157,11 @@ class Run:
             return cls(read_json(folder / SUMMARY), columns, classes)
 
     @property
+    def requests(self) -> int:
+        """Rows of the trace; retries are rows of their own beyond them."""
+        return len(self.columns["row"]) - int(self.summary["requests"].get("retries") or 0)
+
+    @property
     def unstable(self) -> bool:
         """Whether the queue was still growing when arrivals ended."""
         return bool(self.summary["stability"]["unstable"])
@@ -180,13 +185,22 @@ def check_window(warmup: float, cooldown: float) -> None:
 
 
 def measure(
-    run: Run, metrics: Sequence[Metric], warmup: float, cooldown: float, rows: NDArray[np.int64] | None = None
+    run: Run,
+    metrics: Sequence[Metric],
+    warmup: float,
+    cooldown: float,
+    rows: NDArray[np.int64] | None = None,
+    part: tuple[int, int] | None = None,
 ) -> dict[str, float]:
     """Return the value of each metric; NaN where nothing in the window has one.
 
-    `rows`, if given, are the requests to take instead of those of the window, repeats allowed (latencies only).
+    `rows`, if given, are the requests to take instead of those of the window, repeats allowed (latencies only). `part`:
+    first row and the one after the last of a part of the trace, which is measured from its first arrival to the first
+    after it.
     """
     start, end, steady = _window(run, warmup, cooldown)
+    if part is not None:
+        start, end, steady = _part(run, part, start, end, steady)
     if rows is None:
         rows = np.flatnonzero(steady)
     values = {}
@@ -213,6 +227,24 @@ def _window(run: Run, warmup: float, cooldown: float) -> tuple[float, float, NDA
     start, stop = first + warmup * span, first + (1 - cooldown) * span
     end = stop if cooldown else run.columns["last_token_ns"].max()
     return float(start), float(end), np.asarray((arrival >= start) & (arrival <= stop))
+
+
+def part_rows(run: Run, part: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return which requests belong to these rows of the trace; retries have numbers beyond its end."""
+    row = run.columns["row"] % run.requests
+    return np.asarray((row >= part[0]) & (row < part[1]))
+
+
+def _part(
+    run: Run, part: tuple[int, int], start: float, end: float, steady: NDArray[np.bool_]
+) -> tuple[float, float, NDArray[np.bool_]]:
+    inside, arrival = part_rows(run, part) & steady, run.columns["arrival_ns"]
+    after = arrival[part_rows(run, (part[1], run.requests))]
+    if inside.any():
+        start = max(start, float(arrival[inside].min()))
+    if len(after):
+        end = min(end, max(float(after.min()), start))
+    return start, end, inside
 
 
 def _statistic(values: NDArray[np.float64], stat: str) -> float:
@@ -242,12 +274,17 @@ def _tokens(run: Run, start: float, end: float) -> float:
 
 
 def _good(run: Run) -> NDArray[np.bool_]:
+    scenario = run.summary["scenario"]
+    return within(run, scenario["slo"], scenario["slo_classes"])
+
+
+def within(run: Run, slo: Mapping[str, float], classes: Mapping[str, Mapping[str, float]]) -> NDArray[np.bool_]:
     """Return which requests completed within every limit, of their class where that has its own; a request without a
     TPOT has one of 0."""
-    good, scenario = run.done, run.summary["scenario"]
-    limits: Mapping[str, Any] = scenario["slo"]
-    if scenario["slo_classes"] and run.classes is not None:
-        limits = class_limits(run.classes, np.arange(len(run.classes)), limits, scenario["slo_classes"])
+    good = run.done
+    limits: Mapping[str, Any] = slo
+    if classes and run.classes is not None:
+        limits = class_limits(run.classes, np.arange(len(run.classes)), slo, classes)
     for name, limit in limits.items():
         good = good & (np.nan_to_num(run.latency_ms(name)) <= limit)
     return good

@@ -28,6 +28,10 @@ class Progress:
     error: str | None
     computed: bool
     """False: it was there before."""
+    name: str = ""
+    """What the cell is, to its experiment."""
+    left: int | None = None
+    """Cells that will probably follow beyond `total`; None: none will."""
     best: str = ""
     """The best variant a sweep has found so far."""
     damage: str | None = None
@@ -51,8 +55,9 @@ class Runner:
     _read: set[str] = field(default_factory=set)
     """Addresses of results that are known to be whole."""
 
-    def run(self, cells: Sequence[Cell]) -> None:
-        """Compute every cell that is neither stored whole nor known to fail."""
+    def run(self, cells: Sequence[Cell], names: Mapping[str, str] | None = None, left: int | None = None) -> None:
+        """Compute every cell that is neither stored whole nor known to fail. `names` by address and `left`, cells that
+        will probably be asked for later, are told to who watches."""
         wanted = {cell.address: cell for cell in cells}
         damages = self._drop_damaged(wanted)
         missing = [cell for address, cell in wanted.items() if address not in self.store and address not in self.errors]
@@ -64,7 +69,8 @@ class Runner:
             done += 1
             if error is not None:
                 self.errors[cell.address] = error
-            self.on_progress(Progress(done, total, cell, error, computed, damage=damages.get(cell.address)))
+            name, damage = (names or {}).get(cell.address, ""), damages.get(cell.address)
+            self.on_progress(Progress(done, total, cell, error, computed, name, left, damage=damage))
 
         for cell in wanted.values():
             if cell not in missing:

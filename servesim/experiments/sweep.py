@@ -15,16 +15,21 @@ sweep.json, keys sorted, NaN as null:
     axes        {setting: [values]} of the axes with several values
     replicates  {kind: "seeds" | "windows", count}
     metrics     [{name, unit, better, scale, latency}]
-    variants    [{label, axes, status: "ok" | "failed", error: null or text, unstable: unstable runs, cells: [address or
-                null by replicate], values: {metric: mean over replicates}, pareto, equal_to: null or the label of the
-                first variant that served every request at the same times, at the same price}], in the order of the axes
+    variants    [{label, axes, status: "ok" | "failed", error: null or text, unstable: unstable runs, decided: runs long
+                enough to tell, stability: "stable" | "unstable" | "undecided" (null: failed), cells: [address or null
+                by replicate], values: {metric: mean over replicates}, pareto, equal_to: null or the label of the first
+                variant that served every request at the same times, at the same price}], in the order of the axes
     equal       [{labels, why: null or text}]: groups of such variants
-    best        null or {label, metric, value, equal: [labels of variants equal to it]}: of the variants that are stable
-                and did not fail
+    best        null or {label, metric, value, rate, equal: [labels of variants equal to it]}: of the variants that are
+                stable and did not fail; where rate is an axis, of those at the highest rate at which several did
+    best_by_rate  null, or, where rate is an axis, such an entry for each rate with several of them
     notes       [sentences]
 
-`pareto`: no other stable variant is at least as good in price per million tokens, p99 end-to-end latency and output
-throughput, and better in one. A rerun, also after a crash, computes only the runs that are not in cells/; runs that
+Variants are ranked within a rate: at a lower one every server looks better. What is unstable at a rate is so at every
+higher one, whatever a run that ended too soon says. `pareto`: no other stable variant at this rate is at least as good
+in price per million tokens, p99 end-to-end latency and output throughput, and better in one.
+
+A rerun, also after a crash, computes only the runs that are not in cells/; runs that
 failed are tried again.
 """
 
@@ -42,7 +47,8 @@ from servesim.experiments.axes import Variant, axis_values, load_grid, product
 from servesim.experiments.documents import write_document
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
-from servesim.experiments.replicates import Replicates, check_count, replicates_of
+from servesim.experiments.ranking import PARETO, best_by_rate, by_rate, judge_stability, pareto_front
+from servesim.experiments.replicates import WORKLOAD, Replicates, check_count, replicates_of
 from servesim.experiments.run_metrics import METRICS, Metric, check_window, measure, metrics_of
 from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
 from servesim.experiments.sameness import equal_ones, equal_text
@@ -56,18 +62,18 @@ if TYPE_CHECKING:
 
 SCHEMA = "servesim.sweep/1"
 SWEEP, RUNS = "sweep.json", "sweep.parquet"
-PARETO = ("usd_per_million_tokens", "e2el_p99", "output_throughput")
 
 
 def sweep(
     scenario: str | Path | Mapping[str, Any] | None = None,
     *,
-    replicates: int = 1,
+    replicates: int | None = None,
+    window: int | None = None,
     metrics: Sequence[Any] | str | None = None,
     best_by: str | None = None,
     trials: int | None = None,
-    warmup: float = 0.1,
-    cooldown: float = 0.1,
+    warmup: float | None = None,
+    cooldown: float | None = None,
     jobs: int | None = None,
     executor: str = "local",
     out: str | Path | None = None,
@@ -85,8 +91,8 @@ def sweep(
     """
     import pandas as pd
 
-    check_window(warmup, cooldown)
-    check_count(replicates)
+    check_window(warmup or 0.0, cooldown or 0.0)
+    check_count(1 if replicates is None else replicates)
     objects = Objects()
     settings, lists = load_grid(objects.named(scenario), objects.named(axes))
     variants = product(settings, lists)
@@ -98,14 +104,15 @@ def sweep(
     wanted += [m for m in (*goals, *(METRICS[name] for name in PARETO)) if m not in wanted]
     shared = shared_settings([v.settings for v in variants])
     with open_runner(out, SWEEP, executor, jobs, on_progress, objects, shared, overwrite) as runner:
-        table = Table(runner, wanted, warmup, cooldown, goals[0], replicates)
+        table = Table(runner, wanted, warmup, cooldown, goals[0], replicates, window)
         if trials is None:
             table.run(variants)
         else:
             from servesim.experiments.optuna_search import search
 
             search(table, variants, goals, trials)
-        how = {"warmup": warmup, "cooldown": cooldown, "best_by": [m.name for m in goals], "trials": trials}
+        ends = dict(zip(("warmup", "cooldown"), table.ends(), strict=True))
+        how = {**ends, "best_by": [m.name for m in goals], "trials": trials}
         document = {
             "schema": SCHEMA,
             "settings": how,
@@ -125,13 +132,22 @@ class Table:
     """The runs of a sweep as they come in."""
 
     def __init__(
-        self, runner: Runner, metrics: Sequence[Metric], warmup: float, cooldown: float, goal: Metric, replicates: int
+        self,
+        runner: Runner,
+        metrics: Sequence[Metric],
+        warmup: float | None,
+        cooldown: float | None,
+        goal: Metric,
+        replicates: int | None = None,
+        window: int | None = None,
     ) -> None:
         self._runner, self._metrics, self._goal = runner, metrics, goal
-        self._window = (warmup, cooldown)
-        self._count = replicates
-        self._values: dict[str, dict[str, float]] = {}  # by address
+        self._ends = (warmup, cooldown)
+        self._count, self._window = replicates, window
+        self._repeats: dict[str, Replicates] = {}  # by workload
+        self._values: dict[tuple[str, int], dict[str, float]] = {}  # by address and replicate
         self._unstable: dict[str, bool] = {}
+        self._decided: dict[str, bool] = {}
         self._cells: dict[str, tuple[Variant, Replicates, list[Cell]]] = {}  # by label
         self._labels: dict[str, str] = {}  # by address, of the variants under way
         self._best = ""
@@ -152,30 +168,51 @@ class Table:
         self._runner.run(wanted)
 
     def _entry(self, v: Variant) -> tuple[Variant, Replicates, list[Cell]]:
+        workload = repr([v.settings.get(key) for key in WORKLOAD])
         try:
-            repeats = replicates_of(v.settings, self._count, objects=self._runner.objects)
+            if workload not in self._repeats:
+                self._repeats[workload] = replicates_of(v.settings, self._count, self._runner.objects, self._window)
         except UserError as error:
             cell = self._runner.failed(v.settings, str(error))
             return v, Replicates("seeds", ({},)), [cell]
-        return v, repeats, [self._runner.cell({**v.settings, **change}) for change in repeats.changes]
+        repeats = self._repeats[workload]
+        return v, repeats, [self._runner.cell(repeats.settings(v.settings, j)) for j in range(len(repeats))]
+
+    def ends(self) -> tuple[float, float]:
+        """Return the shares of the arrivals that are left out, of the first variant."""
+        return next(iter(self._cells.values()))[1].margins(*self._ends)
 
     def _on_progress(self, progress: Progress) -> None:
+        label = self._labels[progress.cell.address]
         if progress.error is None:
-            self._measure(progress.cell)
-            value = self._values[progress.cell.address][self._goal.name]
+            self._measure(progress.cell, label)
+        if progress.error is None and "rate" not in self._cells[label][0].axes:  # an empty server is none the better
+            value = self._mean(label, self._goal)
             sign = 1 if self._goal.better == "higher" else -1
             better = np.isnan(self._best_value) or sign * value > sign * self._best_value
             if better and not self._unstable[progress.cell.address]:
                 self._best_value = value
-                label = self._labels[progress.cell.address] or "the run"
-                self._best = f"best {self._goal.name}: {value:,.4g} {self._goal.unit}, {label}"
-        self._inner(replace(progress, best=self._best))
+                self._best = f"best {self._goal.name}: {value:,.4g} {self._goal.unit}, {label or 'the run'}"
+        self._inner(replace(progress, name=label, best=self._best))
 
-    def _measure(self, cell: Cell) -> None:
-        if cell.address not in self._values:
-            run = self._runner.load(cell)
-            self._values[cell.address] = measure(run, self._metrics, *self._window)
-            self._unstable[cell.address] = run.unstable
+    def _measure(self, cell: Cell, label: str) -> None:
+        if cell.address in self._unstable:
+            return
+        run = self._runner.load(cell)
+        _, repeats, cells = self._cells[label]
+        for j in (j for j, other in enumerate(cells) if other.address == cell.address):
+            part = repeats.rows(j) if len(repeats) > 1 else None
+            found = measure(run, self._metrics, *repeats.margins(*self._ends), part=part)
+            self._values[cell.address, j] = found
+        self._unstable[cell.address] = run.unstable
+        self._decided[cell.address] = bool(run.summary["stability"]["decided"])
+
+    def _mean(self, label: str, metric: Metric) -> float:
+        """Return the mean over the replicates that have ended and have such a value; NaN: none has."""
+        addresses = enumerate(cell.address for cell in self._cells[label][2])
+        found = [self._values[a, j][metric.name] for j, a in addresses if (a, j) in self._values]
+        known = [value for value in found if not np.isnan(value)]
+        return float(np.mean(known)) if known else float("nan")
 
     def value(self, v: Variant, metric: Metric) -> float | None:
         """Return the mean over the replicates; None for a variant that failed or is unstable."""
@@ -188,8 +225,8 @@ class Table:
         good = [cell.address for cell, error in zip(cells, errors, strict=True) if error is None]
         means = {}
         for metric in self._metrics:
-            values = [x for a in good if not np.isnan(x := self._values[a][metric.name])]
-            means[metric.name] = float(np.mean(values)) if values else None
+            value = self._mean(label, metric)
+            means[metric.name] = None if np.isnan(value) else value
         error = next((e for e in errors if e is not None), None)
         return {
             "label": label,
@@ -197,6 +234,7 @@ class Table:
             "status": "ok" if error is None else "failed",
             "error": error,
             "unstable": sum(self._unstable[a] for a in good),
+            "decided": sum(self._decided[a] for a in good),
             "cells": [None if e is not None else c.address for c, e in zip(cells, errors, strict=True)],
             "values": means,
         }
@@ -204,8 +242,9 @@ class Table:
     def document(self) -> dict[str, Any]:
         """Return all of the document but the axes and how the sweep was made."""
         found = [self._variant(label) for label in self._cells]
-        usable = [v for v in found if v["status"] == "ok" and not is_unstable(v)]
-        front = pareto_front(usable)
+        judge_stability(found)
+        usable = [v for v in found if v["status"] == "ok" and v["stability"] != "unstable"]
+        front = {label for group in by_rate(usable).values() for label in pareto_front(group)}
         for v in found:
             v["pareto"] = v["label"] in front
         entries = list(self._cells.values())
@@ -213,25 +252,23 @@ class Table:
         first = {label: group["labels"][0] for group in equal for label in group["labels"][1:]}
         for v in found:
             v["equal_to"] = first.get(v["label"])
-        goal, sign = self._goal, 1 if self._goal.better == "higher" else -1
-        ranked = [v for v in usable if v["values"][goal.name] is not None]
-        best = max(ranked, key=lambda v: sign * v["values"][goal.name], default=None)
-        value = best and best["values"][goal.name]
+        best = best_by_rate(usable, self._goal)
+        for entry in best:
+            entry["equal"] = [label for label, other in first.items() if other == entry["label"]]
         shared = [v.settings for v, _, _ in entries]
         return {
             "workload": shared_settings(shared),
-            "replicates": {"kind": entries[0][1].kind, "count": self._count},
+            "replicates": {"kind": entries[0][1].kind, "count": len(entries[0][1])},
             "metrics": [vars(m) for m in self._metrics],
             "variants": found,
             "equal": equal,
-            "best": best
-            and {
-                "label": best["label"],
-                "metric": goal.name,
-                "value": value,
-                "equal": [label for label, other in first.items() if other == best["label"]],
-            },
-            "notes": [*map(equal_text, equal), *_notes(found)],
+            "best": best[-1] if best else None,
+            "best_by_rate": best if by_rate(found).keys() != {None} else None,
+            "notes": [
+                *map(equal_text, equal),
+                *(note for note in dict.fromkeys(n for _, r, _ in entries for n in r.notes)),
+                *_notes(found),
+            ],
         }
 
     def rows(self) -> list[dict[str, Any]]:
@@ -240,7 +277,7 @@ class Table:
         for label, (v, _, cells) in self._cells.items():
             for i, cell in enumerate(cells):
                 error = self._runner.errors.get(cell.address)
-                values = self._values.get(cell.address, {})
+                values = self._values.get((cell.address, i), {})
                 rows.append(
                     {
                         "label": label,
@@ -256,19 +293,6 @@ class Table:
         return rows
 
 
-def pareto_front(variants: Sequence[Mapping[str, Any]], metrics: Sequence[str] = PARETO) -> set[str]:
-    """Return the labels of the variants (with `values` by metric) that no other dominates."""
-    signs = np.array([1 if METRICS[name].better == "lower" else -1 for name in metrics])
-    known = [v for v in variants if all(v["values"].get(name) is not None for name in metrics)]
-    points = np.array([[v["values"][name] for name in metrics] for v in known]).reshape(-1, len(metrics)) * signs
-    front = set()
-    for v, point in zip(known, points, strict=True):
-        dominated = ((points <= point).all(axis=1) & (points < point).any(axis=1)).any()
-        if not dominated:
-            front.add(v["label"])
-    return front
-
-
 def _notes(variants: Sequence[Mapping[str, Any]]) -> list[str]:
     failed: dict[str, list[str]] = {}
     for v in variants:
@@ -278,7 +302,10 @@ def _notes(variants: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{labels[0]} failed: {error}" if len(labels) == 1 else f"{len(labels)} failed ({'; '.join(labels)}): {error}"
         for error, labels in failed.items()
     ]
-    unstable = [v["label"] for v in variants if v["status"] == "ok" and is_unstable(v)]
+    unstable = [v["label"] for v in variants if v["stability"] == "unstable"]
     if unstable:
         notes.append(f"unstable, so not ranked (a queue grows as long as requests arrive): {'; '.join(unstable)}")
+    short = [v["label"] or "the run" for v in variants if v["stability"] == "undecided"]
+    if short:
+        notes.append(f"too short to tell whether a queue grows without end (give more --requests): {'; '.join(short)}")
     return notes

@@ -1,27 +1,84 @@
-"""Limits of latencies (SLOs), as text and as numbers."""
+"""Limits of latencies (SLOs), as text and as numbers.
+
+    ttft:500  ttft<500ms  ttft<0.5s     a request is good if it is within this limit and all others of the kind (joint)
+    ttft:p99<1s  ttft:p99:1000          99 % of the requests are within this limit, whatever becomes of others (each)
+
+Several stand with commas or blanks between. Without a unit limits are milliseconds; us, ms, s and min are known.
+"""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
 
 from servesim.errors import UserError, suggest
 from servesim.parsing import listed
 
 SLO_METRICS = ("ttft", "tpot", "e2el")
+UNITS_MS = {"": 1.0, "us": 1e-3, "ms": 1.0, "s": 1e3, "min": 6e4}
+_PART = re.compile(r"([^:<=]*)(?::\s*p([^:<=]*))?\s*(?::|<=|<)(.*)")
+_TIME = re.compile(r"([0-9.e+-]*[0-9.])\s*([a-z]*)")
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """`ttft:500,tpot:50,e2el:10000` (or with blanks between) as limits in milliseconds."""
+    """Return limits in milliseconds by metric, or by metric and percentile (`ttft:p99`) where they hold each."""
     limits: dict[str, float] = {}
     for part in (part for several in listed("slo", text) for part in several.split()):
-        name, colon, value = part.partition(":")
-        if not colon:
-            raise UserError(f"slo: {part!r} is not metric:milliseconds, such as ttft:500")
-        if name in limits:
+        found = _PART.fullmatch(part)
+        if found is None:
+            raise UserError(f"slo: {part!r} is not metric:milliseconds, such as ttft:500, ttft<1s or ttft:p99<1s")
+        name, percentile, value = found.groups()
+        key = name if percentile is None else f"{name}:p{percentile}"
+        if key in limits:
+            raise UserError(f"slo: {key} is given twice")
+        limits[key] = milliseconds(name, value)
+    check_slo(split_slo(limits)[0])
+    return limits
+
+
+def milliseconds(name: str, value: Any) -> float:
+    """Return a limit in milliseconds, of a number or a text such as `1s`."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        pass
+    found = _TIME.fullmatch(str(value).strip().lower())
+    try:
+        if found is None or found[2] not in UNITS_MS:
+            raise ValueError
+        return float(found[1]) * UNITS_MS[found[2]]
+    except ValueError:
+        raise UserError(f"slo: {name} is {value!r}, must be a number of milliseconds, or a time such as 1s") from None
+
+
+def is_time(value: Any) -> bool:
+    """Return whether a value is text that begins as a number and ends as a unit."""
+    return isinstance(value, str) and value[:1].isdecimal() and value[-1:].isalpha()
+
+
+def split_slo(limits: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return limits by metric, and the percentiles of those that hold each, taken out of their keys (`ttft:p99`)."""
+    plain: dict[str, Any] = {}
+    percentiles: dict[str, float] = {}
+    for key, limit in limits.items():
+        name, colon, text = str(key).partition(":")
+        if name in plain:
             raise UserError(f"slo: {name} is given twice")
-        try:
-            limits[name] = float(value)
-        except ValueError:
-            raise UserError(f"slo: {name} is {value!r}, must be a number of milliseconds") from None
-    return check_slo(limits)
+        plain[name] = limit
+        if colon:
+            percentiles[name] = _percentile(name, text)
+    return plain, percentiles
+
+
+def _percentile(name: str, text: str) -> float:
+    try:
+        percentile = float(text.removeprefix("p"))
+    except ValueError:
+        percentile = -1.0
+    if not (text.startswith("p") and 0 < percentile <= 100):
+        raise UserError(f"slo: {name}:{text} is no percentile, such as {name}:p99")
+    return percentile
 
 
 def check_slo(limits: dict[str, float]) -> dict[str, float]:
@@ -32,3 +89,8 @@ def check_slo(limits: dict[str, float]) -> dict[str, float]:
         if not 0 < value < float("inf"):
             raise UserError(f"slo: {name} is {value:g}, must be a positive number of milliseconds")
     return {name: limits[name] for name in SLO_METRICS if name in limits}
+
+
+def time_text(ms: float) -> str:
+    """Return a limit as people say it, such as "50 ms" and "1 s"."""
+    return f"{ms / 1e3:g} s" if ms >= 1e3 else f"{ms:g} ms"

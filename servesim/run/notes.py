@@ -13,7 +13,7 @@ from servesim.contracts import KVAllocator, Scheduler
 from servesim.contracts.scheduler import PREDICTED
 from servesim.cost import TableCostModel
 from servesim.cost.host import HostTerms
-from servesim.hardware import ModelSpec, VllmDefaults, model_named
+from servesim.hardware import Gpu, ModelSpec, VllmDefaults, model_named
 from servesim.run.presets import preset_settings
 from servesim.run.scenario import Scenario
 from servesim.versions import EngineFacts
@@ -40,6 +40,8 @@ def before_run(
     yield from _trace_settings(scenario, trace)
     yield from _predictor(scenario, trace, scheduler)
     yield from _clients(scenario, trace)
+    if scenario.price and (given := unpriced(scenario)) is not None:
+        yield given
     if scenario.replicas == 1 and scenario.router["name"] != Scenario.model_fields["router"].default["name"]:
         yield f"router {scenario.router['name']} changes nothing with one replica"
     if scenario.scheduler.get("policy") == "priority" and trace.one_priority:
@@ -69,6 +71,14 @@ def _name(scenario: Scenario) -> Iterator[str]:
         return
     differs = f", although the name says {found.dtype}" if found.dtype not in (None, scenario.dtype) else ""
     yield f"model {scenario.model}: the shapes of {found.model}, weights in {scenario.dtype}{differs}"
+
+
+def unpriced(scenario: Scenario) -> str | None:
+    """Return one line where prices by GPU are given, but do not hold for this one."""
+    gpu, names, usd = Gpu.load(scenario.gpu).name, ", ".join(scenario.price), scenario.usd_per_gpu_hour
+    if gpu not in scenario.price:
+        return f"price is given for {names}, not for {gpu}: ${usd or 0:g} a GPU-hour holds"
+    return f"price of {gpu} changes nothing: usd_per_gpu_hour={usd:g} is given" if usd != scenario.price[gpu] else None
 
 
 HITS = 0.01

@@ -39,7 +39,8 @@ SUMMARY_KEYS = (
     *("cost_shares", "duration_s", "engine", "goodput", "kv", "latency_ms", "notes", "prefix_cache", "price"),
     *("provenance", "requests", "scenario", "speculation", "stability", "throughput", "uncertainty"),
 )
-"""Keys of every summary; `classes` and `tenants` only where the trace has such labels."""
+"""Keys of every summary; `classes` and `tenants` only where the trace has such labels, `intervals` unless they were
+switched off."""
 
 
 _NULLABLE = frozenset(("speculation", "uncertainty", "price", "goodput", "prefix_cache", "cost_shares"))
@@ -73,6 +74,15 @@ class Result:
         self._requests = requests
         self._samples = samples
         self._streamed = streamed
+
+    @property
+    def intervals(self) -> dict[str, Any]:
+        """Error bars of mean TTFT, TPOT and E2E by measured servers, or in words why there are none (see
+        servesim.run.intervals)."""
+        from servesim.run.intervals import intervals
+
+        kept: dict[str, Any] | None = self.summary.get("intervals")
+        return intervals(self.summary) if kept is None else kept
 
     def __repr__(self) -> str:
         return as_text(self.summary)

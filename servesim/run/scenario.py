@@ -11,16 +11,27 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from servesim import untrusted
 from servesim.errors import UserError, shown, suggest
 from servesim.hardware import model_named
-from servesim.metrics.slo import check_slo, parse_slo
+from servesim.metrics.slo import check_slo, is_time, milliseconds, parse_slo, split_slo
 from servesim.parsing import pairs, policy_parts, spelt, with_changes
 from servesim.run.beside import beside
 from servesim.run.client_tools import under_tool
+from servesim.run.pace import parse_rate
 from servesim.run.presets import preset_settings, under
+from servesim.run.prices import prices_of
 
 Settings = dict[str, Any]
 
@@ -135,8 +146,9 @@ class Scenario(_Section):
     default)."""
     skip: int = Field(default=0, ge=0, le=100_000_000)
     """Requests left out before the first: a window of a trace is `skip` and `requests`."""
-    rate: float | None = Field(default=None, gt=0)
-    """Mean arrivals per second, to which all gaps are scaled alike; inf: all at once; none: as recorded."""
+    rate: float | str | None = None
+    """Mean arrivals per second, to which all gaps are scaled alike, or `3x`: as many times as recorded; inf: all at
+    once; none: as recorded."""
     clients: ClientSettings = ClientSettings()
     sort: bool = False
     """Order a file's rows by arrival instead of refusing times that run backwards."""
@@ -182,7 +194,11 @@ class Scenario(_Section):
     method assumes, which is then noted."""
     engine: EngineSettings = EngineSettings()
     slo: dict[str, float] = Field(default={})
-    """Limits in milliseconds of ttft, tpot and e2el, such as `ttft:500,tpot:50`."""
+    """Limits of ttft, tpot and e2el, in milliseconds or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`: a
+    request is good if it is within all of them. With a percentile (`ttft:p99<1s,tpot:p99<50ms`) each holds by
+    itself."""
+    slo_percentiles: dict[str, float] = Field(default={})
+    """Percentiles of the limits in `slo` that hold each by itself, as `ttft:p99<1s` sets it."""
     slo_classes: dict[str, dict[str, float]] = Field(default={})
     """Limits of single classes (the trace's labels `class`), such as `gold: ttft:300` in YAML; other classes have
     those of `slo`."""
@@ -201,7 +217,9 @@ class Scenario(_Section):
     (`h100-trtllm`: GEMMs and attention of TensorRT-LLM); `roofline`: none, everything by formula; `ideal`: by formula
     at the data sheet's full rates, launches and activations free, as in hand calculations."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
-    """Price of a GPU; none: the assumption in the GPU's data sheet."""
+    """Price of a GPU, whatever it is; none: by `price`, else the assumption in the GPU's data sheet."""
+    price: dict[str, float] = Field(default={})
+    """Prices by GPU, $ an hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of them."""
 
     @field_validator("scheduler", "kv", "router", "speculation", "acceptance", mode="before")
     @classmethod
@@ -213,9 +231,39 @@ class Scenario(_Section):
     def _changed(cls, value: Any) -> Any:
         return _renamed(value)
 
+    @field_validator("rate", mode="before")
+    @classmethod
+    def _rate(cls, value: Any) -> Any:
+        value = spelt(value)
+        return parse_rate(value) if isinstance(value, int | float | str) else value
+
     @field_serializer("rate", when_used="json")
-    def _finite(self, rate: float | None) -> float | str | None:
+    def _finite(self, rate: float | str | None) -> float | str | None:
         return "inf" if rate == float("inf") else rate
+
+    @model_validator(mode="before")
+    @classmethod
+    def _slo_each(cls, value: Any) -> Any:
+        """Take percentiles out of the limits' keys."""
+        slo = value.get("slo") if isinstance(value, Mapping) else None
+        limits = parse_slo(slo) if isinstance(slo, str) and slo else slo
+        if not isinstance(limits, Mapping):
+            return value
+        plain, percentiles = split_slo(limits)
+        return {**value, "slo": plain, **({"slo_percentiles": percentiles} if percentiles else {})}
+
+    @field_validator("price", mode="before")
+    @classmethod
+    def _prices(cls, value: Any) -> Any:
+        return prices_of(value)
+
+    @field_validator("slo_percentiles")
+    @classmethod
+    def _slo_percentiles(cls, value: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        for name, percentile in value.items():
+            if name not in info.data.get("slo", {}) or not 0 < percentile <= 100:
+                raise ValueError("percentiles of limits in slo, above 0 and up to 100, are needed")
+        return value
 
     @field_validator("slo", mode="before")
     @classmethod
@@ -328,7 +376,7 @@ def _renamed(value: Any) -> Any:
 def _limits(value: Any) -> Any:
     """Parse limits given as text or a mapping; anything else is left for the validation to refuse."""
     if isinstance(value, Mapping):
-        return {name: spelt(limit) for name, limit in value.items()}
+        return {name: milliseconds(name, limit) if is_time(limit) else spelt(limit) for name, limit in value.items()}
     return parse_slo(value) if isinstance(value, str) else value
 
 

@@ -34,6 +34,7 @@ from servesim.metrics.summary import Deployment
 from servesim.run.changes import on_changes
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.presets import facts_of
+from servesim.run.prices import price_of
 from servesim.run.provenance import provenance
 from servesim.run.scenario import Scenario, Settings
 from servesim.run.sizing import kv_budget, layer_groups, longest_request, with_groups
@@ -324,7 +325,7 @@ def _resolved(
     engine = scenario.engine.model_copy(
         update={"max_model_len": max_model_len, "num_gpu_blocks": budget.num_blocks, **known}
     )
-    price = gpu.usd_per_hour if scenario.usd_per_gpu_hour is None else scenario.usd_per_gpu_hour
+    price = price_of(gpu, scenario.price, scenario.usd_per_gpu_hour)
     return scenario.model_copy(
         update={
             "engine": engine,

@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,10 @@ from servesim.metrics.summary import summarize
 from servesim.run.beginning import check_beginning
 from servesim.run.bursts import bursts_of
 from servesim.run.custom_metrics import Function, custom_values, load_metrics
+from servesim.run.intervals import intervals as error_bars
 from servesim.run.notes import after_run, on_costs
 from servesim.run.processes import check_independent, run_apart
+from servesim.run.propagation import propagated
 from servesim.run.records import Records, StreamedRecords
 from servesim.run.result import Result
 from servesim.run.result_files import ResultWriter
@@ -44,6 +47,8 @@ def simulate(
     out: str | Path | None = None,
     on_ready: Callable[[Setup], Progress | None] | None = None,
     jobs: int = 1,
+    intervals: bool = True,
+    propagate: bool = False,
     page: Callable[[Path], object] | None = None,
     overwrite: bool = True,
     step_requests: bool = False,
@@ -58,7 +63,9 @@ def simulate(
     on. `page` writes a page into the directory before it is in place. `on_ready` is told the resolved setup before
     the run begins and may return a callback for progress. With `jobs`
     replicas are served in `jobs` processes, where a router splits requests without looking at them; the result is the
-    same to the byte. Without `overwrite` the result of another scenario that stands in `out` is not replaced.
+    same to the byte. `intervals`: error bars are part of the summary; `propagate`: those of percentiles, goodput and
+    price too, which takes two more runs (servesim.run.propagation). Without `overwrite` the result of another
+    scenario that stands in `out` is not replaced.
     `step_requests`: with mode="reference", write which requests each step computed (servesim.run.step_requests).
     `metrics`: functions of your own, or `file.py:function` (servesim.run.custom_metrics), whose values are
     `summary["custom_metrics"]`.
@@ -66,6 +73,8 @@ def simulate(
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
     """
     began = _Clock()
+    if propagate and not intervals:
+        raise UserError("propagate needs the error bars that --no-intervals (intervals=False) leaves out")
     own = load_metrics(metrics)  # a wrong name is found before the run
     if trace is not None and not isinstance(trace, str | Path | Trace):
         from servesim.traces import load_trace
@@ -97,6 +106,16 @@ def simulate(
         ended = _Clock()
         records.close()
         summary = _summary(setup, records)
+        if intervals:
+            summary["intervals"] = error_bars(summary)
+            if propagate:
+
+                def again(changes: dict[str, Any]) -> dict[str, Any]:
+                    changed = Scenario.of({**asked.model_dump(), **changes})
+                    return simulate(changed, trace=given, jobs=jobs, intervals=False).summary
+
+                waits = setup.trace.after is not None
+                summary["intervals"]["propagated"] = propagated(summary, asked, setup.facts, waits, again)
         if own:
             if setup.stream is not None:
                 raise UserError("metrics: a streamed run keeps no requests to compute them from")
@@ -169,12 +188,17 @@ def _summary(setup: Setup, records: Records) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Return the versions a result depends on to the byte."""
+@cache
+def _versions() -> tuple[tuple[str, str], ...]:
     from importlib.metadata import version
 
     names = ("servesim", "simpy", "numpy", "pyarrow")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    return ("python", platform.python_version()), *((name, version(name)) for name in names)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions a result depends on to the byte."""
+    return dict(_versions())
 
 
 class _Clock:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from servesim.contracts import KVAllocator
 from servesim.draws import gamma
 from servesim.errors import UserError
+from servesim.run.pace import Rate, factor_of
 from servesim.run.scenario import Scenario
+from servesim.workload.peak import peak_note
 from servesim.workload.trace import Trace
 from servesim.workload.trace_stream import TraceStream
 
@@ -19,6 +22,10 @@ OBJECT = "object:"
 MEAN_GAP_NS = 1e9
 """Between arrivals that are drawn, before they are scaled to their rate."""
 DRAWN = ("preset:", "synth:")
+T = TypeVar("T", Trace, TraceStream)
+KEPT_TRACES, KEPT_REQUESTS = 8, 50_000
+"""Traces that are kept for the next run of a process, and the longest of them."""
+_KEPT: dict[tuple[Any, ...], Trace] = {}
 
 
 def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
@@ -37,7 +44,24 @@ def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
     wanted = scenario.requests + scenario.skip if scenario.requests is not None else None
     if scenario.shape and not scenario.trace.startswith(DRAWN):
         wanted = None  # of a file the shaped trace is cut, of what is drawn the drawn one
-    return _cut(open_trace(scenario.trace, requests=wanted, seed=scenario.seed, **options), scenario)
+    key = (scenario.trace, wanted, scenario.seed, *options.items(), *_stamp(scenario.trace))
+    if key not in _KEPT:
+        opened = open_trace(scenario.trace, requests=wanted, seed=scenario.seed, **options)
+        if len(opened) > KEPT_REQUESTS or not (key[3 + len(options) :] or scenario.trace.startswith("preset:")):
+            return _cut(opened, scenario)
+        while len(_KEPT) >= KEPT_TRACES:
+            _KEPT.pop(next(iter(_KEPT)))
+        _KEPT[key] = opened
+    return _cut(_KEPT[key], scenario)
+
+
+def _stamp(trace: str) -> tuple[int, ...]:
+    """Return what changes whenever a file does; nothing for what is drawn."""
+    try:
+        found = os.stat(trace)
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _cut(trace: Trace, scenario: Scenario) -> Trace:
@@ -49,8 +73,12 @@ def _cut(trace: Trace, scenario: Scenario) -> Trace:
     end = len(trace) if scenario.requests is None else min(scenario.skip + scenario.requests, len(trace))
     if end - scenario.skip < len(trace):
         trace = trace.take(np.arange(scenario.skip, end))
-    trace = _redrawn(trace, scenario)
-    return trace.with_rate(scenario.rate) if scenario.rate is not None else trace
+    if not scenario.trace.startswith(DRAWN) and (note := peak_note(trace.arrival_ns)) is not None:
+        trace = replace(trace, notes=(*trace.notes, note))
+    rate, factor = scenario.rate, factor_of(scenario.rate)
+    if factor is not None and scenario.clients.burstiness is not None and (mean := mean_rate(trace)) is not None:
+        rate = factor * mean  # of what is drawn, since what is recorded goes
+    return paced(_redrawn(trace, scenario), rate)
 
 
 def _redrawn(trace: Trace, scenario: Scenario) -> Trace:
@@ -93,9 +121,22 @@ def open_stream(scenario: Scenario, trace: Trace | None, kv: type[KVAllocator]) 
     stream = stream.cut(scenario.skip, scenario.requests)
     if next(stream.read(), None) is None:
         raise UserError(f"skip is {scenario.skip}, but trace {stream.name} has no more requests")
-    return stream.with_rate(scenario.rate) if scenario.rate is not None else stream
+    return paced(stream, scenario.rate)
 
 
 def _refuse_object(scenario: Scenario) -> None:
     if scenario.trace.startswith(OBJECT):
         raise UserError(f"trace {scenario.trace} was an object in Python: hand it to simulate(..., trace=...) again")
+
+
+def paced(trace: T, rate: Rate | None) -> T:
+    """Return the trace at this rate: all gaps are scaled by one factor, so that peaks stay peaks."""
+    if rate is None:
+        return trace
+    return trace.with_rate(rate) if isinstance(rate, float) else trace.faster(float(rate[:-1]))
+
+
+def mean_rate(trace: Trace) -> float | None:
+    """Return the mean arrivals per second; None where they come at once."""
+    span = int(trace.arrival_ns[-1] - trace.arrival_ns[0]) if len(trace) else 0
+    return (len(trace) - 1) / span * 1e9 if span > 0 else None

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "servesim calibrate report": "half a minute: tests/unit/calibrate/test_table_quality.py",
     "servesim measure": "needs a server: tests/unit/experiments/measure",
     "servesim accuracy": "minutes: tests/unit/experiments/accuracy, tests/validation/test_silicon_cells.py",
+    "servesim calibrate intervals": "needs a score: tests/unit/experiments/intervals/test_fit.py",
     "servesim calibrate left-out": "half a minute: tests/unit/calibrate/test_table_accuracy.py",
     "servesim calibrate accuracy": "half a minute: tests/unit/calibrate/test_table_accuracy.py",
     "servesim reproduce all": "minutes",

@@ -103,6 +103,10 @@ def run(page: str, folder: Path) -> tuple[list[Outcome], str]:
     return failed, fresh + page[end:]
 
 
+PROGRESS = re.compile(r"(compare|sweep|capacity): \d+ (of|runs) ")
+"""What experiments say while they run, if they run long: as often as the machine is slow."""
+
+
 def call(block: Block, folder: Path) -> tuple[int, str]:
     """Exit code and output (both streams, as a terminal shows them) of a block."""
     if block.kind == "python" or block.argument == "python":
@@ -122,7 +126,8 @@ def call(block: Block, folder: Path) -> tuple[int, str]:
     done = subprocess.run(
         arguments, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
-    return done.returncode, "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+    lines = (line.rstrip() for line in done.stdout.splitlines() if not PROGRESS.match(line))
+    return done.returncode, "".join(f"{line}\n" for line in lines)
 
 
 def _recipe(line: str) -> str:

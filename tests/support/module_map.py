@@ -17,6 +17,7 @@ ROOMS = (
     "hardware",
     "versions",
     "metrics",
+    "intervals",
     "run",
     "experiments",
     "checking",

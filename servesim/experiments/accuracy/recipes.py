@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from servesim.versions import recorded_engine
 
 NOMINAL = (128, 1024, 2000, 4000, 32000)
 """Prompt lengths of `--dataset-name random` in the runs told by commands; all others are conversations."""
+_MEASURED = re.compile(r"measured=(\d{4}-\d\d-\d\d)")
 FILE = Path(__file__).with_name("recipes.yaml")
 
 
@@ -86,9 +88,11 @@ def recipe(cell: Cell) -> Recipe:
         settings["scheduler"] = dict(engine["scheduler"])
         if own.get("max_num_seqs") == "concurrency":
             settings["scheduler"]["max_num_seqs"] = max(cell.concurrency, 2)
+    if cell.engine == "trtllm" and (limits := _limits(cell, own, source)):
+        settings["scheduler"] = {**preset_settings(engine["preset"])["scheduler"], **limits}
     if around := _engine(cell, own, engine["preset"]):
         settings["engine"] = around
-    if (kv_dtype := own.get("kv_dtype", {}).get(source["name"])) is not None:
+    if kv_dtype := _kv_dtype(cell, own, engine, source["name"]):
         settings["kv_dtype"] = kv_dtype
     return Recipe(settings, output_mean(cell))
 
@@ -111,10 +115,38 @@ def _put(settings: dict[str, Any], dotted: dict[str, Any]) -> None:
         settings["scheduler"] = {**preset_settings(settings["preset"])["scheduler"], **settings["scheduler"]}
 
 
+def _limits(cell: Cell, own: dict[str, Any], source: dict[str, Any]) -> dict[str, int]:
+    """Return the most sequences and tokens of a step of TensorRT-LLM, where the source's scripts or rules say them."""
+    if "prompt_and" in source:
+        most = cell.concurrency + cell.isl + source["prompt_and"]
+        return {"max_bs": cell.concurrency, "max_num_tokens": most + -most % source["multiple_of"]}
+    found = {"max_num_tokens": own["max_num_tokens"]} if "max_num_tokens" in own else {}
+    return found | ({"max_bs": cell.concurrency} if found and own.get("max_bs") == "concurrency" else {})
+
+
+def _kv_dtype(cell: Cell, own: dict[str, Any], engine: dict[str, Any], source: str) -> str | None:
+    """Return the format of keys and values: the model's by source, engine and GPU, else the engine's by weights."""
+    by_gpu = own.get("kv_dtype", {}).get(source, {}).get(cell.engine, {})
+    found: str | None = by_gpu.get(cell.gpu, engine.get("kv_dtype", {}).get(cell.weights))
+    return found
+
+
+def version_of(cell: Cell) -> tuple[str, bool]:
+    """Return the version a cell's engine is taken to be, empty where nothing says it, and whether it was inferred from
+    the day of the measurement."""
+    if cell.version:
+        return cell.version.lstrip("v"), False
+    if found := _MEASURED.search(cell.source):
+        for entry in recipes()["versions"].get(cell.engine, ()):
+            if entry["from"] <= found[1] <= entry["to"]:
+                return str(entry["version"]), True
+    return "", False
+
+
 def _engine(cell: Cell, own: dict[str, Any], preset: str) -> dict[str, Any]:
-    """Return the settings around the policies: the version, where one is stated that can be compared, and more."""
-    found: dict[str, Any] = {}
-    version = cell.version.lstrip("v")
+    """Return the settings around the policies: the version, where one is known that can be compared, and more."""
+    found: dict[str, Any] = dict(source_of(cell).get("engine", {}).get(cell.engine, {}))
+    version, _ = version_of(cell)
     if version and recorded_engine(f"{preset} {version}") is not None:
         found["version"] = version
     if cell.ep > 1 or (cell.tp > 1 and cell.gpu in own.get("expert_parallel_on", ())):

@@ -18,7 +18,7 @@ from servesim.experiments.accuracy import decision_scores, decisions, scores
 from servesim.experiments.accuracy.answers import Answer, OnAnswer, answers
 from servesim.experiments.accuracy.cells import Cell, sample_file
 from servesim.experiments.accuracy.reading import read
-from servesim.experiments.accuracy.recipes import nominal, output_mean, recipes
+from servesim.experiments.accuracy.recipes import nominal, output_mean, recipes, version_of
 from servesim.experiments.accuracy.screen import RULES, screen
 
 BANDS = ((8, "C 1 to 8"), (32, "C 9 to 32"), (128, "C 33 to 128"), (math.inf, "C 129 and more"))
@@ -147,7 +147,7 @@ def groups(scored: Sequence[Scored]) -> Iterator[tuple[str, str, list[Scored]]]:
     yield "all", "all", list(scored)
     cells: dict[str, Callable[[Scored], str]] = {
         "engine": lambda one: one.cell.engine,
-        "engine and version": lambda one: f"{one.cell.engine} {one.cell.version or '(not stated)'}",
+        "engine and version": lambda one: f"{one.cell.engine} {_version(one.cell)}",
         "GPU": lambda one: one.cell.gpu,
         "model": lambda one: one.cell.model,
         "tensor parallelism": lambda one: f"TP {one.cell.tp}" if one.cell.mode == "agg" else "apart",
@@ -166,6 +166,11 @@ def groups(scored: Sequence[Scored]) -> Iterator[tuple[str, str, list[Scored]]]:
         for name in orders.get(dimension, sorted(parts)):
             if parts.get(name):
                 yield dimension, name, parts[name]
+
+
+def _version(cell: Cell) -> str:
+    version, inferred = version_of(cell)
+    return f"{version} (by the day)" if inferred else cell.version or "(not stated)"
 
 
 def _beyond(one: Scored) -> str:

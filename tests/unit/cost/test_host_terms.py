@@ -29,6 +29,21 @@ def test_host_time_goes_by_counts_of_the_batch() -> None:
     assert terms.host(mixed) == Host(1000 + 50, 500 + 15)
 
 
+def test_a_step_with_prompts_lasts_as_long_as_launching_its_layers_one_without_does_not() -> None:
+    terms = HostTerms(eager_per_layer=1e6, eager_per_mixture=3e6)
+    decode, mixed = Batch(4, [], 4, 4000, 0, 1000, 1, 4), Batch(20, [(16, 0)], 4, 4000, 0, 1000, 1, 5)
+    dense = build_cost_model(ModelSpec.load("llama-3.1-8b"), Gpu.load("h100"), host=terms)  # 32 layers
+    assert dense.host(decode) == Host()
+    assert dense.host(mixed) == Host(launching=32_000_000)
+    assert dense.price(mixed).ns == 32_000_000 > dense.price(mixed).gpu_ns
+    experts = build_cost_model(ModelSpec.load("gpt-oss-20b"), Gpu.load("h100"), host=terms)  # 24 layers, all of experts
+    assert experts.host(mixed).launching == 72_000_000
+    halves = build_cost_model(ModelSpec.load("llama-3.1-8b"), Gpu.load("h100"), pp=2, host=terms)
+    assert halves.host(mixed).launching == 32_000_000
+    long = Batch(16384, [(16384, 0)], 0, 0, 0, 0, 1, 1)
+    assert dense.price(long).ns == dense.price(long).gpu_ns > 32_000_000
+
+
 def test_small_batches_are_padded_to_cuda_graph_sizes() -> None:
     padding = HostTerms(pads_to_graphs=True).padding()
     assert [padding[n] for n in (0, 1, 2, 3, 5, 8, 9, 250, 256, 257, 512)] == [0, 1, 2, 4, 8, 8, 16, 256, 256, 272, 512]
@@ -65,10 +80,17 @@ def test_shipped_terms_are_found_by_engine_version() -> None:
     assert found is not None
     assert (found.name, found.engine) == ("vllm-0.23-h100", "vllm 0.23.0")
     assert found.provenance["steps"] > 100_000
-    assert host_terms("sglang 0.5.14", "h100") is None
-    other = host_terms("tensorrt-llm 1.0", "h100")
-    assert other is not None
-    assert other.name == "tensorrt-llm-h200"
+    assert host_terms("tgi 3.3", "h100") is None
+    sglang = host_terms("sglang 0.5.14", "h100")
+    assert sglang is not None
+    assert sglang.name == "sglang-0.5-h200"
+    names = {
+        version: host_terms(f"tensorrt-llm {version}", "h100") for version in ("0.20", "1.0.0rc3", "1.0", "1.4.0rc1")
+    }
+    assert [terms.name for terms in names.values() if terms is not None] == [
+        *["tensorrt-llm-1.0-h100"] * 3,
+        "tensorrt-llm-1.1-h200",
+    ]
 
 
 def _log(folder: Path, terms: HostTerms) -> None:

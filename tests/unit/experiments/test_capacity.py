@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -14,7 +15,14 @@ from hypothesis import strategies as st
 import servesim
 from servesim import UserError
 from servesim.experiments.capacity import capacity
+from servesim.experiments.capacity_answer import never_text
+from servesim.experiments.goals import goals_of, header
+from servesim.experiments.idle import Alone
 from servesim.experiments.limit_search import RateSearch, ReplicaSearch
+from servesim.experiments.objects import Objects
+from servesim.experiments.run_metrics import Run
+from servesim.run.scenario import Scenario
+from servesim.run.trace_source import open_scenario
 
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:rate=1,prompt=600,output=20",
@@ -70,7 +78,8 @@ def test_the_highest_rate_comes_with_an_interval_and_what_it_costs(tmp_path: Pat
     assert (frame["attainment"] >= 0.99).all()
     document = json.loads((tmp_path / "capacity.json").read_text())
     points = pd.read_parquet(tmp_path / "capacity.parquet")
-    assert len(points) == len(document["points"]) == len(list((tmp_path / "cells").iterdir()))
+    alone = 2  # a run of requests alone by deployment: all prompts of all seeds are alike
+    assert len(points) == len(document["points"]) == len(list((tmp_path / "cells").iterdir())) - alone
     tried = points[points["label"] == "h200"].groupby("rate")["attainment"].mean()
     assert tried[frame["rate"].iloc[0]] >= 0.99
     assert tried[tried.index > frame["rate"].iloc[0]].min() < 0.99
@@ -98,6 +107,10 @@ def test_deployments_that_cannot_be_are_named_and_the_rest_answered() -> None:
 def test_a_limit_nothing_meets_and_a_trace_that_fills_nothing_are_said() -> None:
     never = capacity(**WORKLOAD | {"slo": "ttft:1"}, gpu="h200", replicates=1)
     assert list(never["verdict"]) == ["never"]
+    assert never["best_attainment"].tolist() == [0.0]
+    assert never.attrs["document"]["points"] == []  # no load is tried that cannot change the answer
+    assert "longer than 1 ms to their first token on an idle server" in never["reason"].iloc[0]
+    assert never.attrs["document"]["answer"].startswith("Nothing carries any rate; it comes nearest with 0 %")
     endless = capacity(**WORKLOAD | {"requests": 9, "slo": "ttft:60000"}, gpu="h200", replicates=1)
     assert list(endless["verdict"]) == ["no limit"]
     assert any("more --requests" in note for note in endless.attrs["document"]["notes"])
@@ -109,13 +122,93 @@ def test_a_limit_nothing_meets_and_a_trace_that_fills_nothing_are_said() -> None
     ("changes", "said"),
     [
         ({"slo": {}}, "give an SLO"),
+        ({"slo.ttft": "40,50"}, "one SLO is needed"),
         ({"rate": "1,2"}, "one rate is needed"),
         ({"rate": 1, "replicas": "1,2"}, "leave --replicas out"),
         ({"attainment": 1.5}, "attainment is 1.5"),
         ({"tolerance": 0}, "tolerance is 0"),
         ({"max_replicas": 0}, "max_replicas is 0"),
+        ({"window": 5}, "window cuts a recorded trace"),
+        ({"window_minutes": 0}, "window_minutes is 0"),
+        ({"slo": "ttft:p99<1s", "slo_classes": {"gold": "ttft:5"}}, "do not go together"),
     ],
 )
 def test_questions_without_an_answer_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         capacity(**(WORKLOAD | {"gpu": "h200"} | changes))
+
+
+MIXED = WORKLOAD | {"trace": "synth:rate=1,prompt=lognormal(600,6000),output=20", "requests": 200, "gpu": "h200"}
+SERVED = {key: value for key, value in MIXED.items() if key != "jobs"}
+ONE = """
+from servesim.contracts.router import Router
+class One(Router):
+    def route(self, request, views):
+        return 0
+"""
+
+
+def test_alone_few_tokens_say_as_much_as_all() -> None:
+    scenario = Scenario.of(SERVED)
+    trace, goals = open_scenario(scenario), goals_of(scenario, 0.99)
+    reduced, whole = Alone.reduced(trace, goals, SERVED), Alone.whole(trace)
+    assert reduced.trace.output_len.sum() < whole.trace.output_len.sum() / 2
+    columns = []
+    for alone in (reduced, whole):
+        settings = alone.settings(SERVED, Objects())
+        result = servesim.simulate({k: v for k, v in settings.items() if k != "trace"}, trace=alone.trace)
+        run = alone.measured(run_of(result), goals)
+        assert run is not None
+        columns.append(run.columns["ttft_ns"])
+    assert np.abs(columns[0] - columns[1]).max() <= 1  # ns
+
+
+def run_of(result: servesim.Result) -> Run:
+    frame = result.requests.sort_values("row")
+    columns = {name: frame[name].to_numpy(dtype=float) for name in frame.columns if frame[name].dtype.kind in "if"}
+    return Run(result.summary, columns)
+
+
+def test_no_number_of_replicas_beats_an_idle_server() -> None:
+    best = capacity(**MIXED | {"slo": "ttft:60"}, rate=20, replicates=2, warmup=0, cooldown=0).iloc[0]
+    assert best["verdict"] == "never"
+    many = [servesim.simulate(SERVED | {"slo": "ttft:60"}, rate=20, replicas=200, seed=seed) for seed in (0, 1)]
+    shares = [result.summary["goodput"]["slo_attainment"] for result in many]
+    assert best["best_attainment"] == pytest.approx(sum(shares) / 2)
+    edge = int(best["reason"].split("over ")[1].split(" ")[0].replace(",", ""))
+    longer = [result.requests["prompt_len"] > edge for result in many]
+    late = [result.requests["ttft_ns"] > 60e6 for result in many]
+    assert (longer[0] == late[0]).all() or (longer[1] == late[1]).all()
+
+
+def test_further_replicas_are_not_tried_where_doubling_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(ONE)
+    asked = WORKLOAD | {"gpu": "l40s", "router": f"{tmp_path / 'one.py'}:One"}
+    found = capacity(**asked, rate=200, replicates=1, max_replicas=64)
+    assert found["verdict"].tolist() == ["never"]
+    tried = {p["replicas"] for p in found.attrs["document"]["points"]}
+    assert 1 < max(tried) < 64
+    row = found.attrs["document"]["rows"][0]
+    assert never_text(row).startswith(f"{100 * row['best_attainment']:.4g} % at best, from {row['best_at']:g} replica")
+
+
+def test_the_answer_is_one_sentence() -> None:
+    frame = capacity(**WORKLOAD, gpu="h200,l40s", rate=60, replicates=2, price="h200=3.8,l40s=0.5")
+    document, best = frame.attrs["document"], frame[frame["cheapest"]].iloc[0]
+    other = frame[~frame["cheapest"]].iloc[0]
+    saving = 100 * (1 - best["usd_per_hour"] / other["usd_per_hour"])
+    assert document["answer"].startswith(f"Take {best['gpus']} x {best['gpu'].upper()}")
+    assert f"${best['usd_per_hour']:.2f}/h, {saving:.0f} % less than the next" in document["answer"]
+
+
+def test_limits_hold_each_by_themselves_where_they_have_percentiles() -> None:
+    frame = capacity(**WORKLOAD | {"slo": "ttft:p50<40ms,tpot:p99<30ms"}, gpu="h200", rate=60, replicates=2)
+    goals = frame.attrs["document"]["settings"]["goals"]
+    assert [goal["text"] for goal in goals] == [
+        "50 % of requests within TTFT 40 ms",
+        "99 % of requests within TPOT 30 ms",
+    ]
+    joint = capacity(**WORKLOAD | {"slo": "ttft<40ms,tpot<30ms"}, gpu="h200", rate=60, replicates=2)
+    assert frame["replicas"].iloc[0] <= joint["replicas"].iloc[0]
+    assert header(goals).endswith("(each by itself)")
+    assert header(joint.attrs["document"]["settings"]["goals"]).endswith("(jointly)")

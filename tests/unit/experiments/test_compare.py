@@ -165,8 +165,14 @@ def test_a_recorded_trace_is_cut_into_windows(tmp_path: Path) -> None:
     assert document["replicates"]["kind"] == "windows"
     assert document["replicates"]["changes"] == [{"skip": s, "requests": 20} for s in (0, 20, 40)]
     asked["requests"] = 25
-    document = compare(**asked, speculation=["none", "eagle3:k=2"], replicates=3).attrs["document"]
-    assert document["replicates"]["changes"] == [{"skip": 25 * i, "requests": 25, "seed": i} for i in range(2)]
+    document = compare(**asked, speculation=["none", "eagle3:k=2"], window=12).attrs["document"]
+    assert document["replicates"]["changes"] == [{"skip": 12 * i, "requests": 12} for i in range(2)]
+    row = rows(document, "eagle3:k=2")["ttft_mean"]
+    served = {key: value for key, value in asked.items() if key != "jobs"}
+    alone = servesim.simulate(served, speculation="eagle3:k=2")
+    assert row["value"] == pytest.approx(alone.summary["latency_ms"]["ttft"]["mean"])
+    with pytest.raises(UserError, match="window cuts a recorded trace"):
+        compare(**WORKLOAD, scheduler=["vllm", SLOW], window=12)
 
 
 def test_one_run_is_compared_by_blocks_of_its_requests() -> None:

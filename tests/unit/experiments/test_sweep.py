@@ -18,9 +18,10 @@ import pytest
 import servesim
 from servesim import UserError
 from servesim.experiments.executors import DIED
+from servesim.experiments.ranking import pareto_front
 from servesim.experiments.runner import Progress
 from servesim.experiments.store import Cell, Store, address_of
-from servesim.experiments.sweep import pareto_front, sweep
+from servesim.experiments.sweep import sweep
 
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:rate=40,prompt=300,output=30",

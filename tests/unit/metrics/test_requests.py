@@ -18,7 +18,8 @@ from servesim.metrics.requests import (
     latencies_ms,
     throughput,
 )
-from servesim.metrics.slo import parse_slo
+from servesim.metrics.slo import parse_slo, split_slo, time_text
+from servesim.run.scenario import Scenario
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -116,11 +117,32 @@ def test_slos_are_written_as_metric_and_milliseconds() -> None:
     assert parse_slo("ttft:500 e2el:1e4") == {"ttft": 500.0, "e2el": 10000.0}
 
 
+def test_slos_may_have_units_and_percentiles() -> None:
+    assert parse_slo("e2el<30s") == {"e2el": 30000.0}
+    assert parse_slo("ttft<0.5s,tpot<=900us") == {"ttft": 500.0, "tpot": 0.9}
+    each = parse_slo("ttft:p99<1s,tpot:p99.9:50")
+    assert split_slo(each) == ({"ttft": 1000.0, "tpot": 50.0}, {"ttft": 99.0, "tpot": 99.9})
+    assert [time_text(ms) for ms in (50, 999, 1000, 2500)] == ["50 ms", "999 ms", "1 s", "2.5 s"]
+
+
+def test_a_scenario_keeps_which_limits_hold_each() -> None:
+    base = {"trace": "synth:", "model": "m", "gpu": "g"}
+    scenario = Scenario.of(base | {"slo": "ttft:p99<1s,e2el<30s"})
+    assert (scenario.slo, scenario.slo_percentiles) == ({"ttft": 1000.0, "e2el": 30000.0}, {"ttft": 99.0})
+    assert Scenario.of(scenario.model_dump()) == scenario
+    assert Scenario.of(base | {"slo": {"ttft:p90": "1s", "tpot": 50}}).slo_percentiles == {"ttft": 90.0}
+    with pytest.raises(UserError, match="percentiles of limits in slo"):
+        Scenario.of(base | {"slo": "ttft:5", "slo_percentiles": {"tpot": 99}})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("ttfp:5", "unknown metric 'ttfp' (did you mean \"ttft\"?)"),
         ("ttft", "is not metric:milliseconds"),
+        ("ttft<1h", "or a time such as 1s"),
+        ("ttft:p0<1", "is no percentile"),
+        ("ttft:p99<1s,ttft:5", "given twice"),
         ("ttft:fast", "must be a number"),
         ("ttft:-1", "must be a positive number"),
         ("ttft:1,ttft:2", "given twice"),

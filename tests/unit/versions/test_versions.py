@@ -95,7 +95,7 @@ def test_an_unmeasured_version_says_so() -> None:
     assert "host terms are those of vllm 0.12.0: none were measured for vllm 0.15.1" in notes(
         engine={"version": "0.15.1"}
     )
-    assert "none were measured for sglang" in notes(preset="sglang")
+    assert "host terms are those of sglang 0.5.6: none were measured for sglang 0.5.23" in notes(preset="sglang")
     assert "newer than any looked at" in notes(engine={"version": "9.0"})
     assert "host terms" not in notes(engine={"version": "0.23.0"})
     assert "none were measured for vllm 0.33.0" in notes()

@@ -9,7 +9,7 @@ import pytest
 
 from servesim.errors import UserError
 from servesim.experiments.accuracy import recipes as module
-from servesim.experiments.accuracy.recipes import output_mean, recipe, recipes
+from servesim.experiments.accuracy.recipes import output_mean, recipe, recipes, version_of
 from servesim.run.scenario import Scenario
 from tests.support.cells import cell
 
@@ -29,7 +29,10 @@ def test_a_closed_loop_of_all_clients_at_once() -> None:
 
 def test_lengths_by_source() -> None:
     assert settings(isl=1024, osl=8192)["trace"] == "synth:prompt=uniform(819,1024),output=uniform(6553,8192)"
-    assert settings(isl=1000, osl=100, source=GAP)["trace"] == "synth:prompt=1000,output=uniform(95,105)"
+    assert settings(isl=1000, osl=100, source=GAP)["trace"] == "synth:prompt=1000,output=uniform(99,101)"
+    sglang = GAP.replace("vllm/0.12.0", "sglang/0.5.1.post1"), GAP.replace("vllm/0.12.0", "sglang/0.5.6.post2")
+    drawn = [settings(isl=1000, osl=100, source=source, engine="sglang")["trace"] for source in sglang]
+    assert drawn == ["synth:prompt=1000,output=100", "synth:prompt=1000,output=uniform(95,105)"]
     assert output_mean(cell(osl=1000)) == pytest.approx(900)
     assert output_mean(cell(osl=1000, source=GAP)) == pytest.approx(1000)
 
@@ -44,25 +47,49 @@ def test_settings_that_labels_do_not_state() -> None:
     assert settings()["scheduler"] == {"name": "vllm", "max_num_batched_tokens": 8192, "max_num_seqs": 512}
     llama = settings(model="meta-llama/Llama-3.1-70B", weights="fp8", tp=2, concurrency=32)
     assert llama["scheduler"]["max_num_seqs"] == 32
-    assert (llama["kv_dtype"], llama["dtype"]) == ("fp8", "fp8")
+    assert (llama["kv_dtype"], llama["dtype"]) == ("bf16", "fp8")
+    assert settings(model="meta-llama/Llama-3.1-70B", weights="fp8", gpu="h200_sxm")["kv_dtype"] == "fp8"
     assert "kv_dtype" not in settings(model="meta-llama/Llama-3.1-70B", source=GAP)
-    oss = settings(model="openai/gpt-oss-120b", weights="nvfp4", engine="trtllm")
-    assert (oss["dtype"], oss["preset"], "scheduler" in oss) == ("bf16", "tensorrt-llm", False)
+    oss = settings(model="openai/gpt-oss-120b", weights="nvfp4", engine="trtllm", concurrency=8)
+    assert (oss["dtype"], oss["preset"], "kv_dtype" in oss) == ("bf16", "tensorrt-llm", False)
+    assert (oss["scheduler"]["max_num_tokens"], oss["scheduler"]["max_bs"]) == (20000, 8)
     assert settings(weights="")["dtype"] == "bf16"
+
+
+def test_a_generated_deployment_has_room_for_its_clients_a_prompt_and_1500_tokens_in_whole_blocks() -> None:
+    source = GAP.replace("vllm/0.12.0", "trtllm/1.0.0rc3")
+    found = settings(engine="trtllm", version="1.0.0rc3", isl=1024, concurrency=8, weights="fp8", source=source)
+    assert (found["scheduler"]["name"], found["scheduler"]["max_bs"]) == ("selective", 8)
+    assert found["scheduler"]["max_num_tokens"] == 2560  # 8 + 1,024 + 1,500 = 2,532, of 32 tokens a block
+    assert found["kv_dtype"] == "fp8"
+    assert "kv_dtype" not in settings(engine="trtllm", version="1.0.0rc3", weights="", source=source)
+
+
+def test_a_version_that_is_not_stated_follows_from_the_day() -> None:
+    def version(engine: str, day: str, stated: str = "") -> tuple[str, bool]:
+        return version_of(cell(engine=engine, version=stated, source=f"a; silicon_concurrency=4; measured={day}T00:00"))
+
+    assert version("vllm", "2025-10-29") == ("0.11.0", True)
+    assert version("vllm", "2025-11-17") == ("0.11.0", True)
+    assert version("vllm", "2025-11-18") == ("", False)
+    assert version("trtllm", "2025-10-29") == ("1.1.0rc2", True)
+    assert version("vllm", "2025-10-29", "v0.18.0") == ("0.18.0", False)
+    assert version_of(cell(engine="vllm", version="")) == ("", False)
+    scenario = settings(version="", source="a; measured=2025-10-29T00:00:00.000Z")
+    assert scenario["engine"] == {"async_scheduling": True, "version": "0.11.0"}
 
 
 def test_expert_parallelism_by_label_and_where_the_label_is_known_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_model", lambda label, own: "qwen3-30b-a3b")
+    ahead = {"async_scheduling": True}
     alike = {"model": "MiniMaxAI/MiniMax-M2.5", "weights": "fp8", "tp": 8}
-    assert settings(**alike, moe_tp=8)["engine"] == {"version": "0.18.0"}
-    assert "engine" not in settings(**alike, moe_tp=8, version="nightly")
-    assert settings(**alike, ep=8)["engine"] == {"version": "0.18.0", "enable_expert_parallel": True}
-    assert settings(**alike, moe_tp=8, gpu="h200_sxm")["engine"] == {
-        "version": "0.18.0",
-        "enable_expert_parallel": True,
-    }
+    assert settings(**alike, moe_tp=8)["engine"] == ahead | {"version": "0.18.0"}
+    assert settings(**alike, moe_tp=8, version="nightly")["engine"] == ahead
+    dealt = ahead | {"version": "0.18.0", "enable_expert_parallel": True}
+    assert settings(**alike, ep=8)["engine"] == dealt
+    assert settings(**alike, moe_tp=8, gpu="h200_sxm")["engine"] == dealt
 
 
 @pytest.mark.parametrize(
@@ -100,4 +127,5 @@ def test_a_model_that_is_not_bundled_is_read_from_the_installed_package(
 def test_every_setting_says_where_it_is_known_from() -> None:
     loaded = recipes()
     entries = [*loaded["sources"], *loaded["engines"].values(), *loaded["models"].values(), loaded["requests"]]
+    entries += [entry for versions in loaded["versions"].values() for entry in versions]
     assert all(entry["because"] for entry in [*entries, loaded["boxes"]])

@@ -1,0 +1,55 @@
+"""Shares of good requests over the time of a run: the worst window of some minutes, and how sure its share is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.experiments.statistics import block_length
+from servesim.workload.peak import MINUTE_NS
+
+
+class Window(NamedTuple):
+    """Requests that arrived in some minutes."""
+
+    minute: float
+    """Its first arrival, in minutes after the first of all."""
+    minutes: float
+    requests: int
+    share: float
+    """Of them that were good."""
+    low: float
+    high: float
+    """Its 95 % interval: good requests come in runs, so what counts is how long these are."""
+
+
+def worst_window(arrival_ns: NDArray[np.float64], good: NDArray[np.bool_], minutes: float, least: int) -> Window | None:
+    """Return, of the windows of `minutes` that begin with an arrival and hold at least `least` requests, the one whose
+    share of good ones is lowest; None where none holds as many, or one window holds all."""
+    order = np.argsort(arrival_ns, kind="stable")
+    arrival, good = arrival_ns[order], good[order]
+    n = len(arrival)
+    first = np.searchsorted(arrival, arrival)
+    last = np.searchsorted(arrival, arrival + minutes * MINUTE_NS)
+    count = last - first
+    usable = np.flatnonzero(count >= max(least, 1))
+    if not len(usable) or count[0] == n:
+        return None
+    sums = np.concatenate(([0], np.cumsum(good)))
+    shares = (sums[last[usable]] - sums[first[usable]]) / count[usable]
+    at = int(first[usable[np.argmin(shares)]])
+    inside = good[at : last[at]].astype(np.float64)
+    low, high = share_interval(inside)
+    return Window(float((arrival[at] - arrival[0]) / MINUTE_NS), minutes, len(inside), float(inside.mean()), low, high)
+
+
+def share_interval(good: NDArray[np.float64]) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share among successive requests, for as many as are worth independent ones:
+    their number over the length of blocks within which they hang together."""
+    n = max(len(good) / block_length(good), 1.0)
+    p, z2 = float(good.mean()), 1.96**2
+    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = 1.96 * float(np.sqrt(p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
+    return max(centre - half, 0.0), min(centre + half, 1.0)

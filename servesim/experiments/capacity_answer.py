@@ -1,0 +1,254 @@
+"""The rows of a capacity question, and its answer in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from servesim.experiments.axes import Variant
+from servesim.experiments.busy_times import Window
+from servesim.experiments.capacity_study import REPORTED, Study
+from servesim.experiments.goals import Goal
+from servesim.experiments.limit_search import RateSearch
+from servesim.experiments.ranking import pareto_front
+from servesim.experiments.replicates import Replicates
+from servesim.hardware import Gpu
+from servesim.run.prices import price_of
+from servesim.run.scenario import Scenario
+
+MANY = ("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high")
+SHARES = ("attainment", "attainment_low", "attainment_high", "best_attainment", "best_at")
+WORDS = ("goal", "window", "minute", "binds", "reason", "by")
+
+
+class Answer:
+    """What a study found, deployment by deployment."""
+
+    def __init__(self, study: Study, goals: Sequence[Goal]) -> None:
+        self._study, self._goals = study, goals
+
+    def by_rate(self, searches: Mapping[str, tuple[RateSearch, RateSearch, RateSearch]]) -> list[dict[str, Any]]:
+        """Return a row for each deployment: the highest rate it carries."""
+        rows = []
+        for v in self._study.variants:
+            row = self._row(v, None if v.label in self._study.errors else Scenario.of(v.settings).replicas)
+            rows.append(row)
+            if v.label not in searches or row["verdict"] == "failed":
+                continue
+            mean, lower, upper = searches[v.label]
+            if mean.low == 0:
+                continue
+            if mean.high == np.inf:
+                row |= {"verdict": "no limit", "reason": None}
+                continue
+            row |= {
+                "verdict": "carries",
+                "rate": mean.low,
+                "rate_low": min(lower.low, mean.low),
+                "rate_high": max(upper.high, mean.high),
+                **self._at(v.label, mean.low, mean.high),
+            }
+        return _marked(rows)
+
+    def by_price(self, rate: float, fewest: Mapping[str, int | None]) -> list[dict[str, Any]]:
+        """Return a row for each deployment: the fewest replicas that carry a rate."""
+        rows = []
+        for v in self._study.variants:
+            replicas = fewest[v.label]
+            row = self._row(v, replicas) | {"by": "replicas"}
+            if replicas is not None and row["verdict"] != "failed":
+                short = max((n for label, n in self._study.judged if label == v.label and n < replicas), default=None)
+                row |= {"verdict": "carries", "rate": rate, **self._at(v.label, replicas, short)}
+            rows.append(row)
+        return _marked(rows)
+
+    def _row(self, v: Variant, replicas: int | None) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "label": v.label,
+            "axes": v.axes,
+            **dict.fromkeys((*MANY, *SHARES, *WORDS)),
+            "values": dict.fromkeys(REPORTED),
+            "verdict": "failed" if v.label in self._study.errors else "never",
+            "error": self._study.errors.get(v.label),
+        }
+        if v.label in self._study.errors:
+            return row
+        scenario = Scenario.of(v.settings)
+        each = scenario.tp * scenario.pp
+        row |= {"gpu": scenario.gpu, "replicas": replicas, **self._best(v.label)}
+        if replicas is not None:
+            price = price_of(Gpu.load(scenario.gpu), scenario.price, scenario.usd_per_gpu_hour)
+            row |= {"gpus": each * replicas, "usd_per_hour": each * replicas * price}
+        return row
+
+    def _best(self, label: str) -> dict[str, Any]:
+        """Return the best share of a deployment that reaches no goal at any load, and why it is no better."""
+        tried = {load: judged for (name, load), judged in self._study.judged.items() if name == label}
+        if tried:
+            best = max(judged.margin for judged in tried.values())
+            load = min(load for load, judged in tried.items() if judged.margin >= best)
+            judged, outcome = tried[load], self._study.outcomes[label, load][0]
+            misses = outcome.misses[judged.binding]
+            return {
+                "goal": judged.binding,
+                **_short(judged.shares[judged.binding], judged.window),
+                "best_at": load,
+                "reason": misses and misses.sentence,
+            }
+        idle = self._study.idle.get(label)
+        if idle is None:
+            return {}
+        windows = idle.worst or (None,) * len(idle.shares)
+        reached = [min(share, w.share) if w else share for share, w in zip(idle.shares, windows, strict=True)]
+        at = int(np.argmin([share - goal.share for share, goal in zip(reached, self._goals, strict=True)]))
+        misses = idle.misses[at]
+        return {
+            "goal": at,
+            **_short(idle.shares[at], windows[at]),
+            "reason": misses and f"{misses.sentence} on an idle server",
+        }
+
+    def _at(self, label: str, load: float, beyond: float | None) -> dict[str, Any]:
+        """Return what is known of a deployment at the load it carries; `beyond`: the nearest one it does not, whose
+        misses say what binds."""
+        judged, outcomes = self._study.judged[label, load], self._study.outcomes[label, load]
+        values = {name: float(np.mean([outcome.values[name] for outcome in outcomes])) for name in REPORTED}
+        goal = judged.binding
+        after = self._study.outcomes.get((label, beyond)) if beyond is not None else None
+        missed = self._study.judged[label, beyond].binding if after and beyond is not None else goal
+        misses = (after or outcomes)[0].misses[missed]
+        minute = outcomes[0].minute
+        return {
+            "values": values,
+            "goal": goal,
+            "attainment": judged.shares[goal],
+            "attainment_low": judged.low[goal],
+            "attainment_high": judged.high[goal],
+            "best_attainment": judged.shares[goal],
+            "best_at": load,
+            "window": judged.window and judged.window._asdict(),
+            "minute": minute._asdict() if minute and minute.share < self._goals[goal].share else None,
+            "binds": misses.which if misses is not None else None,
+            "reason": None,
+        }
+
+
+def _short(share: float, window: Window | None) -> dict[str, Any]:
+    """Return the share that falls short: that of the worst window, where it is below that of the whole."""
+    binds = window is not None and window.share < share
+    return {"best_attainment": window.share if binds and window else share,
+            "window": window._asdict() if binds and window else None}  # fmt: skip
+
+
+def _marked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mark the Pareto front and the cheapest row."""
+    carried = [row for row in rows if row["verdict"] == "carries"]
+    front = pareto_front(carried)
+    cheapest = min(carried, key=_rank, default=None)
+    for row in rows:
+        row["pareto"] = row["label"] in front
+        row["cheapest"] = row is cheapest
+    return rows
+
+
+def _price(row: Mapping[str, Any]) -> float:
+    """Return the price of an hour per request/s."""
+    return float(row["usd_per_hour"] / row["rate"])
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Return what rows are ranked by: the price, and among equals the share of good requests."""
+    return _price(row), -float(row["attainment"])
+
+
+def sentence(rows: Sequence[Mapping[str, Any]], by_price: bool, goals: Sequence[Goal], rate: float | None) -> str:
+    """Return the answer in one sentence."""
+    ranked = sorted((row for row in rows if row["verdict"] == "carries"), key=_rank)
+    if not ranked:
+        return _nothing(rows, goals, rate)
+    best = ranked[0]
+    hour = f"${best['usd_per_hour']:,.2f}/h"
+    if by_price:
+        said = f"Take {_deployment(best)}: {hour}"
+        said += _saving(_price(best), _price(ranked[1]), "less than the next") if len(ranked) > 1 else ""
+    else:
+        said = f"{_deployment(best)} carries {best['rate']:.4g} requests/s at {hour}"
+        said += _saving(_price(best), _price(ranked[1]), "cheaper by request than the next") if len(ranked) > 1 else ""
+    return said + (f"; what binds is {best['binds']}" if best["binds"] else "")
+
+
+def _deployment(row: Mapping[str, Any]) -> str:
+    """Return what to take, such as "8 x H200 in fp8 (2 replicas of tp=4)"."""
+    axes = row["axes"]
+    dtype = f" in {axes['dtype']}" if "dtype" in axes else ""
+    others = [str(value) if "name" in str(key) else f"{key}={value}" for key, value in axes.items()
+              if key not in ("gpu", "dtype", "tp", "replicas")]  # fmt: skip
+    each = row["gpus"] // row["replicas"]
+    many = row["replicas"] > 1 and each > 1
+    details = [f"{row['replicas']} replicas of {each} GPUs"] if many else [f"tp={axes['tp']}"] if "tp" in axes else []
+    inside = ", ".join([*details, *others])
+    return f"{row['gpus']} x {str(row['gpu']).upper()}{dtype}" + (f" ({inside})" if inside else "")
+
+
+def _saving(price: float, other: float, words: str) -> str:
+    share = 1 - price / other if other else 0.0
+    return f", {100 * share:.0f} % {words}" if share >= 0.005 else ", as much as the next"
+
+
+def _nothing(rows: Sequence[Mapping[str, Any]], goals: Sequence[Goal], rate: float | None) -> str:
+    known = [row for row in rows if row["verdict"] == "never" and row["best_attainment"] is not None]
+    if any(row["verdict"] == "no limit" for row in rows):
+        return "No limit was found: the trace ends before a deployment is full"
+    what = f"{rate:.4g} requests/s" if rate is not None else "any rate"
+    if not known:
+        return f"Nothing carries {what}"
+    best = max(known, key=lambda row: row["best_attainment"] - goals[row["goal"]].share)
+    reason = f": {best['reason']}" if best["reason"] else ""
+    name = best["label"] or "it"
+    return f"Nothing carries {what}; {name} comes nearest with {100 * best['best_attainment']:.4g} % at best{reason}"
+
+
+def never_text(row: Mapping[str, Any]) -> str:
+    """Return the best share of a deployment that reaches no goal, from what load on, and why."""
+    share, load = f"{100 * row['best_attainment']:.4g} % at best", row["best_at"]
+    if load is not None and row["by"] == "replicas":
+        share += f", from {load:g} replica{'s' * (load != 1)} on"
+    elif load is not None:
+        share += f", at {load:.4g} requests/s"
+    if (window := row["window"]) is not None:
+        share += f" in the {window['minutes']:g} minutes from minute {window['minute']:.0f}"
+    return share + (f": {row['reason']}" if row["reason"] else "")
+
+
+def notes(
+    rows: Sequence[Mapping[str, Any]], repeats: Replicates, goals: Sequence[Goal], prices: Mapping[str, float]
+) -> list[str]:
+    """Return the notes a reader must know."""
+    found = [f"{row['label'] or 'the deployment'} failed: {row['error']}" for row in rows if row["error"]]
+    found += repeats.notes
+    for row in rows:
+        if row["verdict"] != "carries":
+            continue
+        name, goal = row["label"] or "the deployment", goals[row["goal"]]
+        if (worst := row["window"]) is not None and worst["share"] < 1:
+            found.append(
+                f"{name}: its worst {worst['minutes']:g} minutes, from minute {worst['minute']:.0f}, have "
+                f"{100 * worst['share']:.4g} % of {worst['requests']:,} requests within the limits (95 % interval "
+                f"{100 * worst['low']:.4g} to {100 * worst['high']:.4g} %; {100 * goal.share:g} % are needed)"
+            )
+        if (worst := row["minute"]) is not None:
+            found.append(
+                f"{name}: one bad minute, from minute {worst['minute']:.0f}: {100 * worst['share']:.3g} % of its "
+                f"{worst['requests']:,} requests are within the limits"
+            )
+    gpus = dict.fromkeys(str(row["gpu"]) for row in rows if row["gpu"] is not None)
+    missing = [gpu for gpu in gpus if prices and Gpu.load(gpu).name not in prices]
+    if missing:
+        found.append(f"price is given for {', '.join(prices)}, not for {', '.join(missing)}: their data sheets' hold")
+    if any(row["verdict"] == "no limit" for row in rows):
+        found.append("no limit was found: the trace ends before the deployment is full; give more --requests")
+    if len(repeats) == 1:
+        found.append("one replicate: the interval is what bisection leaves open, not the chance of the trace")
+    return found

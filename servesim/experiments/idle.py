@@ -1,0 +1,99 @@
+"""The bound of an idle server: every request alone is served at least as fast as under any load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from servesim.contracts import schedulers
+from servesim.errors import UserError
+from servesim.experiments.goals import Goal
+from servesim.experiments.objects import Objects
+from servesim.experiments.replicates import WORKLOAD
+from servesim.experiments.run_metrics import MS, Run
+from servesim.run.scenario import ClientSettings, Scenario, Settings
+from servesim.run.trace_source import open_scenario
+from servesim.workload.trace import Ints, Trace
+
+MOST = 400_000
+"""Requests that may be sent alone, so that the last one comes within what integers hold."""
+APART_NS = 10**13
+"""Between two requests: long after the first has left."""
+LONGEST = 64
+"""Requests with the longest contexts, whose time per output token stands for that of all others: alone, a token takes
+the longer the more context it attends."""
+
+
+def trace_of(settings: Mapping[str, Any], objects: Mapping[str, Trace]) -> Trace | None:
+    """Return the trace of a scenario, if requests alone are a bound: clients send each at its time, prompts share no
+    content that a busier server might have in its cache, and the scheduler is one that never waits for company. None:
+    they are not, or it is no scenario."""
+    try:
+        scenario = Scenario.of(settings)
+        name = scenario.scheduler["name"]
+        own = ".py:" in name or not schedulers.resolve(name)[0].__module__.startswith("servesim.")
+        if own or scenario.clients != ClientSettings() or scenario.stream:
+            return None
+        trace = open_scenario(scenario, objects.get(scenario.trace))
+    except UserError:
+        return None
+    plain = trace.after is None and trace.content is None and trace.samples is None
+    return trace if plain and len(trace) < MOST else None
+
+
+def _apart(prompt_len: Ints, output_len: Ints) -> Trace:
+    """Return requests of these lengths, each sent to an idle server."""
+    return Trace.from_lengths("alone", np.arange(len(prompt_len)) * APART_NS, prompt_len, output_len)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Requests to send one after the other in place of a trace."""
+
+    of: Trace
+    trace: Trace
+    """Each length of prompt once, with one output token, and after them the longest requests; or all as they are."""
+    row: Ints | None
+    """The row there of each request; None: they are all there."""
+
+    @classmethod
+    def reduced(cls, trace: Trace, goals: Sequence[Goal], settings: Mapping[str, Any]) -> Alone:
+        """Return what says as much in fewer tokens, where limits are on the first token and the time per further one,
+        and nothing is drafted, so that luck has no part in them."""
+        names = {name for goal in goals for limits in (goal.limits, *goal.classes.values()) for name in limits}
+        if not names <= {"ttft", "tpot"} or Scenario.of(settings).speculation["name"] != "none":
+            return cls.whole(trace)
+        prompts, row = np.unique(trace.prompt_len, return_inverse=True)
+        longest = np.argsort(-(trace.prompt_len + trace.output_len), kind="stable")[:LONGEST]
+        outputs = np.concatenate([np.ones_like(prompts), trace.output_len[longest]])
+        sent = np.concatenate([prompts, trace.prompt_len[longest]])
+        return cls(trace, _apart(sent, outputs), row)
+
+    @classmethod
+    def whole(cls, trace: Trace) -> Alone:
+        """Return every request as it is."""
+        return cls(trace, _apart(trace.prompt_len, trace.output_len), None)
+
+    def settings(self, settings: Mapping[str, Any], objects: Objects) -> Settings:
+        """Return the settings of the run that sends them."""
+        served = {key: value for key, value in settings.items() if key not in WORKLOAD}
+        kept = {"acceptance": settings["acceptance"]} if settings.get("acceptance") is not None else {}
+        return {**served, **kept, "replicas": 1, "trace": objects.add(self.trace)}
+
+    def measured(self, run: Run, goals: Sequence[Goal]) -> Run | None:
+        """Return the run as if it had all requests of the trace; None where that takes a run of them all, since the
+        longest ones miss a limit of the time per output token."""
+        labels = self.of.labels.get("class")
+        if self.row is None:
+            return Run(run.summary, run.columns, labels)
+        limits = [
+            limits["tpot"] for goal in goals for limits in (goal.limits, *goal.classes.values()) if "tpot" in limits
+        ]
+        longest = run.columns["tpot_ns"][len(run.columns["row"]) - min(LONGEST, len(self.of)) :] / MS
+        if limits and np.nanmax(np.nan_to_num(longest)) > min(limits):
+            return None
+        columns = {name: column[self.row] for name, column in run.columns.items()}
+        return Run(run.summary, columns | {"tpot_ns": np.zeros(len(self.of))}, labels)

@@ -1,0 +1,1 @@
+"""Intervals fitted to measured cells, and judged on what was left out."""

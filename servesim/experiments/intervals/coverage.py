@@ -1,0 +1,113 @@
+"""How intervals do on cells that were left out twice: of their fit, and of the folds inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from servesim.experiments.accuracy import scores
+from servesim.experiments.intervals.conformal import Floats, leave_out, quantile
+from servesim.experiments.intervals.fit import Data, fitting, inner_folds
+from servesim.experiments.intervals.folds import folds
+from servesim.intervals.case import METRICS
+from servesim.intervals.distance import Kind
+from servesim.intervals.fitted import LEVEL
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Intervals of residuals of n cells, and one global interval beside each: quantiles of the residuals themselves."""
+
+    y: Floats
+    low: Floats
+    high: Floats
+    global_low: Floats
+    global_high: Floats
+
+    def winkler(self, beside: bool = False) -> Floats:
+        """Return Winkler scores (n): the width, and 2 / (1 - level) of what lies outside; `beside`: of the global."""
+        low, high = (self.global_low, self.global_high) if beside else (self.low, self.high)
+        out = np.maximum(low - self.y, 0.0) + np.maximum(self.y - high, 0.0)
+        return np.asarray(high - low + 2 / (1 - LEVEL) * out, dtype=np.float64)
+
+    @property
+    def inside(self) -> Floats:
+        """1 where the residual lies inside (n)."""
+        return np.asarray((self.y >= self.low) & (self.y <= self.high), dtype=np.float64)
+
+    @property
+    def half_widths(self) -> Floats:
+        """Half of the ends' difference over their geometric mean (n): .1 is about 10 % to either side."""
+        return np.asarray(np.sinh((self.high - self.low) / 2), dtype=np.float64)
+
+
+def bounds(data: Data, kind: Kind, metric: str) -> Bounds:
+    """Return the intervals of cells by everything but what their fold bars."""
+    y = data.residuals(metric)
+    cases = [cell.case for cell in data.cells]
+    design, spread = data.designs(kind)
+    ends = np.full((4, len(y)), np.nan)
+    for fold in folds(cases, kind):
+        used = ~fold.barred
+        weights = np.where(used, data.weights, 0.0)
+        left = leave_out(design, spread, y, weights, inner_folds(data, kind, used))
+        scored = np.isfinite(left.scores)
+        location, scale = design.values(left.location), np.exp(spread.values(left.scale))
+        for row, share in enumerate(((1 - LEVEL) / 2, (1 + LEVEL) / 2)):
+            z = quantile(left.scores[scored], data.deployments(scored), share, not kind.unknown)
+            ends[row, fold.predicted] = (location + z * scale)[fold.predicted]
+            ends[row + 2, fold.predicted] = quantile(y[used], data.deployments(used), share, not kind.unknown)
+    return Bounds(y, *ends)
+
+
+def judge(data: Data, kind: Kind, metric: str, seed: int = 0) -> dict[str, Any]:
+    """Return coverage, Winkler scores and widths of left-out cells, every deployment weighing the same, with intervals
+    of the cluster bootstrap over deployments; coverage also by load, TTFT, engine and share extrapolated."""
+    found = bounds(data, kind, metric)
+    groups = scores.numbered([cell.case.deployment for cell in data.cells])
+    times = scores.resampled(groups, seed, f"intervals {kind.name} {metric}")
+    weights = times * data.weights
+    parts: dict[str, Sequence[str]] = {
+        "load": [cell.case.load for cell in data.cells],
+        "ttft": ["below 100 ms" if cell.case.short else "100 ms and more" for cell in data.cells],
+        "extrapolated": [cell.case.beyond for cell in data.cells],
+        "engine": [cell.case.engine for cell in data.cells],
+    }
+    own, beside = (float(scores.mean(found.winkler(b), data.weights[None])[0]) for b in (False, True))
+    return {
+        "coverage": scores.estimate(scores.mean(found.inside, weights)).to_dict(),
+        "winkler": own,
+        "winkler_global": beside,
+        "winkler_better": 1 - own / beside,
+        "half_width": float(scores.median(found.half_widths, data.weights[None])[0]),
+        "by": {
+            name: {
+                value: {
+                    "cells": values.count(value),
+                    "coverage": scores.estimate(
+                        scores.mean(found.inside, weights * (np.array(values) == value))
+                    ).to_dict(),
+                }
+                for value in sorted(set(values))
+            }
+            for name, values in parts.items()
+        },
+    }
+
+
+def judged(data: Data) -> dict[str, Any]:
+    """Return what `judge` says of all kinds and metrics, rounded."""
+    found: dict[str, Any] = rounded(
+        {kind.name: {metric: judge(data, kind, metric) for metric in METRICS} for kind in fitting(data)}
+    )
+    return found
+
+
+def rounded(value: Any) -> Any:
+    """Return a document with three digits after the point."""
+    if isinstance(value, dict):
+        return {name: rounded(inner) for name, inner in value.items()}
+    return round(value, 3) if isinstance(value, float) else value

@@ -1,0 +1,60 @@
+"""Folds: which cells are predicted together, and which may not speak for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.intervals.case import Case
+from servesim.intervals.distance import Kind, label
+
+Bools = NDArray[np.bool_]
+
+DEALT = 10
+"""Folds that the cells of one server are dealt to, in their order."""
+MOST = 12
+"""Folds at most where one label is left out: further values share one."""
+FEWEST = 3
+"""Values of a label below which what is left of the cells has no folds of that kind."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One fold over n cells."""
+
+    predicted: Bools
+    """(n)."""
+    barred: Bools
+    """(n), those predicted among them: of the same server, model, version or GPU."""
+
+
+def folds(cases: Sequence[Case], kind: Kind, used: Bools | None = None, most: int = MOST) -> list[Fold]:
+    """Return the folds of the cases `used` (n; None: all) for a kind of distance."""
+    used = np.ones(len(cases), dtype=bool) if used is None else used
+    if not kind.unknown:
+        return _dealt(cases, used)
+    labels = np.array([[label(case, name) for name in kind.unknown] for case in cases])
+    keys = [tuple(row) for row in labels]
+    values = sorted({key for key, in_use in zip(keys, used, strict=True) if in_use})
+    found = []
+    count = min(len(values), most)
+    for i in range(count):
+        mine = set(values[i::count])
+        predicted = np.array([key in mine for key in keys])
+        shared = [{key[j] for key in mine} for j in range(len(kind.unknown))]
+        barred = np.array([any(part in shared[j] for j, part in enumerate(key)) for key in keys])
+        found.append(Fold(predicted & used, barred))
+    return found
+
+
+def _dealt(cases: Sequence[Case], used: Bools) -> list[Fold]:
+    numbers = np.full(len(cases), -1)
+    seen: dict[str, int] = {}
+    for i in np.flatnonzero(used).tolist():
+        name = cases[i].deployment
+        numbers[i] = seen.get(name, 0) % DEALT
+        seen[name] = seen.get(name, 0) + 1
+    return [Fold(numbers == k, numbers == k) for k in range(DEALT) if (numbers == k).any()]

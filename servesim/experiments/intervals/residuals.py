@@ -1,0 +1,103 @@
+"""Residuals of measured cells: log(measured / simulated) of mean TTFT, TPOT and E2E, from the files of a score."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.errors import UserError
+from servesim.experiments.accuracy.files import CELLS
+from servesim.experiments.accuracy.recipes import recipes
+from servesim.experiments.recording import read_text
+from servesim.intervals.case import METRICS, Case, model_key
+
+Floats = NDArray[np.float64]
+
+COLUMNS = (
+    "engine",
+    "version",
+    "model",
+    "gpu",
+    "precision",
+    "tp",
+    "ep",
+    "isl",
+    "concurrency",
+    "extrapolated",
+    "formula",
+)
+TIMES = tuple(f"{metric}_{kind}" for metric in METRICS for kind in ("ratio", "simulated_ms"))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured cell: its case, its residuals by metric, and what pairs of cells are made by."""
+
+    case: Case
+    residuals: dict[str, float]
+    """log(measured / simulated)."""
+    lengths: tuple[int, int]
+    concurrency: int
+    gpus: int
+    output_mean: float
+
+
+def read_measured(paths: Sequence[Path]) -> list[Measured]:
+    """Read the kept and answered cells of scores (`cells.csv` of `servesim accuracy --out`, or its folder)."""
+    found: list[Measured] = []
+    for path in paths:
+        file = path / CELLS if path.is_dir() else path
+        rows = csv.DictReader(io.StringIO(read_text(file)))
+        missing = sorted({*COLUMNS, *TIMES} - set(rows.fieldnames or ()))
+        if missing:
+            raise UserError(f"{file}: no column {', '.join(missing)}: cells.csv of servesim accuracy --out is needed")
+        for row in rows:
+            if not row["screened"] and all(row[f"{metric}_ratio"] for metric in METRICS):
+                try:
+                    found.append(_measured(row))
+                except ValueError as error:
+                    raise UserError(f"{file}: line {rows.line_num}: {error}") from None
+    if not found:
+        raise UserError(f"{', '.join(map(str, paths))}: no cell is kept and answered")
+    return found
+
+
+def _measured(row: dict[str, str]) -> Measured:
+    simulated = {metric: float(row[f"{metric}_simulated_ms"]) for metric in METRICS}
+    ratios = {metric: float(row[f"{metric}_ratio"]) for metric in METRICS}
+    if min(*simulated.values(), *ratios.values()) <= 0:
+        raise ValueError("times and ratios must be above 0")
+    tables = recipes()
+    label = row["model"]
+    own = tables["models"].get(label, {})
+    case = Case(
+        engine=tables["engines"].get(row["engine"], {}).get("preset", row["engine"]),
+        version=row["version"],
+        model=model_key(own.get("model", label)),
+        gpu=tables["gpus"].get(row["gpu"], row["gpu"]),
+        precision=own.get("dtype") or tables["weights"].get(row["precision"], row["precision"]),
+        tp=int(row["tp"]),
+        ep=int(row["ep"]),
+        in_flight=float(row["concurrency"]),
+        prompt=float(row["isl"]),
+        ttft_ms=simulated["ttft"],
+        tpot_ms=simulated["tpot"],
+        extrapolated=min(float(row["extrapolated"] or 0) + float(row["formula"] or 0), 1.0),
+    )
+    output = 1 + (simulated["e2e"] - simulated["ttft"]) / simulated["tpot"]
+    residuals = {metric: -float(np.log(ratio)) for metric, ratio in ratios.items()}
+    lengths = int(row["isl"]), int(row["osl"])
+    return Measured(case, residuals, lengths, int(row["concurrency"]), int(row["gpus"]), output)
+
+
+def deployment_weights(cells: Sequence[Measured]) -> Floats:
+    """Return weights (n) with which every deployment weighs 1, however many its cells."""
+    names = [cell.case.deployment for cell in cells]
+    _, places, counts = np.unique(names, return_inverse=True, return_counts=True)
+    return np.asarray(1.0 / counts[places], dtype=np.float64)

@@ -1,0 +1,163 @@
+"""What one run says about the goals of a deployment: the share of good requests over all, by window, at its worst."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.experiments.busy_times import Window, worst_window
+from servesim.experiments.goals import Goal
+from servesim.experiments.reasons import Misses, exact_length, misses_of
+from servesim.experiments.replicates import Replicates
+from servesim.experiments.run_metrics import Metric, Run, measure, part_rows, steady_rows
+from servesim.experiments.statistics import interval
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What counts of one run."""
+
+    requests: int
+    """Those that count."""
+    values: Mapping[str, float]
+    shares: tuple[float, ...]
+    """Of good requests, by goal; NaN where none arrives in the window that is measured."""
+    parts: tuple[tuple[float, ...], ...]
+    """The same by window of a recorded trace, and goal."""
+    worst: tuple[Window | None, ...]
+    """By goal: the worst window of some minutes of a recorded trace."""
+    minute: Window | None
+    """The worst minute, of the goal that is missed most."""
+    misses: tuple[Misses | None, ...]
+    """By goal: which requests miss it."""
+    unstable: bool
+    busy: float
+    """Share of the time that GPUs computed."""
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How runs are measured."""
+
+    metrics: Sequence[Metric]
+    goals: Sequence[Goal]
+    repeats: Replicates
+    ends: tuple[float, float]
+    minutes: float
+    least: int
+
+    def outcome(self, run: Run) -> Outcome:
+        """Measure a run."""
+        rows = steady_rows(run, *self.ends)
+        arrival, good = run.columns["arrival_ns"][rows], [goal.good(run)[rows] for goal in self.goals]
+        shares = tuple(float(g.mean()) if len(rows) else float("nan") for g in good)
+        parts: list[tuple[float, ...]] = []
+        worst: list[Window | None] = [None] * len(self.goals)
+        minute = None
+        if self.repeats.recorded and len(rows):
+            inside = [part_rows(run, self._rows(j))[rows] for j in range(len(self.repeats))]
+            parts = [tuple(float(g[part].mean()) for g in good) for part in inside if part.any()]
+            worst = [worst_window(arrival, g, self.minutes, self.least) for g in good]
+            missed = int(np.argmin([share - goal.share for share, goal in zip(shares, self.goals, strict=True)]))
+            minute = worst_window(arrival, good[missed], 1.0, LEAST_IN_A_MINUTE)
+        return Outcome(
+            len(rows),
+            measure(run, self.metrics, *self.ends),
+            shares,
+            tuple(parts),
+            tuple(worst),
+            minute,
+            tuple(misses_of(run, rows, goal) for goal in self.goals),
+            run.unstable,
+            float(run.summary["engine"]["gpu_busy_share"] or 0.0),
+        )
+
+    def alone(self, run: Run, arrival_ns: NDArray[np.int64], paced: bool) -> Outcome:
+        """Measure a run in which every request is alone, over the requests that count when they come at these times.
+        `paced`: they are those of the question, so that windows of them count too."""
+        start, span = arrival_ns.min(), np.ptp(arrival_ns)
+        warmup, cooldown = self.ends
+        counts = (arrival_ns >= start + warmup * span) & (arrival_ns <= start + (1 - cooldown) * span)
+        rows = np.flatnonzero(counts[: len(run.columns["row"])])
+        good = [goal.good(run)[rows] for goal in self.goals]
+        shares = tuple(float(g.mean()) if len(rows) else 1.0 for g in good)
+        worst: list[Window | None] = [None] * len(self.goals)
+        if self.repeats.recorded and paced and len(rows):
+            arrival = arrival_ns[rows].astype(np.float64)
+            worst = [worst_window(arrival, g, self.minutes, self.least) for g in good]
+        misses = (misses_of(run, rows, goal) for goal in self.goals)
+        exact = tuple(exact_length(run, m) if m is not None else None for m in misses)
+        return Outcome(len(rows), {}, shares, (), tuple(worst), None, exact, False, 0.0)
+
+    def _rows(self, j: int) -> tuple[int, int]:
+        rows = self.repeats.rows(j)
+        assert rows is not None
+        return rows
+
+
+LEAST_IN_A_MINUTE = 20
+"""Requests of a minute from which on it is worth a word."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The outcomes of a deployment at one load, judged against the goals."""
+
+    shares: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    """95 % interval of each share, over seeds or over windows of the trace (t)."""
+    margin: float
+    """By how much the goal that is reached worst is reached, over the whole trace and in every window; negative: it is
+    missed."""
+    margin_low: float
+    margin_high: float
+    """The same at the ends of the intervals."""
+    binding: int
+    """The goal that is reached worst."""
+    window: Window | None
+    """Its worst window."""
+
+    @property
+    def carried(self) -> bool:
+        """Whether every goal is reached."""
+        return self.margin >= 0
+
+
+def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
+    """Judge the runs of all replicates at one load: one of a recorded trace, one a seed of what is drawn."""
+    recorded = outcomes[0].parts
+    by_replicate = np.array(recorded or [outcome.shares for outcome in outcomes])
+    shares = np.array([outcome.shares for outcome in outcomes]).mean(axis=0)
+    ends = [interval(column, "t") if len(column) > 1 else None for column in by_replicate.T]
+    # Windows of a trace are its parts: their interval is laid around the share of the whole.
+    centres = by_replicate.mean(axis=0)
+    low = [s + (e.low - c) if e else s for e, s, c in zip(ends, shares, centres, strict=True)]
+    high = [s + (e.high - c) if e else s for e, s, c in zip(ends, shares, centres, strict=True)]
+    worst = outcomes[0].worst if recorded else (None,) * len(goals)
+    margins = np.array(
+        [
+            [
+                min(x, y) - goal.share
+                for x, y in zip((s, a, b), (w.share, w.share, w.high) if w else (1, 1, 1), strict=True)
+            ]
+            for s, a, b, w, goal in zip(shares, low, high, worst, goals, strict=True)
+        ]
+    )
+    binding = int(np.argmin(margins[:, 0]))
+    margin, margin_low, margin_high = margins.min(axis=0).tolist()
+    if 2 * sum(outcome.unstable for outcome in outcomes) >= len(outcomes):
+        margin = margin_low = margin_high = min(margin, -1.0)
+    return Judged(
+        tuple(shares.tolist()),
+        tuple(max(float(x), 0.0) for x in low),
+        tuple(min(float(x), 1.0) for x in high),
+        margin,
+        margin_low,
+        margin_high,
+        binding,
+        worst[binding],
+    )

@@ -1,0 +1,70 @@
+"""Which variants of a sweep are best, within one rate of arrivals: at a lower one every server looks better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from servesim.experiments.run_metrics import METRICS, Metric
+from servesim.experiments.verdicts import is_unstable
+
+PARETO = ("usd_per_million_tokens", "e2el_p99", "output_throughput")
+
+
+def rate_of(variant: Mapping[str, Any]) -> float | None:
+    """Return the rate of a variant as a number, also where it is a factor such as 3x; None where it is no axis."""
+    rate = variant["axes"].get("rate")
+    return None if rate is None else float(str(rate).lower().removesuffix("x"))
+
+
+def by_rate(variants: Sequence[Mapping[str, Any]]) -> dict[float | None, list[Mapping[str, Any]]]:
+    """Return the variants of each rate, ascending; under None where rate is no axis."""
+    rates = sorted({rate_of(v) for v in variants}, key=lambda rate: -1.0 if rate is None else rate)
+    return {rate: [v for v in variants if rate_of(v) == rate] for rate in rates}
+
+
+def judge_stability(variants: Sequence[dict[str, Any]]) -> None:
+    """Give each variant its `stability`, monotone in the rate among those that differ in nothing else."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for v in variants:
+        v["stability"] = None
+        if v["status"] == "ok":
+            runs = sum(address is not None for address in v["cells"])
+            settled = "stable" if 2 * v["decided"] > runs else "undecided"
+            v["stability"] = "unstable" if is_unstable(v) else settled
+            groups.setdefault(repr([(k, x) for k, x in v["axes"].items() if k != "rate"]), []).append(v)
+    for group in groups.values():
+        group.sort(key=lambda v: rate_of(v) or 0.0)
+        first = next((i for i, v in enumerate(group) if v["stability"] == "unstable"), len(group))
+        for v in group[first:]:
+            v["stability"] = "unstable"
+
+
+def best_by_rate(variants: Sequence[Mapping[str, Any]], goal: Metric) -> list[dict[str, Any]]:
+    """Return the best of each rate at which there are several to choose from; where rate is no axis, the best of
+    all."""
+    sign, found = 1 if goal.better == "higher" else -1, []
+    for rate, group in by_rate(variants).items():
+        ranked = [v for v in group if v["values"][goal.name] is not None]
+        if len(ranked) > (rate is not None):
+            best = max(ranked, key=lambda v: sign * v["values"][goal.name])
+            value = best["values"][goal.name]
+            found.append(
+                {"label": best["label"], "metric": goal.name, "value": value, "rate": best["axes"].get("rate")}
+            )
+    return found
+
+
+def pareto_front(variants: Sequence[Mapping[str, Any]], metrics: Sequence[str] = PARETO) -> set[str]:
+    """Return the labels of the variants (with `values` by metric) that no other dominates."""
+    signs = np.array([1 if METRICS[name].better == "lower" else -1 for name in metrics])
+    known = [v for v in variants if all(v["values"].get(name) is not None for name in metrics)]
+    points = np.array([[v["values"][name] for name in metrics] for v in known]).reshape(-1, len(metrics)) * signs
+    front = set()
+    for v, point in zip(known, points, strict=True):
+        dominated = ((points <= point).all(axis=1) & (points < point).any(axis=1)).any()
+        if not dominated:
+            front.add(v["label"])
+    return front

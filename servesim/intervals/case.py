@@ -1,0 +1,106 @@
+"""A served case as the intervals see it: what is served where, under which load, and what was simulated of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+METRICS = ("ttft", "tpot", "e2e")
+"""Means over requests that intervals are known for: E2E is TTFT + (mean output length - 1) TPOT."""
+SHORT_TTFT_MS = 100.0
+"""Simulated TTFT below which it is mostly front end and host, not prompts or queue."""
+LOADS = ((8.0, "1-8"), (32.0, "9-32"), (128.0, "33-128"), (float("inf"), "129-"))
+"""Requests in flight on one engine, by their largest."""
+BEYOND = ((0.0, "0"), (0.05, "0-5 %"), (0.25, "5-25 %"), (1.0, "25-100 %"))
+"""Shares of GPU time beyond what the tables measured, by their largest."""
+PROMPTS = ((1500.0, "to 1500"), (5000.0, "to 5000"), (float("inf"), "over 5000"))
+"""Mean prompt lengths, tokens, by their largest."""
+_SUFFIX = re.compile(r"(-(instruct|chat|it|fp8|fp4|nvfp4|awq|gptq|int4|hf|base|[0-9]{4}))+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One engine under one load. Times are simulated means in ms; texts are empty where nothing is stated."""
+
+    engine: str
+    """By its preset: vllm, sglang, tensorrt-llm, ...."""
+    version: str
+    model: str
+    """By `model_key`."""
+    gpu: str
+    precision: str
+    tp: int
+    ep: int
+    in_flight: float
+    """Mean number of requests on the engine: of a closed loop its clients."""
+    prompt: float
+    """Mean prompt length, tokens."""
+    ttft_ms: float
+    tpot_ms: float
+    extrapolated: float
+    """Share of GPU time beyond what the kernel tables measured, formulas included."""
+
+    @property
+    def product(self) -> str:
+        """What is served by what, whatever its size."""
+        return f"{self.engine} {self.version} {self.model} {self.gpu} {self.precision}"
+
+    @property
+    def deployment(self) -> str:
+        """One server at all loads."""
+        return f"{self.product} tp{self.tp} ep{self.ep}"
+
+    @property
+    def load(self) -> str:
+        """The band of `LOADS`."""
+        return band(self.in_flight, LOADS)
+
+    @property
+    def short(self) -> bool:
+        """Whether TTFT is simulated below `SHORT_TTFT_MS`."""
+        return self.ttft_ms < SHORT_TTFT_MS
+
+    @property
+    def beyond(self) -> str:
+        """The band of `BEYOND`."""
+        return band(self.extrapolated, BEYOND)
+
+
+def band(value: float, bands: Sequence[tuple[float, str]]) -> str:
+    """Return the name of the first band whose largest value is not below `value`, else of the last."""
+    return next((name for most, name in bands if value <= most + 1e-12), bands[-1][1])
+
+
+def model_key(name: str) -> str:
+    """Return a model's name by which labels, bundled models and folders of a config.json agree."""
+    tail = name.removesuffix("/config.json").rstrip("/").rpartition("/")[2]
+    tail = tail.removesuffix(".json").removesuffix("_config").rpartition("--")[2]
+    return _SUFFIX.sub("", tail.lower())
+
+
+def features(case: Case) -> Iterator[tuple[str, str]]:
+    """Yield (kind, name) of all that a case has in common with others; names begin with their kind."""
+    engine, short = case.engine, "short" if case.short else "long"
+    for kind, what in (
+        ("all", ""),
+        ("engine", engine),
+        ("gpu", case.gpu),
+        ("model", case.model),
+        ("load", case.load),
+        ("ttft", short),
+        ("beyond", case.beyond),
+        ("tp", str(case.tp)),
+        ("prompt", band(case.prompt, PROMPTS)),
+        ("engine load", f"{engine} {case.load}"),
+        ("engine ttft", f"{engine} {short}"),
+        ("engine gpu", f"{engine} {case.gpu}"),
+        ("version", f"{engine} {case.version}"),
+        ("engine model", f"{engine} {case.model}"),
+        ("model tp", f"{case.model} {case.tp}"),
+        ("product", case.product),
+        ("product load", f"{case.product} {case.load}"),
+        ("deployment", case.deployment),
+        ("deployment load", f"{case.deployment} {case.load}"),
+    ):
+        yield kind, f"{kind}: {what}".strip()

@@ -1,0 +1,52 @@
+"""How far a case is from all that was measured: which labels are known decides which cells may speak for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from servesim.intervals.case import Case
+
+LABELS = ("engine", "precision", "version", "model", "gpu", "deployment")
+"""What a case is known or unknown by."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A distance: which labels no measured cell shares, and what it is called."""
+
+    name: str
+    unknown: tuple[str, ...]
+    """Labels that the folds leave out. None: single cells are left out."""
+    says: str
+
+
+KINDS = (
+    Kind("server", (), "this server was measured at other loads or lengths"),
+    Kind("deployment", ("deployment",), "engine, version, model and GPU were measured, this server was not"),
+    Kind("model", ("model",), "this model was not measured"),
+    Kind("version", ("version",), "this version of the engine was not measured"),
+    Kind("gpu", ("gpu",), "this GPU was not measured"),
+    Kind("model and version", ("model", "version"), "neither this model nor this version of the engine was measured"),
+)
+"""From near to far. A case is of the kind that leaves out just what is unknown of it."""
+
+
+def label(case: Case, name: str) -> str:
+    """Return a label of a case; versions are those of an engine."""
+    return f"{case.engine} {case.version}" if name == "version" else str(getattr(case, name))
+
+
+def kind_of(case: Case, known: Mapping[str, Sequence[str]]) -> tuple[Kind | None, str]:
+    """Return the kind of a case, or None and in words why no fold speaks for it. `known`: measured values by label."""
+    if case.engine not in known["engine"]:
+        return None, f"no server of {case.engine} was measured"
+    if case.precision not in known["precision"]:
+        return None, f"no server with {case.precision} weights was measured"
+    unknown = tuple(name for name in ("model", "version", "gpu") if label(case, name) not in known[name])
+    if not unknown:
+        return (KINDS[0] if case.deployment in known["deployment"] else KINDS[1]), ""
+    found = next((kind for kind in KINDS if kind.unknown == unknown), None)
+    names = {"model": f"model {case.model}", "version": f"{case.engine} {case.version or '(no version)'}"}
+    words = " and ".join(names.get(name, f"GPU {case.gpu}") for name in unknown)
+    return found, "" if found else f"nothing like {words} was measured"

@@ -1,0 +1,89 @@
+"""Fitted error statistics: for a case, how far measured servers would be from what is simulated of it.
+
+`fitted.json` is written by `servesim calibrate intervals`; what it was fitted on stands in it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from servesim.intervals.case import METRICS, Case, features
+from servesim.intervals.distance import Kind, kind_of
+
+SCHEMA = "servesim.intervals/1"
+FILE = "fitted.json"
+PARTS = ("location", "scale")
+"""Parts of the terms of a feature, each by metric."""
+SHARES = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
+"""Shares of measured servers below the quantiles that are stored."""
+LEVEL = 0.8
+"""Share of measured servers inside an interval: a tenth lies beyond either end."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The distribution of measured over simulated for one metric of one case."""
+
+    location: float
+    """Logarithm."""
+    scale: float
+    """Of logarithms."""
+    quantiles: tuple[float, ...]
+    """At SHARES, in units of the scale."""
+
+    def at(self, share: float) -> float:
+        """Return the factor that a share of servers lies below; shares beyond the outermost of SHARES count as it."""
+        z = float(np.interp(share, SHARES, self.quantiles))
+        return math.exp(self.location + self.scale * z)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Error statistics by kind of distance and metric."""
+
+    document: Mapping[str, Any]
+
+    @property
+    def known(self) -> Mapping[str, Sequence[str]]:
+        """What was measured, by label."""
+        found: Mapping[str, Sequence[str]] = self.document["known"]
+        return found
+
+    def kind_of(self, case: Case) -> tuple[Kind | None, str]:
+        """Return how far a case is from what was measured; None and why where that is too far."""
+        kind, why = kind_of(case, self.known)
+        if kind is not None and kind.name not in self.document["kinds"]:
+            return None, f"{kind.says}, and too few were to say how far off that is"
+        return kind, why
+
+    def factors(self, case: Case, kind: Kind, metric: str) -> Factors:
+        """Return the distribution of measured over simulated `metric` of a case."""
+        fitted = self.document["kinds"][kind.name]
+        terms, none = fitted["terms"], (0.0,) * (len(PARTS) * len(METRICS))
+        rows = [terms.get(name, none) for _, name in features(case)]
+        column = METRICS.index(metric)
+        location, log_scale = (
+            math.fsum(row[part * len(METRICS) + column] for row in rows) for part in range(len(PARTS))
+        )
+        return Factors(location, math.exp(log_scale), tuple(fitted["quantiles"][metric]))
+
+    def coverage(self, kind: Kind, metric: str) -> Mapping[str, float] | None:
+        """Return the share of left-out cells inside their intervals, and its 95 % interval; None where not judged."""
+        judged: Mapping[str, Any] = self.document.get("judged", {})
+        found: Mapping[str, float] | None = judged.get(kind.name, {}).get(metric, {}).get("coverage")
+        return found
+
+
+@cache
+def shipped() -> Fitted:
+    """Return the statistics that servesim ships."""
+    text = resources.files("servesim.intervals").joinpath(FILE).read_text(encoding="utf-8")
+    return Fitted(json.loads(text))

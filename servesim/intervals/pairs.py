@@ -1,0 +1,89 @@
+"""Two cases under one workload: how far the ratio of what was measured lies from that of what was simulated.
+
+Errors that both have cancel, so a ratio is known better than either side, and never by the difference of two intervals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.intervals.case import METRICS, Case
+from servesim.intervals.distance import label
+from servesim.intervals.fitted import Fitted
+
+WORDS = {
+    "size": "two sizes of one server",
+    "precision": "two weight formats",
+    "version": "two versions of an engine",
+    "engine": "two engines",
+}
+"""What the cases of a pair differ in."""
+
+
+def kind_of_pair(a: Case, b: Case) -> tuple[str, str]:
+    """Return what two cases differ in, or in words why no measured pair is like them; empty both where they are one
+    deployment."""
+    if (a.model, a.gpu) != (b.model, b.gpu):
+        return "", "no pairs of other models or GPUs are among the measured ones"
+    names = []
+    if a.engine != b.engine:
+        names.append("engine")
+    elif a.version != b.version:
+        names.append("version")
+    if a.precision != b.precision:
+        names.append("precision")
+    if (a.tp, a.ep) != (b.tp, b.ep):
+        names.append("size")
+    if len(names) > 1:
+        return "", f"no pairs that differ in {' and '.join(names)} at once are among the measured ones"
+    return (names[0] if names else ""), ""
+
+
+def pair_features(kind: str, a: Case, b: Case) -> Iterator[tuple[str, str]]:
+    """Yield (kind, name) of all that a pair has in common with others, whichever of the two comes first."""
+    engines = " ".join(sorted({a.engine, b.engine}))
+    yield "all", "all:"
+    yield "pair", f"pair: {kind}"
+    yield "engines", f"engines: {engines}"
+    yield "pair engines", f"pair engines: {kind} {engines}"
+    yield "short", f"short: {a.short + b.short}"
+    yield "model", f"model: {a.model}"
+    for load in sorted({a.load, b.load}):
+        yield "load", f"load: {load}"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far a measured ratio may lie from the simulated one."""
+
+    kind: str
+    factor: float
+    """At least 1: eight of ten measured ratios lie between the simulated one over and times this."""
+    says: str
+
+
+def spread(fitted: Fitted, a: Case, b: Case, metric: str) -> Spread | str:
+    """Return the spread of the ratio of `metric` of two cases, or in words why none is known."""
+    document: Mapping[str, Any] = fitted.document.get("pairs", {})
+    kind, why = kind_of_pair(a, b)
+    if why:
+        return why
+    if not kind:
+        return "both are one deployment: what they differ in changes no kernel that was measured"
+    for one in (a, b):
+        for name in ("engine", "precision", "gpu"):
+            if label(one, name) not in fitted.known[name]:
+                return f"no server with {name} {label(one, name)} was measured"
+    if kind not in document.get("kinds", ()):
+        return f"too few pairs of {WORDS[kind]} were measured"
+    new = any(label(one, name) not in fitted.known[name] for one in (a, b) for name in ("model", "version"))
+    fold = "model" if new else "deployment"
+    found = document["folds"][fold]
+    column = METRICS.index(metric)
+    log_scale = math.fsum(found["terms"].get(name, (0.0,) * 3)[column] for _, name in pair_features(kind, a, b))
+    half = math.exp(log_scale) * found["quantile"][metric]
+    of = "models" if new else "servers"
+    return Spread(kind, math.exp(half), f"by pairs of {WORDS[kind]}, {of} left out")

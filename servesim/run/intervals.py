@@ -1,0 +1,95 @@
+"""Error bars of a run: the interval that measured servers say mean TTFT, TPOT and E2E lie in, or why none is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from servesim.intervals.case import METRICS, Case, model_key
+from servesim.intervals.fitted import LEVEL, Fitted, shipped
+from servesim.run.presets import preset_settings
+
+LATENCY_KEYS = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
+"""Keys of latencies in a summary by the intervals' names of metrics."""
+
+
+def case_of(summary: Mapping[str, Any]) -> Case | None:
+    """Return the case that a run is, one replica of it; None where no request completed or none has two tokens."""
+    scenario, flow, times = summary["scenario"], summary["throughput"], summary["latency_ms"]
+    means: dict[str, Any] = {metric: (times[key] or {}).get("mean") for metric, key in LATENCY_KEYS.items()}
+    if not all(means.values()):
+        return None
+    per_s = flow["request_throughput"]
+    clients = scenario["clients"]["max_concurrency"]
+    in_flight = clients if clients and scenario["rate"] == "inf" else per_s * means["e2e"] / 1e3
+    shares = summary["cost_shares"]
+    return Case(
+        engine=scenario["preset"] or "vllm",
+        version=scenario["engine"]["version"] or "",
+        model=model_key(scenario["model"]),
+        gpu=scenario["gpu"],
+        precision=scenario["dtype"],
+        tp=scenario["tp"],
+        ep=scenario["tp"] if scenario["engine"]["enable_expert_parallel"] else 1,
+        in_flight=in_flight / scenario["replicas"],
+        prompt=(flow["total_token_throughput"] - flow["output_throughput"]) / per_s,
+        ttft_ms=means["ttft"],
+        tpot_ms=means["tpot"],
+        extrapolated=(shares["extrapolated"] or 0.0) + (shares["roofline"] or 0.0),
+    )
+
+
+def unlike(summary: Mapping[str, Any]) -> str:
+    """Return in words why a run is like nothing that was measured; empty where that is not so."""
+    scenario = summary["scenario"]
+    if summary["stability"]["unstable"]:
+        return "the queue grows without end"
+    if scenario["speculation"]["name"] != "none":
+        return "no server with speculative decoding is among the measured ones"
+    if scenario["pp"] > 1:
+        return "no server with pipeline stages is among the measured ones"
+    if scenario["kernel_tables"] is not None or scenario["host"] == "none":
+        return "kernel tables or host terms are not those that were compared with measured servers"
+    if scenario["engine"]["attention_backend"] != "auto":
+        return "no server without fused attention is among the measured ones"
+    usual = preset_settings(scenario["preset"] or "vllm")["scheduler"]["name"]
+    if scenario["scheduler"]["name"] != usual:
+        return f"no server with scheduler {scenario['scheduler']['name']} is among the measured ones"
+    return ""
+
+
+def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[str, Any]:
+    """Return the error bars of a finished run by its summary.
+
+    `kind`: how far it is from what was measured, which names the folds the interval is from (null: too far), `says`:
+    the same in words; `level`: share of measured servers inside; by metric `mean` (simulated), `low` and `high` in ms,
+    and the `coverage` that such intervals had on cells left out like this one (value, and its 95 % interval); `fitted`:
+    date, cells and deployments.
+    """
+    fitted = shipped() if fitted is None else fitted
+    on = fitted.document["fitted_on"]
+    found: dict[str, Any] = {
+        "level": LEVEL,
+        "kind": None,
+        "says": unlike(summary),
+        "fitted": {"date": fitted.document["date"], "cells": on["cells"], "deployments": on["deployments"]},
+        **dict.fromkeys(LATENCY_KEYS.values()),
+    }
+    case = case_of(summary)
+    if case is None:
+        return found | {"says": found["says"] or "no request of two tokens or more completed"}
+    if found["says"]:
+        return found
+    kind, why = fitted.kind_of(case)
+    if kind is None:
+        return found | {"says": why}
+    for metric in METRICS:
+        key = LATENCY_KEYS[metric]
+        mean, factors = summary["latency_ms"][key]["mean"], fitted.factors(case, kind, metric)
+        found[key] = {
+            "mean": mean,
+            "low": mean * factors.at((1 - LEVEL) / 2),
+            "high": mean * factors.at((1 + LEVEL) / 2),
+            "coverage": fitted.coverage(kind, metric),
+        }
+    return found | {"kind": kind.name, "says": kind.says}

@@ -1,0 +1,62 @@
+"""What an engine's own kernel tables hold beside the kernel a row is named after is not priced twice."""
+
+from __future__ import annotations
+
+import shutil
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from servesim.contracts import Batch
+from servesim.cost import build_cost_model
+from servesim.cost.breakdown import breakdown
+from servesim.cost.formula import Roofline
+from servesim.cost.linear import GemmTables
+from servesim.cost.tables import KernelTables
+from servesim.hardware import Gpu, ModelSpec
+from servesim.versions import engine_facts
+
+DECODE = Batch(8, decode_count=8, decode_context_sum=8000, decode_context_max=1000, sampled=8)
+
+
+def parts(model: str, engine: str, tables: str | None = None) -> dict[str, float]:
+    facts = engine_facts(engine, None, "h100")
+    return breakdown(build_cost_model(ModelSpec.load(model), Gpu.load("h100"), engine=facts, tables=tables), DECODE)
+
+
+def gemm(quantizing_ns: float, dtype: str = "fp8") -> tuple[float, float]:
+    """Time of 8 and of 16,384 tokens through a measured layer of 1,024 by 8,192."""
+    roofline = Roofline(Gpu.load("h100"))
+    curve = GemmTables(KernelTables.load("h100-trtllm"), roofline, roofline, False, quantizing_ns).curve(
+        8192, 1024, dtype
+    )
+    return curve.at(8), curve.at(16384)
+
+
+def test_rows_that_quantize_are_that_much_shorter_where_the_engine_does_so_elsewhere() -> None:
+    (few, many), (plain_few, plain_many) = gemm(7200.0), gemm(0.0)
+    assert (plain_few - few, plain_many - many) == (pytest.approx(7200.0), pytest.approx(7200.0))
+    assert gemm(7200.0, "bf16") == gemm(0.0, "bf16")
+
+
+def test_no_row_becomes_faster_than_the_data_sheet_allows() -> None:
+    few, many = gemm(1e9)
+    roofline = Roofline(Gpu.load("h100"))
+    assert few == roofline.gemm(8, 8192, 1024, "fp8") > 0
+    assert many == roofline.gemm(16384, 8192, 1024, "fp8")
+
+
+def test_tensorrt_llm_rotates_and_writes_keys_within_attention_unless_a_norm_comes_first() -> None:
+    assert not {"kv_write", "rotary"} & parts("llama-3.1-8b", "tensorrt-llm").keys()
+    normed = parts("qwen3-8b", "tensorrt-llm")
+    assert "kv_write" not in normed
+    assert "rotary" in normed
+    assert {"kv_write", "rotary"} <= parts("llama-3.1-8b", "sglang").keys()
+
+
+def test_tables_that_are_not_the_engine_s_own_are_taken_as_they_are(tmp_path: Path) -> None:
+
+    folder = tmp_path / "mine"
+    shutil.copytree(str(resources.files("servesim.calibrate.tables") / "h100-trtllm"), folder)
+    assert {"kv_write", "rotary"} <= parts("llama-3.1-8b", "tensorrt-llm", str(folder)).keys()

@@ -1,0 +1,97 @@
+"""Error bars of a run: near what was measured a number, else words."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import servesim
+from servesim.cli.app import app
+from servesim.intervals.fitted import shipped
+from servesim.run.intervals import case_of, intervals
+
+SERVED = {"model": "gpt-oss-120b", "gpu": "h200", "tp": 2, "requests": 20, "engine": {"version": "0.18.0"}}
+TRACE = "synth:arrivals=poisson,rate=4,prompt=1000,output=20"
+
+
+@pytest.fixture(scope="module")
+def summary() -> dict[str, Any]:
+    return servesim.simulate(trace=TRACE, **SERVED).summary
+
+
+def test_a_run_like_measured_servers_has_bars_by_the_fold_that_is_named(summary: dict[str, Any]) -> None:
+    found = summary["intervals"]
+    assert found["level"] == 0.8
+    assert found["kind"] in ("server", "deployment")
+    for key in ("ttft", "tpot", "e2el"):
+        assert found[key]["mean"] == summary["latency_ms"][key]["mean"]
+        assert 0 < found[key]["low"] < found[key]["high"]
+        assert found[key]["coverage"]["low"] < 0.8 < found[key]["coverage"]["high"]
+
+
+def test_an_end_is_the_mean_times_the_factor_of_its_case(summary: dict[str, Any]) -> None:
+    case, fitted = case_of(summary), shipped()
+    assert case is not None
+    kind, _ = fitted.kind_of(case)
+    assert kind is not None
+    factor = fitted.factors(case, kind, "tpot").at(0.9)
+    assert summary["intervals"]["tpot"]["high"] == pytest.approx(case.tpot_ms * factor)
+
+
+def test_the_case_of_a_run_is_what_one_replica_serves(summary: dict[str, Any]) -> None:
+    case = case_of(summary)
+    assert case is not None
+    assert (case.engine, case.version, case.model, case.gpu, case.tp, case.ep) == (
+        *("vllm", "0.18.0", "gpt-oss-120b", "h200"),
+        *(2, 1),
+    )
+    assert case.prompt == pytest.approx(1000.0)
+    littles = summary["throughput"]["request_throughput"] * summary["latency_ms"]["e2el"]["mean"] / 1e3
+    assert case.in_flight == pytest.approx(littles)
+    two = copy.deepcopy(summary)
+    two["scenario"]["replicas"] = 2
+    assert case_of(two).in_flight == pytest.approx(littles / 2)  # type: ignore[union-attr]
+    closed = copy.deepcopy(summary)
+    closed["scenario"] |= {"rate": "inf", "clients": {"max_concurrency": 16}}
+    assert case_of(closed).in_flight == 16  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("stability", {"unstable": True}, "grows without end"),
+        ("scenario", {"pp": 2}, "pipeline"),
+        ("scenario", {"speculation": {"name": "ngram"}}, "speculative"),
+        ("scenario", {"kernel_tables": "roofline"}, "kernel tables"),
+        ("scenario", {"host": "none"}, "host terms"),
+        ("scenario", {"scheduler": {"name": "srpt"}}, "scheduler srpt"),
+        ("scenario", {"dtype": "int4"}, "int4 weights"),
+        ("scenario", {"gpu": "a100", "model": "opt-13b"}, "model opt-13b and GPU a100"),
+        ("latency_ms", {"tpot": None}, "no request of two tokens"),
+    ],
+)
+def test_what_nothing_was_measured_of_gets_words(
+    summary: dict[str, Any], part: str, change: dict[str, Any], words: str
+) -> None:
+    changed = copy.deepcopy(summary)
+    changed[part] |= change
+    found = intervals(changed)
+    assert words in found["says"]
+    assert found["kind"] is found["ttft"] is found["tpot"] is None
+
+
+def test_bars_are_off_by_a_flag_and_python_has_them_all_the_same(tmp_path: Path) -> None:
+    settings = ["--model", "gpt-oss-120b", "--gpu", "h200", "--tp", "2", "--engine.version", "0.18.0"]
+    run = ["run", "--trace", TRACE, "--requests", "20", *settings]
+    with_bars = CliRunner().invoke(app, run)
+    assert "error bars" in with_bars.output
+    out = str(tmp_path / "r")
+    without = CliRunner().invoke(app, [*run, "--no-intervals", "--no-report", "--out", out])
+    assert "error bars" not in without.output
+    assert "intervals" not in json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert servesim.Result.load(out).intervals["tpot"]["low"] > 0
