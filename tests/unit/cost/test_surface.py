@@ -54,7 +54,8 @@ def drops(cost: TableCostModel) -> Iterator[tuple[str, Batch, Batch]]:
 @pytest.mark.parametrize("gpu", GPUS)
 def test_a_step_of_more_work_is_cheaper_only_where_a_measured_kernel_is(gpu: str) -> None:
     """Under the terms of vLLM, which smooth what is interpolated: whatever drops was measured at the shape it has, on
-    this GPU. (On A100 the engine's all-reduce from one token to two, on H100 the up projection of one model.)"""
+    this GPU. (8 drops on
+    A100, all of the all-reduce, and 24 on H100, all of the up projection.)"""
     host = HostTerms.load("vllm-0.23-h100")
     assert host.monotone_gemms
     combinations = 0
