@@ -21,6 +21,8 @@ jsonschema = pytest.importorskip("jsonschema")
 
 SMALL = "--trace synth:rate=20,prompt=200,output=20 --model llama-3.1-8b --gpu h200 --requests 20"
 CHEAP = f"{SMALL} --replicates 2 --jobs 1"
+SECONDS = ("compare", "capacity", "policies check")
+"""Beginnings of lines that take seconds: run by `make slow`."""
 COMMANDS = {
     "run": [f"run {SMALL}", f"run {SMALL} --slo ttft:500,tpot:50 --speculation ngram --tp 2"],
     "compare": [f"compare {CHEAP} --kv paged,prefix-hash"],
@@ -41,6 +43,11 @@ COMMANDS = {
     "doctor": ["doctor"],
 }
 """Command lines of each; --json is added."""
+LINES = [
+    pytest.param(name, line, marks=[pytest.mark.slow] if line.startswith(SECONDS) else [])
+    for name, lines in COMMANDS.items()
+    for line in lines
+]
 TO_FILES = {
     "accuracy": "measured cells: tests/unit/experiments/accuracy/test_study.py",
     "validate": "below, of a recording",
@@ -79,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in COMMANDS.items() for line in lines])
+@pytest.mark.parametrize(("name", "line"), LINES)
 def test_what_a_command_prints_is_as_its_schema_says(
     name: str, line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
