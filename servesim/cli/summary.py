@@ -215,7 +215,7 @@ def bars_text(bars: dict[str, Any]) -> str:
         return f"none: {bars['says']}"
     names = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
     spans = [f"mean {name} {number(bars[key]['low'])} to {number(bars[key]['high'])}" for key, name in names.items()]
-    return f"{', '.join(spans)} ms in {percent(bars['level'])} of servers measured; {bars['says']}"
+    return f"{', '.join(spans)} ms in {bars['level']:.0%} of servers measured; {bars['says']}"
 
 
 def propagated_text(found: dict[str, Any]) -> str:

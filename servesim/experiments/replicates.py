@@ -105,7 +105,8 @@ def replicates_of(
     trace = _as_it_is(scenario, objects)
     size = window or len(trace) // wanted
     if not 1 <= size <= len(trace):
-        raise UserError(f"trace {scenario.trace}: {len(trace)} requests are too few for {wanted} windows of {size}")
+        cut = f"a window of {size}" if window is not None else f"{wanted} windows: --replicates 1 takes it as one"
+        raise UserError(f"trace {scenario.trace}: {len(trace)} requests are too few for {cut}")
     fit = len(trace) // size
     windows = fit if window is not None and count is None else min(wanted, fit)
     check_count(windows)

@@ -119,13 +119,24 @@ def test_a_setting_without_effect_is_identical() -> None:
     assert "equal in every request: no effect" in document["headline"][0]
 
 
-def test_a_variant_that_cannot_run_is_named_and_the_rest_compared() -> None:
-    none = "vllm:max_num_seqs=0"
+BROKEN = """
+from servesim.policies.scheduling.vllm import Vllm
+
+
+class Broken(Vllm):
+    def plan(self, now):
+        raise ValueError("no plan today")
+"""
+
+
+def test_a_variant_that_cannot_run_is_named_and_the_rest_compared(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    none = f"{tmp_path}/broken.py:Broken"
     frame = compare(**WORKLOAD, scheduler=["vllm", none, SLOW], replicates=2)
     document = frame.attrs["document"]
     assert rows(document, none)["ttft_mean"]["verdict"] == "failed"
     assert document["ranking"]["failed"] == [none]
-    assert any("max_num_seqs is 0" in note for note in document["notes"])
+    assert any("no plan today" in note for note in document["notes"])
     assert rows(document, SLOW)["ttft_mean"]["change"] is not None
 
 
