@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -56,6 +56,8 @@ class HostTerms:
     a step lasts at least as long as all its layers."""
     eager_per_mixture: float = 0.0
     """The same for a layer with experts."""
+    eager_per_mixture_by_experts: dict[str, float] = field(default_factory=dict)
+    """The same by format of the experts, for formats that are launched otherwise (mxfp4 by Triton)."""
     mixed_filling: float = 0.0
     """GPU time of a layer for decodes beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or more that give every
     multiprocessor a block, in proportion where either is less, and where no table has such steps."""
@@ -144,6 +146,11 @@ class HostTerms:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return HostTerms(**{**values, **dict.fromkeys(OF_CHIP, 0.0)})
 
+    def with_experts(self, weights: str) -> HostTerms:
+        """Return the terms for experts in a format of weights."""
+        found = self.eager_per_mixture_by_experts.get(weights)
+        return self if found is None else replace(self, eager_per_mixture=found)
+
     def sustained_share(self, arithmetic: str) -> float:
         """Return the share of the data sheet's `arithmetic` that dense layers are held to; 0: not held."""
         if arithmetic == "fp8":
@@ -188,6 +195,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "pads_to_graphs": (bool,),
     "monotone_gemms": (bool,),
     "front_in_per_token_by_model": (dict,),
+    "eager_per_mixture_by_experts": (dict,),
     "provenance": (dict,),
 }
 """Kinds of the terms that are no numbers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,12 @@ def test_a_step_with_prompts_lasts_as_long_as_launching_its_layers_one_without_d
     assert dense.price(mixed).ns == 32_000_000 > dense.price(mixed).gpu_ns
     experts = build_cost_model(ModelSpec.load("gpt-oss-20b"), Gpu.load("h100"), host=terms)  # 24 layers, all of experts
     assert experts.host(mixed).launching == 72_000_000
+    triton = replace(terms, eager_per_mixture_by_experts={"mxfp4": 5e6})
+    assert build_cost_model(ModelSpec.load("gpt-oss-20b"), Gpu.load("h100"), host=triton).host(mixed) == Host(
+        launching=120_000_000
+    )
+    others = build_cost_model(ModelSpec.load("qwen3-30b-a3b"), Gpu.load("h100"), host=triton)  # 48 layers
+    assert others.host(mixed).launching == 144_000_000
     halves = build_cost_model(ModelSpec.load("llama-3.1-8b"), Gpu.load("h100"), pp=2, host=terms)
     assert halves.host(mixed).launching == 32_000_000
     long = Batch(16384, [(16384, 0)], 0, 0, 0, 0, 1, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts import MISS, KVMemory, NoParams, Request, State
+from servesim.contracts.request import ParentRequest
 from servesim.policies.kv._prefix_hash_params import PrefixHashParams
 from servesim.policies.kv.fast import FastPaged, FastPrefixHash
 from servesim.policies.kv.paged import Paged
@@ -90,7 +90,7 @@ def test_samples_to_be_forked_need_blocks_behind_the_shared_ones(blocks: int, fi
     and one that might have to be free: 2 + 3 * 2, and block 0 is never given out."""
     kv = Paged(NoParams(), KVMemory(blocks, 16, 1000))
     one = Request(0, "0", 40, 8, 0)
-    one.parent = SimpleNamespace(unforked=2)  # type: ignore[assignment]
+    one.parent = ParentRequest(0, unforked=2)
     assert one.num_sequences == 3
     assert kv.fits(one) is fits
 
