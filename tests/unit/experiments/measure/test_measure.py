@@ -200,7 +200,14 @@ def test_no_server_is_one_line(
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     with serving(Stub(first_s=0.2)) as stub:
         command = [sys.executable, "-m", "servesim", "measure", stub.url, "--gpu", "h100", "--out", str(tmp_path / "o")]
-        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        running = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # whoever started the tests in the background has interrupts ignored, which children inherit
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         end = time.monotonic() + 30
         while len(stub.seen) < 4 and time.monotonic() < end:
             time.sleep(0.05)
