@@ -140,7 +140,7 @@ def arithmetic(model: ModelSpec, dtype: str, kv_dtype: str) -> frozenset[str]:
 
 
 def _same_rates(gpu: Gpu, other: Gpu, dtypes: frozenset[str], links: bool) -> bool:
-    """Return whether two data sheets say the same of all that kernels depend on; `links`: there are several GPUs."""
+    """Return whether two data sheets agree on all that kernels depend on; `links`: there are several GPUs."""
 
     def rates(one: Gpu) -> tuple[object, ...]:
         flops = {dtype: rate for dtype, rate in one.flops.items() if dtype in dtypes}

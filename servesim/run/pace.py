@@ -1,4 +1,4 @@
-"""How fast a trace comes: at a rate, or so many times as fast as it was recorded."""
+"""How fast a trace comes: at a rate, or at a multiple of the recorded one."""
 
 from __future__ import annotations
 
