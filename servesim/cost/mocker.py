@@ -64,7 +64,9 @@ def timing_of(model: Mapping[str, Any]) -> Polynomial | Fixed:
             return Fixed(float(model["prefill_ms"]), float(model["decode_ms"]))
         except (TypeError, ValueError) as error:
             raise UserError(f"timing_model: {error}") from None
-    raise UserError(f'timing_model is {dict(model)}, must be {{"type": "polynomial"}} or fixed with prefill_ms, decode_ms')
+    raise UserError(
+        f'timing_model is {dict(model)}, must be {{"type": "polynomial"}} or fixed with prefill_ms, decode_ms'
+    )
 
 
 class MockerCost(CostModel):
@@ -73,9 +75,9 @@ class MockerCost(CostModel):
     The prompts' tokens are counted as (mean end - mean start) x number, each mean a whole number, rounded down. The
     decodes' contexts are summed request by request, shared blocks too. `kv_tokens`: tokens of KV memory.
 
-    Where steps mix both (vLLM), a request that computes again what it lost pays for the tokens of its prompt there and
-    for its context here, and nothing for generated ones. Where a batch is one or the other (`separate`: SGLang), a batch
-    with a prompt in it counts all its tokens as prompts.
+    Where steps mix both (vLLM), a request that computes again what it lost pays for the tokens of its prompt and, as a
+    decode, for its context, but not for tokens it had generated. Where a batch is one or the other (`separate`:
+    SGLang), all that is computed again counts as prompts.
     """
 
     def __init__(self, timing: Polynomial | Fixed, kv_tokens: int, separate: bool = False) -> None:

@@ -7,7 +7,7 @@ prefix-radix, with its step clock (servesim.cost.mocker).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,7 +39,7 @@ class MockEngine:
     """SGLang's prompts are cut to 8,192 tokens whatever it says."""
     backend: str = "vllm"
     """vllm or sglang."""
-    timing_model: Polynomial | Fixed = Polynomial()
+    timing_model: Polynomial | Fixed = field(default_factory=Polynomial)
     worker_type: str = "aggregated"
 
     LEAST: ClassVar = ("num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
@@ -95,6 +95,12 @@ class Replayed:
     first_reused_tokens: NDArray[np.int64]
     """Tokens found in the prefix cache at the first admission."""
     readmissions: NDArray[np.int64]
+    _steps: NDArray[np.int64]
+
+    def steps(self, worker: int) -> list[tuple[int, int]]:
+        """Return (start, end) of a worker's steps in ns, in order; of runs of decode steps in fast mode."""
+        rows = self._steps[self._steps[:, 0] == worker]
+        return [(start, end) for _, start, end in rows.tolist()]
 
 
 def replay(
@@ -120,4 +126,5 @@ def replay(
     cluster.run()
     columns = ("replica", "scheduled_ns", "first_token_ns", "last_token_ns", "hit_tokens", "num_preemptions")
     order = np.argsort(recorder.requests.column("row"))
-    return Replayed(*(recorder.requests.column(name)[order] for name in columns))
+    steps = np.stack([recorder.steps.column(name) for name in ("replica", "start_ns", "end_ns")], axis=1)
+    return Replayed(*(recorder.requests.column(name)[order] for name in columns), steps)
