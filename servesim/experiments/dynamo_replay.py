@@ -18,8 +18,8 @@ from servesim.contracts.router import Router
 from servesim.cost.mocker import Fixed, MockerCost, Polynomial, timing_of
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
-from servesim.engine.recorder import Recorder
 from servesim.errors import UserError, suggest
+from servesim.records.recorder import Recorder
 from servesim.workload.trace import Trace
 from servesim.workload.workload import TraceWorkload
 
@@ -127,4 +127,4 @@ def replay(
     columns = ("replica", "scheduled_ns", "first_token_ns", "last_token_ns", "hit_tokens", "num_preemptions")
     order = np.argsort(recorder.requests.column("row"))
     steps = np.stack([recorder.steps.column(name) for name in ("replica", "start_ns", "end_ns")], axis=1)
-    return Replayed(*(recorder.requests.column(name)[order] for name in columns), steps)
+    return Replayed(*[recorder.requests.column(name)[order] for name in columns] + [steps])
