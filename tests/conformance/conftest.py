@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.runners_replay import component
+
 LEFT_OUT = pytest.StashKey[list[str]]()  # components of the cases read that nothing here can replay
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "conformance"
 
@@ -17,7 +19,10 @@ def read_cases(path: Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
     if data[:2] == b"\x1f\x8b":
         data = gzip.decompress(data)
-    return json.loads(data)["cases"]  # type: ignore[no-any-return]
+    read = json.loads(data)
+    if "cases" in read:
+        return read["cases"]  # type: ignore[no-any-return]
+    return [{"component": component(read), "id": path.name.partition(".")[0], **read}]  # a script of a cluster
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -25,7 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     given = [Path(p) for p in metafunc.config.getoption("--cases")]
     names = ("cases.json", "vllm_recorded.json.gz", "vllm_wide.json.gz", "vllm_interval.json.gz", "sglang_tree.json.gz")
-    files = given or [SHARED / name for name in names]
+    files = given or [SHARED / name for name in names] + sorted((SHARED / "cluster").glob("replay_*.json.gz"))
     if not given and not SHARED.parent.exists():
         metafunc.parametrize("case", [pytest.param(None, marks=pytest.mark.skip(reason=f"{SHARED} is not here"))])
         return
