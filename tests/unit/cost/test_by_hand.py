@@ -188,3 +188,20 @@ def test_before_the_first_known_version_the_earliest_terms_are_taken() -> None:
     assert earliest is not None
     assert latest is not None
     assert (earliest.engine, latest.engine) == ("vllm 0.12.0", "vllm 0.23.0")
+
+
+@pytest.mark.parametrize(("past", "over"), [(0, ""), (5, " over cached ones")])
+def test_prompts_beyond_the_tables_are_told_with_the_most_tokens_they_attend_to(past: int, over: str) -> None:
+    class Unknown(Prompts):
+        def at(self, count: float, each: float) -> tuple[float, int]:
+            return 1000.0, EXTRAPOLATED
+
+    known, unknown = (
+        Stage([], [], [AttentionLayers(GridAttention(Decodes(), prompts, 0.0, 0), 2)], ROOF)  # type: ignore[arg-type]
+        for prompts in (Prompts(), Unknown())
+    )
+    for new in (10, 7):
+        known.cost(Batch(new, [(new, 0)], sampled=1), new)
+        unknown.cost(Batch(new, [(new, past)], sampled=1), new)
+    assert known.extrapolated({}) == {}
+    assert unknown.extrapolated({}) == {"attention_prefill": f"prompt pieces{over}, up to {10 + past} tokens attended"}
