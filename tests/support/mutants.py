@@ -39,6 +39,8 @@ TESTS = (
     "tests/unit/cost", "tests/unit/metrics", "tests/unit/kv", "tests/unit/engine",
     "tests/property/test_cost_properties.py", "tests/property/test_block_tables.py", "tests/property/test_extents.py",
 )  # fmt: skip
+WHOLE = ("tests/unit", "tests/property", "tests/conformance", "tests/golden", "tests/validation")
+"""What is tried with --whole on those that TESTS left, for WHOLE_SECONDS."""
 OUTSIDE = ("policies", "traces", "calibrate", "reports")
 """Folders that are installed as packages of servesim."""
 PYTEST = (
@@ -55,6 +57,7 @@ sys.exit(pytest.main(sys.argv[2:]))
 """
 SECONDS = 20
 """Of the processor, for a mutant."""
+WHOLE_SECONDS = 600
 OUTPUT = "output.txt"
 """What the tests of the last mutant printed, in the scratch folder."""
 FIRST = 8
@@ -289,6 +292,11 @@ def killed(folder: Path, mutant: Mutant, tests: list[str], killers: Counter[str]
     return False
 
 
+def _fails_whole(folder: Path, mutant: Mutant) -> bool:
+    text = changed((ROOT / mutant.module).read_text(encoding="utf-8"), mutant.number)[0]
+    return fails(folder, mutant.module, text, [place for place in WHOLE if (ROOT / place).exists()], WHOLE_SECONDS)
+
+
 def assert_passing(folder: Path, module: str, tests: list[str]) -> None:
     """Run tests on a module as it is, but for its layout: had it failed, all of its mutants would seem killed."""
     tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
@@ -296,9 +304,9 @@ def assert_passing(folder: Path, module: str, tests: list[str]) -> None:
         raise SystemExit(f"{module}: its tests fail, or take over {SECONDS} s, without a change: {' '.join(tests[:5])}")
 
 
-def fails(folder: Path, module: str, text: str, tests: list[str]) -> bool:
+def fails(folder: Path, module: str, text: str, tests: list[str], seconds: int = SECONDS) -> bool:
     """Run tests on a module that reads `text`, in a process forked from this one, which has imported what they need
-    besides servesim."""
+    besides servesim; True where they take over `seconds` of the processor."""
     path = placed(folder, module)
     source = (ROOT / module).read_text(encoding="utf-8")
     path.write_text(text, encoding="utf-8")
@@ -306,9 +314,9 @@ def fails(folder: Path, module: str, text: str, tests: list[str]) -> bool:
         child = os.fork()
         if not child:
             os.setsid()
-            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))  # the machine may be doing something else
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # the machine may be doing something else
             _test(folder, tests)
-        end = time.monotonic() + 10 * SECONDS
+        end = time.monotonic() + 10 * seconds
         while time.monotonic() < end:
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
@@ -347,6 +355,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(".mutants"), help="scratch: the copy, and what tests reach")
     parser.add_argument("--modules", nargs="*", default=MODULES)
     parser.add_argument("--lines", help="FROM-TO: only changes of these lines")
+    parser.add_argument("--whole", action="store_true", help="try those that are left on the rest of the suite, too")
     options = parser.parse_args()
     folder = staged(options.folder.resolve())
     lines, seconds = reached(folder)
@@ -375,11 +384,15 @@ def main() -> None:
                 with decided.open("a", encoding="utf-8") as file:
                     file.write(f"{mutant.digest}\n")
             continue
+        if options.whole and mutant.key not in known and _fails_whole(folder, mutant):
+            counts["killed by others"] += 1
+            print(f"{counts.total()} killed by others: {mutant.module}:{mutant.line}: {mutant.told}", flush=True)
+            continue
         verdict = "known" if mutant.key in known else "survived" if tests else "not reached"
         counts[verdict] += 1
         print(f"{counts.total()} {verdict}: {mutant.module}:{mutant.line}: {mutant.told}", flush=True)
     told = ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items()))
-    share, low, high = binomial(counts["killed"], counts.total())
+    share, low, high = binomial(counts["killed"] + counts["killed by others"], counts.total())
     print(
         f"{counts.total()} mutants of {len(options.modules)} modules: {told}; "
         f"{share:.1%} killed ({low:.1%} to {high:.1%})",

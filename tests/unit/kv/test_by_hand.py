@@ -67,3 +67,34 @@ def test_full_blocks_are_cached_and_others_are_not_and_all_are_forgotten_when_no
     assert kv.reset_prefix_cache() is True
     assert (kv.num_cached_hashes(), kv.lookup(Request(1, "1", 10, 100, 0, content=Word()))) == (0, MISS)
     assert kv.num_free_blocks() == 5
+
+
+def test_samples_that_come_back_from_host_memory_share_their_full_blocks_until_the_last_one_leaves() -> None:
+    """Six tokens are a full block and half of another. Each sample writes to the half: one of them gets a copy."""
+    kv = PrefixHash(PrefixHashParams(), KVMemory(6, 4, 100, 8))
+    one = running(kv, 0, 6)
+    other = Request(1, "1", 6, 100, 0, content=Word())
+    other.state, other.num_computed_tokens = State.RUNNING, 6
+    kv.fork(one, other)
+    kv.swap_out(one, [other])
+    assert kv.num_free_blocks() == 5
+    kv.swap_in(one, 1, 0, [other])
+    first, second = (list(kv.tables[each]) for each in (one, other))
+    assert (first[0] == second[0], first[1] == second[1], kv.sharing()) == (True, False, (4, 1))
+    kv.free(one)
+    assert (kv.num_free_blocks(), kv.sharing()) == (3, (2, 0))
+    kv.free(other)
+    assert kv.num_free_blocks() == 5
+
+
+def test_a_block_that_samples_share_is_copied_only_where_a_block_is_free() -> None:
+    kv = PrefixHash(PrefixHashParams(), KVMemory(4, 4, 100))
+    one = running(kv, 0, 6)
+    other = Request(1, "1", 6, 100, 0, content=Word())
+    other.state, other.num_computed_tokens = State.RUNNING, 6
+    kv.fork(one, other)
+    last = running(kv, 2, 3)
+    assert (kv.num_free_blocks(), kv.grow(other, 1), list(kv.tables[other])) == (0, False, list(kv.tables[one]))
+    kv.free(last)
+    assert kv.grow(other, 1)
+    assert kv.tables[other][1] != kv.tables[one][1]
