@@ -18,9 +18,11 @@ from servesim.contracts.router import (
     Report,
     Router,
     Views,
+    life,
     ready,
     routers,
 )
+from servesim.errors import UserError
 from servesim.policies.routing._retries import Breaker, RetryParams
 
 
@@ -42,6 +44,9 @@ class CircuitBreaker(Router):
         super().__init__(params, num_replicas)
         cls, values = routers.resolve(params.router)
         self.inner = cls(build_params(f"router {params.router}", cls.Params, dict(values)), num_replicas)
+        unheard = {"on_kv_events", "on_output_block"} & life(self.inner)
+        if unheard:
+            raise UserError(f"{self.inner.name} hears of caches, which circuit-breaker does not pass on")
         self.breakers = [Breaker(params) for _ in range(num_replicas)]
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
