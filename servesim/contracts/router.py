@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 from servesim.contracts.params import NoParams
-from servesim.contracts.registry import Registry
 from servesim.contracts.request import Request
+from servesim.plugins.registry import Registry
 
 
 class ReplicaView(Protocol):

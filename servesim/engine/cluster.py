@@ -13,15 +13,15 @@ from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.request import Request
 from servesim.contracts.router import Router
-from servesim.contracts.user_policies import blaming
 from servesim.engine.clock import ABORT, ARRIVE, Clock
 from servesim.engine.core import EngineCore
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.memory import fast_memory
 from servesim.engine.fast.replica import FastReplica
-from servesim.engine.recorder import Recorder
 from servesim.engine.replica import Replica
 from servesim.errors import PolicyError, UserError
+from servesim.plugins.user_policies import blaming
+from servesim.records.recorder import Recorder
 from servesim.workload.workload import Workload
 
 PROGRESS_EVERY = 64  # requests

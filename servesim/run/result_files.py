@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.engine.recorder import LATE_COLUMNS, STEP_COLUMNS, Rows
 from servesim.errors import Interrupted, UserError
 from servesim.metrics.distribution import Numbers
+from servesim.records.recorder import LATE_COLUMNS, STEP_COLUMNS, Rows
 
 SUMMARY, SCENARIO, TIMING = "summary.json", "scenario.yaml", "timing.json"
 REQUESTS, STEPS, DELIVERIES = "requests.parquet", "steps.parquet", "deliveries.parquet"

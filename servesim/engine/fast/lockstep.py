@@ -27,7 +27,7 @@ from servesim.contracts.plan import Plan
 from servesim.contracts.request import LAST, CounterKeeper, Request
 from servesim.engine.fast.memory import LockstepMemory
 from servesim.engine.fast.step import FastStep
-from servesim.engine.step import Late
+from servesim.records.step import Late
 
 Entry = tuple[int, int, Request]
 """(turn or other key, order, member): compared up to the order, which is unique."""

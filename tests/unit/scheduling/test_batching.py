@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from servesim.contracts import State
-from servesim.engine.recorder import REQUEST_COLUMNS
+from servesim.records.recorder import REQUEST_COLUMNS
 from tests.support.worlds import ToyCost, World, toy_trace
 
 
