@@ -56,7 +56,7 @@ class RayPrefix(Router):
         return [i for i in choices if self.sizes[i] == least]
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
-        self._evict_if_due(request.arrival_ns)
+        self._evict_if_due(self.clock())
         return min(self.candidates(request, views), key=lambda i: (self.load[i], i))
 
     def on_sent(self, request: Request, replica: int) -> None:

@@ -72,9 +72,10 @@ class CacheAware(InFlightRouter):
 
     def match(self, request: Request) -> tuple[float, Match]:
         """Return the share of a prompt that is known, and where in the tree. Evicts first, if that was due."""
-        if request.arrival_ns >= self._evict_ns:
+        now = self.clock()
+        if now >= self._evict_ns:
             self.tree.evict(self._limit)
-            self._evict_ns = (request.arrival_ns // self._interval_ns + 1) * self._interval_ns
+            self._evict_ns = (now // self._interval_ns + 1) * self._interval_ns
         self._found = found = self.tree.match(request)
         return (found.length / request.prompt_len if request.prompt_len else 0.0), found
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.contracts.registry import build_params
+from servesim.plugins.registry import build_params
 from servesim.contracts.request import Request
 from servesim.contracts.router import (
     Decision,

@@ -43,14 +43,14 @@ class DynamoKVApproximate(DynamoRouter):
         self._oldest = 0
 
     def overlap(self, request: Request, keys: Sequence[Hashable]) -> list[int]:
-        self._expire(request.arrival_ns)
+        self._expire(self.clock())
         return self.index.leading(keys, len(self.load))
 
     def on_sent(self, request: Request, replica: int) -> None:
         keys = self.keys(request)
         super().on_sent(request, replica)
         self.index.add(replica, keys)
-        self._sent.append((request.arrival_ns + round(self.params.ttl_s * 1e9), replica, keys))
+        self._sent.append((self.clock() + round(self.params.ttl_s * 1e9), replica, keys))
 
     def on_replica(self, replica: int, state: ReplicaState) -> None:
         super().on_replica(replica, state)

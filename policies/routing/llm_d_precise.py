@@ -42,7 +42,7 @@ class LlmDPrecise(LlmDRouter):
         self._asked: tuple[Request | None, Sequence[Hashable]] = (None, ())
 
     def prefix_shares(self, request: Request) -> Sequence[float]:
-        while self._speculative and self._speculative[0][0] <= request.arrival_ns:
+        while self._speculative and self._speculative[0][0] <= self.clock():
             _, replica, blocks = self._speculative.popleft()
             self.index.discard(replica, blocks)
         keys = self._keys(request)
@@ -55,7 +55,7 @@ class LlmDPrecise(LlmDRouter):
         if self.params.speculative_ttl_s:
             keys = self._keys(request)
             self.index.add(replica, keys)
-            expiry = request.arrival_ns + round(self.params.speculative_ttl_s * 1e9)
+            expiry = self.clock() + round(self.params.speculative_ttl_s * 1e9)
             self._speculative.append((expiry, replica, keys))
 
     def on_kv_events(self, replica: int, events: Sequence[KVEvent]) -> None:

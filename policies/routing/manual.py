@@ -52,7 +52,7 @@ class Manual(InFlightRouter):
         key = self._key(request)
         if not key:
             return choices
-        self._forget(request.arrival_ns - round(self.params.max_idle_s * 1e9))
+        self._forget(self.clock() - round(self.params.max_idle_s * 1e9))
         replica, _ = self.placed.get(key, (-1, 0))
         if replica in choices:
             return [replica]
@@ -71,7 +71,7 @@ class Manual(InFlightRouter):
         key = self._key(request)
         if key:
             self.placed.pop(key, None)
-            self.placed[key] = replica, request.arrival_ns
+            self.placed[key] = replica, self.clock()
             self.active[replica][key] = self.active[replica].get(key, 0) + 1
 
     def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:

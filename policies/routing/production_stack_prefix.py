@@ -58,7 +58,7 @@ class ProductionStackPrefixAware(Router):
         self._found = found = self.tree.match(request)
         length = found.length - found.length % self._chunk
         if length < self._least:
-            return [min(choices, key=lambda i: self._recent(i, request.arrival_ns))]
+            return [min(choices, key=lambda i: self._recent(i, self.clock()))]
         node = found.node
         while node.parent is not None and node.parent.end >= length:
             node = node.parent
@@ -70,7 +70,7 @@ class ProductionStackPrefixAware(Router):
     def on_sent(self, request: Request, replica: int) -> None:
         self.tree.insert(request, replica, self._found)
         if self._least:
-            self._sent[replica].append(request.arrival_ns)
+            self._sent[replica].append(self.clock())
 
     def on_replica(self, replica: int, state: ReplicaState) -> None:
         while len(self._sent) <= replica:

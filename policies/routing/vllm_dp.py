@@ -40,7 +40,7 @@ class VllmDP(Router):
         for i, view in enumerate(views):
             if view.at_ns != self._chosen[i][0]:
                 self._chosen[i] = view.at_ns, 0
-        return min(ready(views), key=lambda i: self._score(views[i], request.arrival_ns))
+        return min(ready(views), key=lambda i: self._score(views[i], self.clock()))
 
     def on_sent(self, request: Request, replica: int) -> None:
         at_ns, chosen = self._chosen[replica]

@@ -41,8 +41,8 @@ class Prompts:
         self._prefixes = Prefixes()
         self._count = 0
 
-    def __call__(self, *runs: tuple[int, int], at_ns: int = 0, session: str = "") -> Request:
+    def __call__(self, *runs: tuple[int, int], session: str = "") -> Request:
         row, self._count = self._count, self._count + 1
         length = sum(n for _, n in runs)
         content = RunContent(row, list(runs), self._prefixes)
-        return Request(row, str(row), length, 1, at_ns, content=content, session=session)
+        return Request(row, str(row), length, 1, 0, content=content, session=session)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from servesim.contracts import WAIT, Report
+from servesim.contracts import WAIT, Report, Router
 from servesim.policies.routing._dynamo import DynamoRouter
 from servesim.policies.routing._llm_d import LlmDRouter
 from tests.support.routing import Prompts, View, router_of, views_of
@@ -12,17 +12,23 @@ from tests.support.routing import Prompts, View, router_of, views_of
 S = 10**9
 
 
+def at(router: Router, ns: int) -> None:
+    router.clock = lambda: ns  # type: ignore[method-assign]
+
+
 def test_vllm_dp_weighs_a_waiting_request_four_times_and_counts_what_it_chose_since_the_report() -> None:
     router, prompt = router_of("vllm-dp", 2), Prompts()
     views = views_of([View(0, num_waiting=1), View(1, num_running=5)])
+    at(router, 50_000_000)
     picks = []
     for _ in range(3):
-        request = prompt((1, 5), at_ns=50_000_000)
+        request = prompt((1, 5))
         picks.append(router.route(request, views))
         router.on_sent(request, picks[-1])  # type: ignore[arg-type]
     assert picks == [0, 1, 0]  # 4 < 5; 8 > 5; 8 < 9
     later = views_of([View(0, num_waiting=1, at_ns=S), View(1, num_running=5, at_ns=S)])
-    assert router.route(prompt((1, 5), at_ns=S + 1), later) == 0
+    at(router, S + 1)
+    assert router.route(prompt((1, 5)), later) == 0
 
 
 def test_llm_d_adds_weighted_scores() -> None:
@@ -50,8 +56,10 @@ def test_llm_d_precise_takes_a_prompt_for_cached_for_two_seconds() -> None:
     router, prompt = router_of("llm-d-precise", 2), Prompts()
     assert isinstance(router, LlmDRouter)
     router.on_sent(prompt((1, 64)), 1)
-    assert router.prefix_shares(prompt((1, 64), at_ns=2 * S - 1)) == [0.0, 1.0]
-    assert router.prefix_shares(prompt((1, 64), at_ns=2 * S)) == [0.0, 0.0]
+    at(router, 2 * S - 1)
+    assert router.prefix_shares(prompt((1, 64))) == [0.0, 1.0]
+    at(router, 2 * S)
+    assert router.prefix_shares(prompt((1, 64))) == [0.0, 0.0]
 
 
 def test_prefix_hash_leaves_its_replica_only_for_one_that_is_not_full() -> None:
@@ -117,7 +125,8 @@ def test_dynamo_without_events_takes_what_it_sent_for_cached_for_120_s() -> None
     assert isinstance(router, DynamoRouter)
     router.on_sent(prompt((1, 64)), 1)
     for at_ns, found in ((120 * S - 1, [0, 4]), (120 * S, [0, 0])):
-        assert router.counters(prompt((1, 64), at_ns=at_ns)).overlap_blocks == found
+        at(router, at_ns)
+        assert router.counters(prompt((1, 64))).overlap_blocks == found
 
 
 def test_a_manual_key_that_was_idle_too_long_is_placed_as_if_new() -> None:
@@ -129,8 +138,10 @@ def test_a_manual_key_that_was_idle_too_long_is_placed_as_if_new() -> None:
     choose = router.candidates  # type: ignore[attr-defined]
     router.on_sent(prompt((1, 5)), 1)
     router.on_sent(prompt((1, 5)), 1)
-    assert choose(prompt((1, 5), session="a", at_ns=10 * S), views_of(2)) == [1]
-    assert choose(prompt((1, 5), session="a", at_ns=10 * S + 1), views_of(2)) == [0]
+    at(router, 10 * S)
+    assert choose(prompt((1, 5), session="a"), views_of(2)) == [1]
+    at(router, 10 * S + 1)
+    assert choose(prompt((1, 5), session="a"), views_of(2)) == [0]
 
 
 def test_consistent_hashing_moves_only_the_keys_of_a_replica_that_goes() -> None:
