@@ -172,6 +172,11 @@ class Router(ABC):
         """Note that a replica's state is another one. Replicas that are ready from the beginning are not told of; a new
         one has the next index, and is told of first as starting."""
 
+    @staticmethod
+    def clock() -> int:
+        """Return the time, in ns. The engine puts its own in place before the first request."""
+        return 0
+
     def uniform(self) -> float:
         """Return the router's next draw, uniform between 0 and 1, both excluded: keyed by seed, name and count."""
         self._drawn += 1
