@@ -253,9 +253,8 @@ def main() -> None:
             found[wrong if wrong == "taken" else "wrong command" if wrong else "refused"] += 1
             if wrong not in ("", "taken"):
                 print(f"command {number}, {COMMANDS[number % len(COMMANDS)][0]}: {wrong}", flush=True)
-    print(
-        f"{options.inputs} inputs, {options.commands} commands: {dict(found)}; {slowest:.2f} CPU s and {largest} MiB at most"
-    )
+    worst = f"{slowest:.2f} CPU s and {largest} MiB at most"
+    print(f"{options.inputs} inputs, {options.commands} commands: {dict(found)}; {worst}")
 
 
 if __name__ == "__main__":
