@@ -2,7 +2,9 @@
 
 `python -m tests.support.mutants` (make mutants) draws mutants of MODULES by a fixed seed, runs of each the tests of the
 default suite that execute its line, cheapest first, and prints those that no test noticed. `--modules` and `--lines`
-choose others, as in a review. Survivors with a reason are listed in mutants.txt, beside this file.
+choose others, as in a review. Survivors with a reason are listed in mutants.txt, beside this file. What was decided is
+kept in the scratch folder: the next run with the same modules goes on behind it, and tries what survived again, on the
+tests as they are then.
 """
 
 from __future__ import annotations
@@ -12,18 +14,20 @@ import ast
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import islice
+from math import sqrt
 from pathlib import Path
-from typing import Any, NamedTuple
 
-ROOT = Path(__file__).parents[2]
+from tests.support.mutations import ROOT, Mutant, changed, mutant_at, places
+
 MODULES = (
     "servesim/cost/attention.py", "servesim/cost/context_pricing.py", "servesim/cost/curve.py",
     "servesim/cost/graph.py", "servesim/cost/host.py", "servesim/cost/linear.py", "servesim/cost/sources.py",
@@ -34,9 +38,15 @@ TESTS = (
     "tests/unit/cost", "tests/unit/metrics", "tests/unit/kv", "tests/unit/engine",
     "tests/property/test_cost_properties.py", "tests/property/test_block_tables.py", "tests/property/test_extents.py",
 )  # fmt: skip
+WHOLE = ("tests/unit", "tests/property", "tests/conformance", "tests/golden", "tests/validation")
+"""What is tried with --whole on those that TESTS left, for WHOLE_SECONDS."""
 OUTSIDE = ("policies", "traces", "calibrate", "reports")
 """Folders that are installed as packages of servesim."""
-PYTEST = ("-q", "-x", "-p", "no:benchmark", "-p", "no:cacheprovider", "--hypothesis-profile=dev", "--no-header")
+PYTEST = (
+    *("-q", "-x", "-p", "no:benchmark", "-p", "no:cacheprovider", "--tb=no"),
+    *("--hypothesis-profile=dev", "--no-header"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # plugins are imported before the fork
+)
 START = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -45,116 +55,15 @@ import pytest
 sys.exit(pytest.main(sys.argv[2:]))
 """
 SECONDS = 20
+"""Of the processor, for a mutant."""
+WHOLE_SECONDS = 600
+OUTPUT = "output.txt"
+"""What the tests of the last mutant printed, in the scratch folder."""
+FIRST = 8
+"""Tests that are run alone at first: most mutants end there."""
 SLOWEST = 8.0
 """Seconds of a test from which on it is not used: 20 s would not do."""
 KNOWN = Path(__file__).with_name("mutants.txt")
-COMPARED: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-CALCULATED: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
-}  # fmt: skip
-SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any", "bisect_left": "bisect_right"}
-
-
-class Mutant(NamedTuple):
-    """One change of a module."""
-
-    module: str
-    line: int
-    number: int
-    """Among the changes of the module, in the order of its syntax tree."""
-    told: str
-    """What the line was, and is now."""
-
-    @property
-    def key(self) -> str:
-        """How mutants.txt names it: by what it says, so that lines may move."""
-        return f"{self.module}: {self.told}"
-
-
-def _edits(tree: ast.AST) -> Iterator[tuple[ast.AST, Any]]:
-    """Yield each place of a module that can be changed, and a function that changes it."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARED:
-            yield node, lambda n=node: n.ops.__setitem__(0, COMPARED[type(n.ops[0])]())
-        elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in CALCULATED:
-            yield node, lambda n=node: setattr(n, "op", CALCULATED[type(n.op)]())
-        elif isinstance(node, ast.BoolOp):
-            yield node, lambda n=node: setattr(n, "op", ast.Or() if isinstance(n.op, ast.And) else ast.And())
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            yield node, lambda n=node: setattr(n, "op", ast.UAdd())
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
-            yield node, lambda n=node: setattr(n, "value", not n.value if isinstance(n.value, bool) else n.value + 1)
-        elif isinstance(node, ast.IfExp):
-            yield node, lambda n=node: n.__dict__.update(body=n.orelse, orelse=n.body)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SWAPPED:
-            yield node, lambda n=node: setattr(n.func, "id", SWAPPED[n.func.id])
-        elif isinstance(node, ast.Continue | ast.Break | ast.Expr) and not _says(node):
-            yield node, None
-
-
-def _says(node: ast.AST) -> bool:
-    """Return whether a statement is a docstring, or yields."""
-    return isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call)
-
-
-def _skipped(tree: ast.Module) -> set[int]:
-    """Return the lines whose changes say nothing: imports, __slots__, annotations, texts of errors."""
-    lines: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom | ast.Raise | ast.Assert) or (
-            isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__slots__"
-        ):
-            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return lines
-
-
-def changed(source: str, number: int) -> tuple[str, int, str]:
-    """Return a module with its change `number`, the line of that, and what the statement was and is. IndexError where
-    there are not as many."""
-    tree = ast.parse(source)
-    node, change = [*_edits(tree)][number]
-    parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
-    holder: ast.AST = node
-    while not isinstance(holder, ast.stmt):
-        holder = parents[holder]
-    before = _shown(holder)
-    if change is None:
-        put = ast.copy_location(ast.Pass(), node)
-        for _, value in ast.iter_fields(parents[node]):
-            if isinstance(value, list) and node in value:
-                value[value.index(node)] = put
-        after = "pass"
-    else:
-        change()
-        after = _shown(holder)
-    line: int = node.lineno  # type: ignore[attr-defined]
-    return ast.unparse(ast.fix_missing_locations(tree)), line, f"{before}  ->  {after}"
-
-
-def _shown(statement: ast.AST) -> str:
-    """Return a statement in one line: of a compound one its head."""
-    return " ".join(ast.unparse(statement).split("\n")[0].split())
-
-
-def places(module: str) -> list[tuple[str, int, int]]:
-    """Return the changes that can be made in a module, as (module, line, number)."""
-    tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
-    skipped = _skipped(tree)
-    lines = [node.lineno for node, _ in _edits(tree)]  # type: ignore[attr-defined]
-    return [(module, line, number) for number, line in enumerate(lines) if line not in skipped]
-
-
-def mutant_at(module: str, number: int) -> Mutant | None:
-    """Return a mutant of a module; None where the change says the same as before."""
-    _, line, told = changed((ROOT / module).read_text(encoding="utf-8"), number)
-    before, after = told.split("  ->  ")
-    return Mutant(module, line, number, told) if before != after else None
 
 
 def staged(folder: Path) -> Path:
@@ -182,9 +91,10 @@ def placed(folder: Path, module: str) -> Path:
 
 def reached(folder: Path) -> tuple[dict[str, dict[int, list[str]]], dict[str, float]]:
     """Run TESTS once with coverage: by module and line the tests that execute it, and how long each takes. Kept in
-    `folder` for later calls."""
+    `folder` until one of them changes."""
     kept = folder / "reached.json"
-    if not kept.exists():
+    newest = max(path.stat().st_mtime for place in (*TESTS, *MODULES) for path in _files(ROOT / place))
+    if not kept.exists() or kept.stat().st_mtime < newest:
         settings = folder / "coverage.ini"
         sources = ",".join(sorted({str(placed(folder, module).parent) for module in MODULES}))
         settings.write_text(f"[run]\nsource = {sources}\ndata_file = {folder / 'coverage'}\nparallel = false\n")
@@ -208,6 +118,10 @@ def reached(folder: Path) -> tuple[dict[str, dict[int, list[str]]], dict[str, fl
         kept.write_text(json.dumps(_contexts(folder, done.stdout)))
     by_line, seconds = json.loads(kept.read_text())
     return {m: {int(line): tests for line, tests in lines.items()} for m, lines in by_line.items()}, seconds
+
+
+def _files(place: Path) -> list[Path]:
+    return sorted(place.rglob("*.py")) if place.is_dir() else [place]
 
 
 def _contexts(folder: Path, report: str) -> tuple[dict[str, dict[int, list[str]]], dict[str, float]]:
@@ -248,17 +162,47 @@ def chosen(tests: list[str], seconds: dict[str, float]) -> list[str]:
     return found[:400]
 
 
-def killed(folder: Path, mutant: Mutant, tests: list[str]) -> bool:
-    """Run tests on a mutant, in a process forked from this one, which has imported what they need besides servesim."""
-    path = placed(folder, mutant.module)
+def killed(folder: Path, mutant: Mutant, tests: list[str], killers: Counter[str]) -> bool:
+    """Run tests on a mutant, those that noticed others of its module first; return whether one fails, or they take too
+    long. `killers` counts what the tests noticed."""
     source = (ROOT / mutant.module).read_text(encoding="utf-8")
-    path.write_text(changed(source, mutant.number)[0], encoding="utf-8")
+    text = changed(source, mutant.number)[0]
+    first = [test for test, _ in killers.most_common() if test in tests][:FIRST]
+    rest = [test for test in tests if test not in first]
+    for part in (first, rest):
+        if part and fails(folder, mutant.module, text, part):
+            said = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+            named = [line.split(" - ")[0].split(" ", 1)[1] for line in said.splitlines() if line.startswith("FAILED ")]
+            killers.update(test for test in named if test in part)
+            return True
+    return False
+
+
+def _fails_whole(folder: Path, mutant: Mutant) -> bool:
+    text = changed((ROOT / mutant.module).read_text(encoding="utf-8"), mutant.number)[0]
+    return fails(folder, mutant.module, text, [place for place in WHOLE if (ROOT / place).exists()], WHOLE_SECONDS)
+
+
+def assert_passing(folder: Path, module: str, tests: list[str]) -> None:
+    """Run tests on a module as it is, but for its layout: had it failed, all of its mutants would seem killed."""
+    tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
+    if fails(folder, module, ast.unparse(tree), tests):
+        raise SystemExit(f"{module}: its tests fail, or take over {SECONDS} s, without a change: {' '.join(tests[:5])}")
+
+
+def fails(folder: Path, module: str, text: str, tests: list[str], seconds: int = SECONDS) -> bool:
+    """Run tests on a module that reads `text`, in a process forked from this one, which has imported what they need
+    besides servesim; True where they take over `seconds` of the processor."""
+    path = placed(folder, module)
+    source = (ROOT / module).read_text(encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     try:
         child = os.fork()
         if not child:
             os.setsid()
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # the machine may be doing something else
             _test(folder, tests)
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + 10 * seconds
         while time.monotonic() < end:
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
@@ -266,16 +210,16 @@ def killed(folder: Path, mutant: Mutant, tests: list[str]) -> bool:
             time.sleep(0.02)
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        return True  # without end
+        return True  # waits without end
     finally:
         path.write_text(source, encoding="utf-8")
 
 
 def _test(folder: Path, tests: list[str]) -> None:
     """Run tests and end this process: 0 where all pass."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
+    output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     os.chdir(ROOT)
     sys.dont_write_bytecode = True
     sys.argv = ["-c", str(folder), *PYTEST, *tests]
@@ -297,6 +241,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(".mutants"), help="scratch: the copy, and what tests reach")
     parser.add_argument("--modules", nargs="*", default=MODULES)
     parser.add_argument("--lines", help="FROM-TO: only changes of these lines")
+    parser.add_argument("--whole", action="store_true", help="try those that are left on the rest of the suite, too")
     options = parser.parse_args()
     folder = staged(options.folder.resolve())
     lines, seconds = reached(folder)
@@ -309,18 +254,46 @@ def main() -> None:
     random.Random(options.seed).shuffle(found)
     each = filter(None, (mutant_at(module, number) for module, _, number in found))
     counts: Counter[str] = Counter()
+    decided = folder / "killed.txt"
+    before = set(decided.read_text(encoding="utf-8").splitlines()) if decided.exists() else set()
+    passing: set[str] = set()
+    killers: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for mutant in islice(each, options.count):
+        if mutant.module not in passing:
+            every = sorted({test for tests in lines[mutant.module].values() for test in tests})
+            assert_passing(folder, mutant.module, chosen(every, seconds))
+            passing.add(mutant.module)
         tests = chosen(reaching(lines.get(mutant.module, {}), mutant.line), seconds)
-        if tests and killed(folder, mutant, tests):
+        if mutant.digest in before or (tests and killed(folder, mutant, tests, killers[mutant.module])):
             counts["killed"] += 1
+            if mutant.digest not in before:
+                with decided.open("a", encoding="utf-8") as file:
+                    file.write(f"{mutant.digest}\n")
+            continue
+        if options.whole and mutant.key not in known and _fails_whole(folder, mutant):
+            counts["killed by others"] += 1
+            print(f"{counts.total()} killed by others: {mutant.module}:{mutant.line}: {mutant.told}", flush=True)
             continue
         verdict = "known" if mutant.key in known else "survived" if tests else "not reached"
         counts[verdict] += 1
-        print(f"{verdict}: {mutant.module}:{mutant.line}: {mutant.told}", flush=True)
+        print(f"{counts.total()} {verdict}: {mutant.module}:{mutant.line}: {mutant.told}", flush=True)
     told = ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items()))
-    share = counts["killed"] / max(counts.total(), 1)
-    print(f"{counts.total()} mutants of {len(options.modules)} modules: {told}; {share:.1%} killed", flush=True)
+    share, low, high = binomial(counts["killed"] + counts["killed by others"], counts.total())
+    print(
+        f"{counts.total()} mutants of {len(options.modules)} modules: {told}; "
+        f"{share:.1%} killed ({low:.1%} to {high:.1%})",
+        flush=True,
+    )
     sys.exit(bool(counts["survived"] or counts["not reached"]))
+
+
+def binomial(found: int, of: int) -> tuple[float, float, float]:
+    """Return a share and its 95 % interval (Wilson's): as much as mutants that are drawn say of all."""
+    if not of:
+        return 0.0, 0.0, 1.0
+    z, share = 1.96, found / of
+    middle, spread = share + z * z / (2 * of), z * sqrt(share * (1 - share) / of + z * z / (4 * of * of))
+    return share, (middle - spread) / (1 + z * z / of), (middle + spread) / (1 + z * z / of)
 
 
 def _known() -> Iterator[tuple[str, str]]:
