@@ -168,7 +168,8 @@ def _check(model: ModelSpec, gpu: Gpu, tp: int, dtype: str, kv_dtype: str) -> No
     check_tp(model, tp)
     if dtype not in COMPUTE_DTYPE:
         raise UserError(f"unknown dtype {dtype!r}{suggest(dtype, COMPUTE_DTYPE)}")
-    if COMPUTE_DTYPE[dtype] not in gpu.flops:
-        raise UserError(f"{gpu.name} has no {dtype} arithmetic (choose from: {', '.join(sorted(gpu.flops))})")
+    for known in (dtype, model.experts_dtype or dtype):
+        if COMPUTE_DTYPE[known] not in gpu.flops:
+            raise UserError(f"{gpu.name} has no {known} arithmetic (choose from: {', '.join(sorted(gpu.flops))})")
     if kv_dtype not in KV_DTYPES:
         raise UserError(f"unknown kv_dtype {kv_dtype!r}{suggest(kv_dtype, KV_DTYPES)}")
