@@ -148,7 +148,9 @@ def _experts_dtype(quantized: dict[str, Any]) -> str | None:
     if quantized.get("quant_algo") == "NVFP4":
         return "nvfp4"
     groups = quantized.get("config_groups")
-    weights = [g.get("weights") or {} for g in (groups.values() if isinstance(groups, dict) else ()) if isinstance(g, dict)]
+    weights = [
+        g.get("weights") or {} for g in (groups.values() if isinstance(groups, dict) else ()) if isinstance(g, dict)
+    ]
     return "int4" if any((w.get("num_bits"), w.get("type")) == (4, "int") for w in weights) else None
 
 

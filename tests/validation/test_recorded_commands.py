@@ -1,4 +1,4 @@
-"""Published runs told by their commands (../shared/groundtruth/gpustack): of two that differ in one thing, which is better?
+"""Published runs told by their commands (../shared/groundtruth/gpustack): which of two that differ in one thing wins?
 
 The figures stand in docs/how-true.md. Nothing was fitted to or chosen on these runs."""
 

@@ -42,7 +42,7 @@ class Reach:
 
 def prompt_mean(cell: Cell) -> float:
     """Return the mean prompt length the clients sent, tokens."""
-    return cell.isl * sum(source_of(cell)["prompt"]) / 2
+    return cell.isl * float(sum(source_of(cell)["prompt"])) / 2
 
 
 def tokens_per_s(cell: Cell) -> float:
