@@ -5,7 +5,8 @@ The package carries its measurements as Parquet at
 of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept, whatever its shapes: GEMMs,
 attention (windows apart from full attention), mixture-of-experts kernels, without expert parallelism and dealt out to
 the GPUs of one server (Marlin on mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
-attention with bf16 projections, the framework's all-reduce, NCCL's, and all-gather. The package counts messages in
+attention with bf16 projections, and its kernel alone from two heads on (16 over 8 GPUs), the framework's all-reduce,
+NCCL's, and all-gather. The package counts messages in
 elements (its collectors allocate that number of them, or divide NCCL's bytes by two: int8 rows take at twice the size
 what half ones take), which are bytes here. Integer GEMMs are in tables of other frameworks only, so
 they are taken from the newest of those. So are block-scaled fp8 GEMMs, from TensorRT-LLM: vLLM's were timed with
@@ -254,6 +255,22 @@ def _latent_decode(raw: Any) -> Any:
     return raw.assign(new_tokens=1, past_tokens=raw["step"] - 1)
 
 
+def _latent_kernel(raw: Any, op: str) -> Any:
+    raw = raw[raw["kv_cache_dtype"].isin(_KV_DTYPES) & (raw["mla_dtype"] == "bfloat16") & (raw["num_heads"] > 1)]
+    names = {"batch_size": "batch", "num_heads": "heads"}
+    return raw.rename(columns=names).assign(op=op, dtype=raw["kv_cache_dtype"].map(_DTYPES))
+
+
+def _latent_kernel_prefill(raw: Any) -> Any:
+    raw = _latent_kernel(raw, "mla_kernel_prefill")
+    return raw.assign(new_tokens=raw["isl"], past_tokens=0)
+
+
+def _latent_kernel_decode(raw: Any) -> Any:
+    raw = _latent_kernel(raw, "mla_kernel_decode")
+    return raw.assign(new_tokens=1, past_tokens=raw["step"])
+
+
 def _prefill(raw: Any, full: bool = True) -> Any:
     raw = _attention(raw, "attention_prefill", full)
     return raw.assign(new_tokens=raw["isl"], past_tokens=0)
@@ -297,6 +314,7 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
         ],
     ),
     ("mla", [("mla_context_module_perf", _latent_prefill), ("mla_generation_module_perf", _latent_decode)]),
+    ("mla_kernel", [("context_mla_perf", _latent_kernel_prefill), ("generation_mla_perf", _latent_kernel_decode)]),
     ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _nccl)]),
 )
 """Sources of each file written: source table (of GEMMs from other frameworks: dtype) and its conversion."""

@@ -120,7 +120,7 @@ def _kernels(
     if tables is not None:
         return KernelTables.load(folder=tables), _unchanged(gpu), {}
     own = engine.get("kernel_tables") if engine is not None and gpu.tables is not None else None
-    if engine is not None and own is not None and (model.latent is None or KernelTables.load(own).dtypes("mla_decode")):
+    if engine is not None and own is not None and (model.latent is None or _has_latent(KernelTables.load(own))):
         return KernelTables.load(own), _unchanged(gpu), engine.get("kernel_rows", {})
     if gpu.tables is not None:
         return KernelTables.load(gpu.tables), Gpu.load(gpu.tables), {}
@@ -154,6 +154,10 @@ def _own_all_reduce_below(engine: EngineFacts | None, tp: int) -> float:
     limits = ("custom_all_reduce_mib", "symm_mem_all_reduce_mib")
     known = [engine.get(name, {}).get(tp, 0.0) for name in limits] if engine is not None else []
     return max(known, default=0.0) * 2**20 or inf
+
+
+def _has_latent(tables: KernelTables) -> bool:
+    return bool(tables.dtypes("mla_decode") or tables.dtypes("mla_kernel_decode"))
 
 
 def _has(tables: KernelTables | None, dtype: str) -> bool:
