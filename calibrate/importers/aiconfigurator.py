@@ -53,6 +53,10 @@ _NCCL = {"all_gather": "all_gather", "all_reduce": "all_reduce_nccl"}
 _ROUTING = "power_law_1.2"
 """The one routing distribution kept of those measured: loads of the experts fall as a power law, the package's own
 assumption for engines under real text, and present for every GPU."""
+_LATENT = ("mla_context_module_perf", "mla_generation_module_perf")
+_LATENT_OF = {"b300_sxm": "gb300", "gb200": "b200_sxm"}
+"""Systems whose latent attention is that of another with the same chip in another box: their own was timed with its
+launches (a module over 16 sequences of 511 tokens takes 93 and 99 us there, 41 and 42 us on the other two)."""
 _DEALT = (2, 4, 8)
 """GPUs of one server that experts are dealt out to."""
 _NOT_MEASURED = (
@@ -76,6 +80,8 @@ def import_aiconfigurator(
             raise UserError(f"{root_or_wheel}: no {table} of {framework} for {system}")
     tables |= _newest(files, system, None, "gemm_perf", _INTEGER)
     tables |= _newest(files, system, ("trtllm",), "gemm_perf", (_BLOCK,))
+    if (sibling := _LATENT_OF.get(system)) is not None and _has_system(files, sibling):
+        tables |= {key: found for key, found in _newest(files, sibling, (framework,)).items() if key in _LATENT}
     tables |= _mxfp8_of(_newest(files, system, ("sglang",)), tables)
     written = {}
     for name, parts in _FILES:
@@ -84,6 +90,10 @@ def import_aiconfigurator(
         if rows:
             written[f"{name}.parquet"] = rows
     return written
+
+
+def _has_system(files: _Files, system: str) -> bool:
+    return any(path.parts[:3] == ("systems", "data", system) for path in files)
 
 
 def _mxfp8_of(others: _Found, tables: _Found) -> _Found:

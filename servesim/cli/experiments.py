@@ -132,6 +132,7 @@ def capacity(
     window_requests: Annotated[int, typer.Option(help="Requests from which on a window counts.")] = 300,
     tolerance: Annotated[float, typer.Option(help="Where bisection of a rate stops, as a ratio.")] = 0.02,
     max_replicas: Annotated[int, typer.Option(help="Most replicas to try for a given rate.")] = 64,
+    by_formula: Annotated[bool, typer.Option("--by-formula", help="Also GPUs that have no kernel tables.")] = False,
     warmup: Warmup = None,
     cooldown: Cooldown = None,
     jobs: Jobs = None,

@@ -68,6 +68,7 @@ from servesim.experiments.run_metrics import METRICS, check_window
 from servesim.experiments.runner import OnProgress, open_runner
 from servesim.experiments.statistics import LEVEL
 from servesim.experiments.variants import shared_settings
+from servesim.hardware.gpu import Gpu, gpu_names
 from servesim.run.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def capacity(
     on_progress: OnProgress | None = None,
     overwrite: bool = False,
     intervals: bool = True,
+    by_formula: bool = False,
     **axes: Any,
 ) -> pd.DataFrame:
     """Find the highest rate each variant carries within its SLO; with `rate`, the replicas each needs and the cheapest.
@@ -104,8 +106,9 @@ def capacity(
     `replicates` (5): seeds, or windows of a recorded trace, each of `window` requests. Of such a trace every window of
     `window_minutes` with at least `window_requests` must pass too. `warmup`, `cooldown`: shares of the arrivals left
     out at the ends (0.1; of a recorded trace nothing). The document is in `.attrs["document"]`. `overwrite`: let
-    `out` replace another experiment's. `intervals`: of the model's error, which take further runs. UserError where
-    the question makes no sense.
+    `out` replace another experiment's. `intervals`: of the model's error, which take further runs. `by_formula`: answer
+    also for GPUs without kernel tables, whose steps are priced by formula alone. UserError for these otherwise, and
+    where the question makes no sense.
     """
     import pandas as pd
 
@@ -117,6 +120,8 @@ def capacity(
     check_names(variants, objects)
     known = Scenario.of(variants[0].settings)
     _check_question(known, variants)
+    if not by_formula:
+        _check_measured(variants)
     goals = goals_of(known, attainment)
     shared = shared_settings([v.settings for v in variants])
     with open_runner(out, CAPACITY, executor, jobs, on_progress, objects, shared, overwrite) as runner:
@@ -176,6 +181,19 @@ def _check_question(known: Scenario, variants: Sequence[Variant]) -> None:
         raise UserError("capacity: no deployment carries an infinite rate; give requests/s, or leave --rate out")
     if known.rate is not None and any("replicas" in v.axes for v in variants):
         raise UserError("capacity: with a rate the number of replicas is what is sought; leave --replicas out")
+
+
+def _check_measured(variants: Sequence[Variant]) -> None:
+    """Raise UserError for a GPU without kernel tables where none are named: machines are bought by the answer."""
+    names = [v.settings.get("gpu") for v in variants if v.settings.get("kernel_tables") is None]
+    measured = [name for name in gpu_names() if Gpu.load(name).tables is not None]
+    for name in sorted({name.lower() for name in names if isinstance(name, str)} - set(measured)):
+        if name in gpu_names():
+            raise UserError(
+                f"capacity: {name} has no kernel tables, so all its steps would be priced by formula; --by-formula "
+                "answers all the same, --kernel-tables names tables of one's own (there are tables of "
+                f"{', '.join(measured)})"
+            )
 
 
 def _check(attainment: float, tolerance: float, max_replicas: int, minutes: float, least: int) -> None:

@@ -53,9 +53,17 @@ def test_shipped_tables_hold_what_mixtures_windows_and_latent_attention_need() -
         assert tables.rows("mla_decode", "bf16")["heads"].max() == 128
 
 
+@pytest.mark.parametrize("name", ["b200", "b200-sglang", "b200-trtllm", "b300", "gb200", "gb300"])
+def test_tables_of_blackwell_hold_its_formats(name: str) -> None:
+    tables = KernelTables.load(name)
+    assert {"bf16", "fp8", "fp8_block", "nvfp4"} <= set(tables.dtypes("gemm"))
+    assert {"bf16", "fp8_block", "nvfp4", "mxfp4", "mxfp4_mxfp8"} <= set(tables.dtypes("moe"))
+    assert 2880 in tables.rows("moe", "mxfp4_mxfp8")["k"]  # gpt-oss, whichever framework timed it
+
+
 def test_shipped_tables_are_small_and_carry_their_licence() -> None:
     folder = KernelTables.load("h100").folder.parent
-    assert sum(p.stat().st_size for p in folder.rglob("*.parquet")) < 9_000_000
+    assert sum(p.stat().st_size for p in folder.rglob("*.parquet")) < 16_000_000
     assert "Apache License, Version 2.0" in (folder / "LICENSE.aiconfigurator").read_text()
 
 
@@ -169,6 +177,31 @@ def test_the_importer_takes_the_newest_version_and_the_median_of_repeats(package
     assert (dealt["n"].tolist(), dealt["gpus"].tolist(), dealt["time_us"].tolist()) == ([128], [2], [7.0])
     experts = tables.rows("moe", "mxfp4")
     assert (experts["n"].tolist(), experts["experts"].tolist(), experts["topk"].tolist()) == ([64], [8], [2])
+
+
+def test_experts_under_mxfp8_are_another_frameworks_where_the_own_were_timed_under_bf16_alone(
+    package: Path, tmp_path: Path
+) -> None:
+    data = package / "aisimulate_core" / "systems" / "data" / "x1"
+    other: dict[str, list[Any]] = {
+        "kernel_source": ["s"] * 3,
+        "moe_dtype": ["w4a8_mxfp4_mxfp8", "w4a8_mxfp4_mxfp8", "w4a16_mxfp4"],
+        "num_tokens": [1] * 3,
+        "hidden_size": [2880, 96, 2880],
+        "inter_size": [128] * 3,
+        "topk": [2] * 3,
+        "num_experts": [8] * 3,
+        "moe_tp_size": [1] * 3,
+        "moe_ep_size": [1] * 3,
+        "distribution": ["power_law_1.2"] * 3,
+        "latency": [0.001, 0.002, 0.003],
+    }
+    _write(data / "moe" / "sglang" / "0.5.0" / "moe_perf.parquet", **other)
+    import_aiconfigurator(package, "x1", "vllm", tmp_path / "out")
+    tables = KernelTables.load(folder=tmp_path / "out")
+    rows = tables.rows("moe", "mxfp4_mxfp8")
+    assert (rows["k"].tolist(), rows["time_us"].tolist()) == ([2880], [1.0])  # gpt-oss alone
+    assert tables.rows("moe", "mxfp4")["k"].tolist() == [96]  # those stay the framework's own
 
 
 def test_messages_that_a_package_counts_in_numbers_of_two_bytes_are_kept_in_bytes(

@@ -118,6 +118,12 @@ def test_a_limit_nothing_meets_and_a_trace_that_fills_nothing_are_said() -> None
     assert "no request arrives in the steady window" in nobody["error"].iloc[0]
 
 
+@pytest.mark.parametrize("told", [{"by_formula": True}, {"kernel_tables": "roofline"}])
+def test_a_gpu_without_tables_is_answered_when_told(told: dict[str, Any]) -> None:
+    frame = capacity(**WORKLOAD | {"requests": 40}, gpu="l4", replicates=1, tolerance=0.5, **told)
+    assert frame["gpu"].tolist() == ["l4"]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -130,6 +136,7 @@ def test_a_limit_nothing_meets_and_a_trace_that_fills_nothing_are_said() -> None
         ({"max_replicas": 0}, "max_replicas is 0"),
         ({"window": 5}, "window cuts a recorded trace"),
         ({"window_minutes": 0}, "window_minutes is 0"),
+        ({"gpu": "h200,rtx-4090"}, "rtx-4090 has no kernel tables.*--by-formula"),
         ({"slo": "ttft:p99<1s", "slo_classes": {"gold": "ttft:5"}}, "do not go together"),
     ],
 )

@@ -17,7 +17,10 @@ from servesim.hardware.model import read_config
 ROUNDED = {
     "qwen3-coder-480b-a35b": 480,
     "kimi-k2": 1026,
+    "kimi-k2.5": 1026,
+    "kimi-k2.5-nvfp4": 1026,
     "minimax-m2.5": 229,
+    "minimax-m2.5-nvfp4": 229,
     "glm-4.5-air": 106.9,
     "glm-4.5": 353,
 }
@@ -44,6 +47,7 @@ PUBLISHED = {
     "gpt-oss-20b": 20.91,
     "qwen3-30b-a3b": 30.53,
     "deepseek-v3": 671.03,
+    "deepseek-v3-nvfp4": 671.03,
     "deepseek-v2-lite": 15.706,
     "gemma-3-1b": 0.99989,
     "mistral-7b": 7.242,

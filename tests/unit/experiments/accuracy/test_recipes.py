@@ -56,6 +56,12 @@ def test_settings_that_labels_do_not_state() -> None:
     assert settings(weights="")["dtype"] == "bf16"
 
 
+def test_a_checkpoint_with_nvfp4_experts_keeps_its_attention_in_bf16() -> None:
+    minimax = {"model": "MiniMaxAI/MiniMax-M2.5", "gpu": "b200_sxm", "tp": 2}
+    assert [settings(**minimax, weights=w)["model"] for w in ("fp8", "nvfp4")] == ["minimax-m2.5", "minimax-m2.5-nvfp4"]
+    assert [settings(**minimax, weights=w)["dtype"] for w in ("fp8", "nvfp4")] == ["fp8", "bf16"]
+
+
 def test_a_generated_deployment_has_room_for_its_clients_a_prompt_and_1500_tokens_in_whole_blocks() -> None:
     source = GAP.replace("vllm/0.12.0", "trtllm/1.0.0rc3")
     found = settings(engine="trtllm", version="1.0.0rc3", isl=1024, concurrency=8, weights="fp8", source=source)
@@ -100,7 +106,7 @@ def test_expert_parallelism_by_label_and_where_the_label_is_known_wrong(
         ({"tp": 2, "dp": 2}, "attention in data parallel"),
         ({"tp": 2, "moe_tp": 4}, "attention in data parallel"),
         ({"tp": 4, "moe_tp": 2, "ep": 2}, "experts over 2 of 4 GPUs"),
-        ({"weights": "nvfp4"}, "format of weights nvfp4"),
+        ({"weights": "w4a8"}, "format of weights w4a8"),
         ({"gpu": "mi300x"}, "GPU mi300x"),
         ({"engine": "lmdeploy"}, "engine lmdeploy"),
         ({"model": "acme/unheard-of-7b"}, "model acme/unheard-of-7b: not bundled"),
