@@ -22,9 +22,10 @@ from setuptools.dist import Distribution
 COMPILED = {
     "contracts": "cost kv ledger plan request scheduler",
     "cost": "context_pricing curve model sources stage",
-    "engine": "cluster compose core delivery layout recorder replica row step",
+    "engine": "cluster compose core delivery layout replica",
     "engine/fast": "acceptance_walk context core cost draft_leap leap lockstep lockstep_leap memory replica step"
     " verification",
+    "records": "recorder row step",
     "workload": "content front_end samples sessions streamed workload",
     "policies/kv": "_block_tables _extents _growth _lockstep_tables _prefix_caching fast paged prefix_hash",
     "policies/scheduling": "_budget _prefill_adder sglang vllm",

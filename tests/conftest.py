@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from servesim.contracts.request import State
-from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.metrics.requests import RequestColumns
+from servesim.records.recorder import REQUEST_COLUMNS
 from tests.support.examples import register_profiles
 
 TESTS = Path(__file__).resolve().parent

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim import draws
-from servesim.contracts.registry import build_params
 from servesim.errors import UserError, suggest
 from servesim.parsing import pairs
+from servesim.plugins.registry import build_params
 from servesim.workload.trace import Ints, Samples, Trace
 
 from .join import join

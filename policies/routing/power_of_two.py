@@ -1,48 +1,37 @@
-"""The less loaded of two replicas drawn at random."""
+"""Power of two choices: the emptier of two replicas drawn at random (vllm-router 0.1.17, sglang-router 0.3.2, smg
+1.9.0)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from servesim.contracts.request import Request
-from servesim.contracts.router import FinishStatus, ReplicaView, Router, ready, routers
+from servesim.contracts.router import ReplicaView, ready, routers
+from servesim.policies.routing._in_flight import InFlightRouter
 
 
 @dataclass(frozen=True)
-class Params:
-    """Parameters of power of two."""
+class PowerOfTwoParams:
+    """What load is."""
 
     counts_in_flight: bool = True
-    """Load is the router's own count of requests in flight; false: what engines report as waiting and running."""
+    """By requests in flight, as vllm-router counts them. Over HTTP sglang-router and smg 1.9.0 count nothing for this
+    policy: without loads the first draw is taken, which is `random`."""
 
 
 @routers.register("power-of-two")
-class PowerOfTwo(Router):
-    """Two distinct uniform picks; the lower load wins, and of equals the first pick, as in vllm-router 0.1.17."""
+class PowerOfTwo(InFlightRouter):
+    """The one of two distinct ready replicas with fewer requests in flight; the first drawn among equals."""
 
-    paper = "Mitzenmacher, The Power of Two Choices in Randomized Load Balancing (IEEE TPDS 2001)"
-    Params = Params
-
-    def __init__(self, params: Any, num_replicas: int) -> None:
-        super().__init__(params, num_replicas)
-        self._load: dict[int, int] = {}
+    Params = PowerOfTwoParams
+    paper = "Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, IEEE TPDS 12(10), 2001"
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
-        choices = ready(views)
-        if len(choices) == 1:
-            return choices[0]
-        at = int(self.uniform() * len(choices))
-        other = int(self.uniform() * (len(choices) - 1))
-        first, second = choices[at], choices[other + (other >= at)]
-        return second if self._of(views[second]) < self._of(views[first]) else first
-
-    def _of(self, view: ReplicaView) -> int:
-        return self._load.get(view.index, 0) if self.params.counts_in_flight else view.num_waiting + view.num_running
-
-    def on_sent(self, request: Request, replica: int) -> None:
-        self._load[replica] = self._load.get(replica, 0) + 1
-
-    def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:
-        self._load[replica] -= 1
+        choices = list(ready(views))
+        first = self.pick(choices)
+        if not self.params.counts_in_flight or len(choices) == 1:
+            return first
+        choices.remove(first)
+        second = self.pick(choices)
+        return second if self.load[second] < self.load[first] else first

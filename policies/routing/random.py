@@ -1,4 +1,4 @@
-"""Any replica that is ready, each as likely: what a router does that knows nothing and remembers nothing."""
+"""Any replica, all equally likely: the random policy of most gateways."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from servesim.contracts.router import ReplicaView, Router, ready, routers
 
 @routers.register("random")
 class Random(Router):
-    """Uniform over the replicas that are ready, by keyed draws, as in sglang-router 0.3.2 and smg 1.9.0."""
+    """A draw among the ready replicas."""
 
     blind = True
 

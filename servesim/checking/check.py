@@ -16,7 +16,7 @@ from servesim.checking.settings import impurities, settings_failures
 from servesim.checking.subject import Subject
 from servesim.checking.world import World
 from servesim.contracts import State
-from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Rows
+from servesim.records.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Rows
 from servesim.run.agreement import difference
 
 WORLDS = 80

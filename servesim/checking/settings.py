@@ -12,8 +12,8 @@ from pydantic_core import PydanticSerializationError
 from servesim.checking.subject import Subject
 from servesim.contracts import Defaults, Request, build_params, make
 from servesim.contracts.scheduler import PREDICTED
-from servesim.contracts.user_policies import blaming
 from servesim.errors import PolicyError, UserError, suggest
+from servesim.plugins.user_policies import blaming
 
 WORDS = {
     "scheduler": {"needs": {"output_len", PREDICTED}, "supports": {"async", "speculation", "swap", "remote_kv"}},

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from servesim.contracts import REGISTRIES, Registry, build_params
-from servesim.contracts.registry import WrongKind
 from servesim.errors import UserError, suggest
+from servesim.plugins.registry import WrongKind
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from servesim.contracts import (
     routers,
     schedulers,
 )
-from servesim.contracts.user_policies import blaming
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
-from servesim.engine.recorder import Recorder
 from servesim.hardware import ModelSpec
+from servesim.plugins.user_policies import blaming
+from servesim.records.recorder import Recorder
 from servesim.run.scenario import policy_settings
 from servesim.run.speculation import Speculation
 from servesim.workload.trace import After, Content, Samples, Trace

@@ -7,12 +7,12 @@ from servesim.contracts.cost import Batch, CostModel, Host, Price
 from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_allocators
 from servesim.contracts.params import NoParams, SchedulerParams
 from servesim.contracts.plan import Plan, PlanContext
-from servesim.contracts.registry import Registry, build_params
 from servesim.contracts.request import Request, State
 from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaView, Report, Router, ready, routers
 from servesim.contracts.scheduler import Defaults, Limits, Scheduler, check_samples, schedulers
 from servesim.contracts.speculator import Speculator, SpeculatorParams, speculators
-from servesim.contracts.user_policies import make
+from servesim.plugins.registry import Registry, build_params
+from servesim.plugins.user_policies import make
 
 REGISTRIES: tuple[Registry[Any], ...] = (schedulers, kv_allocators, routers, speculators, acceptance_models)
 """Everything that can be plugged in, by kind."""

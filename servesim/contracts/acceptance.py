@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from servesim.contracts.params import NoParams
-from servesim.contracts.registry import Registry
 from servesim.contracts.request import Request
+from servesim.plugins.registry import Registry
 
 
 class AcceptanceModel(ABC):

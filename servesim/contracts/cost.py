@@ -50,6 +50,9 @@ class Batch:
     """Draft tokens proposed for each sequence that samples, after this step."""
     sampled_context: int
     """Sum of the contexts of the sequences that sample, their new tokens included."""
+    prompts: list[tuple[int, int, int, int]]
+    """(new tokens, tokens computed before them, length of the prompt, tokens known) of each request that does not just
+    decode its latest token: its prompt is under way, or it computes again what it lost."""
 
     def __init__(  # written out, that a compiled build compiles it
         self,
@@ -68,6 +71,7 @@ class Batch:
         drafts: int = 0,
         draft_k: int = 0,
         sampled_context: int = 0,
+        prompts: list[tuple[int, int, int, int]] | None = None,
     ) -> None:
         self.linear_tokens = linear_tokens
         self.prefill = [] if prefill is None else prefill
@@ -84,6 +88,7 @@ class Batch:
         self.drafts = drafts
         self.draft_k = draft_k
         self.sampled_context = sampled_context
+        self.prompts = [] if prompts is None else prompts
 
     def advance(self, k: int) -> Batch:
         """Return the batch k steps later, when every sequence of this pure decode batch has k more tokens."""

@@ -11,8 +11,8 @@ from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.params import NoParams
-from servesim.contracts.registry import Registry
 from servesim.contracts.request import Request
+from servesim.plugins.registry import Registry
 
 
 class Hit(NamedTuple):

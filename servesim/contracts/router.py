@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
 from servesim import draws
 from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.params import NoParams
-from servesim.contracts.registry import Registry
 from servesim.contracts.request import Request
+from servesim.plugins.registry import Registry
 
 ReplicaState = Literal["starting", "ready", "draining", "gone", "failed"]
 """Life of a replica. Requests are sent to ready ones alone; a draining one finishes what it has; a failed one may start
@@ -171,6 +171,11 @@ class Router(ABC):
     def on_replica(self, replica: int, state: ReplicaState) -> None:  # noqa: B027
         """Note that a replica's state is another one. Replicas that are ready from the beginning are not told of; a new
         one has the next index, and is told of first as starting."""
+
+    @staticmethod
+    def clock() -> int:
+        """Return the time, in ns. The engine puts its own in place before the first request."""
+        return 0
 
     def uniform(self) -> float:
         """Return the router's next draw, uniform between 0 and 1, both excluded: keyed by seed, name and count."""

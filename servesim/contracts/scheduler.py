@@ -13,9 +13,9 @@ from mypy_extensions import mypyc_attr
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.params import SchedulerParams
 from servesim.contracts.plan import Plan, PlanContext
-from servesim.contracts.registry import Registry
 from servesim.contracts.request import Request, SampleForm, State
 from servesim.errors import UserError
+from servesim.plugins.registry import Registry
 
 PREDICTED = "predicted_output_len"
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from servesim.contracts.cost import Batch
-from servesim.contracts.registry import Registry
 from servesim.hardware.draft import DraftModel
 from servesim.hardware.model import ModelSpec
+from servesim.plugins.registry import Registry
 
 MOST_DRAFTS = 1024
 """Most drafts of a sequence in a step: far more than any method drafts."""

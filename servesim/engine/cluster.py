@@ -15,16 +15,16 @@ from servesim.contracts.kv import KVAllocator
 from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import WAIT, Decision, FinishStatus, Pair, Reject, Router, Views, life
-from servesim.contracts.user_policies import blaming
 from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, RECALL, Clock
 from servesim.engine.core import EngineCore
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.memory import fast_memory
 from servesim.engine.fast.replica import FastReplica
-from servesim.engine.recorder import Recorder
 from servesim.engine.replica import Replica
 from servesim.engine.reports import Reporting
 from servesim.errors import PolicyError, UserError
+from servesim.plugins.user_policies import blaming
+from servesim.records.recorder import Recorder
 from servesim.workload.workload import Workload
 
 PROGRESS_EVERY = 64  # requests
@@ -97,6 +97,7 @@ class Cluster:
     def _live(self) -> None:
         """Have the router told of what its class wants to hear."""
         router, told = self.router, life(self.router)
+        router.clock = lambda: self.clock.ns  # type: ignore[method-assign]
         self._tells_sent, self._tells_finish = "on_sent" in told, "on_finish" in told
         self._forks = bool(self.replicas) and self.replicas[0].core.scheduler.samples == "fork"
         for replica in self.replicas:

@@ -12,8 +12,9 @@ from servesim.errors import NotForPipelines, PolicyError
 def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tuple[Batch, list[Request]]:
     """Return the batch, and the requests that sample in it, in batch order. PolicyError where the plan is illegal;
     `where`: whose plan it is, and when it was made. `asynchronous`: tokens in flight may be computed from."""
-    slots, drafts, running = kv.slots, plan.drafts, State.RUNNING
+    slots, drafts, running, resumed = kv.slots, plan.drafts, State.RUNNING, plan.resumed
     prefill: list[tuple[int, int]] = []
+    prompts: list[tuple[int, int, int, int]] = []
     sampled: list[Request] = []
     total = count = context = square = longest = queries = reach = 0
     for request, new in plan._tokens.items():
@@ -27,6 +28,8 @@ def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tupl
             _refuse(plan, kv, request, most, f"{where}, step {plan.step_id}")
         request._num_computed_tokens = after
         total += new
+        if new > 1 + extra or past < request.prompt_len or (resumed and request in resumed):
+            prompts.append((new, past, request.prompt_len, known))
         if after < known:
             prefill.append((new, past))
             continue
@@ -60,6 +63,7 @@ def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tupl
         sum(drafts.values()) if drafts else 0,
         0,
         reach,
+        prompts,
     )
     return batch, sampled
 

@@ -21,8 +21,8 @@ from servesim.contracts.speculator import Speculator
 from servesim.engine.compose import compose
 from servesim.engine.delivery import deliver
 from servesim.engine.layout import expand, lay_out
-from servesim.engine.step import Late, SpecStats, Step
 from servesim.errors import PolicyError, UserError
+from servesim.records.step import Late, SpecStats, Step
 
 PATIENCE = 1 << 16
 """Tokens computed without one delivered before anyone asks whether the policy gets anywhere."""

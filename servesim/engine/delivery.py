@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from servesim.contracts.request import Request, State
-from servesim.engine.step import Late, Step
+from servesim.records.step import Late, Step
 
 if TYPE_CHECKING:
     from servesim.engine.core import EngineCore

@@ -16,9 +16,9 @@ from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import ReplicaState
 from servesim.engine.clock import COMPLETE, LOADED, PLAN, Clock
 from servesim.engine.core import EngineCore
-from servesim.engine.recorder import Recorder
-from servesim.engine.step import Step
 from servesim.errors import PolicyError
+from servesim.records.recorder import Recorder
+from servesim.records.step import Step
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

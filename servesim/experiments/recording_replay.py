@@ -12,13 +12,13 @@ from servesim.cost import build_cost_model
 from servesim.cost.host import HostTerms
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
-from servesim.engine.recorder import REQUEST_COLUMNS, Recorder
 from servesim.errors import UserError
 from servesim.experiments.recording import Floats, Ints, RecordedRun
 from servesim.experiments.recording_loops import due_ns
 from servesim.hardware import Gpu, KvGroup, ModelSpec, kv_groups, memory_budget, vllm_defaults
 from servesim.hardware.kv import longest
 from servesim.metrics.steps import StepTotals
+from servesim.records.recorder import REQUEST_COLUMNS, Recorder
 from servesim.run.scenario import policy_settings
 from servesim.run.sizing import GROUPED, has_windows
 from servesim.run.speculation import Speculation

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts.request import State
-from servesim.engine.recorder import REQUEST_COLUMNS, Rows
 from servesim.metrics.distribution import Numbers, describe
 from servesim.metrics.samples import numbers_of, reasons_of, requests_of
 from servesim.metrics.stability import Load, load_of
+from servesim.records.recorder import REQUEST_COLUMNS, Rows
 
 MS = 1e6
 SECOND = 1e9

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from servesim.engine.cluster import Cluster
-from servesim.engine.recorder import LATE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, Rows
-from servesim.engine.step import SpecStats
+from servesim.records.recorder import LATE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, Rows
+from servesim.records.step import SpecStats
 
 _STEP = {name: i for i, name in enumerate(STEP_COLUMNS)}
 COMPOSITION = (

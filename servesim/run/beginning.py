@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from servesim.engine.recorder import Recorder
 from servesim.errors import PolicyError
+from servesim.records.recorder import Recorder
 from servesim.run.agreement import Outcome, difference
 from servesim.run.records import clients_of
 from servesim.run.setup import Setup, set_up

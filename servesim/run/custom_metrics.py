@@ -10,17 +10,14 @@ warm-up and the cool-down) and the run's summary, and returns a number. Its attr
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from servesim.errors import UserError, suggest
 from servesim.parsing import listed
+from servesim.plugins.files import load_file
 
 Function = Callable[[Any, Mapping[str, Any]], Any]
 """Called with (requests, a DataFrame; summary)."""
@@ -42,32 +39,12 @@ def load_metric(metric: str | Function) -> tuple[str, Function]:
     path = Path(f"{head}.py")
     if not py or not path.is_file():
         raise UserError(f"metric {metric}: file {path} does not exist (write path/to/file.py:function)")
-    module = _module(path)
+    module = load_file("metric", path, "servesim_metric_")
     found = getattr(module, name, None)
     if not callable(found):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UserError(f"metric {metric}: {path} has no function {name!r}{suggest(name, known)}")
     return name, found
-
-
-def _module(path: Path) -> ModuleType:
-    digest = hashlib.sha256(str(path.resolve()).encode() + b"\0" + path.read_bytes()).hexdigest()
-    name = f"servesim_metric_{digest[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise UserError(f"metric file {path} does not load: {type(error).__name__}: {error}") from error
-    return module
 
 
 def value_of(name: str, function: Function, requests: Any, summary: Mapping[str, Any]) -> float:

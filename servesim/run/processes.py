@@ -25,9 +25,9 @@ import numpy as np
 from servesim.contracts.router import life
 from servesim.cost.stage import Priced
 from servesim.engine.cluster import Cluster
-from servesim.engine.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder, Rows, Table
-from servesim.engine.step import SpecStats
 from servesim.errors import PolicyError, UserError
+from servesim.records.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder, Rows, Table
+from servesim.records.step import SpecStats
 from servesim.run.records import clients_of
 from servesim.run.scenario import Scenario
 from servesim.run.setup import Setup, set_up

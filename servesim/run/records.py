@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from servesim.engine.recorder import Recorder, Rows
 from servesim.metrics.classes import class_limits, parts_of
 from servesim.metrics.distribution import describe_counted
 from servesim.metrics.requests import MS, SECOND, Limits, Part, RequestColumns, Requests, Stats
 from servesim.metrics.sketch import RELATIVE_ERROR, Sketch
 from servesim.metrics.steps import StepTotals
 from servesim.metrics.streamed import StreamedPart, StreamedRequests
+from servesim.records.recorder import Recorder, Rows
 from servesim.run.result import request_table, sample_table
 from servesim.run.result_files import DELIVERIES, REQUESTS, STEPS, STREAMED, ResultWriter
 from servesim.run.scenario import Scenario

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from servesim.engine.recorder import Rows
 from servesim.errors import UserError, shown
 from servesim.metrics.requests import RequestColumns
+from servesim.records.recorder import Rows
+from servesim.run.intact import DIGESTS
 from servesim.run.result_files import (
     DELIVERIES,
     REQUESTS,
@@ -100,7 +101,7 @@ class Result:
     @cached_property
     def samples(self) -> pd.DataFrame:
         """One row per output sequence, in order of their numbers: `requests` themselves, but a row for each sample
-        where a request asks for several (n > 1) (columns: servesim.engine.recorder.REQUEST_COLUMNS)."""
+        where a request asks for several (n > 1) (columns: servesim.records.recorder.REQUEST_COLUMNS)."""
         import pandas as pd
 
         if self._samples is None:
@@ -114,12 +115,12 @@ class Result:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """One row per step, or per `k` steps alike; columns: servesim.engine.recorder.STEP_COLUMNS."""
+        """One row per step, or per `k` steps alike; columns: servesim.records.recorder.STEP_COLUMNS."""
         return self._frame(STEPS)
 
     @cached_property
     def deliveries(self) -> pd.DataFrame:
-        """Steps that delivered anything but one token to each request; see servesim.engine.recorder."""
+        """Steps that delivered anything but one token to each request; see servesim.records.recorder."""
         return self._frame(DELIVERIES)
 
     def figure(self, name: str, window_s: tuple[float, float] | None = None) -> Drawing:
@@ -163,7 +164,7 @@ class Result:
             return cls(
                 summary,
                 scenario,
-                read_json(folder / TIMING),
+                {key: value for key, value in read_json(folder / TIMING).items() if key != DIGESTS},
                 folder / REQUESTS if scenario.stream else pq.read_table(folder / REQUESTS),
                 {file: folder / file for file in STREAMED},
                 pq.read_table(folder / SAMPLES) if (folder / SAMPLES).exists() else None,

@@ -20,20 +20,20 @@ from servesim.contracts import (
     schedulers,
 )
 from servesim.contracts.scheduler import PREDICTED
-from servesim.contracts.user_policies import blaming
 from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.host import HostTerms, host_terms
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
-from servesim.engine.observed import ObservedCore
-from servesim.engine.recorder import Recorder
 from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.hardware.kv import longest
 from servesim.metrics.requests import SECOND
 from servesim.metrics.summary import Deployment
+from servesim.plugins.user_policies import blaming
+from servesim.records.recorder import Recorder
 from servesim.run.changes import on_changes
 from servesim.run.notes import before_run, on_version, on_windows
+from servesim.run.observed import ObservedCore
 from servesim.run.presets import facts_of
 from servesim.run.prices import price_of
 from servesim.run.provenance import provenance

@@ -16,8 +16,8 @@ import numpy as np
 
 from servesim.contracts.plan import Plan
 from servesim.engine.core import EngineCore
-from servesim.engine.observed import ObservedCore
 from servesim.errors import UserError
+from servesim.run.observed import ObservedCore
 from servesim.run.result_files import STEP_REQUESTS, STEP_REQUESTS_COLUMNS, ResultWriter, arrow_array
 from servesim.run.scenario import Scenario
 

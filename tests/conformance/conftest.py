@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.runners_replay import component
+
 LEFT_OUT = pytest.StashKey[list[str]]()  # components of the cases read that nothing here can replay
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "conformance"
 
@@ -17,7 +19,16 @@ def read_cases(path: Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
     if data[:2] == b"\x1f\x8b":
         data = gzip.decompress(data)
-    return json.loads(data)["cases"]  # type: ignore[no-any-return]
+    read = json.loads(data)
+    if "cases" in read:
+        return read["cases"]  # type: ignore[no-any-return]
+    needs = component(read) if "trace" in read else "router"
+    return [{"component": needs, "id": path.name.partition(".")[0], **read}]  # a script of a cluster
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return a case file, or those in a folder."""
+    return sorted(p for p in path.iterdir() if p.suffix in (".gz", ".json")) if path.is_dir() else [path]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -25,10 +36,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     given = [Path(p) for p in metafunc.config.getoption("--cases")]
     names = ("cases.json", "vllm_recorded.json.gz", "vllm_wide.json.gz", "vllm_interval.json.gz", "sglang_tree.json.gz")
-    files = given or [SHARED / name for name in names]
     if not given and not SHARED.parent.exists():
         metafunc.parametrize("case", [pytest.param(None, marks=pytest.mark.skip(reason=f"{SHARED} is not here"))])
         return
+    files = [file for path in given for file in files_of(path)]
+    files = files or [*(SHARED / name for name in names), *files_of(SHARED / "cluster")]
     runners = metafunc.module.RUNNERS
     read = [c for path in files for c in read_cases(path)]
     cases = [c for c in read if c["component"] in runners]
@@ -42,6 +54,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
     if count("passed") or count("failed"):
         terminalreporter.write_line(f"conformance cases: {count('passed')} passed, {count('failed')} failed")
+        reports = [r for outcome in ("passed", "failed") for r in terminalreporter.stats.get(outcome, [])]
+        tallies = [value for r in reports for name, value in r.user_properties if name == "decisions and faults"]
+        if tallies:
+            decisions, faults = (sum(column) for column in zip(*tallies, strict=True))
+            terminalreporter.write_line(f"  {len(tallies)} router scripts: {decisions} decisions, {faults} faults")
         left_out = terminalreporter.config.stash.get(LEFT_OUT, [])
         if left_out:
             terminalreporter.write_line(f"  no runner yet for: {', '.join(left_out)}")

@@ -11,7 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "map.md"
 ROOMS = (
     "contracts",
+    "plugins",
     "engine",
+    "records",
     "workload",
     "cost",
     "hardware",

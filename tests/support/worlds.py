@@ -10,7 +10,7 @@ from servesim.checking.world import World as LibraryWorld
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.fast.core import FastCore
-from servesim.engine.step import Step
+from servesim.records.step import Step
 
 __all__ = ["ToyCost", "Watched", "World", "memory_state", "toy_trace", "watch"]
 

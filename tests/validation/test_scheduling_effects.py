@@ -8,7 +8,7 @@ from hypothesis import given
 import servesim
 from servesim import draws
 from servesim.engine.core import EngineCore
-from servesim.engine.step import Step
+from servesim.records.step import Step
 from servesim.workload.trace import Trace
 from tests.support.examples import examples
 from tests.support.strategies import worlds

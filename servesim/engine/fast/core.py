@@ -22,7 +22,7 @@ from servesim.engine.fast.memory import lockstep_memory
 from servesim.engine.fast.step import PAUSE, FastStep
 from servesim.engine.fast.verification import deliver_verified
 from servesim.engine.layout import lay_out
-from servesim.engine.step import Step
+from servesim.records.step import Step
 
 MOST = 1024
 """Steps priced at once."""

@@ -23,9 +23,9 @@ from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.cost import runs_of
 from servesim.engine.fast.leap import Run
 from servesim.engine.fast.verification import gain
-from servesim.engine.recorder import STEP_COLUMNS, Recorder, Rows
-from servesim.engine.row import Row
-from servesim.engine.step import Step
+from servesim.records.recorder import STEP_COLUMNS, Recorder, Rows
+from servesim.records.row import Row
+from servesim.records.step import Step
 
 MOST = 256  # steps looked ahead at once
 ACCEPTED = STEP_COLUMNS.index("accepted")

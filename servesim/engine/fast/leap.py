@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from servesim.engine.fast.core import FastCore
-from servesim.engine.recorder import Recorder
+from servesim.records.recorder import Recorder
 
 
 class Run:

@@ -27,7 +27,7 @@ from servesim.contracts.plan import Plan
 from servesim.contracts.request import LAST, CounterKeeper, Request
 from servesim.engine.fast.memory import LockstepMemory
 from servesim.engine.fast.step import FastStep
-from servesim.engine.step import Late
+from servesim.records.step import Late
 
 Entry = tuple[int, int, Request]
 """(turn or other key, order, member): compared up to the order, which is unique."""
@@ -249,9 +249,13 @@ class Lockstep(CounterKeeper):
 
     def dissolve(self, plan: Plan) -> None:
         """Let all members stand for themselves again, with counters of their own."""
-        self.queue, self.apart, self._served = [], [], []
-        if not self.members:
-            return
+        known, self.queue, self.apart, self._served = self.queue, [], [], []
+        if self.members:
+            self._let_go(plan)
+        for request in known:  # those that have left but not ended, too: from now on they stand anywhere
+            request._order = LAST
+
+    def _let_go(self, plan: Plan) -> None:
         if self.due:
             plan._tokens = dict.fromkeys(self.members, 1) | plan._tokens
             self.due = 0

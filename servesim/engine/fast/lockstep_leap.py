@@ -17,7 +17,7 @@ from servesim.engine.fast.cost import RunCost
 from servesim.engine.fast.leap import Run
 from servesim.engine.fast.lockstep import Lockstep
 from servesim.engine.fast.step import FastStep
-from servesim.engine.recorder import Recorder
+from servesim.records.recorder import Recorder
 
 NOWHERE = Usage(0, 0, 0, 0)
 LONGEST = 1 << 61  # integrals of memory over time must fit 64 bits

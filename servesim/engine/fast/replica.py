@@ -14,8 +14,8 @@ from servesim.engine.fast.cost import runs_of
 from servesim.engine.fast.draft_leap import DraftLeap, can_run
 from servesim.engine.fast.leap import Run
 from servesim.engine.fast.lockstep_leap import LockstepLeap
-from servesim.engine.recorder import Recorder
 from servesim.engine.replica import Replica
+from servesim.records.recorder import Recorder
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

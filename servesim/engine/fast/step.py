@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from servesim.engine.step import Step
+from servesim.records.step import Step
 
 PAUSE = -1
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from servesim.contracts.request import Request, State
 from servesim.engine.delivery import accepts, tell
 from servesim.engine.fast.acceptance_walk import DEEPEST, Walk
-from servesim.engine.step import Late, Step
+from servesim.records.step import Late, Step
 
 if TYPE_CHECKING:
     from servesim.engine.core import EngineCore

@@ -35,7 +35,7 @@ def test_a_policy_file_that_leaves_or_raises_anything_is_one_line(line: str, tmp
 @pytest.mark.parametrize("value", ["-1", "1", "2"])
 @pytest.mark.parametrize("name", ["vllm", "continuous", "sarathi"])
 def test_a_watermark_is_a_share(name: str, value: str) -> None:
-    from servesim.contracts.registry import build_params
+    from servesim.plugins.registry import build_params
 
     cls, params = schedulers.resolve(f"{name}:watermark={value}")
     with pytest.raises(UserError, match="watermark is"):

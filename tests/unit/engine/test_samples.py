@@ -9,9 +9,9 @@ import pytest
 
 from servesim import simulate
 from servesim.engine.cluster import Cluster
-from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.errors import UserError
 from servesim.metrics.requests import RequestColumns
+from servesim.records.recorder import REQUEST_COLUMNS
 from servesim.workload.trace import Trace
 from servesim.workload.workload import Clients
 from tests.support.worlds import World, toy_trace

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.errors import UserError
+from servesim.records.recorder import REQUEST_COLUMNS
 from servesim.workload.trace import After
 from servesim.workload.workload import Clients
 from tests.support.examples import examples

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from servesim.contracts.request import State
-from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.metrics.classes import by_class, by_tenant, jain_index, parts_of
 from servesim.metrics.requests import RequestColumns
+from servesim.records.recorder import REQUEST_COLUMNS
 from servesim.run.simulate import simulate
 from servesim.traces import shape, synthesize
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from servesim.contracts.request import State
-from servesim.engine.recorder import STEP_COLUMNS, Rows
 from servesim.hardware import Gpu, ModelSpec
 from servesim.metrics.requests import RequestColumns
 from servesim.metrics.steps import StepTotals, exact_sum
 from servesim.metrics.summary import Deployment, engine, kv_memory, mbu, mfu, prefix_cache, price
+from servesim.records.recorder import STEP_COLUMNS, Rows
 
 SECOND = 1_000_000_000
 Make = Callable[..., RequestColumns]

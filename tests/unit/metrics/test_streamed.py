@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts.request import State
-from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.metrics.distribution import describe, describe_counted
 from servesim.metrics.requests import LATENCIES, TOTALS, RequestColumns, most_at_once
 from servesim.metrics.sketch import RELATIVE_ERROR, Sketch
 from servesim.metrics.stability import load_of
 from servesim.metrics.streamed import NEVER, LoadGrid, Overlap, StreamedRequests
+from servesim.records.recorder import REQUEST_COLUMNS
 
 EXACT = ("count", "min", "max")
 SLO = {"ttft": 60.0, "e2el": 500.0}

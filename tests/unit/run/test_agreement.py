@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import servesim
-from servesim.engine.recorder import LATE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS
 from servesim.errors import PolicyError
+from servesim.records.recorder import LATE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS
 from servesim.run.agreement import Outcome, difference
 from servesim.run.beginning import REQUESTS, _outcome, check_beginning
 from servesim.run.scenario import Scenario

@@ -32,7 +32,7 @@ class Starves(Scheduler):
 def test_the_bytes_are_those_of_one_process(
     tmp_path: Path, extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("servesim.engine.recorder.FLUSH_CELLS", 4000)  # several chunks on their way to the files
+    monkeypatch.setattr("servesim.records.recorder.FLUSH_CELLS", 4000)  # several chunks on their way to the files
     spec = "rate=90,prompt=lognormal(p50=400,p95=1500),output=uniform(1,200),prefix=shared(groups=3,length=64)"
     settings = {**BASE, **extra, "trace": f"synth:{spec}", "requests": 240}
     servesim.simulate(**settings, out=tmp_path / "one")
@@ -113,9 +113,9 @@ def test_a_hash_keeps_conversations_together_and_apart_from_each_other(tmp_path:
 
 
 def test_rows_go_on_in_the_chunks_they_would_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from servesim.engine.recorder import Table
+    from servesim.records.recorder import Table
 
-    monkeypatch.setattr("servesim.engine.recorder.FLUSH_CELLS", 10)
+    monkeypatch.setattr("servesim.records.recorder.FLUSH_CELLS", 10)
     rows = np.arange(33).reshape(11, 3)
     single: list[list[list[int]]] = []
     many: list[list[list[int]]] = []

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 import servesim
-from servesim.engine.recorder import STEP_COLUMNS
 from servesim.errors import UserError
+from servesim.records.recorder import STEP_COLUMNS
 from servesim.run.result_files import ResultWriter, write_text
 
 REPRODUCIBLE = ("summary.json", "requests.parquet", "steps.parquet", "deliveries.parquet", "scenario.yaml")

@@ -15,9 +15,9 @@ import pytest
 
 import servesim
 from servesim.contracts.request import Request
-from servesim.engine import recorder
 from servesim.errors import UserError
 from servesim.metrics.sketch import RELATIVE_ERROR
+from servesim.records import recorder
 from servesim.traces import load_trace, open_stream, open_trace, save_trace, synthesize
 from servesim.workload.trace import Trace
 from servesim.workload.trace_stream import TraceFacts, TraceStream

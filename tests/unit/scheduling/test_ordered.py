@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from servesim.checking.check import check
 from servesim.checking.subject import Subject
-from servesim.engine.recorder import REQUEST_COLUMNS
+from servesim.records.recorder import REQUEST_COLUMNS
 from servesim.run.agreement import Outcome, difference
 from tests.support import based_policies
 from tests.support.examples import examples

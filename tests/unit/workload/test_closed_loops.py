@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 
 from servesim.contracts.request import State
-from servesim.engine.recorder import REQUEST_COLUMNS
 from servesim.errors import UserError
+from servesim.records.recorder import REQUEST_COLUMNS
 from servesim.run.simulate import simulate
 from servesim.workload.front_end import FrontEnd, FrontTerms
 from servesim.workload.trace import COMPLETION, DISPATCH, Trace

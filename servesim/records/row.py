@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servesim.contracts.cost import Sources
-from servesim.engine.step import Step
+from servesim.records.step import Step
 
 MOST_TOKEN_NS = 1 << 60
 """Memory times time of a row: sums of two such fit 64 bits."""

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib
 import importlib.metadata
-import importlib.util
 import math
 import pkgutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from servesim.contracts.user_policies import adopt
 from servesim.errors import UserError, shown, suggest
 from servesim.parsing import pairs, policy_parts, spelt
+from servesim.plugins.files import load_file
+from servesim.plugins.user_policies import adopt
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -96,34 +93,16 @@ class Registry(Generic[T]):
             raise UserError(f"{self.kind} file {path} does not exist")
         if not class_name:
             raise UserError(f"name the class of {path}: {path}:ClassName")
-        # A module name from path and content keeps files and their versions apart, and a class picklable.
-        key = str(path.resolve()).encode() + b"\0" + path.read_bytes()
-        module_name = f"{_FILE_MODULE}{hashlib.sha256(key).hexdigest()[:12]}"
-        module = sys.modules.get(module_name) or self._execute(path, module_name)
+        module = load_file(self.kind, path, _FILE_MODULE)
         cls = getattr(module, class_name, None)
         if not isinstance(cls, type):
-            classes = [k for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module_name]
+            classes = [k for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
             raise UserError(f"{path} has no class {class_name!r}{suggest(class_name, classes)}")
         if self._base not in cls.__mro__:  # compiled contracts share the cache that issubclass asks
             raise WrongKind(f"{path}: {class_name} is no {self._base.__name__} (servesim.contracts)")
         cls.name = class_name  # type: ignore[attr-defined]
         adopt(cls)
         return cls
-
-    def _execute(self, path: Path, module_name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(module_name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException as error:  # a file may raise anything, or leave
-            del sys.modules[module_name]
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            raise UserError(f"{self.kind} file {path} does not load: {type(error).__name__}: {error}") from error
-        return module
 
 
 def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:

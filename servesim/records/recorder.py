@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from servesim.contracts.cost import Sources
 from servesim.contracts.request import Request
-from servesim.engine.row import Row
-from servesim.engine.step import Late, Step
+from servesim.records.row import Row
+from servesim.records.step import Late, Step
 
 STEP_COLUMNS = (
     "replica",

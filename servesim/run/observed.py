@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from servesim.contracts.plan import Plan
 from servesim.engine.core import EngineCore
-from servesim.engine.step import Step
+from servesim.records.step import Step
 
 Observer = Callable[[int, Plan], None]
 """Called with a step's id and its plan, once the plan has been verified."""

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from servesim.contracts import REGISTRIES, Registry, build_params, kv_allocators, schedulers
-from servesim.contracts.user_policies import _TERMS, _adopted, _settlers, is_own
 from servesim.errors import PolicyError, UserError
+from servesim.plugins.user_policies import _TERMS, _adopted, _settlers, is_own
 from tests.support.own_policies import SCHEDULER, TEXTS, method
 from tests.support.worlds import World, toy_trace
 
@@ -44,7 +44,7 @@ ALIKE = {
         "",
         method("__init__(self, *args)", "super().__init__(*args)", "self.waiting = []"),
     ),
-    "waiting is sorted anew": (
+    "waiting is sorted again": (
         "scheduler",
         "",
         method("on_arrival(self, request)", "self.waiting = sorted([*self.waiting, request], key=lambda r: r.row)"),

@@ -1,0 +1,109 @@
+"""The step clock of Dynamo's simulated engine (ai-dynamo-runtime 1.6.1, "mocker"): a prompt term plus a decode term.
+
+For comparing schedulers and routers with that simulator; no GPU was measured for it. Its rules were found by replaying
+recorded runs and by running the wheel beside this class on random traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.contracts.cost import Batch, CostModel
+from servesim.errors import UserError
+
+Floats = NDArray[np.float64]
+NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """Its default times in ms."""
+
+    def prefill_ms(self, tokens: int) -> float:
+        """Return the time of a step's prompt tokens."""
+        return 4.209989e-07 * tokens * tokens + 1.518344e-02 * tokens + 1.650142e01
+
+    def decode_ms(self, share: Floats) -> Floats:
+        """Return the times of decodes whose contexts are this share of the KV memory, 1 at most."""
+        return np.maximum(-25.74 * share * share + 54.01 * share + 5.74, 1.0)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """One time for any prompts, one for any decodes, in ms."""
+
+    prefill: float
+    decode: float
+
+    def __post_init__(self) -> None:
+        for name, ms in (("prefill_ms", self.prefill), ("decode_ms", self.decode)):
+            if not 0 <= ms < float("inf"):
+                raise ValueError(f"{name} is {ms}, must be at least 0 and finite")
+
+    def prefill_ms(self, tokens: int) -> float:
+        """Return the time of a step's prompt tokens."""
+        return self.prefill
+
+    def decode_ms(self, share: Floats) -> Floats:
+        """Return the times of decodes."""
+        return np.full(len(share), self.decode)
+
+
+def timing_of(model: Mapping[str, Any]) -> Polynomial | Fixed:
+    """Return the times of an engine's `timing_model`; UserError where it is not one of these."""
+    kind = model.get("type")
+    if kind == "polynomial" and len(model) == 1:
+        return Polynomial()
+    if kind == "fixed" and model.keys() == {"type", "prefill_ms", "decode_ms"}:
+        try:
+            return Fixed(float(model["prefill_ms"]), float(model["decode_ms"]))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"timing_model: {error}") from None
+    raise UserError(
+        f'timing_model is {dict(model)}, must be {{"type": "polynomial"}} or fixed with prefill_ms, decode_ms'
+    )
+
+
+class MockerCost(CostModel):
+    """Durations of its steps: the time of the prompts in a step and that of the decodes are added.
+
+    The prompts' tokens are counted as (mean end - mean start) x number, each mean a whole number, rounded down. The
+    decodes' contexts are summed request by request, shared blocks too. `kv_tokens`: tokens of KV memory.
+
+    Where steps mix both (vLLM), a request that computes again what it lost pays for the tokens of its prompt and, as a
+    decode, for its context, but not for tokens it had generated. Where a batch is one or the other (`separate`:
+    SGLang), all that is computed again counts as prompts.
+    """
+
+    def __init__(self, timing: Polynomial | Fixed, kv_tokens: int, separate: bool = False) -> None:
+        self.timing = timing
+        self.kv_tokens = kv_tokens
+        self.separate = separate
+
+    def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
+        count, tokens, decodes, context = self._parts(batch)
+        ms = np.zeros(k)
+        if decodes:
+            contexts = context + decodes * np.arange(k)
+            ms += self.timing.decode_ms(np.minimum(contexts / self.kv_tokens, 1.0))
+        if count:
+            ms += self.timing.prefill_ms(tokens)
+        return np.maximum((ms * NS_PER_MS + 0.5).astype(np.int64), 1)  # generated tokens alone: an instant
+
+    def _parts(self, batch: Batch) -> tuple[int, int, int, int]:
+        """Return prompts, their tokens, decodes and their contexts."""
+        count = end = start = 0
+        decodes, context = batch.sampled, batch.sampled_context
+        for new, past, prompt_len, known in batch.prompts:
+            stop = past + new if self.separate else min(past + new, prompt_len)
+            if stop > past:
+                count, end, start = count + 1, end + stop, start + past
+            if past + new == known and (self.separate or known == prompt_len):  # its token is the prompt's
+                decodes, context = decodes - 1, context - known
+        tokens = (end // count - start // count) * count if count else 0
+        return count, tokens, decodes, context

@@ -1,0 +1,130 @@
+"""Replays a trace as Dynamo's simulator does (ai-dynamo-runtime 1.6.1, `run_mocker_trace_replay`, offline).
+
+Its engines are servesim's own parts under its settings: the scheduler vllm over prefix-hash, or sglang over
+prefix-radix, with its step clock (servesim.cost.mocker).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.contracts import KVMemory, Limits, build_params, kv_allocators, make, routers, schedulers
+from servesim.contracts.router import Router
+from servesim.cost.mocker import Fixed, MockerCost, Polynomial, timing_of
+from servesim.engine.cluster import MODES, Cluster
+from servesim.engine.core import EngineCore
+from servesim.errors import UserError, suggest
+from servesim.records.recorder import Recorder
+from servesim.workload.trace import Trace
+from servesim.workload.workload import TraceWorkload
+
+SERVERS = {"vllm": ("vllm", "prefix-hash"), "sglang": ("sglang", "prefix-radix")}
+SGLANG_CHUNK = 8192
+LONGEST = 1 << 40  # no limit of a request's length but memory
+
+
+@dataclass(frozen=True)
+class MockEngine:
+    """An engine's arguments under that simulator's names, with its defaults."""
+
+    num_gpu_blocks: int = 16384
+    block_size: int = 64
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    """SGLang's prompts are cut to 8,192 tokens whatever it says."""
+    backend: str = "vllm"
+    """vllm or sglang."""
+    timing_model: Polynomial | Fixed = field(default_factory=Polynomial)
+    worker_type: str = "aggregated"
+
+    LEAST: ClassVar = ("num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
+
+    def __post_init__(self) -> None:
+        for name in self.LEAST:
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise UserError(f"engine: {name} is {value!r}, must be a whole number of at least 1")
+        if self.backend not in SERVERS:
+            raise UserError(f"engine: backend is {self.backend!r}, must be one of {', '.join(SERVERS)}")
+        if self.worker_type != "aggregated":
+            raise UserError(f"engine: worker_type is {self.worker_type!r}; only aggregated workers are replayed")
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> MockEngine:
+        """Build from `extra_engine_args["engine"]`; UserError where it says what is not modeled."""
+        known = [each.name for each in fields(cls)]
+        for name in arguments:
+            if name not in known:
+                raise UserError(f"engine: {name} is not modeled{suggest(name, known)}")
+        engine = dict(arguments)
+        if "timing_model" in engine:
+            engine["timing_model"] = timing_of(engine["timing_model"])
+        return cls(**engine)
+
+    def core(self, mode: str) -> EngineCore:
+        """Return the state machine of one worker."""
+        scheduler, memory = SERVERS[self.backend]
+        sglang = self.backend == "sglang"
+        kv_class, _ = kv_allocators.resolve(memory)
+        kv_params = build_params(memory, kv_class.Params, {"page_size": self.block_size} if sglang else {})
+        blocks = self.num_gpu_blocks if sglang else self.num_gpu_blocks + 1  # vLLM's null block
+        kv = make(MODES[mode].memory(kv_class), kv_params, KVMemory(blocks, self.block_size, LONGEST))
+        cls, _ = schedulers.resolve(scheduler)
+        params = build_params(scheduler, cls.Params, {"chunked_prefill_size": SGLANG_CHUNK} if sglang else {})
+        budget = SGLANG_CHUNK if sglang else self.max_num_batched_tokens
+        return MODES[mode].core(make(cls, params, Limits(self.max_num_seqs, budget, LONGEST, False), kv), kv)
+
+    def cost(self) -> MockerCost:
+        """Return its step clock."""
+        return MockerCost(self.timing_model, self.num_gpu_blocks * self.block_size, self.backend == "sglang")
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What became of each request, by row of the trace: times in ns from the first arrival; -1: never."""
+
+    worker: NDArray[np.int64]
+    first_admit_ns: NDArray[np.int64]
+    first_token_ns: NDArray[np.int64]
+    last_token_ns: NDArray[np.int64]
+    first_reused_tokens: NDArray[np.int64]
+    """Tokens found in the prefix cache at the first admission."""
+    readmissions: NDArray[np.int64]
+    _steps: NDArray[np.int64]
+
+    def steps(self, worker: int) -> list[tuple[int, int]]:
+        """Return (start, end) of a worker's steps in ns, in order; of runs of decode steps in fast mode."""
+        rows = self._steps[self._steps[:, 0] == worker]
+        return [(start, end) for _, start, end in rows.tolist()]
+
+
+def replay(
+    trace: Trace,
+    engine: MockEngine,
+    num_workers: int = 1,
+    *,
+    router: Router | None = None,
+    mode: str = "fast",
+) -> Replayed:
+    """Serve a trace by workers of one kind, from its first arrival on. `router`: round robin, if none is given.
+
+    The simulator keeps time in floating-point ms, here it is whole ns: an arrival at the very instant at which a step
+    ends may fall on the other side of it there.
+    """
+    if router is None:
+        cls, _ = routers.resolve("round-robin")
+        router = make(cls, build_params("round-robin", cls.Params, {}), num_workers)
+    trace = replace(trace, arrival_ns=trace.arrival_ns - trace.arrival_ns[:1])
+    recorder = Recorder()
+    cores = [engine.core(mode) for _ in range(num_workers)]
+    cluster = Cluster(TraceWorkload(trace), cores, router, engine.cost(), depth=1, mode=mode, recorder=recorder)
+    cluster.run()
+    columns = ("replica", "scheduled_ns", "first_token_ns", "last_token_ns", "hit_tokens", "num_preemptions")
+    order = np.argsort(recorder.requests.column("row"))
+    steps = np.stack([recorder.steps.column(name) for name in ("replica", "start_ns", "end_ns")], axis=1)
+    return Replayed(*[recorder.requests.column(name)[order] for name in columns] + [steps])

@@ -1,0 +1,35 @@
+"""Files of Python that the user names, loaded once each as modules."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from servesim.errors import UserError
+
+
+def load_file(what: str, path: Path, prefix: str) -> ModuleType:
+    """Return the module of a file; UserError, which begins with `what`, where it does not load.
+
+    Its name, from `prefix`, path and content, keeps files and their versions apart, and classes picklable.
+    """
+    key = str(path.resolve()).encode() + b"\0" + path.read_bytes()
+    name = f"{prefix}{hashlib.sha256(key).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # a file may raise anything, or leave
+        del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise UserError(f"{what} file {path} does not load: {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,158 @@
+"""Replays recorded from Dynamo's simulator (ai-dynamo-runtime 1.6.1): every request's worker and times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from servesim.contracts.request import Request
+from servesim.contracts.router import ReplicaView, Router
+from servesim.cost.mocker import Fixed
+from servesim.experiments.dynamo_replay import MockEngine, Replayed, replay
+from servesim.experiments.dynamo_scaling import ScaledRoundRobin
+from servesim.workload.trace import Content, Trace
+from tests.conformance.cases import Case
+
+TIMES = ("first_admit_ms", "first_token_ms", "last_token_ms")
+WITHIN_MS = 1e-3
+
+
+class Recorded(Router):
+    """The choices that were recorded."""
+
+    name = "recorded"
+    blind = True
+
+    def __init__(self, choices: Sequence[int]) -> None:
+        super().__init__(None, max(choices) + 1)
+        self.choices = choices
+
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+        return self.choices[request.row]
+
+
+class ClusterReplay:
+    """A replay by aggregated workers, in both modes; under round robin (scaled or not) servesim chooses the workers,
+    under the KV router they are those recorded."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        arguments = case["options"]["extra_engine_args"]
+        assert arguments.keys() <= {"engine", "startup_time"}, f"this runner does not know all of {list(arguments)}"
+        self.engine = MockEngine.of(arguments["engine"])
+        self.startup_ns = round(arguments.get("startup_time", 0) * 1e9)
+        self.start_ms = case["trace"][0]["timestamp"]
+        self.trace = trace_of(case["trace"], case["block_size"])
+
+    def run(self, case: Case) -> None:
+        reference = self.replay("reference")
+        while late := self.after_their_step(reference):
+            self.trace.arrival_ns[late] += 1
+            reference = self.replay("reference")
+        self.check(reference, "reference")
+        self.check(self.replay("fast"), "fast")
+
+    def replay(self, mode: str) -> Replayed:
+        self.chooser = self.router()
+        return replay(self.trace, self.engine, self.chooser.num_replicas, router=self.chooser, mode=mode)
+
+    def check(self, replayed: Replayed, mode: str) -> None:
+        wrong, count = self.differences(replayed), len(self.case["per_request"])
+        assert not wrong, f"{mode}: {count - len(wrong)} of {count} requests equal; first of the others: {wrong[0]}"
+        if isinstance(self.chooser, ScaledRoundRobin):
+            self.check_lifecycle(self.chooser, replayed)
+
+    def router(self) -> Router:
+        workers = self.case["topology"]["num_workers"]
+        if self.case["options"]["router_mode"] != "round_robin":
+            return Recorded([each["decode_worker_idx"] for each in self.case["per_request"]])
+        targets = [(round(each["at_ms"] * 1e6), each["target_decode"]) for each in self.case.get("scaling_targets", ())]
+        return ScaledRoundRobin(targets, workers, self.startup_ns)
+
+    def differences(self, replayed: Replayed) -> list[str]:
+        """Return the requests that came out otherwise, the first in time first."""
+        found = []
+        for row, each in enumerate(self.case["per_request"]):
+            got = {name: getattr(replayed, name[:-2] + "ns")[row] / 1e6 for name in TIMES}
+            late = [name for name in TIMES if abs(got[name] - each[name]) > WITHIN_MS]
+            got |= {
+                "decode_worker_idx": replayed.worker[row],
+                "readmission_count": replayed.readmissions[row],
+                "reused_input_tokens": replayed.first_reused_tokens[row],
+            }
+            wrong = late + [name for name in ("decode_worker_idx", "readmission_count") if got[name] != each[name]]
+            if not each["readmission_count"] and got["reused_input_tokens"] != each["reused_input_tokens"]:
+                wrong.append("reused_input_tokens")  # else the most of all admissions is recorded
+            if wrong:
+                first = min(min(got[name], each[name]) for name in late or TIMES[:1])
+                told = ", ".join(f"{name} {got[name]}, recorded {each[name]}" for name in wrong)
+                found.append((first, f"request {row}: {told}"))
+        return [told for _, told in sorted(found)]
+
+    def check_lifecycle(self, router: ScaledRoundRobin, replayed: Replayed) -> None:
+        """Compare when each worker started, was ready, drained and went."""
+        recorded = [
+            (record["at_ms"], change["worker_id"], change["state"])
+            for record in self.case.get("lifecycle", ())
+            for change in record["transitions"]
+        ]
+        router.advance(int(replayed.last_token_ns.max()))
+        found = [(change.ns / 1e6, change.worker, change.state) for change in router.workers.changes]
+        for ms, worker, state in list(found):
+            if state == "draining":
+                served = replayed.last_token_ns[replayed.worker == worker].max(initial=0) / 1e6
+                found.append((max(ms, served), worker, "removed"))
+        assert len(found) == len(recorded), f"{found} instead of {recorded}"
+        for got, expected in zip(sorted(found), sorted(recorded), strict=True):
+            assert got[1:] == expected[1:], f"{got} instead of {expected}"
+            assert abs(got[0] - expected[0]) <= WITHIN_MS, f"{got} instead of {expected}"
+
+    def after_their_step(self, replayed: Replayed) -> list[int]:
+        """Return the rows that arrive at the very end of a step in whole ns, but after it on the recorded clock, which
+        is floating-point ms, summed up step by step. 1 ns later they no longer join the next step."""
+        timing, rows = self.engine.timing_model, self.case["trace"]
+        if not isinstance(timing, Fixed):
+            return []  # such ties do not come up
+        parts = {round(ms * 1e6): (ms,) for ms in (timing.prefill, timing.decode)}
+        sent_ms = [row["timestamp"] - rows[0]["timestamp"] for row in rows]
+        sent_ns = (self.trace.arrival_ns - self.trace.arrival_ns[0]).tolist()
+        found: list[int] = []
+        for worker in range(self.chooser.num_replicas):
+            arrived = {sent_ns[row]: row for row in np.flatnonzero(replayed.worker == worker).tolist()}
+            last_ns, now_ms = -1, 0.0
+            for start, end in replayed.steps(worker):
+                if start != last_ns:  # it was idle until one arrived
+                    now_ms = sent_ms[arrived[start]]
+                for ms in parts.get(end - start, (timing.prefill, timing.decode)):
+                    now_ms += ms
+                last_ns = end
+                if end in arrived and now_ms < sent_ms[arrived[end]]:
+                    found.append(arrived[end])
+        return found
+
+
+def trace_of(rows: Sequence[Case], block_size: int) -> Trace:
+    """Return recorded rows as a trace."""
+    runs = [(h, min(block_size, r["input_length"] - i * block_size)) for r in rows for i, h in enumerate(r["hash_ids"])]
+    ids, lengths = (np.array([run[i] for run in runs], dtype=np.int64) for i in (0, 1))
+    offsets = np.cumsum([0] + [len(row["hash_ids"]) for row in rows])
+    return Trace.from_lengths(
+        "recorded",
+        arrival_ns=np.array([round(row["timestamp"] * 1e6) for row in rows], dtype=np.int64),
+        prompt_len=np.array([row["input_length"] for row in rows], dtype=np.int64),
+        output_len=np.array([row["output_length"] for row in rows], dtype=np.int64),
+        content=Content(offsets, ids, lengths),
+    )
+
+
+def component(case: Case) -> str:
+    """Return what a recorded replay needs."""
+    engine: dict[str, Any] = case["options"].get("extra_engine_args", {}).get("engine", {})
+    if "prefill_engine_args" in case["options"]:
+        return "cluster_replay of prefill and decode workers"
+    return "cluster_replay with host memory" if "native_host_offload" in engine else "cluster_replay"
+
+
+RUNNERS = {"cluster_replay": ClusterReplay}
