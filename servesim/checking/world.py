@@ -26,6 +26,7 @@ from servesim.contracts import (
 )
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.failures import Failures
 from servesim.hardware import ModelSpec
 from servesim.plugins.user_policies import blaming
 from servesim.records.recorder import Recorder
@@ -129,6 +130,7 @@ class World:
     report_every: int = 0
     """ns between two reports of what the router sees; 0: it sees what is."""
     report_lag: int = 0
+    failures: Failures | None = None
     speculation: str = ""
     """Heeded where the scheduler can verify drafts; empty: none."""
     acceptance: str = "independent:alpha=0.7"
@@ -224,6 +226,8 @@ class World:
             recorder=recorder,
             report_every=self.report_every,
             report_lag=self.report_lag,
+            failures=self.failures,
+            spawn=lambda: self.core(check, mode),
         )
 
     def run(self, mode: str = "fast", check: bool = False) -> Cluster:

@@ -73,9 +73,9 @@ class Reporting:
         self._tells = "on_report" in life(cluster.router)
         self._idle = 0
         self._reported = [Reported(replica) for replica in cluster.replicas]
-        live = cluster.views
+        ready = cluster.views.ready
         cluster.views = Views(self._reported)
-        cluster.views.ready = live.ready
+        cluster.views.ready = ready
 
     def start(self) -> None:
         """Report for the first time; to be called once, before the clock runs."""

@@ -132,6 +132,16 @@ class ClusterSettings(_Section):
     0.05 as llm-d polls, 10 as SGLang's gateway, 30 as vLLM's production stack; 0: views show what is."""
     report_lag_s: float = Field(default=0.0, ge=0, le=1e6)
     """Seconds from a report until the router sees it."""
+    failures: list[str] = Field(default=[])
+    """What breaks: `crash:replica=0,at=10,restart=60` (seconds; without restart it stays down; its cache is cold when
+    it comes back) or `slow:replica=1,at=5,until=60,factor=3` (a straggler: its GPU time is as many times as long)."""
+    detection_s: float = Field(default=0.0, ge=0, le=1e6)
+    """Seconds from a crash until the router knows; requests it sends there meanwhile fail at once."""
+    reroutes: int = Field(default=5, ge=0, le=1000)
+    """Times a request is routed again that was lost with a replica before its first token; one lost later fails."""
+    reroute_delay_s: float = Field(default=0.05, ge=0, le=1e6)
+    """Seconds before that; each further time 1.5 times as long, to 30 s at most, give or take 20 %, as in the gateways
+    of SGLang and vLLM."""
 
 
 class Scenario(_Section):

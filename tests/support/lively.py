@@ -17,12 +17,11 @@ class Lively(Router):
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
         self.heard: list[tuple[Any, ...]] = []
-        self.clock: Any = None
         self._load = [0] * num_replicas
         self._asked = 0
 
     def note(self, *what: Any) -> None:
-        self.heard.append((self.clock.ns if self.clock is not None else -1, *what))
+        self.heard.append((self.clock(), *what))
 
     def route(self, request: Any, views: Any) -> Any:
         seen = [(v.index, v.state, v.num_waiting, v.num_running, v.kv_usage, v.at_ns) for v in views]
@@ -46,6 +45,9 @@ class Lively(Router):
     def on_finish(self, request: Any, replica: int, status: Any) -> None:
         self._load[replica] -= 1
         self.note("finish", request.row, replica, status)
+
+    def on_replica(self, replica: int, state: Any) -> None:
+        self.note("replica", replica, state)
 
     def on_report(self, replica: int, report: Any) -> None:
         self.note("report", replica, *report)
