@@ -152,6 +152,12 @@ class Cluster:
         held = sum(request.state < State.FINISHED for _, _, request, _ in self._waiting)
         return held + (self.failing.num_pausing if self.failing is not None else 0)
 
+    @property
+    def busy(self) -> bool:
+        """Whether any request has not left yet or may still come."""
+        forked = sum(replica.core.num_forked for replica in self.replicas)
+        return self.num_left < self.num_arrived + forked or self.workload.remaining() > 0
+
     def run(self) -> None:
         """Serve everything. PolicyError where a policy breaks its contract or starves a request."""
         with self._blaming():
