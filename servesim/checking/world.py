@@ -126,6 +126,9 @@ class World:
     asynchronous: bool = False
     replicas: int = 1
     router: str = "round-robin"
+    report_every: int = 0
+    """ns between two reports of what the router sees; 0: it sees what is."""
+    report_lag: int = 0
     speculation: str = ""
     """Heeded where the scheduler can verify drafts; empty: none."""
     acceptance: str = "independent:alpha=0.7"
@@ -210,7 +213,18 @@ class World:
         router = make(*self._resolve(routers, self.router), self.replicas)
         workload = TraceWorkload(self.trace, clients=self.clients, form=cores[0].scheduler.samples)
         recorder = Recorder(out_ns=self.out_ns)
-        return Cluster(workload, cores, router, self.cost, depth=self.depth, mode=mode, recorder=recorder)
+        router.output_block = self.block_size
+        return Cluster(
+            workload,
+            cores,
+            router,
+            self.cost,
+            depth=self.depth,
+            mode=mode,
+            recorder=recorder,
+            report_every=self.report_every,
+            report_lag=self.report_lag,
+        )
 
     def run(self, mode: str = "fast", check: bool = False) -> Cluster:
         """Run to the end."""

@@ -27,6 +27,7 @@ from servesim.engine.core import EngineCore
 from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.hardware.kv import longest
+from servesim.metrics.requests import SECOND
 from servesim.metrics.summary import Deployment
 from servesim.plugins.user_policies import blaming
 from servesim.records.recorder import Recorder
@@ -97,6 +98,8 @@ class Setup:
             depth=self.depth,
             mode=self.scenario.mode,
             recorder=recorder,
+            report_every=round(self.scenario.cluster.report_every_s * SECOND),
+            report_lag=round(self.scenario.cluster.report_lag_s * SECOND),
             **options,
         )
 
@@ -179,7 +182,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         predictor=predictor,
         predicted=predict(predictor, trace, scenario.seed),
         cores=cores,
-        router=make(policies.router, policies.router_params, scenario.replicas),
+        router=_router(policies, scenario),
         cost=cost,
         depth=depth,
         deployment=_deployment(scenario, model, gpu, budget, kv),
@@ -193,6 +196,12 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         ],
         provenance=provenance(scenario, facts, gpu, cost),
     )
+
+
+def _router(policies: _Policies, scenario: Scenario) -> Router:
+    router: Router = make(policies.router, policies.router_params, scenario.replicas)
+    router.seed, router.output_block = scenario.seed, scenario.engine.block_size
+    return router
 
 
 def _kv_memory(
