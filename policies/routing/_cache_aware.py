@@ -83,7 +83,7 @@ class CacheAware(InFlightRouter):
         """Whether the fullest replica exceeds the emptiest by more than both thresholds allow."""
         loads = [self.load[i] for i in choices]
         low, high = min(loads), max(loads)
-        params = self.params
+        params: CacheAwareParams = self.params
         return high - low > params.balance_abs_threshold and high > low * params.balance_rel_threshold
 
     def emptiest(self, choices: Sequence[int]) -> int:

@@ -50,7 +50,8 @@ class CircuitBreaker(Router):
         self.breakers = [Breaker(params) for _ in range(num_replicas)]
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
-        self.inner.seed, self.inner.clock = self.seed, self.clock
+        self.inner.seed = self.seed
+        self.inner.clock = self.clock  # type: ignore[method-assign]
         if all(breaker.closed() for breaker in self.breakers):
             return self.inner.route(request, views)
         now = self.clock()

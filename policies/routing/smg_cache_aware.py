@@ -51,7 +51,7 @@ class SmgCacheAware(SglangCacheAware):
         return min(choices, key=lambda i: (self.load[i], self.processed[i], i))
 
     def _full(self, views: Sequence[ReplicaView], choices: Sequence[int]) -> bool:
-        params = self.params
+        params: SmgParams = self.params
         if params.overload_token_usage_threshold >= 1 and params.balance_token_usage_threshold >= 1:
             return False
         usages = [views[i].kv_usage for i in choices]
