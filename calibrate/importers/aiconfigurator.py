@@ -5,11 +5,14 @@ The package carries its measurements as Parquet at
 of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept, whatever its shapes: GEMMs,
 attention (windows apart from full attention), mixture-of-experts kernels, without expert parallelism and dealt out to
 the GPUs of one server (Marlin on mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
-attention with bf16 projections, the framework's all-reduce, NCCL's, and all-gather. The package counts messages in
+attention with bf16 projections, and its kernel alone from two heads on (16 over 8 GPUs), the framework's all-reduce,
+NCCL's, and all-gather. The package counts messages in
 elements (its collectors allocate that number of them, or divide NCCL's bytes by two: int8 rows take at twice the size
 what half ones take), which are bytes here. Integer GEMMs are in tables of other frameworks only, so
 they are taken from the newest of those. So are block-scaled fp8 GEMMs, from TensorRT-LLM: vLLM's were timed with
-their launches (55 us and more for the smallest, while a whole latent-attention module of four takes 90 us).
+their launches (55 us and more for the smallest, while a whole latent-attention module of four takes 90 us). Experts of
+gpt-oss in mxfp4 under mxfp8 activations are SGLang's where the framework's own were timed under bf16 ones alone: both
+call FlashInfer's kernel.
 Repeated measurements of one shape become their median.
 """
 
@@ -35,11 +38,16 @@ _DTYPES = {
     "int4_wo": "int4",
     "int8_wo": "int8_wo",
     "sq": "int8",
+    "nvfp4": "nvfp4",
     "w4a16_mxfp4": "mxfp4",
+    "w4a8_mxfp4_mxfp8": "mxfp4_mxfp8",
 }
 _KV_DTYPES = ("bfloat16", "fp8")
 _INTEGER = ("int4_wo", "int8_wo", "sq")
 _BLOCK = "fp8_block"
+_MXFP8 = "w4a8_mxfp4_mxfp8"
+_GPT_OSS = 2880
+"""Hidden size of gpt-oss, whose experts in mxfp4 under activations in mxfp8 two frameworks measured."""
 _NCCL = {"all_gather": "all_gather", "all_reduce": "all_reduce_nccl"}
 """Operators kept of NCCL's, by its name."""
 _ROUTING = "power_law_1.2"
@@ -68,6 +76,7 @@ def import_aiconfigurator(
             raise UserError(f"{root_or_wheel}: no {table} of {framework} for {system}")
     tables |= _newest(files, system, None, "gemm_perf", _INTEGER)
     tables |= _newest(files, system, ("trtllm",), "gemm_perf", (_BLOCK,))
+    tables |= _mxfp8_of(_newest(files, system, ("sglang",)), tables)
     written = {}
     for name, parts in _FILES:
         found = [(convert, *tables[key]) for key, convert in parts if key in tables]
@@ -75,6 +84,12 @@ def import_aiconfigurator(
         if rows:
             written[f"{name}.parquet"] = rows
     return written
+
+
+def _mxfp8_of(others: _Found, tables: _Found) -> _Found:
+    """Return another framework's experts under the name of their mxfp8 rows, unless `tables` has these itself."""
+    own, theirs = (found.get("moe_perf") for found in (tables, others))
+    return {} if theirs is None or own is None or len(_moe_mxfp8(_read(own[1]()))) else {_MXFP8: theirs}
 
 
 def _write(files: _Files, found: list[tuple[Any, PurePosixPath, Any]], path: Path) -> int:
@@ -182,6 +197,14 @@ def _moe_dealt(raw: Any) -> Any:
     return _experts(raw).assign(op="moe_ep", gpus=raw["moe_ep_size"])
 
 
+def _moe_mxfp8(raw: Any) -> Any:
+    return _moe(raw[(raw["moe_dtype"] == _MXFP8) & (raw["hidden_size"] == _GPT_OSS)])
+
+
+def _moe_mxfp8_dealt(raw: Any) -> Any:
+    return _moe_dealt(raw[(raw["moe_dtype"] == _MXFP8) & (raw["hidden_size"] == _GPT_OSS)])
+
+
 def _experts(raw: Any) -> Any:
     raw = raw[(raw["distribution"] == _ROUTING) & raw["moe_dtype"].isin(_DTYPES)]
     dtype = raw["moe_dtype"].map(_DTYPES)
@@ -222,6 +245,22 @@ def _latent_decode(raw: Any) -> Any:
     return raw.assign(new_tokens=1, past_tokens=raw["step"] - 1)
 
 
+def _latent_kernel(raw: Any, op: str) -> Any:
+    raw = raw[raw["kv_cache_dtype"].isin(_KV_DTYPES) & (raw["mla_dtype"] == "bfloat16") & (raw["num_heads"] > 1)]
+    names = {"batch_size": "batch", "num_heads": "heads"}
+    return raw.rename(columns=names).assign(op=op, dtype=raw["kv_cache_dtype"].map(_DTYPES))
+
+
+def _latent_kernel_prefill(raw: Any) -> Any:
+    raw = _latent_kernel(raw, "mla_kernel_prefill")
+    return raw.assign(new_tokens=raw["isl"], past_tokens=0)
+
+
+def _latent_kernel_decode(raw: Any) -> Any:
+    raw = _latent_kernel(raw, "mla_kernel_decode")
+    return raw.assign(new_tokens=1, past_tokens=raw["step"])
+
+
 def _prefill(raw: Any, full: bool = True) -> Any:
     raw = _attention(raw, "attention_prefill", full)
     return raw.assign(new_tokens=raw["isl"], past_tokens=0)
@@ -252,9 +291,10 @@ _REQUIRED = (
 )
 _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
     ("gemm", [("gemm_perf", _gemm)]),
+    ("gemm_nvfp4", [("gemm_perf", _gemm_in("nvfp4"))]),
     ("gemm_block", [(_BLOCK, _gemm_in(_BLOCK))]),
     ("gemm_integer", [(dtype, _gemm_in(dtype)) for dtype in _INTEGER]),
-    ("moe", [("moe_perf", _moe), ("moe_perf", _moe_dealt)]),
+    ("moe", [("moe_perf", _moe), ("moe_perf", _moe_dealt), (_MXFP8, _moe_mxfp8), (_MXFP8, _moe_mxfp8_dealt)]),
     ("attention", [("context_attention_perf", _prefill), ("generation_attention_perf", _decode)]),
     (
         "window",
@@ -264,6 +304,7 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
         ],
     ),
     ("mla", [("mla_context_module_perf", _latent_prefill), ("mla_generation_module_perf", _latent_decode)]),
+    ("mla_kernel", [("context_mla_perf", _latent_kernel_prefill), ("generation_mla_perf", _latent_kernel_decode)]),
     ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _nccl)]),
 )
 """Sources of each file written: source table (of GEMMs from other frameworks: dtype) and its conversion."""

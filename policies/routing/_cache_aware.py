@@ -83,8 +83,8 @@ class CacheAware(InFlightRouter):
         """Whether the fullest replica exceeds the emptiest by more than both thresholds allow."""
         loads = [self.load[i] for i in choices]
         low, high = min(loads), max(loads)
-        params: CacheAwareParams = self.params
-        return high - low > params.balance_abs_threshold and high > low * params.balance_rel_threshold
+        params = self.params
+        return bool(high - low > params.balance_abs_threshold and high > low * params.balance_rel_threshold)
 
     def emptiest(self, choices: Sequence[int]) -> int:
         """Return the replica with the fewest requests in flight; the lowest index among equals."""

@@ -50,8 +50,7 @@ class CircuitBreaker(Router):
         self.breakers = [Breaker(params) for _ in range(num_replicas)]
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
-        self.inner.seed = self.seed
-        self.inner.clock = self.clock  # type: ignore[method-assign]
+        self.inner.seed, self.inner.clock = self.seed, self.clock
         if all(breaker.closed() for breaker in self.breakers):
             return self.inner.route(request, views)
         now = self.clock()

@@ -51,12 +51,13 @@ class SmgCacheAware(SglangCacheAware):
         return min(choices, key=lambda i: (self.load[i], self.processed[i], i))
 
     def _full(self, views: Sequence[ReplicaView], choices: Sequence[int]) -> bool:
-        params: SmgParams = self.params
+        params = self.params
         if params.overload_token_usage_threshold >= 1 and params.balance_token_usage_threshold >= 1:
             return False
         usages = [views[i].kv_usage for i in choices]
         spread = max(usages) - min(usages)
-        return max(usages) > params.overload_token_usage_threshold or spread > params.balance_token_usage_threshold
+        overloaded = max(usages) > params.overload_token_usage_threshold
+        return overloaded or bool(spread > params.balance_token_usage_threshold)
 
     def _sound(self, views: Sequence[ReplicaView]) -> Sequence[int]:
         choices = ready(views)

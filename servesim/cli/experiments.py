@@ -141,6 +141,9 @@ def capacity(
     require: Require = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    intervals: Annotated[
+        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, by further runs.")
+    ] = True,
 ) -> None:
     """Find the highest rate within the SLO.
 

@@ -171,8 +171,12 @@ def _capacity() -> Schema:
         attainment=FIGURE,
         verdict=TEXT,
         error={"type": ["string", "null"]},
+        model_error=_or_null(_object(low=FIGURE, high=FIGURE, says=TEXT)),
     )
-    return _experiment(question=TEXT, rows=_list(row), points=_list(_object(label=TEXT, rate=FIGURE)))
+    decision = _object(cheapest=TEXT, against=TEXT, holds={"type": ["boolean", "null"]}, factor=FIGURE, says=TEXT)
+    error = _object(level=SHARE, says=TEXT, runs=COUNT, decisions=_list(decision))
+    points = _list(_object(label=TEXT, rate=FIGURE))
+    return _experiment(question=TEXT, model_error=_or_null(error), rows=_list(row), points=points)
 
 
 def _roofline() -> Schema:

@@ -12,6 +12,7 @@ from rich.text import Text
 from servesim.cli.console import open_console
 from servesim.cli.summary import number, percent
 from servesim.experiments.capacity_answer import never_text
+from servesim.experiments.capacity_error import error_sentences, gpu_bars, rate_bars
 from servesim.experiments.goals import header
 from servesim.experiments.model_error import sentences
 from servesim.experiments.objects import title
@@ -185,6 +186,8 @@ def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
         if row["verdict"] == "never" and row["best_attainment"] is not None:
             console.print(f"{row['label'] or 'this'}: {never_text(row)}", style="dim")
     console.print(document["answer"], style="bold")
+    for said in error_sentences(document):
+        console.print(said)
     for note in document["notes"]:
         console.print(f"note: {note}", style="dim")
     if out is not None:
@@ -194,6 +197,7 @@ def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
 def _capacity_row(row: Mapping[str, Any]) -> list[str]:
     values, low, high = row["values"], row["rate_low"], row["rate_high"]
     gpus = "" if row["gpus"] is None else f"{row['gpus']} x {row['gpu']}"
+    gpus, rate = gpus + gpu_bars(row), "" if row["rate"] is None else f"{number(row['rate'])}/s{rate_bars(row)}"
     interval = "" if low is None else f"{number(low)} to {number(high)}"
     carries = row["verdict"] == "carries"
     words = [word for word in ("cheapest", "pareto") if row[word]] if carries else [row["verdict"]]
@@ -201,7 +205,7 @@ def _capacity_row(row: Mapping[str, Any]) -> list[str]:
     return [
         row["label"] or "this",
         gpus,
-        "" if row["rate"] is None else f"{number(row['rate'])}/s",
+        rate,
         interval,
         "" if row["best_attainment"] is None else percent(row["best_attainment"]),
         value_text(values["ttft_p99"], "ms") if carries else "",

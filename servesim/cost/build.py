@@ -120,7 +120,7 @@ def _kernels(
     if tables is not None:
         return KernelTables.load(folder=tables), _unchanged(gpu), {}
     own = engine.get("kernel_tables") if engine is not None and gpu.tables is not None else None
-    if engine is not None and own is not None and (model.latent is None or KernelTables.load(own).dtypes("mla_decode")):
+    if engine is not None and own is not None and (model.latent is None or _has_latent(KernelTables.load(own))):
         return KernelTables.load(own), _unchanged(gpu), engine.get("kernel_rows", {})
     if gpu.tables is not None:
         return KernelTables.load(gpu.tables), Gpu.load(gpu.tables), {}
@@ -156,6 +156,10 @@ def _own_all_reduce_below(engine: EngineFacts | None, tp: int) -> float:
     return max(known, default=0.0) * 2**20 or inf
 
 
+def _has_latent(tables: KernelTables) -> bool:
+    return bool(tables.dtypes("mla_decode") or tables.dtypes("mla_kernel_decode"))
+
+
 def _has(tables: KernelTables | None, dtype: str) -> bool:
     return tables is not None and bool(tables.rows("gemm", dtype))
 
@@ -164,7 +168,8 @@ def _check(model: ModelSpec, gpu: Gpu, tp: int, dtype: str, kv_dtype: str) -> No
     check_tp(model, tp)
     if dtype not in COMPUTE_DTYPE:
         raise UserError(f"unknown dtype {dtype!r}{suggest(dtype, COMPUTE_DTYPE)}")
-    if COMPUTE_DTYPE[dtype] not in gpu.flops:
-        raise UserError(f"{gpu.name} has no {dtype} arithmetic (choose from: {', '.join(sorted(gpu.flops))})")
+    for known in (dtype, model.experts_dtype or dtype):
+        if COMPUTE_DTYPE[known] not in gpu.flops:
+            raise UserError(f"{gpu.name} has no {known} arithmetic (choose from: {', '.join(sorted(gpu.flops))})")
     if kv_dtype not in KV_DTYPES:
         raise UserError(f"unknown kv_dtype {kv_dtype!r}{suggest(kv_dtype, KV_DTYPES)}")

@@ -30,13 +30,17 @@ COMPUTE_DTYPE = {
     "int8_wo": "bf16",
     "int4": "bf16",
     "mxfp4": "bf16",
+    "mxfp4_mxfp8": "fp8",
+    "nvfp4": "fp4",
     "nf4": "bf16",
     "int3": "bf16",
     "ternary": "bf16",
 }
 """The arithmetic a weight format runs in: int8_wo and those of 4 bits and less are weight-only, computed in bf16."""
 WEIGHT_BYTES = {dtype: DTYPE_BYTES[dtype] for dtype in COMPUTE_DTYPE}
-ACTIVATION_BYTES = {dtype: DTYPE_BYTES[arithmetic] for dtype, arithmetic in COMPUTE_DTYPE.items()}
+ACTIVATION_BYTES = {
+    dtype: DTYPE_BYTES["nvfp4" if arithmetic == "fp4" else arithmetic] for dtype, arithmetic in COMPUTE_DTYPE.items()
+}
 
 
 @dataclass(frozen=True, slots=True)

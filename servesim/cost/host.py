@@ -40,7 +40,8 @@ class HostTerms:
     engine: str = ""
     """Engine and version the terms were fitted on, such as "vllm 0.23.0"."""
     gpus: tuple[str, ...] = ()
-    """GPUs that share the chip the terms were fitted on; elsewhere those of the chip are left out."""
+    """GPUs that share the chip the terms were fitted on, first the one itself; elsewhere those of the chip are left
+    out."""
     overlapped: float = 0.0
     """Scheduling and input preparation of a step: hides behind the GPU when asynchronous."""
     overlapped_per_sequence: float = 0.0
@@ -204,19 +205,20 @@ _WORDS = {str: "text", list: "a list of names", bool: "true or false", dict: "a 
 
 def host_terms(engine: str, gpu: str) -> HostTerms | None:
     """Return the shipped terms nearest to an engine version ("vllm 0.22.1"): the latest one not after it, else the
-    earliest; without a version the latest. Among those of one version, terms fitted on this GPU come first. None if
-    there are no terms for the engine."""
+    earliest. Among those of one version, terms fitted on this GPU come first; without a version they come before all
+    later ones, as the nearest server that was measured. None if there are no terms for the engine."""
     name, version = _version(engine)
-    version = version or (1 << 30,)
-    found = []
-    for terms in _all_shipped():
-        their_name, theirs = _version(terms.engine)
-        if their_name == name:
-            found.append((theirs <= version, theirs if theirs <= version else tuple(-v for v in theirs), terms))
+    found = [(_version(terms.engine)[1], terms) for terms in _all_shipped() if _version(terms.engine)[0] == name]
     if not found:
         return None
-    best = max(found, key=lambda f: (f[0], f[1], gpu in f[2].gpus))
-    return best[2].on(gpu)
+
+    def nearness(one: tuple[tuple[int, ...], HostTerms]) -> tuple[Any, ...]:
+        theirs, here = one[0], one[1].gpus[:1] == (gpu,)
+        if not version:
+            return here, theirs
+        return theirs <= version, theirs if theirs <= version else tuple(-v for v in theirs), here
+
+    return max(found, key=nearness)[1].on(gpu)
 
 
 def _version(engine: str) -> tuple[str, tuple[int, ...]]:

@@ -1,14 +1,17 @@
 """Times of multi-head latent attention in one layer, without its projections.
 
-The tables measure DeepSeek-V3's whole attention module, projections included. Tokens of prefill and decode share the
+Most tables measure DeepSeek-V3's whole attention module, projections included. Tokens of prefill and decode share the
 projections of a step, so those are priced apart (as any linear layer) and taken off here: what remains is the kernel,
-the expansion of the latents to heads, and small operators. Without a table it is a roofline: a token's latent vector
+the expansion of the latents to heads, and small operators. SGLang's measure the kernel alone: to it the expansion is
+added, in prefill as the linear layer it is, in decode, where it is absorbed into queries and outputs, as two batched
+products that read its weights. Without a table it is a roofline: a token's latent vector
 is read once for all heads, the weights of the expansion once a call, and arithmetic runs over the latent width
 (decode, weights absorbed) or the width of a head (prefill).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,19 +42,43 @@ def latent_attention(gemms: GemmTables, latent: Latent, heads: int, kv_dtype: st
     """Return the latent attention of `heads` heads on one GPU: measured at the widths of DeepSeek-V3 and its kin, else
     by formula."""
     dtype = "bf16" if kv_dtype == "fp16" else kv_dtype
-    rows = [gemms.tables.rows(op, dtype) if gemms.tables else {} for op in ("mla_decode", "mla_prefill")]
     widths = (latent.kv_rank, latent.rope_dim, latent.nope_dim, latent.v_dim)
     measured = (DEEPSEEK.kv_rank, DEEPSEEK.rope_dim, DEEPSEEK.nope_dim, DEEPSEEK.v_dim)
-    known = all(rows) and widths == measured and gemms.roofline == gemms.measured_on
-    if not known or heads not in rows[0]["heads"] or heads not in rows[1]["heads"]:
-        return _formula(gemms.roofline, latent, heads, kv_dtype)
-    projections = [gemms.curve(n, k, "bf16") for n, k in token_linears(DEEPSEEK, DEEPSEEK_HIDDEN, heads)]
-    decode, prefill = (_entries(r, heads, projections) for r in rows)
-    return GridAttention(Grid(at_best_rate(decode)), Grid(prefill), decode[0][1].at(0.0))
+    if widths == measured and gemms.roofline == gemms.measured_on and gemms.tables is not None:
+        for name, beside in (("mla", _module), ("mla_kernel", _kernel)):
+            rows = [gemms.tables.rows(f"{name}_{phase}", dtype) for phase in ("decode", "prefill")]
+            if all(rows) and all(heads in one["heads"] for one in rows):
+                parts = zip(rows, beside(gemms, heads), strict=True)
+                decode, prefill = (_entries(one, heads, rest) for one, rest in parts)
+                return GridAttention(Grid(at_best_rate(decode)), Grid(prefill), decode[0][1].at(0.0))
+    return _formula(gemms.roofline, latent, heads, kv_dtype)
 
 
-def _entries(rows: dict[str, NDArray[Any]], heads: int, projections: list[Curve]) -> Entries:
-    """Return the curves by sequences, over context (decode) or work (prefill), the projections taken off."""
+_Beside = Callable[[float], float]
+"""Nanoseconds, by tokens of a call, that are added to what was measured."""
+
+
+def _module(gemms: GemmTables, heads: int) -> tuple[_Beside, _Beside]:
+    """Return what a module has beside attention, decode and prefill: its projections, which are taken off."""
+    curves = [gemms.curve(n, k, "bf16") for n, k in token_linears(DEEPSEEK, DEEPSEEK_HIDDEN, heads)]
+
+    def projections(tokens: float) -> float:
+        return -sum(curve.at(tokens) for curve in curves)
+
+    return projections, projections
+
+
+def _kernel(gemms: GemmTables, heads: int) -> tuple[_Beside, _Beside]:
+    """Return what a kernel lacks of attention, decode and prefill: the expansion of the latents."""
+    width = heads * (DEEPSEEK.nope_dim + DEEPSEEK.v_dim)
+    expansion = gemms.curve(width, DEEPSEEK.kv_rank, "bf16")
+    roofline = gemms.roofline
+    absorbed = 2 * roofline.launch_ns + 2.0 * width * DEEPSEEK.kv_rank / roofline.rate  # in 2 bytes, read in every call
+    return (lambda tokens: absorbed + 2.0 * tokens * width * DEEPSEEK.kv_rank / roofline.peak("bf16")), expansion.at
+
+
+def _entries(rows: dict[str, NDArray[Any]], heads: int, beside: _Beside) -> Entries:
+    """Return the curves by sequences, over context (decode) or work (prefill), with what is beside them."""
     entries: Entries = []
     mine = rows["heads"] == heads
     for batch in np.unique(rows["batch"][mine]).tolist():
@@ -60,8 +87,7 @@ def _entries(rows: dict[str, NDArray[Any]], heads: int, projections: list[Curve]
         columns = (rows[c][at].tolist() for c in ("new_tokens", "past_tokens", "time_us"))
         for new, past, us in zip(*columns, strict=True):
             x = past + 1.0 if new == 1 and past else work(new, past)
-            rest = us * 1e3 - sum(curve.at(batch * new) for curve in projections)
-            points[x] = max(LAUNCH_NS, rest)
+            points[x] = max(LAUNCH_NS, us * 1e3 + beside(batch * new))
         xs = sorted(points)
         # what is left of nearly equal times may fall by their noise; more context never costs less
         ys = np.maximum.accumulate([points[x] for x in xs]).tolist()

@@ -40,9 +40,10 @@ from servesim.cost.linear import GemmTables
 from servesim.errors import UserError, suggest
 from servesim.hardware.layers import Experts
 
-MOE_BACKENDS = ("auto", "triton", "marlin")
-"""The choices of vLLM's `--moe-backend`: Marlin's kernel for 4-bit weights and bf16 arithmetic; the other two are the
-fastest kernel a table has for the weights, which for mxfp4 on Hopper is the Triton one."""
+MOE_BACKENDS = ("auto", "triton", "marlin", "mxfp8")
+"""The choices of vLLM's `--moe-backend`: Marlin's kernel for 4-bit weights and bf16 arithmetic; mxfp8, FlashInfer's on
+Blackwell for mxfp4 weights and activations in mxfp8; the other two are the fastest kernel a table has for the weights
+and bf16 activations, which for mxfp4 on Hopper is the Triton one."""
 _MARLIN = "mxfp4_marlin"
 """Marlin's rows on mxfp4 weights in a table whose `mxfp4` is another kernel."""
 _MARLINS = (_MARLIN, "int4")
@@ -213,6 +214,8 @@ def _floor(found: list[_Measured], experts: int) -> float:
 def _kernels(dtype: str, backend: str) -> list[list[str]]:
     """Return the kernels of a table that run experts in `dtype`, or tell how one does: groups, of which the first that
     was measured counts."""
+    if dtype == "mxfp4" and backend == "mxfp8":
+        return [["mxfp4_mxfp8"], ["mxfp4", _MARLIN]]
     if dtype == "mxfp4":
         return [[_MARLIN], ["int4"]] if backend == "marlin" else [["mxfp4", _MARLIN]]
     if dtype == "fp8_block":  # scales of blocks cannot go through a kernel that knows one for the tensor

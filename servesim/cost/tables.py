@@ -8,9 +8,9 @@ below; columns an operator does not use are null. Times are microseconds of one 
 | op | string | `gemm`, `moe`, `moe_ep` (expert parallelism, on its most loaded GPU), `attention_prefill`,
 `attention_decode`, `attention_mixed` (decodes and one prompt in one call), `attention_skew` (decodes of unequal
 contexts, alone or beside one prompt), `window_prefill`, `window_decode` (attention limited to a window), `mla_prefill`,
-`mla_decode` (latent attention with its projections), `all_reduce` (as the engine chooses among its kernels),
-`all_reduce_nccl`, `all_gather`, `norm` (with the residual addition), `activation`, `rotary`, `kv_write`, `embedding`,
-`sampler` |
+`mla_decode` (latent attention with its projections), `mla_kernel_prefill`, `mla_kernel_decode` (its kernel alone),
+`all_reduce` (as the engine chooses among its kernels), `all_reduce_nccl`, `all_gather`, `norm` (with the residual
+addition), `activation`, `rotary`, `kv_write`, `embedding`, `sampler` |
 | dtype | string | of weights and activations (gemm, moe: `bf16`, `fp8`, `fp8_block`, `int8`, `int8_wo`, `int4`,
 `mxfp4`, `fp32`), of keys and values (attention: `bf16`, `fp8`, `fp32`), of activations (small operators), of the
 message |

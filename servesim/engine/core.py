@@ -235,7 +235,8 @@ class EngineCore:
         returned = policy.plan(ctx)  # whatever that is
         own: bool = returned is plan
         if not own:
-            raise PolicyError(f"{self.scheduler.name} at {now} ns: plan returns {returned!r}, not ctx.plan")
+            said = f"Plan(step_id={returned.step_id}, ...)" if isinstance(returned, Plan) else repr(returned)
+            raise PolicyError(f"{self.scheduler.name} at {now} ns: plan returns {said}, not ctx.plan")
         if not isinstance(policy.running, list):
             raise PolicyError(f"{self.scheduler.name} at {now} ns: running is {policy.running!r}, not a list")
         return plan

@@ -21,10 +21,13 @@ capacity.json, keys sorted, NaN and infinity as null:
                 best_at: its best share and from what load on (by "replicas", or null: requests/s; null: on an idle
                 server), window, minute: {minute, minutes, requests, share, low, high} the worst ones, binds: what is
                 late just beyond, reason: why it never carries, values: {metric: mean at this rate and size}, verdict,
-                pareto, cheapest, error}]
+                pareto, cheapest, error, model_error: null or {low, high: of GPUs (of the rate, where that is the question),
+                null where none was found, says: what it is, or why there is none}}]
     points      [{label, replicate, rate, replicas, address, unstable, attainment, worst_window}], in the order they
                 were run
     notes       [sentences]
+    model_error null, or {level, says, runs: how many more the intervals took, decisions: [{cheapest, against, holds:
+                null where not known, factor, says}]} (servesim.experiments.capacity_error)
 
 A goal is a share of requests within limits: `attainment` of them within all limits that are given jointly, and
 the percentile of a limit that has its own. Requests that arrive in the steady window count; of a recorded trace all do.
@@ -53,6 +56,7 @@ from typing import TYPE_CHECKING, Any
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.capacity_answer import Answer, notes, sentence
+from servesim.experiments.capacity_error import CapacityError
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.documents import write_document
 from servesim.experiments.goals import goals_of
@@ -91,6 +95,7 @@ def capacity(
     out: str | Path | None = None,
     on_progress: OnProgress | None = None,
     overwrite: bool = False,
+    intervals: bool = True,
     **axes: Any,
 ) -> pd.DataFrame:
     """Find the highest rate each variant carries within its SLO; with `rate`, the replicas each needs and the cheapest.
@@ -99,8 +104,8 @@ def capacity(
     `replicates` (5): seeds, or windows of a recorded trace, each of `window` requests. Of such a trace every window of
     `window_minutes` with at least `window_requests` must pass too. `warmup`, `cooldown`: shares of the arrivals left
     out at the ends (0.1; of a recorded trace nothing). The document is in `.attrs["document"]`. `overwrite`: let
-    `out` replace another experiment's. UserError where the
-    question makes no sense.
+    `out` replace another experiment's. `intervals`: of the model's error, which take further runs. UserError where
+    the question makes no sense.
     """
     import pandas as pd
 
@@ -126,6 +131,7 @@ def capacity(
         else:
             rate = study.rate_of(variants[0], known.rate)
             rows = answer.by_price(rate, study.fewest_replicas(max_replicas))
+        error = CapacityError(study, rows, max_replicas, rate is not None).add() if intervals else None
         document = {
             "schema": SCHEMA,
             "question": "highest rate" if rate is None else "cheapest deployment",
@@ -147,10 +153,13 @@ def capacity(
             "rows": rows,
             "points": [{k: x for k, x in p.items() if k != "values"} for p in study.points],
             "notes": notes(rows, repeats, goals, known.price),
+            "model_error": error,
         }
         if out is not None:
             write_document(Path(out), CAPACITY, document, POINTS, study.columns())
-    flat = [{k: x for k, x in row.items() if k not in ("values", "axes")} | row["values"] for row in rows]
+    flat = [
+        {k: x for k, x in row.items() if k not in ("values", "axes", "model_error")} | row["values"] for row in rows
+    ]
     frame = pd.DataFrame(flat)
     frame.attrs |= {"document": document, "folder": str(out) if out is not None else None}
     return frame

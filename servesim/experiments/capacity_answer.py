@@ -9,6 +9,7 @@ import numpy as np
 
 from servesim.experiments.axes import Variant
 from servesim.experiments.busy_times import Window
+from servesim.experiments.capacity_error import price_of_row, rank
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.goals import Goal
 from servesim.experiments.limit_search import RateSearch
@@ -70,6 +71,7 @@ class Answer:
             "axes": v.axes,
             **dict.fromkeys((*MANY, *SHARES, *WORDS)),
             "values": dict.fromkeys(REPORTED),
+            "model_error": None,
             "verdict": "failed" if v.label in self._study.errors else "never",
             "error": self._study.errors.get(v.label),
         }
@@ -146,36 +148,30 @@ def _marked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Mark the Pareto front and the cheapest row."""
     carried = [row for row in rows if row["verdict"] == "carries"]
     front = pareto_front(carried)
-    cheapest = min(carried, key=_rank, default=None)
+    cheapest = min(carried, key=rank, default=None)
     for row in rows:
         row["pareto"] = row["label"] in front
         row["cheapest"] = row is cheapest
     return rows
 
 
-def _price(row: Mapping[str, Any]) -> float:
-    """Return the price of an hour per request/s."""
-    return float(row["usd_per_hour"] / row["rate"])
-
-
-def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
-    """Return what rows are ranked by: the price, and among equals the share of good requests."""
-    return _price(row), -float(row["attainment"])
-
-
 def sentence(rows: Sequence[Mapping[str, Any]], by_price: bool, goals: Sequence[Goal], rate: float | None) -> str:
     """Return the answer in one sentence."""
-    ranked = sorted((row for row in rows if row["verdict"] == "carries"), key=_rank)
+    ranked = sorted((row for row in rows if row["verdict"] == "carries"), key=rank)
     if not ranked:
         return _nothing(rows, goals, rate)
     best = ranked[0]
     hour = f"${best['usd_per_hour']:,.2f}/h"
     if by_price:
         said = f"Take {_deployment(best)}: {hour}"
-        said += _saving(_price(best), _price(ranked[1]), "less than the next") if len(ranked) > 1 else ""
+        said += _saving(price_of_row(best), price_of_row(ranked[1]), "less than the next") if len(ranked) > 1 else ""
     else:
         said = f"{_deployment(best)} carries {best['rate']:.4g} requests/s at {hour}"
-        said += _saving(_price(best), _price(ranked[1]), "cheaper by request than the next") if len(ranked) > 1 else ""
+        said += (
+            _saving(price_of_row(best), price_of_row(ranked[1]), "cheaper by request than the next")
+            if len(ranked) > 1
+            else ""
+        )
     return said + (f"; what binds is {best['binds']}" if best["binds"] else "")
 
 

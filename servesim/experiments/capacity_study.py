@@ -17,7 +17,8 @@ from servesim.experiments.replicates import WORKLOAD
 from servesim.experiments.run_metrics import Run
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
-from servesim.run.scenario import Scenario
+from servesim.run.scenario import Scenario, Settings
+from servesim.run.trace_source import open_scenario
 from servesim.workload.trace import Trace
 
 REPORTED = (*PARETO, "ttft_p99", "tpot_p99", "usd_per_million_output_tokens", "slo_attainment")
@@ -31,11 +32,16 @@ Load = tuple[str, float]
 """Label of a deployment, and its rate or its replicas."""
 
 
+def load_text(key: str, load: float) -> str:
+    """Return a load in words: "1 replica", "3.5 requests/s"."""
+    return f"{load:g} replica{'s' * (load != 1)}" if key == "replicas" else f"{load:g} requests/s"
+
+
 class Study:
     """Asks for runs round by round, all deployments and replicates at once."""
 
     def __init__(self, runner: Runner, variants: Sequence[Variant], measuring: Measuring) -> None:
-        self._runner, self.variants, self._measuring = runner, variants, measuring
+        self._runner, self.variants, self.measuring = runner, variants, measuring
         self._repeats = measuring.repeats
         self.points: list[dict[str, Any]] = []
         self.outcomes: dict[Load, list[Outcome]] = {}
@@ -111,13 +117,13 @@ class Study:
             for (v, j, alone), cell in zip(asked, cells, strict=True):
                 if cell.address in self._runner.errors:
                     self.errors.setdefault(v.label, self._runner.errors[cell.address])
-                elif (run := alone.measured(self._runner.load(cell), self._measuring.goals)) is None:
+                elif (run := alone.measured(self._runner.load(cell), self.measuring.goals)) is None:
                     again.append((v, j, Alone.whole(alone.of)))
                 else:
                     shares.setdefault(v.label, []).append(self._idle(v, run, alone.of))
             asked = again
         means = {label: np.mean(found, axis=0) for label, found in shares.items()}
-        goals = np.array([goal.share for goal in self._measuring.goals])
+        goals = np.array([goal.share for goal in self.measuring.goals])
         for label, mean in means.items():
             if not self._repeats.recorded:
                 self.idle[label] = replace(self.idle[label], shares=tuple(mean.tolist()))
@@ -135,12 +141,12 @@ class Study:
                 if workload not in traces:
                     traces[workload] = trace_of(settings, self._runner.objects)
                 if (trace := traces[workload]) is not None:
-                    found.append((v, j, Alone.reduced(trace, self._measuring.goals, settings)))
+                    found.append((v, j, Alone.reduced(trace, self.measuring.goals, settings)))
         return found
 
     def _idle(self, v: Variant, run: Run, trace: Trace) -> tuple[float, ...]:
         """Measure requests alone; return the share by goal that no load exceeds, over all and in the worst window."""
-        outcome = self._measuring.alone(run, trace.arrival_ns, v.settings.get("rate") is not None)
+        outcome = self.measuring.alone(run, trace.arrival_ns, v.settings.get("rate") is not None)
         if v.label not in self.idle or min(outcome.shares) < min(self.idle[v.label].shares):
             self.idle[v.label] = outcome
         windows = zip(outcome.shares, outcome.worst or [None] * len(outcome.shares), strict=True)
@@ -155,8 +161,7 @@ class Study:
         """Compute and judge deployments at a load; those that fail are noted."""
         asked = [(v, load, j) for v, load in wanted for j in range(self._runs)]
         cells = [self._runner.cell({**self._repeats.settings(v.settings, j), key: load}) for v, load, j in asked]
-        unit = "replicas" if key == "replicas" else "requests/s"
-        names = [f"{v.label or 'the deployment'}, {load:g} {unit}" for v, load, _ in asked]
+        names = [f"{v.label or 'the deployment'}, {load_text(key, load)}" for v, load, _ in asked]
         left = sum(search.left for label, search in self._searches.items() if label not in self.errors)
         self._compute(cells, names, max(left - len(wanted), 0))
         for (v, load, j), cell in zip(asked, cells, strict=True):
@@ -164,7 +169,7 @@ class Study:
                 self.errors.setdefault(v.label, self._runner.errors[cell.address])
                 continue
             run = self._runner.load(cell)
-            outcome = self._measuring.outcome(run)
+            outcome = self.measuring.outcome(run)
             if np.isnan(outcome.shares).any():
                 self.errors.setdefault(v.label, "no request arrives in the steady window: give more --requests")
                 continue
@@ -172,14 +177,24 @@ class Study:
             self.points.append(self._point(v, j, cell, run.summary["scenario"], outcome))
         for v, load in wanted:
             if v.label not in self.errors:
-                self.judged[v.label, load] = judge(self.outcomes[v.label, load], self._measuring.goals)
+                self.judged[v.label, load] = judge(self.outcomes[v.label, load], self.measuring.goals)
+
+    def further(self, asked: Sequence[tuple[Variant, Settings, str]]) -> list[list[Run] | None]:
+        """Run deployments with other settings, in words by the third; return the runs of all replicates, None where
+        one failed. They are not among the points."""
+        own = range(self._runs)
+        cells = [[self._runner.cell({**self._repeats.settings(v.settings, j), **s}) for j in own] for v, s, _ in asked]
+        names = [f"{v.label or 'the deployment'}, {words}" for v, _, words in asked for _ in own]
+        self._compute([cell for row in cells for cell in row], names, 0)
+        failed = self._runner.errors
+        return [None if any(c.address in failed for c in row) else [self._runner.load(c) for c in row] for row in cells]
 
     def _compute(self, cells: Sequence[Cell], names: Sequence[str], left: int) -> None:
         by_address = {cell.address: name for cell, name in zip(cells, names, strict=True)}
         self._runner.run(cells, by_address, left * self._runs)
 
     def _point(self, v: Variant, j: int, cell: Cell, scenario: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
-        goals = self._measuring.goals
+        goals = self.measuring.goals
         at = int(np.argmin([share - goal.share for share, goal in zip(outcome.shares, goals, strict=True)]))
         window = outcome.worst[at]
         return {
@@ -198,6 +213,11 @@ class Study:
         """Return a rate in requests/s, also where it is a factor such as 3x."""
         known = Scenario.of({**v.settings, "rate": rate}).rate
         return known if isinstance(known, float) else float(str(known)[:-1]) * (self._repeats.mean_rate or np.nan)
+
+    def trace(self, v: Variant) -> Trace:
+        """Return the trace of a deployment, of the first replicate."""
+        scenario = Scenario.of(self._repeats.settings(v.settings, 0))
+        return open_scenario(scenario, self._runner.objects.get(scenario.trace))
 
     def columns(self) -> dict[str, list[Any]]:
         """Return the points as columns."""

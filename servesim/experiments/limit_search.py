@@ -91,3 +91,32 @@ class ReplicaSearch:
         if self.next() is None:
             return 0
         return max((self.fewest - self._too_few - 1).bit_length(), 1) if self.fewest is not None else 2
+
+
+class NearSearch:
+    """The fewest replicas that carry a load, looked for around a guess in steps that double."""
+
+    def __init__(self, guess: int, most: int) -> None:
+        self._guess, self._most = max(1, min(guess, most)), most
+        self._too_few = 0
+        self._step = 1
+        self.fewest: int | None = None
+        """The fewest known to carry it; None: not even the most allowed."""
+
+    def next(self) -> int | None:
+        """Return the number to try; None when found, or when the most allowed are too few."""
+        if self.fewest is None:
+            ahead = min(self._too_few + self._step, self._most) if self._too_few else self._guess
+            return ahead if self._too_few < self._most else None
+        if self.fewest - 1 <= self._too_few:
+            return None
+        return (self._too_few + self.fewest) // 2 if self._too_few else max(1, self.fewest - self._step)
+
+    def tell(self, replicas: int, carried: bool) -> None:
+        """Take in whether a number of replicas carried the load."""
+        if self._too_few or self.fewest is not None:
+            self._step *= 2
+        if carried:
+            self.fewest = replicas
+        else:
+            self._too_few = replicas

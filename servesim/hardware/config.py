@@ -129,15 +129,27 @@ def _experts(config: dict[str, Any], kind: str, where: str) -> Experts | None:
     size = config.get("moe_intermediate_size") or _count(config, "intermediate_size", where)
     shared_experts = config.get("n_shared_experts") or config.get("num_shared_expert") or 0
     shared = config.get("shared_expert_intermediate_size") or shared_experts * size
-    method = (config.get("quantization_config") or {}).get("quant_method")
     return Experts(
         count=count,
         per_token=_count(config, "moe_topk" if "moe_topk" in config else "num_experts_per_tok", where),
         size=size,
         shared_size=shared,
         bias=kind == "gpt_oss",
-        dtype="mxfp4" if method == "mxfp4" else None,
+        dtype=_experts_dtype(config.get("quantization_config") or {}),
     )
+
+
+def _experts_dtype(quantized: dict[str, Any]) -> str | None:
+    """Return the format of experts that are quantized while attention is not; None: that of all layers alike."""
+    if quantized.get("quant_method") == "mxfp4":
+        return "mxfp4"
+    if not any("self_attn" in str(name) for name in quantized.get("ignore") or ()):
+        return None
+    if quantized.get("quant_algo") == "NVFP4":
+        return "nvfp4"
+    groups = quantized.get("config_groups")
+    weights = [g.get("weights") or {} for g in (groups.values() if isinstance(groups, dict) else ()) if isinstance(g, dict)]
+    return "int4" if any((w.get("num_bits"), w.get("type")) == (4, "int") for w in weights) else None
 
 
 def _latent(config: dict[str, Any], where: str) -> Latent | None:

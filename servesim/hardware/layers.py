@@ -17,11 +17,14 @@ DTYPE_BYTES = {
     "int8_wo": 1.0,
     "int4": 0.5,
     "mxfp4": 0.53125,
+    "mxfp4_mxfp8": 0.53125,
+    "nvfp4": 0.5625,
     "nf4": 0.515875,
     "int3": 0.375,
     "ternary": 0.1975,
 }
-"""Bytes of one weight or KV element. mxfp4 is 4 bits and an 8-bit scale for every 32 weights, nf4 has 0.127 bits of
+"""Bytes of one weight or KV element. mxfp4 is 4 bits and an 8-bit scale for every 32 weights (mxfp4_mxfp8:
+multiplied by activations in mxfp8), nvfp4 one for every 16, nf4 has 0.127 bits of
 scales (QLoRA, arXiv 2305.14314), ternary the 1.58 bits of BitNet b1.58 (arXiv 2402.17764; packed they take 2); scales
 of the other formats (under 1 %, int4 in groups of 128 about 3 %) are not counted."""
 

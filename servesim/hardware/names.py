@@ -14,13 +14,16 @@ from typing import Any
 
 _FORMATS = (
     (r"(gptq|awq|autoround)-(int)?8(bit)?|w8a16", "int8_wo"),
-    (r"nvfp4|mxfp4|fp4|w4a8|gguf", "nvfp4"),
+    (r"nvfp4|fp4", "nvfp4"),
+    (r"mxfp4", "mxfp4"),
+    (r"w4a8", "w4a8"),
+    (r"gguf", "gguf"),
     (r"bnb-4bit", "nf4"),
     (r"(awq|gptq|autoround)(-(int)?4(bit)?)?|w4a16|int4|4bit", "int4"),
     (r"fp8|w8a8-fp8", "fp8"),
     (r"w8a8|int8", "int8"),
 )
-"""Formats by how they are written, first match first. Those in four bits of floating point are refused as a dtype."""
+"""Formats by how they are written, first match first. The last two of four bits are refused as a dtype."""
 _FORMAT = re.compile("|".join(f"(?P<f{i}>{text})" for i, (text, _) in enumerate(_FORMATS)))
 _ENDS = ("dynamic", "static", "pertensor", "kv", "quantized", "g128", "marlin", "sym", "ct")
 """Words that say more of a format: `-FP8-dynamic`, `-quantized.w4a16`."""
@@ -68,4 +71,6 @@ def _entry(key: str, dtype: str | None, bundled: tuple[str, ...]) -> Named | Non
     model = entry.pop("model", key)
     if model not in bundled:
         return None
+    if dtype is not None and f"{model}-{dtype}" in bundled:  # a checkpoint that quantizes its experts alone
+        return Named(f"{model}-{dtype}", None, entry)
     return Named(model, dtype or _table()["published"].get(model), entry)

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Any
 
 from servesim.errors import UserError, suggest
+from servesim.hardware.model import ModelSpec
 from servesim.versions import EngineFacts, engine_facts, engines
 
 POLICIES = ("scheduler", "kv", "router")
@@ -46,7 +47,19 @@ def under(settings: Mapping[str, Any], policy_settings: Callable[[Any], dict[str
         facts = facts_of(name, engine.get("version"))
         if facts.engine == (name or "vllm"):
             merged["engine"] = {key: facts.get(key) for key in VERSIONED if key in facts.facts} | dict(engine)
+        kv_dtype = facts.get("kv_dtype_of_weights", {}).get(merged.get("dtype"))
+        if kv_dtype is not None and merged.get("kv_dtype") is None and _dense(merged.get("model")):
+            merged["kv_dtype"] = kv_dtype
     return merged
+
+
+def _dense(model: Any) -> bool:
+    """Return whether the model named has no experts and no weights in FP8 blocks; False for one that is not known."""
+    try:
+        spec = ModelSpec.load(model)
+    except (UserError, TypeError):
+        return False  # told where the model is asked for
+    return spec.experts is None and not spec.block_scaled
 
 
 def facts_of(preset: str | None, version: Any = None, gpu: str = "") -> EngineFacts:

@@ -180,7 +180,8 @@ class Scenario(_Section):
     dtype: str = "bf16"
     """Format of linear weights: fp32, bf16, fp16, fp8, int8; of weights alone: int8_wo, int4, nf4, int3, ternary."""
     kv_dtype: str = "bf16"
-    """Format of the KV cache: bf16, fp16, fp8, fp32."""
+    """Format of the KV cache: bf16, fp16, fp8, fp32. Left out, fp8 where the engine takes it from such weights
+    (servesim/versions)."""
     tp: int = Field(default=1, ge=1)
     """GPUs of a stage (tensor parallelism)."""
     pp: int = Field(default=1, ge=1)

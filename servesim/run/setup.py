@@ -309,7 +309,8 @@ def _host_terms(scenario: Scenario, engine: EngineFacts) -> HostTerms | None:
         return None
     if scenario.host != "auto":
         return HostTerms.load(scenario.host).on(engine.gpu)
-    return host_terms(f"{engine.engine} {engine.version}", engine.gpu) or host_terms("vllm", engine.gpu)
+    asked = f"{engine.engine} {engine.version}" if scenario.engine.version is not None else engine.engine
+    return host_terms(asked, engine.gpu) or host_terms("vllm", engine.gpu)
 
 
 def _host_name(scenario: Scenario, terms: HostTerms | None) -> str:

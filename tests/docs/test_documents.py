@@ -20,10 +20,11 @@ ROOT_COMMAND = typer.main.get_command(app)
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 
 
-LONG = ("README.md", "docs/how-true.md")
+LONG = ("README.md", "docs/how-true.md", "docs/first-ten-minutes.md", "docs/speculation.md")
 """Pages that take longest, run by a file of their own: test files are what workers share out."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in LONG])
 def test_every_block_does_what_the_page_says(name: str, tmp_path: Path) -> None:
     does_what_it_says(name, tmp_path)

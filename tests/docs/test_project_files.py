@@ -54,7 +54,7 @@ def test_hosted_workflows_and_hooks_run_targets_of_the_makefile_and_scripts_of_t
     steps = [step for flow in workflows for job in flow["jobs"].values() for step in job["steps"]]
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     commands = [step["run"] for step in steps if "run" in step] + [hook["entry"] for hook in hooks]
-    commands += re.findall(r"^part (.*)", (ROOT / ".ci/run").read_text(), flags=re.M)
+    commands += re.findall(r"^ *(?:part|beside) (make .*|\.ci/.*)", (ROOT / ".ci/run").read_text(), flags=re.M)
     made = {target for command in commands for target in re.findall(r"^make ([a-z-]+)", command)}
     assert {"lint", "quick", "test", "slow", "test-compiled", "package", "nightly"} <= made
     assert made <= targets

@@ -26,6 +26,7 @@ def conversations(request: pytest.FixtureRequest) -> Trace:
     return open_trace(str(find("traces/mooncake/conversation_trace.jsonl")))
 
 
+@pytest.mark.slow
 def test_lru_finds_what_others_have_counted(conversations: Trace) -> None:
     for num_blocks, rate in PUBLISHED.items():
         got = replay_cache(conversations, num_blocks, BLOCK).token_hit_rate
@@ -33,6 +34,7 @@ def test_lru_finds_what_others_have_counted(conversations: Trace) -> None:
         assert abs(got - rate) <= 0.003
 
 
+@pytest.mark.slow
 def test_no_eviction_beats_the_one_that_knows_the_future(conversations: Trace) -> None:
     for num_blocks in (1_000, 10_000, 50_000):
         lru, best = (

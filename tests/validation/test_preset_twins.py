@@ -125,6 +125,7 @@ def test_the_mooncake_twin_shares_as_much_as_the_original(seed: int, block_size:
     assert have.requests_with_hit == pytest.approx(want.requests_with_hit, abs=0.001)
 
 
+@pytest.mark.slow
 def test_the_mooncake_twin_reuses_as_recently_as_the_original() -> None:
     """Token hit rate of an LRU cache of so many blocks of 512: it depends on how old what is reused is."""
     published = {3_000: 0.067, 10_000: 0.216, 30_000: 0.332}

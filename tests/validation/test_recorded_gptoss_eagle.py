@@ -38,7 +38,7 @@ def test_what_drafts_bring_is_what_the_server_measured(shared_data: Callable[[st
         assert abs(simulated - measured) * 100 <= POINTS
 
 
-@pytest.mark.parametrize("clients", [16, 64])
+@pytest.mark.parametrize("clients", [16, pytest.param(64, marks=pytest.mark.slow)])
 def test_requests_differ_in_acceptance_as_much_as_their_tpot(clients: int, shared_data: Callable[[str], Path]) -> None:
     """Without drafts TPOT differs by 8 and 12 % between requests, with them by 25 and 28: what is accepted of theirs.
     Alike, they would hardly differ, and the slowest be a fifth to a third faster than they

@@ -57,6 +57,7 @@ def test_the_example_of_the_lecture_holds_to_the_step() -> None:
     }
 
 
+@pytest.mark.slow
 def test_continuous_batching_gains_nothing_where_answers_are_even_and_more_the_less_they_are() -> None:
     rows, outcome = run("continuous-batching", requests=640, spreads=[0, 0.25, 1.0])
     assert rows["throughput against static batches, ShareGPT"].verdict == "reproduced"

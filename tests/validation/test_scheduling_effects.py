@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 
 import servesim
@@ -58,6 +59,7 @@ def bursts(count: int = 900) -> Trace:
     return Trace("bursts", arrival, prompt, output, output, zeros.astype(bool), zeros)
 
 
+@pytest.mark.slow
 def test_srpt_and_fastserve_cut_the_mean_on_bursts_and_long_answers_pay() -> None:
     rows = {
         "first come, first served (vllm)": ("vllm", "max_tokens"),

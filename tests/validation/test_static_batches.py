@@ -18,6 +18,7 @@ from scipy.stats import spearmanr
 
 import servesim
 
+pytestmark = pytest.mark.slow
 MODELS = {
     "meta-llama/Llama-2-7b-hf": "llama-2-7b",
     "meta-llama/Llama-2-70b-hf": "llama-2-70b",

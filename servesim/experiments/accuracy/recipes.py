@@ -66,6 +66,7 @@ def recipe(cell: Cell) -> Recipe:
     if cell.source.startswith(CONTRADICTION):
         raise UserError("the heading of the run names another model or flag than its command")
     own = recipes()["models"].get(cell.model, {})
+    own = own | own.get("as", {}).get(cell.weights, {})
     if cell.flags is not None:
         return _of_command(cell, own)
     engine = _of("engines", cell.engine, "engine")

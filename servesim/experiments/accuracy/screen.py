@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from servesim.experiments.accuracy.cells import Cell
-from servesim.experiments.accuracy.recipes import recipes
+from servesim.experiments.accuracy.reach import Reach, prompt_mean, reach_of, tokens_per_s, waiting
+from servesim.experiments.accuracy.recipes import output_mean, recipes
 
 FALL = 0.05
 """A TPOT lower than at fewer clients by more than this is a contradiction: repeats differ by .7 % in the median, 3.4 %
@@ -18,6 +19,8 @@ in the mean."""
 APART = 0.25
 """Two measurements of one place further apart than this contradict each other: repeats of one version differ by 3.4 %
 in the mean, two versions by 14 %."""
+IDLE = 0.5
+"""Clients wait without need where less than this share of the products' rate is used."""
 _DRAFTS = re.compile(r"\b(mtp|nextn|eagle\d?|spec(ulative)?[_-]?(dec\w*)?)\b", re.IGNORECASE)
 
 RULES = {
@@ -28,6 +31,10 @@ RULES = {
     "drafts of unknown acceptance": "the label names speculation, and no acceptance",
     "two measurements": f"TPOT of one place (labels, lengths and concurrency) more than {APART:.0%} apart: some of "
     "them ran otherwise than they say, as with multi-token prediction that is not said",
+    "faster than its products": "every cell of a server one of whose cells has more tokens per second than the model's "
+    "matrix products alone allow, each at the fastest rate measured on that GPU: its prompts were found in a cache",
+    "waits without need": f"requests wait for over half of their time while less than {IDLE:.0%} of the products' "
+    "rate is used and keys and values of all clients fit into the memory: a limit that no label states admits fewer",
     "falls with concurrency": f"TPOT more than {FALL:.0%} below that of the same server at fewer clients: all but the "
     "largest set of its cells that does not fall",
 }
@@ -44,6 +51,8 @@ def screen(cells: Sequence[Cell]) -> list[str]:
         ("more GPUs than a box", _too_many),
         ("drafts of unknown acceptance", _drafts),
         ("two measurements", _apart),
+        ("faster than its products", _too_fast),
+        ("waits without need", _waiting),
         ("falls with concurrency", _falling),
     )
     for rule, check in checks:
@@ -109,6 +118,28 @@ def _apart(cells: Sequence[Cell]) -> Iterator[int]:
         times = places.get(cell.place, [1.0]) if cell.run is None else [1.0]
         if max(times) > (1 + APART) * min(times):
             yield i
+
+
+def _too_fast(cells: Sequence[Cell]) -> Iterator[int]:
+    known = list(_reaches(cells))
+    beyond = {cell.deployment for _, cell, reach in known if tokens_per_s(cell) > reach.tokens_per_s}
+    yield from (i for i, cell, _ in known if cell.deployment in beyond)
+
+
+def _waiting(cells: Sequence[Cell]) -> Iterator[int]:
+    for i, cell, reach in _reaches(cells):
+        wanted = cell.concurrency * (prompt_mean(cell) + output_mean(cell))
+        busy = tokens_per_s(cell) / reach.tokens_per_s
+        if waiting(cell) > 0.5 and busy < IDLE and wanted < reach.kv_tokens:
+            yield i
+
+
+def _reaches(cells: Sequence[Cell]) -> Iterator[tuple[int, Cell, Reach]]:
+    """Yield the lines of tables whose servers have known limits."""
+    for i, cell in enumerate(cells):
+        reach = reach_of(cell) if cell.run is None and cell.flags is None else None
+        if reach is not None:
+            yield i, cell, reach
 
 
 def _falling(cells: Sequence[Cell]) -> Iterator[int]:

@@ -87,11 +87,12 @@ def test_an_engine_takes_its_own_kernels_where_they_were_measured(engine: str, t
     assert (taken("h200"), taken("l40s"), taken("h200", tables="h100-trtllm")) == (tables, "l40s", "h100-trtllm")
 
 
-def test_latent_attention_stays_with_tables_that_have_it() -> None:
-    facts = engine_facts("sglang", None, "h200")
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])
+def test_latent_attention_is_of_the_engine_s_own_tables_which_have_it(engine: str) -> None:
+    facts = engine_facts(engine, None, "h200")
     cost = build_cost_model(ModelSpec.load("deepseek-v2-lite"), Gpu.load("h200"), engine=facts)
     assert cost.tables is not None
-    assert cost.tables.folder.name == "h200"
+    assert cost.tables.folder.name == facts.get("kernel_tables")
 
 
 def test_a_norm_in_the_kernel_of_the_all_reduce_costs_nothing_up_to_the_engine_s_limit() -> None:

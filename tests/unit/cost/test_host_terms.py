@@ -100,6 +100,17 @@ def test_shipped_terms_are_found_by_engine_version() -> None:
     ]
 
 
+def test_without_a_version_the_terms_are_those_of_the_nearest_server_measured() -> None:
+    found = {gpu: host_terms("tensorrt-llm", gpu) for gpu in ("h100", "h200", "a100")}
+    assert {gpu: terms.name for gpu, terms in found.items() if terms is not None} == {
+        "h100": "tensorrt-llm-1.0-h100",
+        "h200": "tensorrt-llm-1.1-h200",
+        "a100": "tensorrt-llm-1.1-h200",
+    }
+    vllm = {gpu: host_terms("vllm", gpu) for gpu in ("h100", "h200")}
+    assert [terms.name for terms in vllm.values() if terms is not None] == ["vllm-0.23-h100"] * 2
+
+
 def _log(folder: Path, terms: HostTerms) -> None:
     """A step log of a made-up server that has exactly these terms."""
     cost = build_cost_model(ModelSpec.load("llama-3.1-8b"), Gpu.load("h100"), host=terms)

@@ -11,6 +11,7 @@ import pytest
 from servesim.contracts.cost import Batch
 from servesim.cost import KernelTables, TableCostModel, build_cost_model
 from servesim.cost.attention import TableAttention, prefill_ns, roofline_attention
+from servesim.cost.breakdown import ATTENTION_DECODE, breakdown
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, ROOFLINE, rise
 from servesim.cost.formula import LAUNCH_NS, Roofline
 from servesim.cost.graph import LayerGraph
@@ -20,11 +21,12 @@ from servesim.cost.linear import GemmTables, collective_curve
 from servesim.cost.moe import experts_curve
 from servesim.cost.tables import write_table
 from servesim.hardware import Experts, Gpu, Latent, ModelSpec
+from servesim.versions import engine_facts
 
 
-def gemms(gpu: str = "h100", tables: bool = True) -> GemmTables:
+def gemms(gpu: str = "h100", tables: bool = True, engine: str = "") -> GemmTables:
     roofline = Roofline(Gpu.load(gpu))
-    return GemmTables(KernelTables.load(gpu) if tables else None, roofline, roofline)
+    return GemmTables(KernelTables.load(gpu + engine) if tables else None, roofline, roofline)
 
 
 def cost(model: str, gpu: str = "h100", **options: Any) -> TableCostModel:
@@ -114,6 +116,33 @@ def test_latent_attention_and_its_projections_sum_to_the_measured_module() -> No
     ns, source = attention.decode(64).look_up(8192)
     assert ns + sum(curve.at(64) for curve in projections) == pytest.approx(rows["time_us"][at][0] * 1e3)
     assert source == INTERPOLATED
+
+
+def test_to_a_latent_kernel_measured_alone_the_expansion_is_added() -> None:
+    """16 heads of 128 + 128 over a rank of 512: 4,194,304 bytes of weights, read in every decode."""
+    model, tables = ModelSpec.load("deepseek-v3"), gemms("h200", engine="-sglang")
+    assert model.latent is not None
+    attention = latent_attention(tables, model.latent, 16, "bf16")
+    rows = KernelTables.load("h200-sglang").rows("mla_kernel_decode", "bf16")
+    at = (rows["heads"] == 16) & (rows["batch"] == 64) & (rows["past_tokens"] == 4095)
+    expansion = 2 * LAUNCH_NS + 4_194_304 / (0.8 * 4.8e12) * 1e9 + 64 * 4_194_304 / (0.8 * 989e12) * 1e9
+    ns, source = attention.decode(64).look_up(4096)
+    assert ns == pytest.approx(rows["time_us"][at][0] * 1e3 + expansion, rel=0.01)
+    assert source == INTERPOLATED
+    rows = KernelTables.load("h200-sglang").rows("mla_kernel_prefill", "bf16")
+    at = (rows["heads"] == 16) & (rows["batch"] == 1) & (rows["new_tokens"] == 4096)
+    expansion = tables.curve(16 * 256, 512, "bf16").at(4096)
+    whole, _ = prefill_ns(attention, [(4096, 0)], False)
+    assert whole == pytest.approx(rows["time_us"][at][0] * 1e3 + expansion)
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_sglang_prices_deepseek_from_its_own_tables(gpu: str) -> None:
+    def attention(engine: str) -> float:
+        facts = engine_facts(engine, None, gpu)
+        return breakdown(cost("deepseek-v3", gpu, tp=8, dtype="fp8", engine=facts), decode(16, 1500))[ATTENTION_DECODE]
+
+    assert attention("sglang") < 0.5 * attention("vllm")
 
 
 def test_other_latent_widths_are_a_labelled_roofline() -> None:

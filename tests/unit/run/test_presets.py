@@ -125,3 +125,19 @@ def test_a_resolved_scenario_carries_the_settings_and_means_the_same_again() -> 
 def test_unknown_presets_are_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match='did you mean "sglang"'):
         Scenario.of({**BASE, "preset": "sglan"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "kv_dtype"),
+    [
+        ({"dtype": "fp8"}, "fp8"),
+        ({"dtype": "fp8", "kv_dtype": "bf16"}, "bf16"),
+        ({"dtype": "bf16"}, "bf16"),
+        ({"dtype": "fp8", "model": "deepseek-v3"}, "bf16"),
+        ({"dtype": "fp8", "preset": "vllm"}, "bf16"),
+    ],
+)
+def test_tensorrt_llm_keeps_fp8_keys_beside_fp8_weights_of_dense_models(
+    settings: dict[str, str], kv_dtype: str
+) -> None:
+    assert Scenario.of({**BASE, "preset": "tensorrt-llm", **settings}).kv_dtype == kv_dtype

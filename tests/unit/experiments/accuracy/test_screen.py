@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.experiments.accuracy.cells import Cell
+from servesim.experiments.accuracy.reach import reach_of
 from servesim.experiments.accuracy.screen import FALL, RULES, rising, screen
 from tests.support.cells import cell
 
@@ -80,7 +81,7 @@ def test_a_fall_within_repeat_noise_is_none() -> None:
 
 
 def test_servers_at_other_lengths_are_not_compared() -> None:
-    long, short = at((8, 9.0)), at((16, 5.0), isl=4096)
+    long, short = at((8, 9.0)), at((16, 5.0), isl=256)
     assert screen([*long, *short]) == ["", ""]
 
 
@@ -94,3 +95,35 @@ def test_what_stays_never_falls(times: list[float]) -> None:
     assert all(after >= (1 - FALL) * before for i, before in enumerate(kept) for after in kept[i + 1 : i + 2])
     if sorted(times) == times:
         assert kept == times
+
+
+def test_prompts_that_no_kernel_computes_so_fast_leave_the_whole_server_out() -> None:
+    """64 clients of 3,900 tokens in half a second: 500,000 tokens/s, each 2 x 7.0e9 operations: 7 PFLOP/s."""
+    wide = {"isl": 4000, "osl": 32, "concurrency": 64}
+    cells = [
+        cell(**wide, ttft_ms=190.0, tpot_ms=10.0),
+        cell(**wide, ttft_ms=3000.0, tpot_ms=150.0, version="0.17.0"),
+        cell(id="b"),
+    ]
+    assert screen(cells) == ["faster than its products", "", "faster than its products"]
+
+
+def test_the_rate_of_the_products_is_below_the_data_sheet_and_above_half_of_it() -> None:
+    reach = reach_of(cell())
+    assert reach is not None
+    weights = 32 * (4096 * (4096 * 2 + 1024 * 2) + 3 * 4096 * 14336)
+    assert 0.5 < reach.tokens_per_s * 2 * weights / 989e12 < 1.0
+    assert reach.kv_tokens == pytest.approx((0.8 * 79.65 * 2**30 - 16.06e9) / (2 * 8 * 128 * 2 * 32), rel=0.01)
+
+
+def test_clients_who_wait_while_a_server_idles_are_fewer_than_their_label() -> None:
+    idle = {"concurrency": 64, "tpot_ms": 20.0, "isl": 1000, "osl": 100}
+    assert screen([cell(**idle, ttft_ms=60_000.0)]) == ["waits without need"]
+    assert screen([cell(**idle, ttft_ms=300.0)]) == [""]
+    full = {**idle, "concurrency": 1024}  # 1.1 million tokens of KV do not fit: they have to wait
+    assert screen([cell(**full, ttft_ms=60_000.0)]) == [""]
+
+
+def test_cells_nothing_is_known_of_pass_both_rules() -> None:
+    assert reach_of(cell(model="nobody/knows-it")) is None
+    assert screen([cell(model="nobody/knows-it", ttft_ms=60_000.0, concurrency=64)]) == [""]

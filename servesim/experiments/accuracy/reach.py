@@ -1,0 +1,85 @@
+"""What no server goes beyond: tokens per second of its matrix products alone, and sequences its memory holds.
+
+Of the kernels measured on a GPU those of a model's own shapes are taken, each at the number of tokens where it is
+fastest: no host, no attention, no collectives, no scheduling. A cell beyond that was not what its label says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+
+from servesim.contracts.cost import Batch
+from servesim.cost.breakdown import ATTENTION_PREFILL, breakdown
+from servesim.cost.build import build_cost_model
+from servesim.errors import UserError
+from servesim.experiments.accuracy.cells import Cell
+from servesim.experiments.accuracy.recipes import output_mean, recipe, source_of
+from servesim.hardware.gpu import Gpu
+from servesim.hardware.model import ModelSpec
+
+TOKENS = tuple(2**i for i in range(8, 15))
+"""Tokens of a step among which the fastest rate of a product is sought: 256 to 16,384."""
+_OTHERS = (
+    ATTENTION_PREFILL,
+    *("norm", "activation", "shared_activation", "embedding", "kv_write", "rotary", "router", "all_reduce"),
+)
+"""Operators of a step that are no matrix products, or small ones."""
+KV_SHARE = 0.8
+"""Of a GPU's memory what weights and KV may take for the rest to have room in any engine."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Limits of one server."""
+
+    tokens_per_s: float
+    """Its matrix products at their fastest; infinite where no kernels were measured."""
+    kv_tokens: float
+    """Tokens of KV that fit beside the weights in `KV_SHARE` of the memory; 0 where they do not fit."""
+
+
+def prompt_mean(cell: Cell) -> float:
+    """Return the mean prompt length the clients sent, tokens."""
+    return cell.isl * sum(source_of(cell)["prompt"]) / 2
+
+
+def tokens_per_s(cell: Cell) -> float:
+    """Return the tokens per second, prompts and answers, that clients in closed loop got with the times measured."""
+    answer = output_mean(cell)
+    seconds = (cell.ttft_ms + (answer - 1) * cell.tpot_ms) / 1e3
+    return cell.concurrency * (prompt_mean(cell) + answer) / seconds
+
+
+def waiting(cell: Cell) -> float:
+    """Return the share of a request's time that passes before its first token."""
+    return cell.ttft_ms / (cell.ttft_ms + (output_mean(cell) - 1) * cell.tpot_ms)
+
+
+def reach_of(cell: Cell) -> Reach | None:
+    """Return the limits of a cell's server; None where the cell cannot be replayed."""
+    try:
+        settings = recipe(cell).settings
+    except UserError:
+        return None
+    parallel = bool(settings.get("engine", {}).get("enable_expert_parallel"))
+    kv_dtype = settings.get("kv_dtype", "bf16")
+    return _reach(settings["model"], settings["gpu"], settings["tp"], settings["dtype"], kv_dtype, parallel)
+
+
+@cache
+def _reach(model: str, gpu: str, tp: int, dtype: str, kv_dtype: str, parallel: bool) -> Reach | None:
+    try:
+        spec, sheet = ModelSpec.load(model), Gpu.load(gpu)
+        cost = build_cost_model(spec, sheet, tp, dtype, kv_dtype=kv_dtype, expert_parallel=parallel)
+    except UserError:
+        return None
+    free = KV_SHARE * sheet.memory_bytes - spec.weight_bytes(dtype) / tp
+    kv_tokens = max(free, 0.0) / spec.kv_bytes_per_token(kv_dtype, tp)
+    if cost.tables is None:
+        return Reach(inf, kv_tokens)
+    passes = [breakdown(cost, Batch(linear_tokens=m, prefill=[(m, 0)])) for m in TOKENS]
+    products = [name for name in passes[0] if name not in _OTHERS]
+    seconds = sum(min(one[name] / m for one, m in zip(passes, TOKENS, strict=True)) for name in products) / 1e9
+    return Reach(1.0 / seconds, kv_tokens)

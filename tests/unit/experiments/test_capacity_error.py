@@ -1,0 +1,119 @@
+"""The model's error in a capacity question: ends of intervals, and whether the cheapest stays so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servesim.experiments import capacity_error
+from servesim.experiments.capacity import capacity
+from servesim.experiments.capacity_error import error_sentences, gpu_bars, rate_bars
+from servesim.experiments.limit_search import NearSearch
+from servesim.intervals.fitted import Factors, Fitted
+from servesim.intervals.pairs import Spread
+from servesim.run.propagation import SAYS
+
+WORKLOAD: dict[str, Any] = {
+    "trace": "synth:rate=1,prompt=600,output=20",
+    "requests": 30,
+    "tolerance": 0.1,
+    "model": "llama-3.1-8b",
+    "gpu": "h100",
+    "slo": "ttft:60",
+    "replicates": 1,
+    "jobs": 1,
+}
+
+
+@given(st.integers(1, 80), st.integers(1, 70), st.integers(1, 64))
+def test_a_search_around_a_guess_finds_the_fewest_replicas_each_tried_once(limit: int, guess: int, most: int) -> None:
+    search, tried = NearSearch(guess, most), []
+    while (n := search.next()) is not None:
+        tried.append(n)
+        search.tell(n, n >= limit)
+    assert search.fewest == (limit if limit <= most else None)
+    assert len(tried) == len(set(tried))
+    assert all(1 <= n <= most for n in tried)
+
+
+def test_a_good_guess_takes_two_runs_to_be_sure() -> None:
+    search, tried = NearSearch(8, 64), []
+    while (n := search.next()) is not None:
+        tried.append(n)
+        search.tell(n, n >= 8)
+    assert tried == [8, 7]
+
+
+def _document(monkeypatch: pytest.MonkeyPatch, fast: float, slow: float, **more: Any) -> dict[str, Any]:
+    """Ask with these factors of all latencies in place of the fitted ones."""
+
+    def at(self: Factors, share: float) -> float:
+        return fast if share < 0.5 else slow
+
+    monkeypatch.setattr(Factors, "at", at)
+    return dict(capacity(**WORKLOAD, **more).attrs["document"])
+
+
+def test_a_model_without_error_leaves_the_rate_within_its_bracket(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = _document(monkeypatch, 1.0, 1.0)["rows"]
+    bars = row["model_error"]
+    assert bars["says"] == SAYS
+    assert bars["low"] <= row["rate"] <= bars["high"] <= bars["low"] * (1 + capacity_error.TOLERANCE) * 1.001
+
+
+@pytest.mark.slow  # three searches
+def test_a_server_slower_by_f_carries_what_f_times_the_rate_does_with_limits_shorter_by_f(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both ends against the same question asked directly: the limits over f, the rate found over f."""
+    (row,) = _document(monkeypatch, 0.8, 1.25)["rows"]
+    for f, end in ((1.25, "low"), (0.8, "high")):
+        asked = capacity(**{**WORKLOAD, "slo": f"ttft:{60 / f}"}, intervals=False).iloc[0]
+        assert row["model_error"][end] == pytest.approx(asked.rate / f, rel=2 * 0.1)  # both brackets
+
+
+def test_replicas_are_those_that_carry_the_rate_with_times_stretched(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = _document(monkeypatch, 0.8, 1.25, rate=150.0)
+    (row,) = document["rows"]
+    for f, end in ((0.8, "low"), (1.25, "high")):
+        asked = capacity(**{**WORKLOAD, "slo": f"ttft:{60 / f}"}, rate=150.0 * f, intervals=False).iloc[0]
+        assert row["model_error"][end] == asked.gpus
+    assert row["model_error"]["low"] <= row["gpus"] < row["model_error"]["high"]
+    assert gpu_bars(row) == f" ({row['model_error']['low']}-{row['model_error']['high']})"
+    assert document["model_error"]["runs"] <= 2 * capacity_error.ROUNDS
+
+
+def test_without_intervals_nothing_more_is_run() -> None:
+    document = capacity(**WORKLOAD, intervals=False).attrs["document"]
+    assert document["model_error"] is document["rows"][0]["model_error"] is None
+    assert error_sentences(document) == []
+    assert rate_bars(document["rows"][0]) == ""
+
+
+def test_what_is_like_nothing_measured_gets_words_in_place_of_bars() -> None:
+    document = capacity(**WORKLOAD, host="none").attrs["document"]
+    (row,) = document["rows"]
+    assert row["model_error"]["low"] is row["model_error"]["high"] is None
+    assert row["model_error"]["says"].startswith("none: kernel tables or host terms")
+    assert rate_bars(row) == ""
+
+
+@pytest.mark.slow  # two searches
+@pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (50.0, False)])
+def test_the_cheapest_stays_so_where_the_spread_of_the_pair_is_less_than_its_lead(
+    monkeypatch: pytest.MonkeyPatch, factor: float, holds: bool
+) -> None:
+    def spread(fitted: Fitted, a: Any, b: Any, metric: str) -> Spread:
+        assert metric == "e2e"
+        return Spread("size", factor, "")
+
+    monkeypatch.setattr(capacity_error, "spread", spread)
+    document = _document(monkeypatch, 1.0, 1.0, tp="1,4")
+    (decision,) = document["model_error"]["decisions"]
+    (cheapest,) = [row["label"] for row in document["rows"] if row["cheapest"]]
+    assert decision["cheapest"] == cheapest != decision["against"]
+    assert decision["holds"] is holds
+    assert ("stays cheaper" if holds else "could be the dearer one") in decision["says"]
