@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.runners_replay import component
-
 LEFT_OUT = pytest.StashKey[list[str]]()  # components of the cases read that nothing here can replay
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "conformance"
 
@@ -22,7 +20,17 @@ def read_cases(path: Path) -> list[dict[str, Any]]:
     read = json.loads(data)
     if "cases" in read:
         return read["cases"]  # type: ignore[no-any-return]
-    return [{"component": component(read), "id": path.name.partition(".")[0], **read}]  # a script of a cluster
+    return [{"component": script_component(read), "id": path.name.partition(".")[0], **read}]  # a script of a cluster
+
+
+def script_component(script: dict[str, Any]) -> str:
+    """Return what a recorded script of a cluster needs."""
+    return "cluster_replay" if "trace" in script else "router"
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return a case file, or those in a folder."""
+    return sorted(p for p in path.iterdir() if p.suffix in (".gz", ".json")) if path.is_dir() else [path]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -30,10 +38,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     given = [Path(p) for p in metafunc.config.getoption("--cases")]
     names = ("cases.json", "vllm_recorded.json.gz", "vllm_wide.json.gz", "vllm_interval.json.gz", "sglang_tree.json.gz")
-    files = given or [SHARED / name for name in names] + sorted((SHARED / "cluster").glob("replay_*.json.gz"))
     if not given and not SHARED.parent.exists():
         metafunc.parametrize("case", [pytest.param(None, marks=pytest.mark.skip(reason=f"{SHARED} is not here"))])
         return
+    files = [file for path in given for file in files_of(path)]
+    files = files or [*(SHARED / name for name in names), *files_of(SHARED / "cluster")]
     runners = metafunc.module.RUNNERS
     read = [c for path in files for c in read_cases(path)]
     cases = [c for c in read if c["component"] in runners]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import pytest
 
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaView, Router
@@ -39,8 +39,12 @@ class ClusterReplay:
 
     def __init__(self, case: Case) -> None:
         self.case = case
+        if "prefill_engine_args" in case["options"]:
+            pytest.skip("prefill and decode workers apart are not modeled yet")
         arguments = case["options"]["extra_engine_args"]
         assert arguments.keys() <= {"engine", "startup_time"}, f"this runner does not know all of {list(arguments)}"
+        if "native_host_offload" in arguments["engine"]:
+            pytest.skip("host memory is not modeled yet")
         self.engine = MockEngine.of(arguments["engine"])
         self.startup_ns = round(arguments.get("startup_time", 0) * 1e9)
         self.start_ms = case["trace"][0]["timestamp"]
@@ -145,14 +149,6 @@ def trace_of(rows: Sequence[Case], block_size: int) -> Trace:
         output_len=np.array([row["output_length"] for row in rows], dtype=np.int64),
         content=Content(offsets, ids, lengths),
     )
-
-
-def component(case: Case) -> str:
-    """Return what a recorded replay needs."""
-    engine: dict[str, Any] = case["options"].get("extra_engine_args", {}).get("engine", {})
-    if "prefill_engine_args" in case["options"]:
-        return "cluster_replay of prefill and decode workers"
-    return "cluster_replay with host memory" if "native_host_offload" in engine else "cluster_replay"
 
 
 RUNNERS = {"cluster_replay": ClusterReplay}
