@@ -21,6 +21,7 @@ from servesim.reports.experiment import (
     metric_words,
     page_of,
     pill,
+    setting_chips,
     with_unit,
 )
 from servesim.reports.figures.forest import forest
@@ -48,6 +49,7 @@ def page(folder: Path) -> Page:
     ]
     chips = [
         ("baseline", document["baseline"]),
+        *setting_chips(experiment),
         ("replicates", f"{counted(document['replicates'])}, paired"),
         ("intervals", f"{100 * settings['level']:g} %"),
         ("ranked by", metric_words(settings["rank_by"])),

@@ -13,6 +13,7 @@ from servesim.errors import UserError
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
 from servesim.experiments.run_metrics import LABELS
+from servesim.metrics.slo import parse_slo, split_slo
 from servesim.reports.page import Alert, Block, Page, Section
 from servesim.reports.run import Run
 from servesim.reports.svg import SERIES, Drawing
@@ -199,6 +200,26 @@ def _plain(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(_plain(inner) for inner in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def setting_chips(experiment: Experiment) -> list[tuple[str, str]]:
+    """Return what a reader asks first of a deployment: weights, GPUs and limits, as far as all variants share them."""
+    firsts = [found[0] for found in experiment.addresses.values() if found]
+    summaries = [Path(experiment.folder or "") / "cells" / address / SUMMARY for address in firsts]
+    scenarios = [read_json(path)["scenario"] for path in summaries if path.is_file()]
+    chips = []
+    for key, words in (("dtype", "weights"), ("tp", "tensor parallel"), ("pp", "pipeline stages")):
+        values = {scenario[key] for scenario in scenarios}
+        if len(values) == 1 and (key != "pp" or values != {1}):
+            chips.append((words, str(values.pop())))
+    limits = [f"{name.upper()} ≤ {limit:g} ms" for name, limit in limits_of(experiment.document).items()]
+    return chips + ([("limits", ", ".join(limits))] if limits else [])
+
+
+def limits_of(document: Mapping[str, Any]) -> dict[str, float]:
+    """Return the limits of requests that all variants share, in ms by latency."""
+    slo = document["workload"].get("slo") or {}
+    return split_slo(parse_slo(slo))[0] if isinstance(slo, str) else dict(slo)
 
 
 def _provenance(experiment: Experiment) -> list[tuple[str, str]]:

@@ -1,8 +1,8 @@
 "use strict";
 // What a page does beyond being read: values on hover and by arrow keys, series on and off, sorted and filtered tables,
-// links to sections, figures as files. Without it the page says the same. Geometry is read from the drawings; what
-// pixels mean comes from data-axes: a list of {box: [left, top, right, bottom], title, x, y}, x and y being
-// {scale, from, to, unit, label} or null where an axis has names instead of numbers.
+// links to sections, figures as files; zoom.js follows in the same script. Without it the page says the same. Geometry
+// is read from the drawings; what pixels mean comes from data-axes: a list of {box: [left, top, right, bottom], title,
+// x, y}, x and y being {scale, from, to, unit, label} or null where an axis has names instead of numbers.
 
 const make = (tag, attributes = {}, ...content) => {
   const made = document.createElement(tag);
@@ -122,7 +122,9 @@ function showTip(panel, x, y) {
 }
 
 function withHand(svg) {
-  const found = panels(svg).filter((panel) => panel.lines.length || panel.bars.length);
+  const read = () => panels(svg).filter((panel) => panel.lines.length || panel.bars.length);
+  let found = read();
+  svg.addEventListener("zoom", () => (found = read()));
   const inPixels = (event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
   svg.addEventListener("pointermove", (event) => {
     const { x, y } = inPixels(event);
@@ -131,8 +133,8 @@ function withHand(svg) {
     else hideTip();
   });
   svg.addEventListener("pointerleave", hideTip);
-  const walked = found.filter((panel) => panel.lines.length);
-  if (!walked.length) return;
+  const walk = () => found.filter((panel) => panel.lines.length);
+  if (!walk().length) return;
   const frame = svg.parentElement;
   let [which, at] = [0, 0];
   frame.tabIndex = 0;
@@ -140,13 +142,20 @@ function withHand(svg) {
   frame.setAttribute("aria-label", `${svg.querySelector("title").textContent}: arrow keys read values`);
   frame.addEventListener("keydown", (event) => {
     const steps = { ArrowRight: 1, ArrowLeft: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
+    const factors = { "+": 0.5, "-": 2 };
+    const walked = walk();
     if (event.key === "ArrowDown" || event.key === "ArrowUp") which = (which + (event.key === "ArrowDown" ? 1 : walked.length - 1)) % walked.length;
     else if (event.key === "Escape") return hideTip();
-    else if (!(event.key in steps)) return;
+    else if (!(event.key in steps) && !(event.key in factors)) return;
     event.preventDefault();
-    const xs = walked[which].lines[0].points;
-    at = Math.min(Math.max(at + (steps[event.key] || 0), 0), xs.length - 1);
-    showTip(walked[which], ...xs[at]);
+    const [left, , right] = walked[which].box;
+    const { points } = walked[which].lines[0];
+    const inside = ([x]) => x >= left - 1 && x <= right + 1;
+    at = Math.min(Math.max(at + (steps[event.key] || 0), 0), points.length - 1);
+    if (!inside(points[at])) at = points.findIndex(inside);
+    if (at < 0) return hideTip();
+    if (event.key in factors) zoomAround(walked[which], points[at][0], factors[event.key]);
+    else showTip(walked[which], ...points[at]);
   });
   frame.addEventListener("blur", hideTip);
 }

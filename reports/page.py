@@ -107,7 +107,7 @@ class Page:
         html: str = template.render(
             version=__version__,
             style=_part("style.css"),
-            script=_part("page.js"),
+            script=_part("page.js") + "\n\n" + _part("zoom.js"),
             kind=self.kind,
             title=self.title,
             subtitle=self.subtitle,

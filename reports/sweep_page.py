@@ -19,9 +19,11 @@ from servesim.reports.experiment import (
     Figures,
     amount,
     colours,
+    limits_of,
     metric_words,
     page_of,
     pill,
+    setting_chips,
     with_unit,
 )
 from servesim.reports.figures.load import Curve, against_load, pareto
@@ -32,6 +34,8 @@ from servesim.reports.svg import SERIES, Drawing
 
 PANELS = ("ttft_p99", "tpot_p99", "e2el_p99", "slo_attainment", "ttft_mean", "tpot_mean", "e2el_mean")
 PANELS_AT_MOST = 3
+DECISIVE = ("slo_attainment", "request_goodput")
+"""Metrics that stand first in the table: they say which combination is best."""
 
 
 def page(folder: Path) -> Page:
@@ -45,7 +49,7 @@ def page(folder: Path) -> Page:
         best_run(experiment),
     ]
     chips = [(axis, ", ".join(map(str, document["axes"][axis]))) for axis in _axes(document)]
-    chips.append(("replicates", counted(document["replicates"])))
+    chips += [*setting_chips(experiment), ("replicates", counted(document["replicates"]))]
     tiles = _tiles(document, document["best"], curves)
     return page_of(experiment, f"{len(document['variants'])} combinations", chips, _alerts(document), tiles, sections)
 
@@ -118,7 +122,7 @@ def _panels(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _load(document: Mapping[str, Any]) -> Drawing | None:
     curves, panels = _curves(document), _panels(document)
-    return against_load(curves, panels) if curves and panels else None
+    return against_load(curves, panels, limits_of(document)) if curves and panels else None
 
 
 def _front(document: Mapping[str, Any]) -> Drawing | None:
@@ -208,8 +212,8 @@ def _alerts(document: Mapping[str, Any]) -> list[Alert]:
 
 
 def _table(document: Mapping[str, Any]) -> Table:
-    metrics, repeats = document["metrics"], document["replicates"]["count"]
-    axes = _axes(document)
+    repeats, axes = document["replicates"]["count"], _axes(document)
+    metrics = sorted(document["metrics"], key=lambda metric: metric["name"] not in DECISIVE)
     best = {entry["label"] for entry in document["best_by_rate"] or [document["best"]] if entry}
     rows = []
     for v in document["variants"]:

@@ -6,8 +6,9 @@ What they echo comes from files and options: it is escaped and shortened here, w
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 MOST_SHOWN = 200
@@ -69,9 +70,20 @@ def _shortened(text: str, most: int = MOST_SHOWN) -> str:
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:
-    """` (did you mean "x"?)` for the closest choice, or the list of choices when none is close."""
+    """` (did you mean "x"?)` for the closest choice, or the list of choices when none is close, of a long one its
+    beginning."""
     names = sorted(choices)
     close = difflib.get_close_matches(word[:MOST_SHOWN], names, n=1, cutoff=0.6)
     if close:
         return f' (did you mean "{close[0]}"?)'
-    return f" (choose from: {', '.join(names)})" if names else ""
+    if not names:
+        return ""
+    listed = _shorter(names, MOST_SHOWN - 20)
+    more = f" and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
+    return f" (choose from: {', '.join(listed)}{more})"
+
+
+def _shorter(names: Sequence[str], most: int) -> Sequence[str]:
+    """Return the first names that fit `most` characters, commas included; one at least."""
+    ends = itertools.accumulate(len(name) + 2 for name in names)
+    return names[: max(sum(end <= most for end in ends), 1)]

@@ -125,7 +125,7 @@ class MockerRadix(PrefixRadix):
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         prompt_end = self._prefilling.get(request)
         if prompt_end is None:
-            return super().grow(request, num_tokens, lookahead + 1)
+            return super().grow(request, num_tokens, lookahead + 1) or super().grow(request, num_tokens, lookahead)
         done = super().grow(request, num_tokens, lookahead)
         if done and request.num_computed_tokens + num_tokens >= prompt_end:
             self._prefilled.append(request)

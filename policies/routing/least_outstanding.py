@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from servesim.contracts.request import Request
-from servesim.contracts.router import ReplicaView, Router, routers
+from servesim.contracts.router import ReplicaView, Router, ready, routers
 
 
 @routers.register("least-outstanding")
@@ -13,4 +13,4 @@ class LeastOutstanding(Router):
     """Fewest waiting plus running requests; the lowest index among equals."""
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
-        return min(range(len(views)), key=lambda i: views[i].num_waiting + views[i].num_running)
+        return min(ready(views), key=lambda i: views[i].num_waiting + views[i].num_running)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from servesim.contracts.request import Request
-from servesim.contracts.router import ReplicaView, Router, routers
+from servesim.contracts.router import ReplicaView, Router, ready, routers
 
 
 @routers.register("round-robin")
 class RoundRobin(Router):
-    """The n-th request goes to replica n modulo the number of replicas."""
+    """The n-th request goes to replica n modulo the number of those that are ready. A request sent again after its
+    replica was lost counts again, as in sglang-router 0.3.2, smg 1.9.0 and vllm-router 0.1.17."""
 
     blind = True
-    _next = 0
+    _sent = 0
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
-        index = self._next
-        self._next = (index + 1) % self.num_replicas
+        choices = ready(views)
+        index = choices[self._sent % len(choices)]
+        self._sent += 1
         return index

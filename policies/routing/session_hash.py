@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from servesim import draws
 from servesim.contracts.request import Request
-from servesim.contracts.router import ReplicaView, Router, routers
+from servesim.contracts.router import ReplicaView, Router, ready, routers
 
 
 @routers.register("session-hash")
 class SessionHash(Router):
-    """A hash of the session's name modulo the number of replicas; of the request's own where it belongs to none."""
+    """A hash of the session's name modulo the number of those ready; of the request's own where it belongs to none."""
 
     blind = True
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
-        return draws.key(0, f"route {request.session or request.name}") % self.num_replicas
+        choices = ready(views)
+        return choices[draws.key(0, f"route {request.session or request.name}") % len(choices)]

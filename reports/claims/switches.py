@@ -181,28 +181,29 @@ def no_kv_cache(given: Given) -> Outcome:
     """Serve the same request with keys and values kept, and with every token recomputed in every step."""
     outcome = Outcome()
     told = given["told"]
-    kept, anew = _pair(given, told)
+    kept, recomputed = _pair(given, told)
     what = f"tokens computed for {told['output']} from {told['prompt']:,}, no cache"
-    note = f"{anew[0] + told['output']:,} if every step counts the token it produces"
-    outcome.near(what, 1e6, anew[0], "tokens", within=0.1, note=note)
+    note = f"{recomputed[0] + told['output']:,} if every step counts the token it produces"
+    outcome.near(what, 1e6, recomputed[0], "tokens", within=0.1, note=note)
     outcome.near(
         "tokens computed without a cache over those with one",
         4000,
-        anew[0] / kept[0],
+        recomputed[0] / kept[0],
         "x",
         within=0.1,
         otherwise="corrected",
         cause=f"with a cache the prompt is computed too: {kept[0]:,} tokens, not {told['output']}; "
-        f"{(anew[0] + told['output']) / kept[0]:.0f} x if every step counts the token it produces",
+        f"{(recomputed[0] + told['output']) / kept[0]:.0f} x if every step counts the token it produces",
     )
     for one in given["others"]:
-        kept, anew = _pair(given, one)
+        kept, recomputed = _pair(given, one)
         outcome.near(
             f"what the cache is worth in time, {one['prompt']:,} in, {one['output']:,} out",
             (10, 100),
-            anew[1] / kept[1],
+            recomputed[1] / kept[1],
             "x",
-            note=f"tokens {amount(anew[0] / kept[0])} x; {amount(anew[1], 's')} against {amount(kept[1], 's')}",
+            note=f"tokens {amount(recomputed[0] / kept[0])} x; "
+            f"{amount(recomputed[1], 's')} against {amount(kept[1], 's')}",
             cause="a step over some hundred tokens takes little longer than one over one: both read the weights",
         )
     return outcome

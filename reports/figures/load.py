@@ -28,8 +28,12 @@ class Curve:
     """Highest rate whose runs are long enough to say that it is stable."""
 
 
-def against_load(curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Draw a panel for each metric, a line for each variant; unstable points hollow, knees ringed."""
+def against_load(
+    curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]], limits: Mapping[str, float] | None = None
+) -> Drawing:
+    """Draw a panel for each metric, a line for each variant; unstable points hollow, knees ringed, `limits` (ms by
+    latency) dashed where they are not far above."""
+    marked = {m["name"]: ms for m in metrics if (ms := _limit(curves, m, limits or {})) is not None}
 
     def paint(figure: Any, narrow: bool) -> None:
         shape = (len(metrics), 1) if narrow else (1, len(metrics))
@@ -37,7 +41,10 @@ def against_load(curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]]) 
         for axes, metric in zip(grid, metrics, strict=True):
             for curve in curves:
                 _line(axes, curve, metric)
-            _axes(axes, metric, [v for c in curves for v in c.values[metric["name"]] if v is not None])
+            limit = marked.get(metric["name"])
+            _axes(axes, metric, [*_shown(curves, metric), *([] if limit is None else [limit])])
+            if limit is not None:
+                axes.axhline(limit, color=INK["rose"], linestyle=(0, (4, 3)), linewidth=1.3)
             axes.set_title(metric_words(metric["name"]))
             axes.set_xlabel("requests/s")
         high = figure.get_figheight() * 72
@@ -59,10 +66,22 @@ def against_load(curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]]) 
         caption += (
             " A ring marks the knee: the stable point farthest below the line from a curve's first point to its last."
         )
+    if marked:
+        caption += " Dashed: the limit."
     legend = tuple((c.colour, c.label) for c in curves)
     return wide(
         "latency_load", "Latency against load", alt + ".", paint, (320, 300 * len(metrics)), caption, legend=legend
     )
+
+
+def _shown(curves: Sequence[Curve], metric: Mapping[str, Any]) -> list[float]:
+    return [v for c in curves for v in c.values[metric["name"]] if v is not None]
+
+
+def _limit(curves: Sequence[Curve], metric: Mapping[str, Any], limits: Mapping[str, float]) -> float | None:
+    """Return the limit of a latency in ms; None where it is so far above all values that it would flatten them."""
+    name, values = metric["name"].rpartition("_")[0], _shown(curves, metric)
+    return limits[name] if name in limits and values and limits[name] <= 3 * max(values) else None
 
 
 def _knee(curve: Curve, metric: Mapping[str, Any]) -> float | None:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from servesim.experiments.run_metrics import Run
-from servesim.metrics.slo import parse_slo, split_slo
-from servesim.reports.experiment import Experiment, colours
+from servesim.reports.experiment import Experiment, colours, limits_of
 from servesim.reports.figures.latency import POINTS, mark_limit, scale
 from servesim.reports.svg import INK, Drawing, wide
 from servesim.reports.words import time_ms
@@ -28,11 +27,9 @@ def distributions(experiment: Experiment, labels: Sequence[str], more: str) -> D
         runs = [Run.load(experiment.path(address)) for address in experiment.addresses.get(label, [])]
         if runs:
             values[label] = {key: _latencies(runs, key) for key, _ in PANELS}
-    slo = experiment.document["workload"].get("slo") or {}
-    caption = "All completed requests of all replicates." + (" Dashed lines are the limits." if slo else "") + more
-    return overlay(
-        values, colours(list(values)), split_slo(parse_slo(slo))[0] if isinstance(slo, str) else slo, caption
-    )
+    limits = limits_of(experiment.document)
+    caption = "All completed requests of all replicates." + (" Dashed lines are the limits." if limits else "") + more
+    return overlay(values, colours(list(values)), limits, caption)
 
 
 def _latencies(runs: Sequence[Run], key: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -47,6 +48,8 @@ Examples:
 
 `servesim COMMAND --help` has examples of every command. Exit code 2: bad input, told in one line.
 """
+
+REPORT_BUGS = "please report it with the lines above to the maintainers named in CITATION.cff"
 
 app = typer.Typer(
     name="servesim",
@@ -101,7 +104,8 @@ app.command(epilog=WHY_EXAMPLES)(why)
 
 
 def main() -> None:
-    """Entry point. 0: done; 2: bad input; 1: a policy's bug; 130: interrupted. Errors are one line on stderr."""
+    """Entry point. 0: done; 2: bad input; 1: a bug, here or in a policy; 130: interrupted. Errors are one line on
+    stderr, below a traceback where the bug is here."""
     code = _guarded()
     if code == 130:
         # CPython kills itself by the signal, whatever the exit code, if it came while a string was executed
@@ -143,6 +147,10 @@ def _guarded() -> int:
         return 130
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except Exception:
+        traceback.print_exc()
+        typer.echo(f"error: a bug in servesim {__version__}, not in your input: {REPORT_BUGS}", err=True)
+        return 1
     if code == 130:
         typer.echo("interrupted: nothing was written", err=True)
     return code if isinstance(code, int) else 0

@@ -8,7 +8,7 @@ from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_al
 from servesim.contracts.params import NoParams, SchedulerParams
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
-from servesim.contracts.router import ReplicaView, Router, routers
+from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaView, Report, Router, ready, routers
 from servesim.contracts.scheduler import Defaults, Limits, Scheduler, check_samples, schedulers
 from servesim.contracts.speculator import Speculator, SpeculatorParams, speculators
 from servesim.plugins.registry import Registry, build_params
@@ -20,9 +20,11 @@ REGISTRIES: tuple[Registry[Any], ...] = (schedulers, kv_allocators, routers, spe
 __all__ = [
     "MISS",
     "REGISTRIES",
+    "WAIT",
     "AcceptanceModel",
     "Batch",
     "CostModel",
+    "Decision",
     "Defaults",
     "Hit",
     "Host",
@@ -30,11 +32,14 @@ __all__ = [
     "KVMemory",
     "Limits",
     "NoParams",
+    "Pair",
     "Plan",
     "PlanContext",
     "Price",
     "Registry",
+    "Reject",
     "ReplicaView",
+    "Report",
     "Request",
     "Router",
     "Scheduler",
@@ -48,6 +53,7 @@ __all__ = [
     "check_samples",
     "kv_allocators",
     "make",
+    "ready",
     "routers",
     "schedulers",
     "speculators",

@@ -99,6 +99,9 @@ class Request:
     """Drafts attached for verification in the next step."""
     num_preemptions: int = 0
 
+    replica: int = -1
+    """The replica it was sent to last; -1: none, or its samples were forked off another that was."""
+
     # Record of its life, filled in by the engine; -1: has not happened.
     scheduled_ns: int = -1
     first_token_ns: int = -1

@@ -7,13 +7,18 @@ from collections.abc import Callable
 import simpy
 from simpy.events import Event
 
-# At one instant: steps complete (by replica), KV comes from elsewhere, clients give up, requests arrive, schedulers
-# plan (by replica).
+# At one instant: engines report, requests arrive, steps complete (by replica), KV comes from elsewhere, replicas change
+# their states, clients give up, requests arrive that follow from any of that, those that wait in the router are asked
+# for again, schedulers plan (by replica). That arrivals come before the ends of steps is as in Dynamo's offline replay.
+REPORT = -2
+ARRIVE = -1
 COMPLETE = 0
-ARRIVE = 1 << 20
-ABORT = ARRIVE - 1
-LOADED = ARRIVE - 2
-PLAN = ARRIVE + 1
+FOLLOW = 1 << 20
+ABORT = FOLLOW - 1
+CHANGE = FOLLOW - 2
+LOADED = FOLLOW - 3
+RECALL = FOLLOW + 1
+PLAN = FOLLOW + 2
 
 
 class Clock(simpy.Environment):
@@ -22,6 +27,14 @@ class Clock(simpy.Environment):
     rejected: tuple[int, int] = (-1, -1)
     """(ns, replica) of the last plan that rejected a request, which may make another one arrive at that instant: after
     the plans of all replicas up to that one."""
+
+    background = 0
+    """Events in the queue that only come again and again, and keep nothing going by themselves."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether anything is to happen but for what comes again and again."""
+        return len(self._queue) > self.background
 
     @property
     def ns(self) -> int:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import NamedTuple
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
 
 from simpy.events import Event
 
 from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import KVAllocator
-from servesim.contracts.request import Request
-from servesim.contracts.router import Router
-from servesim.engine.clock import ABORT, ARRIVE, Clock
+from servesim.contracts.kv_events import KVEvent
+from servesim.contracts.request import Deadline, Request, State
+from servesim.contracts.router import WAIT, Decision, FinishStatus, Pair, Reject, Router, Views, life
+from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, RECALL, Clock
 from servesim.engine.core import EngineCore
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.memory import fast_memory
 from servesim.engine.fast.replica import FastReplica
 from servesim.engine.replica import Replica
+from servesim.engine.reports import Reporting
 from servesim.errors import PolicyError, UserError
 from servesim.plugins.user_policies import blaming
 from servesim.records.recorder import Recorder
@@ -44,7 +47,8 @@ class Cluster:
 
     `mode` is "fast" or "reference" (see MODES; the cores and their memory are made of its classes): the latter plans,
     prices and commits every step by itself, and fast mode equals it to the nanosecond. `only`: of all requests those
-    routed to these replicas are served, and the others are another process's (servesim.run.processes).
+    routed to these replicas are served, and the others are another process's (servesim.run.processes). `report_every`
+    and `report_lag`, in ns: the age of what the router sees (servesim.engine.reports); 0: it sees what is.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Cluster:
         recorder: Recorder | None = None,
         only: frozenset[int] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
+        report_every: int = 0,
+        report_lag: int = 0,
     ) -> None:
         parts = MODES[mode]
         self.clock = Clock()
@@ -74,10 +80,36 @@ class Cluster:
             if "future" in replica.core.kv.needs:
                 self._foretell(replica.core.kv)
         self._answers_matter = not workload.open_loop
-        self.num_sent = self.num_left = 0
+        self.num_arrived = self.num_left = 0
         self._on_progress = on_progress
         self._armed: Event | None = None
         self._armed_ns = -1
+        self.views = Views(self.replicas)
+        self.views.ready = range(len(self.replicas))
+        self.reporting: Reporting | None = None
+        if report_every:
+            self.reporting = Reporting(self, report_every, report_lag)
+        self._waiting: list[tuple[Any, int, Request, int]] = []  # a heap: key, count, request, output length
+        self._num_waited = 0
+        self._recalled = False
+        self._live()
+
+    def _live(self) -> None:
+        """Have the router told of what its class wants to hear."""
+        router, told = self.router, life(self.router)
+        router.clock = lambda: self.clock.ns  # type: ignore[method-assign]
+        self._tells_sent, self._tells_finish = "on_sent" in told, "on_finish" in told
+        self._forks = bool(self.replicas) and self.replicas[0].core.scheduler.samples == "fork"
+        for replica in self.replicas:
+            core = replica.core
+            if "on_prefill_done" in told:
+                core.on_first = self._first
+            if "on_output_block" in told:
+                core.step_plainly()
+                core.on_output = self._output
+            if "on_kv_events" in told and core.kv.shares:
+                replica.listen(self._cached)
+        self._block = router.output_block
 
     def _foretell(self, kv: KVAllocator) -> None:
         """Tell an oracle what will be asked of it."""
@@ -93,6 +125,11 @@ class Cluster:
         """Simulated time."""
         return self.clock.ns
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait in the router."""
+        return sum(request.state < State.FINISHED for _, _, request, _ in self._waiting)
+
     def run(self) -> None:
         """Serve everything. PolicyError where a policy breaks its contract or starves a request."""
         with self._blaming():
@@ -102,11 +139,12 @@ class Cluster:
         self.start()
         self.clock.run()
         self.recorder.close()
-        sent = self.num_sent + sum(r.core.num_forked for r in self.replicas)
-        lost = sent - self.num_left - sum(r.core.num_unfinished for r in self.replicas)
-        if lost:
-            raise PolicyError(f"{self._names()} at {self.now_ns} ns: {lost} requests are in no queue any more")
+        if held := self.num_waiting:
+            raise PolicyError(f"router {self.router.name} at {self.now_ns} ns: {held} requests wait in it without end")
+        arrived = self.num_arrived + sum(r.core.num_forked for r in self.replicas)
         stuck = sum(r.core.num_unfinished for r in self.replicas)
+        if lost := arrived - self.num_left - stuck:
+            raise PolicyError(f"{self._names()} at {self.now_ns} ns: {lost} requests are in no queue any more")
         if stuck or self.workload.remaining():
             raise PolicyError(f"{self._names()} at {self.now_ns} ns: plans nothing although {stuck} requests wait")
 
@@ -120,6 +158,8 @@ class Cluster:
 
     def start(self) -> None:
         """Wait for the first arrival; what `run` does before it lets the clock run."""
+        if self.reporting is not None:
+            self.reporting.start()
         self._arm()
 
     def step(self) -> bool:
@@ -136,7 +176,7 @@ class Cluster:
         due = self.workload.next_ns()
         if due is None or (self._armed is not None and self._armed_ns <= due):
             return
-        self._armed = self.clock.at(due, ARRIVE, self._arrive)
+        self._armed = self.clock.at(due, ARRIVE if due > self.clock.ns else FOLLOW, self._arrive)
         self._armed_ns = due
 
     def _arrive(self, event: Event) -> None:
@@ -149,31 +189,129 @@ class Cluster:
             if popped is None:
                 continue
             request, output_len = popped
-            parent = request.parent
-            if parent is not None and parent.replica >= 0:
-                index = parent.replica  # what belongs together is served together
-            else:
-                index = self.router.route(request, self.replicas)
-                if parent is not None:
-                    parent.replica = index
-            if not 0 <= index < len(self.replicas):
-                raise PolicyError(f"{self.router.name} at {now} ns: routes {request} to replica {index}")
-            if self._only is not None and index not in self._only:
-                continue
-            self.num_sent += 1
             for deadline in request.deadlines:
-                give_up = partial(self.replicas[index].give_up, request, deadline)
-                self.clock.at(max(deadline.ns, now), ABORT, give_up)
-            self.replicas[index].arrive(request, output_len)
+                self.clock.at(max(deadline.ns, now), ABORT, partial(self._give_up, request, deadline))
+            self.num_arrived += 1
+            decision = self._decide(request)
+            if decision is WAIT:
+                self._hold(request, output_len)
+            else:
+                self._act(request, output_len, decision)
         self._arm()
 
+    # What becomes of a request.
+
+    def _decide(self, request: Request) -> Decision:
+        parent = request.parent
+        if parent is not None and parent.replica >= 0:
+            return parent.replica  # what belongs together is served together
+        if not self.views.ready:
+            return WAIT
+        return self.router.route(request, self.views)
+
+    def _act(self, request: Request, output_len: int, decision: Decision) -> None:
+        if isinstance(decision, int):
+            self._send(request, output_len, decision)
+        elif isinstance(decision, Reject):
+            if self._only is None or 0 in self._only:
+                self._end(request, State.REJECTED, f"refused by the router ({decision.status})")
+        else:
+            assert isinstance(decision, Pair)
+            raise UserError(f"router {self.router.name} chooses a pair of replicas, but none here is for prompts alone")
+
+    def _send(self, request: Request, output_len: int, index: int) -> None:
+        if not 0 <= index < len(self.replicas):
+            raise PolicyError(f"{self.router.name} at {self.now_ns} ns: routes {request} to replica {index}")
+        if request.parent is not None:
+            request.parent.replica = index
+        if self._only is not None and index not in self._only:
+            self.num_arrived -= 1
+            return
+        request.replica = index
+        if self._tells_sent:
+            self.router.on_sent(request, index)
+        self.replicas[index].arrive(request, output_len)
+
+    def _end(self, request: Request, state: State, reason: str) -> None:
+        """Let a request leave that is with no replica."""
+        request.state, request.reason, request.finished_ns = state, reason, self.clock.ns
+        self.recorder.leave(request, -1)
+        self._left(request)
+
+    def _give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
+        """Cancel a request whose client's patience ends at this instant."""
+        if request.replica >= 0:
+            self.replicas[request.replica].give_up(request, deadline)
+        elif request.state < State.FINISHED:
+            self._end(request, State.ABORTED, deadline.reason)
+
     def _leave(self, request: Request) -> None:
+        self._left(request)
+        if self._tells_finish:
+            self._tell_finish(request)
+        if self._waiting:
+            self.recall()
+
+    def _left(self, request: Request) -> None:
         self.num_left += 1
         self.workload.on_finish(request, self.clock.ns)
         if self._answers_matter:
             self._arm()
         if self._on_progress is not None and self.num_left % PROGRESS_EVERY == 0:
             self._on_progress(self.now_ns, self.num_left)
+
+    # Requests that wait in the router.
+
+    def _hold(self, request: Request, output_len: int) -> None:
+        heappush(self._waiting, (self.router.queue_key(request), self._num_waited, request, output_len))
+        self._num_waited += 1
+
+    def recall(self) -> None:
+        """Have the router asked again for requests that wait in it, at the end of this instant."""
+        if self._waiting and not self._recalled:
+            self._recalled = True
+            self.clock.at(self.clock.ns, RECALL, self._recall)
+
+    def _recall(self, event: Event) -> None:
+        self._recalled = False
+        waiting = self._waiting
+        while waiting:
+            request = waiting[0][2]
+            if request.state < State.FINISHED:
+                decision = self._decide(request)
+                if decision is WAIT:
+                    return
+                self._act(request, waiting[0][3], decision)
+            heappop(waiting)
+
+    # What the router hears.
+
+    def _first(self, request: Request) -> None:
+        if request.replica >= 0:
+            self.router.on_prefill_done(request, request.replica)
+            self.recall()
+
+    def _output(self, request: Request, delivered: int) -> None:
+        block, tokens = self._block, request.num_tokens
+        if request.replica >= 0:
+            for _ in range(-(-(tokens - delivered) // block), -(-tokens // block)):
+                self.router.on_output_block(request, request.replica)
+                self.recall()
+
+    def _cached(self, replica: int, ns: int, event: KVEvent) -> None:
+        self.router.on_kv_events(replica, (event,))
+        self.recall()
+
+    def _tell_finish(self, request: Request) -> None:
+        parent = request.parent
+        if parent is not None and self._forks:
+            if parent.num_gone < len(parent.sent):
+                return
+            request = parent.members[0]
+        status: FinishStatus = "cancelled" if request.state is State.ABORTED else "failed"
+        if request.state is State.FINISHED:
+            status = "finished"
+        self.router.on_finish(request, request.replica, status)
 
     def _horizon(self) -> int | None:
         """Nanoseconds until each replica may have had an arrival; None: unknown."""

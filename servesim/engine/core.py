@@ -58,6 +58,10 @@ class EngineCore:
         """Called with (ns, how often): gaps between successive tokens of a request."""
         self.on_late: Callable[[int, list[Late]], None] = lambda now, late: None
         """Called with what a step delivered otherwise than one token to a request that got one from the step before."""
+        self.on_first: Callable[[Request], None] | None = None
+        """Called with each request whose first token is delivered, if anyone wants to know."""
+        self.on_output: Callable[[Request, int], None] | None = None
+        """Called with each request that is delivered tokens, and their number; only while steps are taken plainly."""
         self.committed_ns = -1
         """When the last step was committed."""
         self.checks = check
@@ -80,6 +84,9 @@ class EngineCore:
         if kv.shares and "events" not in kv.supports:
             raise UserError(f'kv {kv.name} does not tell which blocks it stores ("events" is not in its `supports`)')
         kv.on_event = on_event
+
+    def step_plainly(self) -> None:
+        """Take every step by itself, in fast mode too; to be called before the first step."""
 
     def connect(self, connector: Connector) -> None:
         """Let requests have KV that was computed elsewhere; to be called before the first step. UserError where a

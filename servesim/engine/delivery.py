@@ -41,6 +41,8 @@ def deliver(
                 continue
         if request.first_token_ns < 0:
             request.first_token_ns = now
+            if core.on_first is not None:
+                core.on_first(request)
             if request.parent is not None and request.parent.unforked:
                 to_fork.append(request)
             if delivered > 1:
@@ -51,6 +53,8 @@ def deliver(
             late.append((request.row, request._last_token_ns, delivered))
         request._last_token_ns = now
         core.tokens_since_output = 0
+        if core.on_output is not None:
+            core.on_output(request, delivered)
         if request._num_tokens >= request._end_tokens:
             finished.append(request)
     finished += tell(core, before, now, on_time, late, to_fork)

@@ -13,6 +13,7 @@ from servesim.contracts.connector import Connector
 from servesim.contracts.cost import CostModel
 from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.request import Deadline, Request, State
+from servesim.contracts.router import ReplicaState
 from servesim.engine.clock import COMPLETE, LOADED, PLAN, Clock
 from servesim.engine.core import EngineCore
 from servesim.errors import PolicyError
@@ -45,6 +46,7 @@ class Replica:
         self.cost = cost
         self.recorder = recorder
         self.depth = depth
+        self.state: ReplicaState = "ready"
         self.horizon: Callable[[], int | None] = lambda: None
         """Called for the nanoseconds until something may have arrived here; None: unknown."""
         core.on_leave = self._leave
@@ -66,6 +68,21 @@ class Replica:
     def num_running(self) -> int:
         """Requests that hold a slot here."""
         return len(self.core.scheduler.running)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of its KV memory that is in use, 0 to 1."""
+        self.settle()
+        usage = self.core.kv.usage()
+        return 1 - usage.free / self.core.kv.capacity_tokens
+
+    @property
+    def at_ns(self) -> int:
+        """Now: these figures have no age."""
+        return self.clock.ns
+
+    def settle(self) -> None:
+        """Have all that happened before this instant be done. Fast mode does it later, unless someone asks."""
 
     def listen(self, told: Callable[[int, int, KVEvent], None]) -> None:
         """Have the prefix cache tell of each block it stores and removes: `told` is called with (replica, ns, event).
@@ -92,7 +109,7 @@ class Replica:
         if not self.core.in_flight:
             self._want_plan()
 
-    def give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
+    def give_up(self, request: Request, deadline: Deadline) -> None:
         """Cancel a request whose client's patience ends at this instant, unless it got what the client waited for."""
         parent = request.parent
         if request.state >= State.FINISHED and (parent is None or request.sample != 1):

@@ -59,7 +59,7 @@ _TERMS = {
         made={object: "params memory", int: "num_blocks block_size capacity_tokens max_model_len"},
         has={int: "held_tokens copied_tokens", bool: "shares reserves grouped", frozenset: "needs supports"},
     ),
-    "Router": _Terms({"int": "route"}, required="route"),
+    "Router": _Terms({"Decision": "route"}, required="route"),
     "Speculator": _Terms(
         {"int": "limit verified depth host_ns", "bool": "follows steady", "None": "observe"},
         has={int: "max_drafts lookahead slots_per_request hash_lookahead width", bool: "expands"},
@@ -223,6 +223,7 @@ def _settlers() -> dict[str, tuple[type[Any], Callable[[Any], Any], str]]:
     nothing = type("nothing", (), {})
     return {
         "int": (int, _whole, _A[int]),
+        "Decision": (int, _decision, _A[int]),
         "bool": (bool, _truth, _A[bool]),
         "None": (type(None), lambda returned: None, "None"),
         "Usage": (nothing, usage, "a Usage of ints"),
@@ -235,6 +236,12 @@ def _settlers() -> dict[str, tuple[type[Any], Callable[[Any], Any], str]]:
 
 def _whole(number: Any) -> int:
     return number if isinstance(number, int) else operator.index(number)
+
+
+def _decision(decision: Any) -> Any:
+    from servesim.contracts.router import Pair, Reject, Wait
+
+    return decision if isinstance(decision, Pair | Reject | Wait) else _whole(decision)
 
 
 def _truth(truth: Any) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from servesim.errors import UserError, shown
 from servesim.metrics.requests import RequestColumns
 from servesim.records.recorder import Rows
+from servesim.run.intact import DIGESTS
 from servesim.run.result_files import (
     DELIVERIES,
     REQUESTS,
@@ -163,7 +164,7 @@ class Result:
             return cls(
                 summary,
                 scenario,
-                read_json(folder / TIMING),
+                {key: value for key, value in read_json(folder / TIMING).items() if key != DIGESTS},
                 folder / REQUESTS if scenario.stream else pq.read_table(folder / REQUESTS),
                 {file: folder / file for file in STREAMED},
                 pq.read_table(folder / SAMPLES) if (folder / SAMPLES).exists() else None,

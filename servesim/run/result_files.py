@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from servesim.errors import Interrupted, UserError
 from servesim.metrics.distribution import Numbers
 from servesim.records.recorder import LATE_COLUMNS, STEP_COLUMNS, Rows
+from servesim.run.intact import DIGESTS, digests
 
 SUMMARY, SCENARIO, TIMING = "summary.json", "scenario.yaml", "timing.json"
 REQUESTS, STEPS, DELIVERIES = "requests.parquet", "steps.parquet", "deliveries.parquet"
@@ -115,7 +116,8 @@ class ResultWriter:
                 pq.write_table(samples, self.partial / SAMPLES, compression="zstd")
             (self.partial / SUMMARY).write_text(to_json(summary), encoding="utf-8")
             (self.partial / SCENARIO).write_text(scenario_yaml, encoding="utf-8")
-            (self.partial / TIMING).write_text(to_json(timing), encoding="utf-8")
+            text = to_json({**timing, DIGESTS: digests(self.partial)})
+            (self.partial / TIMING).write_text(text, encoding="utf-8")
             try:
                 if page is not None:
                     page(self.partial)

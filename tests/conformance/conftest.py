@@ -56,6 +56,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
     if count("passed") or count("failed"):
         terminalreporter.write_line(f"conformance cases: {count('passed')} passed, {count('failed')} failed")
+        reports = [r for outcome in ("passed", "failed") for r in terminalreporter.stats.get(outcome, [])]
+        tallies = [value for r in reports for name, value in r.user_properties if name == "decisions and faults"]
+        if tallies:
+            decisions, faults = (sum(column) for column in zip(*tallies, strict=True))
+            terminalreporter.write_line(f"  {len(tallies)} router scripts: {decisions} decisions, {faults} faults")
         left_out = terminalreporter.config.stash.get(LEFT_OUT, [])
         if left_out:
             terminalreporter.write_line(f"  no runner yet for: {', '.join(left_out)}")

@@ -18,7 +18,14 @@ from servesim.contracts import (
     schedulers,
 )
 from servesim.engine.core import EngineCore
-from tests.conformance import runners_memory, runners_replay, runners_schedulers, runners_speculation, runners_tree
+from tests.conformance import (
+    runners_memory,
+    runners_replay,
+    runners_routers,
+    runners_schedulers,
+    runners_speculation,
+    runners_tree,
+)
 from tests.conformance.cases import Case, Tokens, expand, make_requests
 
 
@@ -234,8 +241,13 @@ class KVRun:
 
 RUNNERS: dict[str, Any] = {"scheduler": SchedulerRun, "kv_manager": KVRun}
 RUNNERS |= runners_memory.RUNNERS | runners_schedulers.RUNNERS | runners_speculation.RUNNERS | runners_tree.RUNNERS
-RUNNERS |= runners_replay.RUNNERS
+RUNNERS |= runners_replay.RUNNERS | runners_routers.RUNNERS
 
 
-def test_the_case_holds(case: Case) -> None:
-    RUNNERS[case["component"]](case).run(case)
+def test_the_case_holds(case: Case, record_property: Callable[[str, Any], None]) -> None:
+    run = RUNNERS[case["component"]](case)
+    try:
+        run.run(case)
+    finally:
+        if hasattr(run, "tally"):
+            record_property("decisions and faults", run.tally)

@@ -1,7 +1,7 @@
 """A prefix cache by itself: the prompts of a trace one after the other, no engine, nothing held while it runs.
 
 What a cache of so many blocks can find in a trace; published figures of that kind (Mooncake, FAST'25) leave the engine
-out, too. An engine finds less: it hashes full blocks only, computes the last token anew, and running requests hold
+out, too. An engine finds less: it hashes full blocks only, computes the last token again, and running requests hold
 blocks and fill others with what they generate.
 """
 

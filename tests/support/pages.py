@@ -30,7 +30,9 @@ class Elements(HTMLParser):
         assert self.open.pop() == tag
 
 
-SCRIPT = (Path(servesim.reports.__file__).parent / "page.js").read_text().strip()
+SCRIPT = "\n\n".join(
+    (Path(servesim.reports.__file__).parent / f"{name}.js").read_text().strip() for name in ("page", "zoom")
+)
 
 
 def assert_sound(html: str, figures: int) -> None:

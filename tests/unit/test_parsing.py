@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from servesim.contracts import schedulers
-from servesim.errors import UserError
+from servesim.errors import UserError, suggest
 from servesim.experiments.axes import split_values
 from servesim.parsing import policy_parts
 from servesim.run.scenario import policy_settings
@@ -37,3 +37,14 @@ def test_a_policy_on_a_drive_is_named_whole_wherever_it_is_named() -> None:
         schedulers.resolve(WINDOWS)
     with pytest.raises(UserError, match=r"name the class|does not exist"):
         schedulers.resolve(r"C:\x\spf.py")
+
+
+def test_choices_are_listed_as_far_as_a_line_goes() -> None:
+    assert suggest("zzz", ["b", "a"]) == " (choose from: a, b)"
+    many = [f"name_{i:03}" for i in range(100)]
+    told = suggest("zzz", many)
+    assert told.startswith(" (choose from: name_000, name_001, ")
+    listed = told.count("name_")
+    assert told.endswith(f" and {100 - listed} more)")
+    assert 100 < len(told) <= 230
+    assert suggest("zzz", ["x" * 500]).startswith(" (choose from: xxx")

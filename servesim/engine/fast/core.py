@@ -56,6 +56,9 @@ class FastCore(EngineCore):
         """See `EngineCore.listen`. Memory is stepped plainly then, like an allocator without a fast class: in lockstep
         blocks are published when one looks, not when they are full."""
         super().listen(on_event)
+        self.step_plainly()
+
+    def step_plainly(self) -> None:
         if self.memory is not None:
             self.memory.look = self.memory.note
         self.memory = self.lockstep = None

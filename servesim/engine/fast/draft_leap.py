@@ -80,6 +80,8 @@ def can_run(core: FastCore) -> bool:
             return False
     if depth == 1:
         return True
+    if core.on_first is not None and any(request.first_token_ns < 0 for request in first.sampled):
+        return False
     if not core.scheduler.limits.async_scheduling or first.stale is not None:
         return False
     if _verifies(first, drafts) and first.sampled == last.sampled:

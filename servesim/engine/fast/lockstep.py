@@ -249,9 +249,13 @@ class Lockstep(CounterKeeper):
 
     def dissolve(self, plan: Plan) -> None:
         """Let all members stand for themselves again, with counters of their own."""
-        self.queue, self.apart, self._served = [], [], []
-        if not self.members:
-            return
+        known, self.queue, self.apart, self._served = self.queue, [], [], []
+        if self.members:
+            self._let_go(plan)
+        for request in known:  # those that have left but not ended, too: from now on they stand anywhere
+            request._order = LAST
+
+    def _let_go(self, plan: Plan) -> None:
         if self.due:
             plan._tokens = dict.fromkeys(self.members, 1) | plan._tokens
             self.due = 0

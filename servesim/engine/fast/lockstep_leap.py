@@ -53,8 +53,8 @@ class LockstepLeap(Run):
         ends = [now] if past else []
         for step in core.in_flight:
             for request in step.sampled:
-                if request not in lockstep.members:
-                    most = min(most, len(ends))  # a request may end with it
+                if request not in lockstep.members or (core.on_first is not None and request.first_token_ns < 0):
+                    most = min(most, len(ends))  # a request may end with it, or someone waits for its first token
             ends.append(step.end_ns)
         m, retires = lockstep.steps_until_change(len(ends))
         # Nothing waits for the tokens of those that retire.

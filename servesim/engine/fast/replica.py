@@ -44,12 +44,12 @@ class FastReplica(Replica):
         elif not self.core.in_flight:
             self._want_plan()
 
-    def give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
+    def give_up(self, request: Request, deadline: Deadline) -> None:
         parent = request.parent
         if request.state >= State.FINISHED and (parent is None or request.sample != 1):
             return
         self.catch_up()
-        super().give_up(request, deadline, event)
+        super().give_up(request, deadline)
 
     def _loaded(self, request: Request, event: Event) -> None:
         self.catch_up()
@@ -76,6 +76,15 @@ class FastReplica(Replica):
             self._want_plan()
         else:
             self._await(core.in_flight[0].end_ns)
+
+    def settle(self) -> None:
+        """End a run at this instant, but leave a step that ends now to its own event."""
+        leap, self.leap = self.leap, None
+        if leap is None:
+            return
+        leap.cut(self._next_plan_from())
+        self._free_ns[0] = leap.land(self.fast, self.recorder, self.index)
+        self._await(self.core.in_flight[0].end_ns)
 
     def _next_plan_from(self) -> int:
         """Return the earliest time at which a plan may heed what happens now."""

@@ -100,6 +100,8 @@ def deliver_verified(core: EngineCore, step: Step, before: int, now: int) -> tup
         request._num_tokens = known + delivered
         if request.first_token_ns < 0:
             request.first_token_ns = now
+            if core.on_first is not None:
+                core.on_first(request)
             if request.parent is not None and request.parent.unforked:
                 to_fork.append(request)
             if delivered > 1:
@@ -109,6 +111,8 @@ def deliver_verified(core: EngineCore, step: Step, before: int, now: int) -> tup
         else:
             late.append((request.row, request._last_token_ns, delivered))
         request._last_token_ns = now
+        if core.on_output is not None:
+            core.on_output(request, delivered)
         if known + delivered >= request._end_tokens:
             finished.append(request)
         core.tokens_since_output = 0

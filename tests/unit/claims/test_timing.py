@@ -175,11 +175,11 @@ def test_engine_switches_are_all_told() -> None:
 
 def test_without_a_cache_every_step_computes_all_tokens_before_it() -> None:
     _, rows = run("no-kv-cache", others=[{"prompt": 64, "output": 64}])
-    anew = sum(4096 + i for i in range(256))
-    assert rows["tokens computed for 256 from 4,096, no cache"].simulated == f"{anew:,} tokens"
-    assert f"{anew + 256:,}" in rows["tokens computed for 256 from 4,096, no cache"].note
+    recomputed = sum(4096 + i for i in range(256))
+    assert rows["tokens computed for 256 from 4,096, no cache"].simulated == f"{recomputed:,} tokens"
+    assert f"{recomputed + 256:,}" in rows["tokens computed for 256 from 4,096, no cache"].note
     ratio = rows["tokens computed without a cache over those with one"]
-    assert (ratio.simulated, ratio.verdict) == (f"{anew / (4096 + 255):.0f} x", "corrected")
+    assert (ratio.simulated, ratio.verdict) == (f"{recomputed / (4096 + 255):.0f} x", "corrected")
 
 
 def test_steps_of_scenarios() -> None:

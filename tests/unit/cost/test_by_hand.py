@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from servesim.contracts.cost import NO_HOST, Batch
 from servesim.cost.attention import GridAttention, prefill_ns
+from servesim.cost.build import build_cost_model
 from servesim.cost.context_pricing import OverContexts, Pass
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, ROOFLINE, Curve, upper
 from servesim.cost.formula import Roofline
@@ -188,3 +191,38 @@ def test_before_the_first_known_version_the_earliest_terms_are_taken() -> None:
     assert earliest is not None
     assert latest is not None
     assert (earliest.engine, latest.engine) == ("vllm 0.12.0", "vllm 0.23.0")
+
+
+@pytest.mark.parametrize(("past", "over"), [(0, ""), (5, " over cached ones")])
+def test_prompts_beyond_the_tables_are_told_with_the_most_tokens_they_attend_to(past: int, over: str) -> None:
+    class Unknown(Prompts):
+        def at(self, count: float, each: float) -> tuple[float, int]:
+            return 1000.0, EXTRAPOLATED
+
+    known, unknown = (
+        Stage([], [], [AttentionLayers(GridAttention(Decodes(), prompts, 0.0, 0), 2)], ROOF)  # type: ignore[arg-type]
+        for prompts in (Prompts(), Unknown())
+    )
+    for new in (10, 7):
+        known.cost(Batch(new, [(new, 0)], sampled=1), new)
+        unknown.cost(Batch(new, [(new, past)], sampled=1), new)
+    assert known.extrapolated({}) == {}
+    assert unknown.extrapolated({}) == {"attention_prefill": f"prompt pieces{over}, up to {10 + past} tokens attended"}
+
+
+def test_a_prompt_chunk_that_samples_nothing_has_no_head() -> None:
+    assert stage().cost(Batch(10, [(10, 0)]), 10)[0] == 200 + 7 + 2 * 1000
+
+
+def test_norms_beyond_two_a_layer_are_in_every_layer() -> None:
+    """Two are in the linear operators' own time; llama-3.2-1b has 16 layers."""
+    two = ModelSpec.load("llama-3.2-1b")
+    times = []
+    for model in (two, replace(two, norms_per_layer=4)):
+        cost = build_cost_model(model, Gpu.load("h100"))
+        times.append(sum(o.curve.at(8) for o in cost._stages[0]._per_token if o.name == "norm"))
+        assert cost._stages[0]._throttled is None  # without host terms nothing is slowed down by power
+    cost = build_cost_model(replace(two, norms_per_layer=3), Gpu.load("h100"))
+    one_each = sum(o.curve.at(8) for o in cost._stages[0]._per_token if o.name == "norm") - times[0]
+    assert times[1] - times[0] == pytest.approx(2 * one_each)
+    assert one_each > 16 * 1000  # a kernel takes over a microsecond

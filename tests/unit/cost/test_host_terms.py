@@ -225,3 +225,8 @@ def test_a_wrong_tokenizer_time_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("front_in_per_token_by_model: {gpt-oss: -1}\n")
     with pytest.raises(UserError, match="front_in_per_token_by_model is -1"):
         HostTerms.load(tmp_path / "mine.yaml")
+
+
+def test_terms_that_nobody_named_take_no_time() -> None:
+    given = {name: value for name, value in HostTerms().to_dict().items() if value}
+    assert given == {}

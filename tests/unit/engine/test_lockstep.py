@@ -164,3 +164,19 @@ def test_what_a_scheduler_sees_as_a_request_arrives_is_the_state_of_that_instant
     world.cost, world.depth, world.asynchronous = ToyCost(fixed=1000, token=0, context=0), depth, depth > 1
     fast, _ = compared(world)
     assert fast.recorder.requests.column("row").tolist() == [0, 2, 1]
+
+
+def test_a_request_that_left_before_all_counters_were_written_is_forgotten_when_it_ends() -> None:
+    """Three steps in flight, planned ahead: the one token of request 2 is on its way while a preemption by sjf ends the
+    counting together. Then it ends, and memory is asked for it no more."""
+    world = World(
+        toy_trace([0, 285, 10_683, 19_399], [6, 2, 67, 84], [11, 60, 1, 4]),
+        kv="hybrid",
+        num_blocks=13,
+        windows=(None, 40),
+        scheduler="sjf",
+        max_num_batched_tokens=16,
+        depth=3,
+        asynchronous=True,
+    )
+    compared(world)

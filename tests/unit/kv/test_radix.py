@@ -104,7 +104,7 @@ def test_eviction_policies(policy: str, order: list[str]) -> None:
     assert gone(tree, 4) == order
 
 
-def test_tail_optimized_lru_first_takes_what_the_next_prompt_may_compute_anew() -> None:
+def test_tail_optimized_lru_first_takes_what_the_next_prompt_may_compute_again() -> None:
     """The next prompt of each conversation adds 2 tokens and may compute 5: of one of 9 tokens 6 must stay, of one of 3
     none. What is spare goes by time of use, XYZ and then GHI although that was used last; then the rest does."""
     tree = RadixTree(eviction_policy=tail_optimized(threshold=5, next_prompt_estimate=2))

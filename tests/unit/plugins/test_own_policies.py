@@ -44,7 +44,7 @@ ALIKE = {
         "",
         method("__init__(self, *args)", "super().__init__(*args)", "self.waiting = []"),
     ),
-    "waiting is sorted anew": (
+    "waiting is sorted again": (
         "scheduler",
         "",
         method("on_arrival(self, request)", "self.waiting = sorted([*self.waiting, request], key=lambda r: r.row)"),

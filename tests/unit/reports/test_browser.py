@@ -79,6 +79,31 @@ def test_a_broken_page_would_be_noticed(tmp_path: Path) -> None:
     assert "<title>width 508</title>" in opened(page)[0]
 
 
+def printed(page: Path) -> str:
+    """The text of a page on paper."""
+    from pypdf import PdfReader
+
+    paper = page.with_suffix(".pdf")
+    command = [
+        CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'profile'}",
+        f"--print-to-pdf={paper}", "--no-pdf-header-footer", page.as_uri(),
+    ]  # fmt: skip
+    subprocess.run(command, capture_output=True, check=True, timeout=120)
+    return "".join(sheet.extract_text() for sheet in PdfReader(paper).pages)
+
+
+@pytest.mark.parametrize("kind", ["compare", "sweep", "capacity"])
+def test_paper_loses_no_column(kind: str, tmp_path: Path) -> None:
+    PAGES[kind](tmp_path / "result")
+    page = tmp_path / "page.html"
+    page.write_text(servesim.report(tmp_path / "result"))
+    text = "".join(printed(page).split())
+    rows = re.findall(r"<tr>(.*?)</tr>", page.read_text(), re.S)
+    last = [re.sub(r"<[^>]*>", "", unescape(re.split(r"<t[hd][^>]*>", row)[-1])) for row in rows]
+    assert len(last) > 5
+    assert [cell for cell in last if "".join(cell.split()) not in text] == []
+
+
 HANDS = """<script>
 const found = [];
 const shown = (id) => [...document.querySelectorAll(`#${id} svg`)].find((svg) => svg.getBoundingClientRect().width);
@@ -130,6 +155,68 @@ def test_a_page_tells_values_by_pointer_and_keys_hides_series_sorts_tables_and_l
     assert [_ms(mean) for mean in after] == sorted(_ms(mean) for mean in before)
     assert led
     assert csv == '"panel","series","x","y","x_end"'
+
+
+ZOOMED = """<script>
+{
+const found = [];
+const shown = (id) => [...document.querySelectorAll(`#${id} svg`)].find((svg) => svg.getBoundingClientRect().width);
+const axes = (id) => JSON.parse(shown(id).dataset.axes)[0].x;
+const send = (svg, type, x, y, more = {}) => {
+  const at = new DOMPoint(x, y).matrixTransform(svg.getScreenCTM());
+  svg.dispatchEvent(new PointerEvent(type, { clientX: at.x, clientY: at.y, bubbles: true, ...more }));
+};
+const svg = shown("timeline");
+const whole = axes("timeline");
+const drawn = svg.innerHTML;
+const [panel] = panels(svg);
+const [left, top, right, bottom] = panel.box;
+const points = panel.lines[0].points;
+const mid = points.find(([x]) => x > left + (right - left) * 0.5);
+const said = inValues(panel, mid)[1];
+const drag = (pointerType) => {
+  send(svg, "pointerdown", left + (right - left) * 0.25, top + 5, { pointerType });
+  send(svg, "pointermove", left + (right - left) * 0.75, top + 5, { pointerType });
+  send(svg, "pointerup", left + (right - left) * 0.75, top + 5, { pointerType });
+};
+drag("touch");
+found.push(axes("timeline").to === whole.to);
+drag("mouse");
+const part = axes("timeline");
+found.push([part.from / whole.to, part.to / whole.to], axes("kv_memory").to === part.to);
+const [narrow] = panels(svg);
+const wanted = left + 2 * (mid[0] - (left + right) / 2) + (right - left) / 2;
+const near = nearest(narrow.lines[0].points, wanted);
+found.push([near[0] - wanted, inValues(narrow, near)[1] - said]);
+const ticks = [...svg.querySelectorAll("text.zoomed")].map((text) => Number(text.textContent));
+found.push(ticks.length > 2 && ticks.every((tick) => tick >= part.from && tick <= part.to));
+found.push(!document.querySelector("#timeline .whole").hidden);
+dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
+found.push(axes("timeline").to === whole.to && document.querySelector("#timeline .whole").hidden);
+found.push(points.every(([x], i) => Math.abs(panels(svg)[0].lines[0].points[i][0] - x) < 0.11));
+const frame = svg.parentElement;
+for (const key of ["ArrowRight", "PageDown", "+"]) frame.dispatchEvent(new KeyboardEvent("keydown", { key }));
+found.push((axes("timeline").to - axes("timeline").from) / whole.to);
+document.title = JSON.stringify(found);
+}
+</script></body>"""
+
+
+def test_a_stretch_of_time_is_brushed_in_every_figure_and_given_back(tmp_path: Path) -> None:
+    PAGES["run"](tmp_path / "result")
+    page = tmp_path / "zoomed.html"
+    page.write_text(servesim.report(tmp_path / "result").replace("</body>", ZOOMED))
+    document, console = opened(page)
+    assert console == []
+    title = re.search(r"<title>(.*?)</title>", document, re.S)
+    assert title is not None
+    by_touch, part, linked, off, ticks, offered, back, points, by_key = json.loads(unescape(title[1]))
+    assert by_touch  # a finger scrolls
+    assert part == pytest.approx([0.25, 0.75], abs=0.005)
+    assert linked
+    assert off == pytest.approx([0, 0], abs=0.2)  # the same point, drawn where its time now is, means the same value
+    assert (ticks, offered, back, points) == (True, True, True, True)
+    assert by_key == pytest.approx(0.5, abs=0.01)
 
 
 def _ms(text: str) -> float:

@@ -18,6 +18,7 @@ from servesim.cli.app import app
 from servesim.experiments.knee import knee
 from servesim.reports.experiment import amount, change
 from servesim.reports.export import export
+from servesim.reports.figures.load import Curve, against_load
 from servesim.reports.page import report
 from servesim.reports.words import gpu_of, name_of
 from tests.support.pages import assert_sound
@@ -82,6 +83,22 @@ def test_a_sweep_shows_every_combination_and_its_failures(experiment: Callable[[
     assert "the model &lt;does&gt; not fit" in html
     for variant in document["variants"]:
         assert variant["label"] in html
+
+
+def test_a_comparison_says_above_what_its_variants_share(experiment: Callable[[str], Path]) -> None:
+    html = report(experiment("compare"))
+    chips = re.findall(r"<li><span>([^<]*)</span> ([^<]*)</li>", html)
+    assert {("weights", "bf16"), ("tensor parallel", "1"), ("limits", "TTFT ≤ 200 ms, TPOT ≤ 20 ms")} <= set(chips)
+
+
+def test_limits_of_latencies_are_drawn_under_load_unless_far_above() -> None:
+    metrics = [{"name": name, "unit": "ms", "latency": True} for name in ("ttft_p99", "tpot_mean", "e2el_p99")]
+    values = {"ttft_p99": [10.0, 40.0], "tpot_mean": [5.0, 6.0], "e2el_p99": [100.0, 900.0]}
+    curve = Curve("a", "blue", [1.0, 2.0], values, [True, True])
+    drawing = against_load([curve], metrics, {"ttft": 120.0, "tpot": 18.1})  # 3 times the highest, and above it
+    assert str(drawing.svg).count("stroke-dasharray") == 2  # on the wide drawing and on the narrow one
+    assert drawing.caption.endswith("Dashed: the limit.")
+    assert "Dashed" not in against_load([curve], metrics).caption
 
 
 def test_a_capacity_page_says_what_is_carried_and_between_what(experiment: Callable[[str], Path]) -> None:

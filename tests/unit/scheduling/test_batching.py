@@ -146,6 +146,6 @@ def test_sarathi_admits_only_whole_prompts_into_memory() -> None:
     assert requests[0]["num_preemptions"] == 0
 
 
-def test_without_a_kv_cache_every_step_computes_everything_anew() -> None:
+def test_without_a_kv_cache_every_step_computes_everything_again() -> None:
     steps = steps_of(World(toy_trace([0], [40], [8]), scheduler="no-cache"))
     assert [s["prefill_tokens"] for s in steps] == list(range(40, 48))

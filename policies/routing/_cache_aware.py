@@ -1,0 +1,91 @@
+"""Cache-aware routing of the SGLang router family: a prompt goes where its longest known prefix was sent, unless the
+replicas are out of balance; what versions differ in is in their own files."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.contracts.params import check_least
+from servesim.contracts.request import Request
+from servesim.contracts.router import ReplicaState, ReplicaView
+from servesim.policies.routing._in_flight import InFlightRouter
+from servesim.policies.routing._tenant_tree import Match, TenantTree
+
+
+@dataclass(frozen=True)
+class CacheAwareParams:
+    """Thresholds, with the defaults of the command line."""
+
+    cache_threshold: float = 0.3
+    """A prompt of which a larger share than this is known goes to a replica that knows it."""
+    balance_abs_threshold: int = 64
+    """Requests in flight by which the fullest replica may exceed the emptiest."""
+    balance_rel_threshold: float = 1.5
+    """Multiple of the emptiest replica's requests in flight that the fullest may have. Out of balance is what exceeds
+    both."""
+    eviction_interval_s: float = 60
+    max_tree_size: int = 67_108_864
+    """Characters of a replica's prompts that the tree keeps."""
+    chars_per_token: float = 4
+    """Characters of a token, for `max_tree_size`; the simulator's prompts have no text."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, "cache_threshold", "balance_abs_threshold", "balance_rel_threshold", "max_tree_size")
+        if not self.eviction_interval_s > 0 or not self.chars_per_token > 0:
+            raise ValueError("eviction_interval_s and chars_per_token must be more than 0")
+
+
+class CacheAware(InFlightRouter):
+    """The tree and the counts of all versions; `candidates` is what a version decides by."""
+
+    Params = CacheAwareParams
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        super().__init__(params, num_replicas)
+        self.tree = TenantTree(num_replicas)
+        self._found: Match | None = None
+        self._interval_ns = round(params.eviction_interval_s * 1e9)
+        self._evict_ns = self._interval_ns
+        self._limit = int(params.max_tree_size / params.chars_per_token)
+
+    @abstractmethod
+    def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
+        """Return the replicas one of which gets the request, all equally likely."""
+
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+        return self.pick(self.candidates(request, views))
+
+    def on_sent(self, request: Request, replica: int) -> None:
+        super().on_sent(request, replica)
+        self.tree.insert(request, replica, self._found)
+        self._found = None
+
+    def on_replica(self, replica: int, state: ReplicaState) -> None:
+        super().on_replica(replica, state)
+        if state == "ready":
+            self.tree.add(replica)
+        elif state in ("gone", "failed"):
+            self.tree.remove(replica)
+
+    def match(self, request: Request) -> tuple[float, Match]:
+        """Return the share of a prompt that is known, and where in the tree. Evicts first, if that was due."""
+        now = self.clock()
+        if now >= self._evict_ns:
+            self.tree.evict(self._limit)
+            self._evict_ns = (now // self._interval_ns + 1) * self._interval_ns
+        self._found = found = self.tree.match(request)
+        return (found.length / request.prompt_len if request.prompt_len else 0.0), found
+
+    def unbalanced(self, choices: Sequence[int]) -> bool:
+        """Whether the fullest replica exceeds the emptiest by more than both thresholds allow."""
+        loads = [self.load[i] for i in choices]
+        low, high = min(loads), max(loads)
+        params = self.params
+        return high - low > params.balance_abs_threshold and high > low * params.balance_rel_threshold
+
+    def emptiest(self, choices: Sequence[int]) -> int:
+        """Return the replica with the fewest requests in flight; the lowest index among equals."""
+        return min(choices, key=self.load.__getitem__)

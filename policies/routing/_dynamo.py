@@ -1,0 +1,184 @@
+"""Costs and bookings of NVIDIA Dynamo's KV router (crate dynamo-kv-router of ai-dynamo-runtime 1.6.1).
+
+Source: ai-dynamo/dynamo, lib/kv-router/src/scheduling and lib/llm/src/kv_router. In blocks, a request costs a replica
+the prefill that it adds to what is booked there and the KV that decoding then holds:
+
+    prefill = max((active prefill tokens + prompt) / block size - credit * blocks found, 0)
+    decode  = different blocks of live prompts, this one's among them, + blocks of answers
+    cost    = prefill_load_scale * prefill + decode + decode_active_request_weight * active requests
+
+Bookings are made when a request is sent: its blocks until it ends, the prompt tokens not found until its first token.
+Left out: tiers below the GPU's memory, shared pools, the selection function `lmetric`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import ceil, exp
+from typing import Any, Literal, NamedTuple
+
+from servesim.contracts.params import check_least
+from servesim.contracts.request import Request
+from servesim.contracts.router import WAIT, Decision, FinishStatus, ReplicaState, ReplicaView, ready
+from servesim.policies.routing._block_sets import BlockSets, block_keys
+from servesim.policies.routing._in_flight import InFlightRouter
+
+
+@dataclass(frozen=True)
+class DynamoParams:
+    """Weights of the cost, with the defaults of ai-dynamo-runtime 1.6.1."""
+
+    overlap_score_credit: float = 1.0
+    """Blocks of prefill that a block found saves (formerly kv-overlap-score-weight)."""
+    overlap_score_credit_decay: float = 0.0
+    """How much less it counts at a replica that has more prefill to do than another."""
+    prefill_load_scale: float = 1.0
+    decode_active_request_weight: float = 0.0
+    router_temperature: float = 0.0
+    """0: the least cost, drawn among equals; else by exp(-cost / temperature), costs scaled to 0 to 1."""
+    router_queue_threshold: float | None = None
+    """Requests wait in the router while every replica has more active prefill tokens than this multiple of
+    `max_num_batched_tokens`; None: never (1.6.1; 4.0 in 1.1.1)."""
+    max_num_batched_tokens: int = 8192
+    """The engine's, for the threshold."""
+    router_queue_policy: Literal["fcfs", "lcfs", "wspt"] = "fcfs"
+    """Order in which they leave: first or last come first, or shortest prompt first."""
+
+    def __post_init__(self) -> None:
+        check_least(
+            self, 0, "overlap_score_credit", "overlap_score_credit_decay", "prefill_load_scale",
+            "decode_active_request_weight", "router_temperature", "router_queue_threshold",
+        )  # fmt: skip
+        check_least(self, 1, "max_num_batched_tokens")
+
+
+class Counters(NamedTuple):
+    """What a request would find, by replica."""
+
+    overlap_blocks: list[int]
+    potential_prefill_tokens: list[int]
+    potential_decode_blocks: list[int]
+    active_requests: list[int]
+
+
+class Booking(NamedTuple):
+    """What a live request holds at its replica."""
+
+    keys: Sequence[Hashable]
+    prefill_tokens: int
+
+
+class DynamoRouter(InFlightRouter):
+    """Counts and costs; which blocks a replica has is up to subclasses."""
+
+    Params = DynamoParams
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        super().__init__(params, num_replicas)
+        self.active = BlockSets()
+        """Blocks of live prompts."""
+        self.prefill_tokens = [0] * num_replicas
+        """Prompt tokens booked and not done."""
+        self.output_blocks = [0] * num_replicas
+        self._bookings: dict[Request, Booking] = {}
+        self._asked: tuple[Request | None, Sequence[Hashable]] = (None, ())
+
+    @abstractmethod
+    def overlap(self, request: Request, keys: Sequence[Hashable]) -> list[int]:
+        """Return how many leading blocks of a prompt each replica has."""
+
+    def keys(self, request: Request) -> Sequence[Hashable]:
+        """Return the keys of a prompt's full blocks."""
+        if self._asked[0] is not request:
+            self._asked = request, block_keys(request, self.output_block)
+        return self._asked[1]
+
+    def counters(self, request: Request) -> Counters:
+        """Return what a request would find at each replica, before it is booked."""
+        size, keys, num = self.output_block, self.keys(request), len(self.load)
+        overlap = self.overlap(request, keys)
+        shared = self.active.leading(keys, num)
+        sizes = self.active.sizes
+        return Counters(
+            overlap,
+            [self.prefill_tokens[i] + request.prompt_len - overlap[i] * size for i in range(num)],
+            [sizes.get(i, 0) + len(keys) - shared[i] + self.output_blocks[i] for i in range(num)],
+            list(self.load),
+        )
+
+    def costs(self, request: Request, counters: Counters, choices: Sequence[int]) -> dict[int, float]:
+        """Return the cost of a request at each of the replicas that may be chosen."""
+        params, size = self.params, self.output_block
+        least = min(self.prefill_tokens[i] for i in choices)
+        prompt_blocks = max(ceil(request.prompt_len / size), 1)
+        costs = {}
+        for i in choices:
+            ahead = (self.prefill_tokens[i] - least) / size / prompt_blocks
+            credit = params.overlap_score_credit / (1 + params.overlap_score_credit_decay * ahead)
+            blocks = (self.prefill_tokens[i] + request.prompt_len) / size - credit * counters.overlap_blocks[i]
+            costs[i] = (
+                params.prefill_load_scale * max(blocks, 0.0)
+                + counters.potential_decode_blocks[i]
+                + params.decode_active_request_weight * self.load[i]
+            )
+        return costs
+
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
+        choices = ready(views)
+        threshold = self.params.router_queue_threshold
+        if threshold is not None:
+            most = threshold * self.params.max_num_batched_tokens
+            if all(self.prefill_tokens[i] > most for i in choices):
+                return WAIT
+        costs = self.costs(request, self.counters(request), choices)
+        least = min(costs.values())
+        if self.params.router_temperature > 0:
+            return self._drawn_by(costs, least)
+        return self.pick([i for i in choices if costs[i] == least])
+
+    def _drawn_by(self, costs: dict[int, float], least: float) -> int:
+        spread = max(costs.values()) - least
+        scale = spread * self.params.router_temperature
+        weights = {i: exp(-(cost - least) / scale) if spread else 1.0 for i, cost in costs.items()}
+        left = self.uniform() * sum(weights.values())
+        for i, weight in weights.items():
+            left -= weight
+            if left < 0:
+                return i
+        return next(reversed(weights))
+
+    def queue_key(self, request: Request) -> Any:
+        policy = self.params.router_queue_policy
+        return {"fcfs": 0, "lcfs": -request.arrival_ns, "wspt": request.prompt_len}[policy]
+
+    def on_sent(self, request: Request, replica: int) -> None:
+        keys = self.keys(request)
+        found = self.overlap(request, keys)[replica]
+        booking = Booking(keys, request.prompt_len - found * self.output_block)
+        super().on_sent(request, replica)
+        self._bookings[request] = booking
+        self.active.add(replica, keys)
+        self.prefill_tokens[replica] += booking.prefill_tokens
+        self._asked = None, ()
+
+    def on_prefill_done(self, request: Request, replica: int) -> None:
+        booking = self._bookings.get(request)
+        if booking is not None:
+            self.prefill_tokens[replica] -= booking.prefill_tokens
+            self._bookings[request] = booking._replace(prefill_tokens=0)
+
+    def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:
+        booking = self._bookings.pop(request, None)
+        if booking is None:
+            return  # a sample forked off another: never sent by itself
+        super().on_finish(request, replica, status)
+        self.prefill_tokens[replica] -= booking.prefill_tokens
+        self.active.discard(replica, booking.keys)
+
+    def on_replica(self, replica: int, state: ReplicaState) -> None:
+        super().on_replica(replica, state)
+        while len(self.output_blocks) <= replica:
+            self.output_blocks.append(0)
+            self.prefill_tokens.append(0)

@@ -1,0 +1,147 @@
+"""Weighted scorers of the llm-d router (commit ebab68792, the endpoint picker of the Gateway API inference extension).
+
+Source: llm-d/llm-d-router, pkg/epp. Each replica's score is the sum of weight x scorer, every scorer between 0 and 1;
+the highest is chosen, at random among equals. A scorer of one's own: subclass, and add to `scores`. The real one polls
+metrics every 50 ms: `router.report-every=0.05` is its default. Left out: predicted latency, LoRA affinity, flow
+control, metrics that went stale.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.contracts.params import check_least
+from servesim.contracts.request import Request
+from servesim.contracts.router import FinishStatus, ReplicaState, ReplicaView, ready
+from servesim.policies.routing._in_flight import InFlightRouter
+
+Scores = dict[int, float]
+QUEUE_MOST = 128
+"""Waiting requests at which the load-aware scorer gives 0."""
+TOKENS_MOST = 4_194_304
+"""Tokens in flight at which the token-load scorer gives 0."""
+
+
+@dataclass(frozen=True)
+class LlmDParams:
+    """Weights of the scorers (0: left out), with those of the default profile."""
+
+    prefix_weight: float = 3
+    """Blocks of the prompt that are known there, as a share."""
+    queue_weight: float = 2
+    """(most - waiting) / (most - least) over all replicas; 1 where all are equal."""
+    kv_utilization_weight: float = 2
+    """1 - share of KV memory in use."""
+    running_weight: float = 0
+    """As queue, over running requests."""
+    load_aware_weight: float = 0
+    """0.5 with an empty queue, falling to 0 at 128 waiting requests."""
+    token_load_weight: float = 0
+    """1 - prompt tokens in flight, by the router's own count, of 4,194,304."""
+    active_request_weight: float = 0
+    """1 for an idle replica, else (most - own) / most by requests in flight, by the router's own count."""
+    no_hit_lru_weight: float = 0
+    """For a prompt that no replica knows: 1 for the replica that was sent such a one longest ago, 0 for the last; else
+    0.5 for all."""
+    session_weight: float = 0
+    """1 for the replica that the session was sent to before."""
+    affinity_filter: float | None = None
+    """Keeps only replicas that know at least this share of what the best one knows (0.8 in llm-d's filter); None: all
+    are scored."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, *(name for name in self.__dataclass_fields__))
+
+
+class LlmDRouter(InFlightRouter):
+    """Filter, scorers and picker; what replicas are known to have cached is up to subclasses."""
+
+    Params = LlmDParams
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        super().__init__(params, num_replicas)
+        self.tokens = [0] * num_replicas
+        """Prompt tokens in flight, by replica."""
+        self._cold: dict[int, None] = {}  # replicas by when they were last sent a prompt that none knew
+        self._homes: dict[str, int] = {}
+        self._hit = False
+
+    @abstractmethod
+    def prefix_shares(self, request: Request) -> Sequence[float]:
+        """Return the share of the prompt's blocks that each replica is known to have."""
+
+    def scores(self, request: Request, views: Sequence[ReplicaView], shares: Sequence[float]) -> Scores:
+        """Return the weighted sum of all scorers for each replica that may be chosen."""
+        params, choices = self.params, self._kept(views, shares)
+        totals = dict.fromkeys(choices, 0.0)
+
+        def add(weight: float, scores: Scores) -> None:
+            if weight:
+                for i in choices:
+                    totals[i] += weight * min(max(scores[i], 0.0), 1.0)
+
+        waiting = {i: views[i].num_waiting for i in choices}
+        add(params.prefix_weight, {i: shares[i] for i in choices})
+        add(params.queue_weight, _relative(waiting))
+        add(params.kv_utilization_weight, {i: 1 - views[i].kv_usage for i in choices})
+        add(params.running_weight, _relative({i: views[i].num_running for i in choices}))
+        add(params.load_aware_weight, {i: 0.5 * (1 - min(n, QUEUE_MOST) / QUEUE_MOST) for i, n in waiting.items()})
+        add(params.token_load_weight, {i: 1 - min(self.tokens[i], TOKENS_MOST) / TOKENS_MOST for i in choices})
+        most = max(self.load[i] for i in choices) or 1
+        add(params.active_request_weight, {i: (most - self.load[i]) / most if self.load[i] else 1.0 for i in choices})
+        if params.no_hit_lru_weight:
+            add(params.no_hit_lru_weight, self._by_cold(choices))
+        home = self._homes.get(request.session, -1)
+        add(params.session_weight, {i: float(i == home) for i in choices})
+        return totals
+
+    def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
+        """Return the replicas with the highest score."""
+        shares = self.prefix_shares(request)
+        self._hit = any(shares)
+        totals = self.scores(request, views, shares)
+        best = max(totals.values())
+        return [i for i, total in totals.items() if total == best]
+
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+        return self.pick(self.candidates(request, views))
+
+    def on_sent(self, request: Request, replica: int) -> None:
+        super().on_sent(request, replica)
+        self.tokens[replica] += request.prompt_len
+        if request.session and self.params.session_weight:
+            self._homes[request.session] = replica
+        if not self._hit:
+            self._cold.pop(replica, None)
+            self._cold[replica] = None
+
+    def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:
+        super().on_finish(request, replica, status)
+        self.tokens[replica] -= request.prompt_len
+
+    def on_replica(self, replica: int, state: ReplicaState) -> None:
+        super().on_replica(replica, state)
+        while len(self.tokens) <= replica:
+            self.tokens.append(0)
+
+    def _kept(self, views: Sequence[ReplicaView], shares: Sequence[float]) -> Sequence[int]:
+        choices, least = ready(views), self.params.affinity_filter
+        if least is None:
+            return choices
+        best = max(shares[i] for i in choices)
+        return [i for i in choices if shares[i] >= least * best]
+
+    def _by_cold(self, choices: Sequence[int]) -> Scores:
+        if self._hit or len(choices) < 2:
+            return dict.fromkeys(choices, 0.5)
+        never = [i for i in choices if i not in self._cold]
+        order = never + [i for i in self._cold if i in choices]
+        return {i: 1 - rank / (len(order) - 1) for rank, i in enumerate(order)}
+
+
+def _relative(counts: dict[int, int]) -> Scores:
+    low, high = min(counts.values()), max(counts.values())
+    return {i: (high - n) / (high - low) if high > low else 1.0 for i, n in counts.items()}

@@ -1,0 +1,42 @@
+"""A ring for consistent hashing: replicas at 150 places each, keys to the next of them clockwise."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection
+from functools import lru_cache
+from hashlib import blake2b
+
+VIRTUAL_NODES = 150
+"""Places of a replica on the ring: smg, model_gateway/src/worker/hash_ring.rs."""
+
+
+class HashRing:
+    """Replicas by their indices. The original hashes URLs with BLAKE3; indices and BLAKE2b give other places with the
+    same statistics."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self._places: list[tuple[int, int]] = []
+        self._count = 0
+        self.grow(num_replicas)
+
+    def grow(self, num_replicas: int) -> None:
+        """Enter replicas up to an index."""
+        new = range(self._count, num_replicas)
+        self._places += [(_place(f"replica-{i}#{k}"), i) for i in new for k in range(VIRTUAL_NODES)]
+        self._places.sort()
+        self._count = max(self._count, num_replicas)
+
+    def find(self, key: str, choices: Collection[int]) -> int:
+        """Return the first of the replicas in `choices` clockwise from a key's place."""
+        start = bisect_left(self._places, (_place(key), -1))
+        for i in range(len(self._places)):
+            _, replica = self._places[(start + i) % len(self._places)]
+            if replica in choices:
+                return replica
+        raise ValueError("no replica may be chosen")
+
+
+@lru_cache(maxsize=65_536)
+def _place(key: str) -> int:
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")

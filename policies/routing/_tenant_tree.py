@@ -1,0 +1,191 @@
+"""The approximate prefix tree of SGLang's routers: which replica was sent which text, as far as a router can know.
+
+A radix tree over prompts (sglang-router 0.3.2, src/tree.rs, and its successors). Where the original compares
+characters, nodes here know the identity of every prefix by its content (`PromptContent.prefix_key`): a step down the
+tree is one comparison, and the place where two prompts part is found by bisection. Lengths are in the unit of the
+prompts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable
+
+from servesim.contracts.kv_events import key_of
+from servesim.contracts.request import Request
+
+REFRESH_EVERY = 8
+"""A match refreshes the last use of what it found only at epochs that are multiples of this."""
+
+
+class Node:
+    """The part of prompts from `start` to `end`, and the tenants that were sent it."""
+
+    __slots__ = ("children", "creator", "end", "end_key", "key", "origin", "parent", "start", "tenants")
+
+    def __init__(self, parent: Node | None, start: int, end: int, origin: Request | None, creator: int | None) -> None:
+        self.parent = parent
+        self.start = start
+        self.end = end
+        self.origin = origin
+        """The request that it was first entered for."""
+        self.key: Hashable = _prefix(origin, start + 1) if origin is not None else None
+        """Under which its parent has it: the prefix up to its first token."""
+        self.end_key: Hashable = _prefix(origin, end) if origin is not None else None
+        """The prefix up to its end."""
+        self.creator = creator
+        """The tenant that answers for it: the one that created it, as long as that is one of its tenants."""
+        self.children: dict[Hashable, Node] = {}
+        self.tenants: dict[int, int] = {}
+        """Tenants with the epoch of their last use."""
+
+
+class Match:
+    """The longest prefix of a prompt in the tree."""
+
+    __slots__ = ("inserts", "length", "node", "request")
+
+    def __init__(self, request: Request, node: Node, length: int, inserts: int) -> None:
+        self.request = request
+        self.node = node
+        """The node it ends in, whose end may lie further."""
+        self.length = length
+        self.inserts = inserts
+        """Insertions before it: later ones may have changed what it says."""
+
+
+class TenantTree:
+    """Prefixes with the tenants that were sent them; a tenant of a node is one of all nodes above it."""
+
+    def __init__(self, tenants: int) -> None:
+        self.root = Node(None, 0, 0, None, None)
+        self.sizes: dict[int, int] = {}
+        """Length of all nodes of a tenant."""
+        self._epoch = 0
+        self._inserts = 0
+        for tenant in range(tenants):
+            self.add(tenant)
+
+    def add(self, tenant: int) -> None:
+        """Enter a tenant that was sent nothing yet."""
+        self.sizes.setdefault(tenant, 0)
+        self.root.tenants[tenant] = self._tick()
+
+    def match(self, request: Request) -> Match:
+        """Return the longest prefix of a prompt that is here; counts as a use."""
+        found = self._find(request)
+        tenant = self.owner(found.node)
+        epoch = self._tick()
+        if tenant is not None and epoch % REFRESH_EVERY == 0:
+            found.node.tenants[tenant] = epoch
+        return found
+
+    def owner(self, node: Node) -> int | None:
+        """Return the tenant that answers for a node; None: it has none."""
+        if node.creator is None or node.creator not in node.tenants:
+            node.creator = next(iter(node.tenants), None)
+        return node.creator
+
+    def insert(self, request: Request, tenant: int, found: Match | None = None) -> None:
+        """Enter a prompt for a tenant. `found`: an earlier match of it, which saves the search."""
+        if found is None or found.request is not request or found.inserts != self._inserts:
+            found = self._find(request)
+        self._inserts += 1
+        node = found.node
+        if node.end > found.length:
+            node = self._split(node, found.length)
+        if request.content is not None and found.length < request.prompt_len:
+            leaf = Node(node, found.length, request.prompt_len, request, tenant)
+            node.children[leaf.key] = leaf
+            node = leaf
+        above: Node | None = node
+        while above is not None and tenant not in above.tenants:
+            above.tenants[tenant] = 0
+            self.sizes[tenant] = self.sizes.get(tenant, 0) + above.end - above.start
+            above = above.parent
+        node.tenants[tenant] = self._tick()
+
+    def evict(self, limit: int) -> None:
+        """Drop the least recently used leaves of each tenant whose size exceeds `limit`, until it fits."""
+        for tenant, size in self.sizes.items():
+            if size > limit:
+                self._evict(tenant, limit)
+
+    def remove(self, tenant: int) -> None:
+        """Forget a tenant."""
+        if tenant in self.sizes:
+            self._evict(tenant, -1)
+            del self.sizes[tenant]
+            self.root.tenants.pop(tenant, None)
+
+    def _evict(self, tenant: int, limit: int) -> None:
+        heap: list[tuple[int, int, Node]] = []
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            below = [child for child in node.children.values() if tenant in child.tenants]
+            stack += below
+            if not below and node is not self.root:
+                heap.append((node.tenants[tenant], len(heap), node))
+        heapq.heapify(heap)
+        order = len(heap)
+        while heap and self.sizes[tenant] > limit:
+            _, _, node = heapq.heappop(heap)
+            parent = node.parent
+            assert parent is not None
+            del node.tenants[tenant]
+            self.sizes[tenant] -= node.end - node.start
+            if not node.tenants:
+                del parent.children[node.key]
+            if parent is not self.root and not any(tenant in child.tenants for child in parent.children.values()):
+                heapq.heappush(heap, (parent.tenants[tenant], order, parent))
+                order += 1
+        self._inserts += 1  # matches found before hold no more
+
+    def _find(self, request: Request) -> Match:
+        node, length = self.root, 0
+        while request.content is not None and length < request.prompt_len:
+            child = node.children.get(_prefix(request, length + 1))
+            if child is None:
+                break
+            node = child
+            if child.end > request.prompt_len or _prefix(request, child.end) != child.end_key:
+                length = _common(child, request)
+                break
+            length = child.end
+        return Match(request, node, length, self._inserts)
+
+    def _split(self, node: Node, length: int) -> Node:
+        """Cut a node in two where a prompt of `length` parts from it; return the upper one."""
+        parent = node.parent
+        assert parent is not None
+        upper = Node(parent, node.start, length, node.origin, node.creator)
+        upper.tenants = dict(node.tenants)
+        parent.children[node.key] = upper
+        node.parent, node.start = upper, length
+        node.key = _prefix(node.origin, length + 1)
+        upper.children[node.key] = node
+        return upper
+
+    def _tick(self) -> int:
+        self._epoch += 1
+        return self._epoch - 1
+
+
+def _prefix(request: Request | None, stop: int) -> Hashable:
+    """Return the identity of a prompt's first `stop` tokens."""
+    assert request is not None
+    assert request.content is not None
+    return key_of(request.content.prefix_key(stop), request.salt)
+
+
+def _common(node: Node, request: Request) -> int:
+    """Return up to where a prompt whose token after `node.start` is the node's agrees with the node."""
+    low, high = node.start + 1, min(node.end, request.prompt_len)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _prefix(request, middle) == _prefix(node.origin, middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,39 @@
+"""Consistent hashing of routing keys: smg 1.9.0 (consistent_hashing) and vllm-router 0.1.17 (consistent_hash).
+
+A key stays with its replica while that lives, and only the keys of a replica that goes move. A request without a key
+goes anywhere, as recorded from both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from servesim.contracts.request import Request
+from servesim.contracts.router import ReplicaView, Router, ready, routers
+from servesim.policies.routing._ring import HashRing
+
+
+@dataclass(frozen=True)
+class ConsistentHashParams:
+    """What a routing key is."""
+
+    key: Literal["session", "tenant"] = "session"
+
+
+@routers.register("consistent-hash")
+class ConsistentHash(Router):
+    """The first ready replica clockwise from the key's place on a ring with 150 places of each replica."""
+
+    Params = ConsistentHashParams
+    blind = True
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        super().__init__(params, num_replicas)
+        self._ring = HashRing(num_replicas)
+
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+        self._ring.grow(len(views))
+        key = request.session if self.params.key == "session" else request.tenant
+        return self._ring.find(key, ready(views)) if key else self.pick(ready(views))

@@ -1,0 +1,79 @@
+"""The llm-d router with its default profile: queue, KV use and approximate prefixes, weighted.
+
+Scorers are in `_llm_d`. Approximate: each replica's cache is taken to hold the last 31,250 blocks of 64 tokens that
+were sent there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.contracts.params import check_least
+from servesim.contracts.request import Request
+from servesim.contracts.router import ReplicaState, routers
+from servesim.policies.routing._block_sets import BlockSets, block_keys
+from servesim.policies.routing._llm_d import LlmDParams, LlmDRouter
+
+
+@dataclass(frozen=True)
+class ApproximateParams(LlmDParams):
+    """Weights of the scorers (0: left out), with those of the default profile."""
+
+    block_size: int = 64
+    """Tokens of a block."""
+    lru_blocks: int = 31_250
+    """Blocks by replica that are remembered."""
+    longest_prefix: int = 131_072
+    """Tokens at the beginning of a prompt that are considered."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "block_size", "lru_blocks", "longest_prefix")
+
+
+@routers.register("llm-d")
+class LlmD(LlmDRouter):
+    """The highest sum of weighted scores, prefixes by what was sent where."""
+
+    Params = ApproximateParams
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        super().__init__(params, num_replicas)
+        self.index = BlockSets()
+        self._used: list[dict[Hashable, None]] = [{} for _ in range(num_replicas)]  # least recently used first
+        self._asked: tuple[Request | None, Sequence[Hashable]] = (None, ())
+
+    def prefix_shares(self, request: Request) -> Sequence[float]:
+        keys = self._keys(request)
+        if not keys:
+            return [0.0] * len(self.load)
+        return [found / len(keys) for found in self.index.leading(keys, len(self.load))]
+
+    def on_sent(self, request: Request, replica: int) -> None:
+        super().on_sent(request, replica)
+        used = self._used[replica]
+        keys = self._keys(request)
+        self.index.add(replica, [key for key in keys if key not in used])
+        for key in keys:
+            used.pop(key, None)
+            used[key] = None
+        gone = [key for key, _ in zip(used, range(len(used) - self.params.lru_blocks), strict=False)]
+        for key in gone:
+            del used[key]
+        self.index.discard(replica, gone)
+
+    def on_replica(self, replica: int, state: ReplicaState) -> None:
+        super().on_replica(replica, state)
+        while len(self._used) <= replica:
+            self._used.append({})
+        if state in ("gone", "failed"):
+            self._used[replica].clear()
+            self.index.clear(replica)
+
+    def _keys(self, request: Request) -> Sequence[Hashable]:
+        if self._asked[0] is not request:
+            size = self.params.block_size
+            self._asked = request, block_keys(request, size)[: self.params.longest_prefix // size]
+        return self._asked[1]

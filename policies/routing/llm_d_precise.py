@@ -1,0 +1,82 @@
+"""The llm-d router with precise prefixes: what engines tell of their caches, weighted with queue and KV use.
+
+Scorers are in `_llm_d`. Blocks are the engine's own; a prompt just sent counts as cached for 2 s, so that a burst of
+equal prompts does not scatter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.contracts.kv_events import BlockRemoved, BlockStored, KVEvent
+from servesim.contracts.request import Request
+from servesim.contracts.router import ReplicaState, routers
+from servesim.policies.routing._block_sets import BlockSets, block_keys
+from servesim.policies.routing._llm_d import LlmDParams, LlmDRouter
+
+
+@dataclass(frozen=True)
+class PreciseParams(LlmDParams):
+    """Weights of the scorers (0: left out), with those of llm-d's guide."""
+
+    prefix_weight: float = 2
+    queue_weight: float = 1
+    kv_utilization_weight: float = 1
+    speculative_ttl_s: float = 2
+    """Seconds for which a prompt that was sent is taken for cached; 0: not at all."""
+
+
+@routers.register("llm-d-precise")
+class LlmDPrecise(LlmDRouter):
+    """The highest sum of weighted scores, prefixes by the engines' KV events."""
+
+    Params = PreciseParams
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        super().__init__(params, num_replicas)
+        self.index = BlockSets()
+        self._speculative: deque[tuple[int, int, Sequence[Hashable]]] = deque()  # expiry, replica, blocks
+        self._asked: tuple[Request | None, Sequence[Hashable]] = (None, ())
+
+    def prefix_shares(self, request: Request) -> Sequence[float]:
+        while self._speculative and self._speculative[0][0] <= self.clock():
+            _, replica, blocks = self._speculative.popleft()
+            self.index.discard(replica, blocks)
+        keys = self._keys(request)
+        if not keys:
+            return [0.0] * len(self.load)
+        return [found / len(keys) for found in self.index.leading(keys, len(self.load))]
+
+    def on_sent(self, request: Request, replica: int) -> None:
+        super().on_sent(request, replica)
+        if self.params.speculative_ttl_s:
+            keys = self._keys(request)
+            self.index.add(replica, keys)
+            expiry = self.clock() + round(self.params.speculative_ttl_s * 1e9)
+            self._speculative.append((expiry, replica, keys))
+
+    def on_kv_events(self, replica: int, events: Sequence[KVEvent]) -> None:
+        for event in events:
+            if isinstance(event, BlockStored):
+                self.index.add(replica, event.keys)
+            elif isinstance(event, BlockRemoved):
+                self.index.discard(replica, event.keys)
+            else:
+                self._forget(replica)
+
+    def on_replica(self, replica: int, state: ReplicaState) -> None:
+        super().on_replica(replica, state)
+        if state in ("gone", "failed"):
+            self._forget(replica)
+
+    def _forget(self, replica: int) -> None:
+        self.index.clear(replica)
+        self._speculative = deque(entry for entry in self._speculative if entry[1] != replica)
+
+    def _keys(self, request: Request) -> Sequence[Hashable]:
+        if self._asked[0] is not request:
+            self._asked = request, block_keys(request, self.output_block)
+        return self._asked[1]

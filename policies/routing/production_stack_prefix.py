@@ -1,0 +1,87 @@
+"""The prefixaware routing of the vLLM production stack's router 0.1.12 (commit a6c01db0).
+
+Source: vllm-project/production-stack, src/vllm_router/routers/routing_logic.py and prefix/hashtrie.py. It knows what it
+sent to whom, in chunks of 128 characters, and forgets nothing; load does not count. A last part of a prompt that is
+shorter than a chunk is not compared here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.contracts.params import check_least
+from servesim.contracts.request import Request
+from servesim.contracts.router import ReplicaState, ReplicaView, Router, ready, routers
+from servesim.policies.routing._tenant_tree import Match, TenantTree
+
+WINDOW_NS = 60 * 10**9
+"""Time over which the real router counts requests per second."""
+
+
+@dataclass(frozen=True)
+class ProductionStackParams:
+    """What counts as known, with the defaults of version 0.1.12."""
+
+    chunk_chars: int = 128
+    chars_per_token: float = 4
+    """Characters of a token; the simulator's prompts have no text."""
+    min_match_length: int = 0
+    """Characters; a shorter match goes to the replica with the fewest requests in the last 60 s."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "chunk_chars")
+        check_least(self, 0, "min_match_length")
+        if not self.chars_per_token > 0:
+            raise ValueError("chars_per_token must be more than 0")
+
+
+@routers.register("production-stack-prefix-aware")
+class ProductionStackPrefixAware(Router):
+    """Any of the replicas that were sent the longest known prefix; any at all where nothing is known."""
+
+    Params = ProductionStackParams
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        super().__init__(params, num_replicas)
+        self.tree = TenantTree(num_replicas)
+        self._chunk = max(round(params.chunk_chars / params.chars_per_token), 1)
+        self._least = params.min_match_length / params.chars_per_token
+        self._found: Match | None = None
+        self._sent: list[deque[int]] = [deque() for _ in range(num_replicas)]
+
+    def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
+        """Return the replicas one of which gets the request, all equally likely."""
+        choices = ready(views)
+        self._found = found = self.tree.match(request)
+        length = found.length - found.length % self._chunk
+        if length < self._least:
+            return [min(choices, key=lambda i: self._recent(i, self.clock()))]
+        node = found.node
+        while node.parent is not None and node.parent.end >= length:
+            node = node.parent
+        return [i for i in choices if i in node.tenants] or choices
+
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+        return self.pick(self.candidates(request, views))
+
+    def on_sent(self, request: Request, replica: int) -> None:
+        self.tree.insert(request, replica, self._found)
+        if self._least:
+            self._sent[replica].append(self.clock())
+
+    def on_replica(self, replica: int, state: ReplicaState) -> None:
+        while len(self._sent) <= replica:
+            self._sent.append(deque())
+        if state == "ready":
+            self.tree.add(replica)
+        elif state == "gone":
+            self.tree.remove(replica)
+
+    def _recent(self, replica: int, now_ns: int) -> int:
+        sent = self._sent[replica]
+        while sent and sent[0] < now_ns - WINDOW_NS:
+            sent.popleft()
+        return len(sent)

@@ -1,0 +1,34 @@
+"""The cache_aware policy of sglang-router 0.3.2, its default: longest known prefix, or the emptiest replica.
+
+Source: sgl-project/sglang, sgl-model-gateway/src/policies/cache_aware.rs and tree.rs. It looks at no metrics of the
+engines: all it knows it counts by itself. A shared system prompt stays with the replica that had it first, until that
+is out of balance: the policy's known hot spot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from servesim.contracts.request import Request
+from servesim.contracts.router import ReplicaView, ready, routers
+from servesim.policies.routing._cache_aware import CacheAware
+
+
+@routers.register("sglang-cache-aware")
+class SglangCacheAware(CacheAware):
+    """Out of balance: the emptiest replica (lowest index). Else, where more than `cache_threshold` of the prompt is
+    known, the replica for which the deepest node was created; else the emptiest."""
+
+    def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
+        choices = ready(views)
+        if self.unbalanced(choices):
+            return [self.emptiest(choices)]
+        rate, found = self.match(request)
+        owner = self.tree.owner(found.node) if rate > self.params.cache_threshold else None
+        if owner is None:
+            return [self.emptiest(choices)]
+        return [owner] if owner in choices else self.elsewhere(choices)
+
+    def elsewhere(self, choices: Sequence[int]) -> Sequence[int]:
+        """Return the replicas for a prompt whose own is not ready."""
+        return [choices[0]]

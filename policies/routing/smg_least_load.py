@@ -1,0 +1,76 @@
+"""The least_load policy of smg 1.13.0: the least expected wait by the engines' reports; without them the emptiest.
+
+Source: lightseekorg/smg, model_gateway/src/policies/least_load.rs. The real one polls waiting uncached tokens and the
+tokens/s generated; here reports have waiting requests and KV use, so `tokens_per_request` stands for the tokens of a
+waiting request and `tokens_per_s` for the throughput (the real one's values where it has none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.contracts.params import check_least
+from servesim.contracts.request import Request
+from servesim.contracts.router import ReplicaState, ReplicaView, Report, ready, routers
+from servesim.policies.routing._in_flight import InFlightRouter
+
+
+@dataclass(frozen=True)
+class LeastLoadParams:
+    """Figures where the reports have none, with the defaults of smg 1.13.0."""
+
+    tokens_per_request: int = 1024
+    tokens_per_s: float = 2000
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "tokens_per_request", "tokens_per_s")
+
+
+@routers.register("smg-least-load")
+class SmgLeastLoad(InFlightRouter):
+    """Any of the emptiest replicas by its own count. With reports (`router.report-every`): the least of
+    (waiting tokens + tokens sent since the report) / throughput + 0.15 k / (1 - k), k being KV use; the lowest index
+    among equals."""
+
+    Params = LeastLoadParams
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        super().__init__(params, num_replicas)
+        self._reports: dict[int, Report] = {}
+        self._sent_since = [0] * num_replicas  # tokens
+
+    def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
+        """Return the replicas one of which gets the request, all equally likely."""
+        choices = ready(views)
+        if self._reports:
+            return [min(choices, key=self._score)]
+        least = min(self.load[i] for i in choices)
+        return [i for i in choices if self.load[i] == least]
+
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+        return self.pick(self.candidates(request, views))
+
+    def on_sent(self, request: Request, replica: int) -> None:
+        super().on_sent(request, replica)
+        self._sent_since[replica] += request.prompt_len or self.params.tokens_per_request
+
+    def on_report(self, replica: int, report: Report) -> None:
+        self._reports[replica] = report
+        self._sent_since[replica] = 0
+
+    def on_replica(self, replica: int, state: ReplicaState) -> None:
+        super().on_replica(replica, state)
+        while len(self._sent_since) <= replica:
+            self._sent_since.append(0)
+        if state in ("gone", "failed"):
+            self._reports.pop(replica, None)
+
+    def _score(self, replica: int) -> float:
+        params, report = self.params, self._reports.get(replica)
+        if report is None:
+            return self.load[replica] * params.tokens_per_request / params.tokens_per_s
+        used = min(report.kv_usage, 0.999)
+        waiting = report.num_waiting * params.tokens_per_request + self._sent_since[replica]
+        return waiting / params.tokens_per_s + 0.15 * used / (1 - used)

@@ -1,0 +1,55 @@
+"""vLLM's internal balancer of data-parallel ranks: the least of 4 x waiting + running.
+
+Source: vllm-project/vllm, vllm/v1/engine/core_client.py (DPLBAsyncMPClient). The coordinator tells of queues every
+100 ms: `router.report-every=0.1` is its default. A choice counts as waiting until the next report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.contracts.params import check_least
+from servesim.contracts.request import Request
+from servesim.contracts.router import ReplicaState, ReplicaView, Router, ready, routers
+
+
+@dataclass(frozen=True)
+class VllmDPParams:
+    """The front end."""
+
+    client_count: int = 1
+    """API processes: each takes its own choices for that many."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "client_count")
+
+
+@routers.register("vllm-dp")
+class VllmDP(Router):
+    """The least of 4 x (waiting + chosen since the report) + running; the lowest index among equals."""
+
+    Params = VllmDPParams
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        super().__init__(params, num_replicas)
+        self._chosen = [(-1, 0)] * num_replicas  # since the report of a time
+
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+        for i, view in enumerate(views):
+            if view.at_ns != self._chosen[i][0]:
+                self._chosen[i] = view.at_ns, 0
+        return min(ready(views), key=lambda i: self._score(views[i], self.clock()))
+
+    def on_sent(self, request: Request, replica: int) -> None:
+        at_ns, chosen = self._chosen[replica]
+        self._chosen[replica] = at_ns, chosen + self.params.client_count
+
+    def on_replica(self, replica: int, state: ReplicaState) -> None:
+        while len(self._chosen) <= replica:
+            self._chosen.append((-1, 0))
+
+    def _score(self, view: ReplicaView, now_ns: int) -> int:
+        chosen = 0 if view.at_ns >= now_ns else self._chosen[view.index][1]  # a live view knows of them
+        return 4 * (view.num_waiting + chosen) + view.num_running

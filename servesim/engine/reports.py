@@ -1,0 +1,112 @@
+"""What engines report of themselves: snapshots at fixed times, which reach the router some time later."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from simpy.events import Event
+
+from servesim.contracts.router import ReplicaState, Report, Views, life
+from servesim.engine.clock import REPORT
+from servesim.engine.replica import Replica
+
+if TYPE_CHECKING:
+    from servesim.engine.cluster import Cluster
+
+NOTHING = Report(0, 0, 0.0, 0)
+IDLE_TICKS = 16
+"""Reports for which requests that wait in the router are kept although nothing else happens."""
+
+
+class Reported:
+    """A replica as it was last reported: a `ReplicaView`."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._report = NOTHING
+
+    @property
+    def index(self) -> int:
+        """Its place."""
+        return self._replica.index
+
+    @property
+    def state(self) -> ReplicaState:
+        """Its state, as the router knows it now."""
+        return self._replica.state
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that waited there."""
+        return self._report.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Requests that held a slot there."""
+        return self._report.num_running
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of its KV memory that was in use."""
+        return self._report.kv_usage
+
+    @property
+    def at_ns(self) -> int:
+        """The time of the report."""
+        return self._report.at_ns
+
+    def take(self, report: Report) -> None:
+        """Show another report."""
+        self._report = report
+
+
+class Reporting:
+    """Replaces a cluster's views by reports: one of each replica every `every` ns from 0 on, seen `lag` ns later.
+
+    A report says what is before anything else happens at its instant. Before the first one views show idle replicas.
+    """
+
+    def __init__(self, cluster: Cluster, every: int, lag: int) -> None:
+        self._cluster = cluster
+        self._every, self._lag = every, lag
+        self._tells = "on_report" in life(cluster.router)
+        self._idle = 0
+        self._reported = [Reported(replica) for replica in cluster.replicas]
+        live = cluster.views
+        cluster.views = Views(self._reported)
+        cluster.views.ready = live.ready
+
+    def start(self) -> None:
+        """Report for the first time; to be called once, before the clock runs."""
+        self._at(self._cluster.clock.ns)
+
+    def _at(self, ns: int) -> None:
+        self._cluster.clock.background += 1
+        self._cluster.clock.at(ns, REPORT, self._report)
+
+    def _report(self, event: Event) -> None:
+        cluster, clock, now = self._cluster, self._cluster.clock, self._cluster.clock.ns
+        clock.background -= 1
+        reports = [Report(r.num_waiting, r.num_running, r.kv_usage, now) for r in cluster.replicas]
+        if self._lag:
+            clock.background += 1
+            clock.at(now + self._lag, REPORT, partial(self._come, reports))
+        else:
+            self._take(reports)
+        going = clock.goes_on
+        self._idle = 0 if going else self._idle + 1
+        if going or (cluster.num_waiting and self._idle < IDLE_TICKS):
+            self._at(now + self._every)
+
+    def _come(self, reports: list[Report], event: Event) -> None:
+        self._cluster.clock.background -= 1
+        self._take(reports)
+
+    def _take(self, reports: list[Report]) -> None:
+        cluster = self._cluster
+        for index, report in enumerate(reports):
+            self._reported[index].take(report)
+            if self._tells:
+                cluster.router.on_report(index, report)
+        cluster.recall()

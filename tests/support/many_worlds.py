@@ -1,0 +1,111 @@
+"""Random worlds by the thousand: fast-forwarding against plain stepping, in every record and in summary.json.
+
+`python -m tests.support.many_worlds` (make worlds) draws batches of worlds by number, so that a range of batches can be
+run in parts, by the pure build and by the compiled one. Each batch prints a digest of every record that its worlds
+left: two builds that print the same served the same. What differs is printed with its batch, and ends it with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+import servesim
+from servesim.contracts import schedulers
+from tests.property.test_fast_equals_reference import by_row, compared
+from tests.property.test_summary_agreement import scenarios
+from tests.support.strategies import drafting_worlds, groups_of_samples, lockstep_worlds, social_worlds, worlds
+from tests.support.worlds import World
+
+PER_BATCH = 100
+OTHERS = [name for name in schedulers.names() if name != "vllm"]
+KINDS: dict[str, st.SearchStrategy[Any]] = {
+    "worlds": worlds(samples=True),
+    "clients": social_worlds(samples=True),
+    "drafts": drafting_worlds(),
+    "schedulers": st.sampled_from(OTHERS).flatmap(lambda name: worlds(name, samples=True)),
+    "lockstep": lockstep_worlds(),
+    "clients of other schedulers": st.sampled_from(OTHERS).flatmap(lambda name: social_worlds(name, samples=True)),
+    "drafts again": drafting_worlds(),
+    "samples": groups_of_samples(),
+    "clients again": social_worlds(samples=True),
+    "summaries": scenarios(),
+}
+"""What a batch is drawn from, in turn: batch 12 is of the third kind."""
+
+
+def batch(number: int, kind: str, size: int) -> tuple[set[str], str, str]:
+    """Run `size` worlds of a kind in both modes, drawn by the number. Return the digests of the worlds, that of all
+    they left behind, and what differed (empty: nothing)."""
+    seen: set[str] = set()
+    left = hashlib.sha256()
+    run = _summaries if kind == "summaries" else _records
+
+    def both(world: Any) -> None:
+        seen.add(hashlib.sha256(pickle.dumps(world)).hexdigest())
+        left.update(run(world))
+
+    drawn: Callable[[], None] = seed(number)(
+        settings(
+            max_examples=size,
+            phases=[Phase.generate],
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )(given(world=KINDS[kind])(both))
+    )
+    try:
+        drawn()
+    except Exception as error:
+        return seen, left.hexdigest(), f"{type(error).__name__}: {error}\n" + "\n".join(getattr(error, "__notes__", ()))
+    return seen, left.hexdigest(), ""
+
+
+def _records(world: World) -> bytes:
+    fast, _ = compared(world)
+    steps = fast.recorder.steps.array().tolist()
+    return json.dumps([by_row(fast.recorder), steps, sorted(fast.recorder.deliveries.array().tolist())]).encode()
+
+
+def _summaries(scenario: dict[str, Any]) -> bytes:
+    fast, plain = (servesim.simulate(**scenario, mode=mode).summary for mode in ("fast", "reference"))
+    assert (fast["scenario"].pop("mode"), plain["scenario"].pop("mode")) == ("fast", "reference")
+    told = json.dumps(fast)
+    assert told == json.dumps(plain)
+    return told.encode()
+
+
+def main() -> None:
+    """Run batches and print what differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=0, help="number of the first batch")
+    parser.add_argument("--batches", type=int, default=200)
+    parser.add_argument("--size", type=int, default=PER_BATCH, help="worlds of a batch")
+    options = parser.parse_args()
+    every: set[str] = set()
+    differ = 0
+    begin = time.process_time()
+    for number in range(options.first, options.first + options.batches):
+        kind = list(KINDS)[number % len(KINDS)]
+        seen, left, wrong = batch(number, kind, options.size)
+        every |= seen
+        differ += bool(wrong)
+        print(f"batch {number}, {kind}: {len(seen)} worlds, {left[:16]}{': ' + wrong if wrong else ''}", flush=True)
+    print(
+        f"batches {options.first} to {options.first + options.batches - 1}: {len(every)} distinct worlds, {differ} "
+        f"batches with a difference, {time.process_time() - begin:.0f} CPU s"
+    )
+    sys.exit(bool(differ))
+
+
+if __name__ == "__main__":
+    main()
