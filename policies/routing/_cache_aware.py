@@ -84,7 +84,7 @@ class CacheAware(InFlightRouter):
         loads = [self.load[i] for i in choices]
         low, high = min(loads), max(loads)
         params = self.params
-        return high - low > params.balance_abs_threshold and high > low * params.balance_rel_threshold
+        return bool(high - low > params.balance_abs_threshold and high > low * params.balance_rel_threshold)
 
     def emptiest(self, choices: Sequence[int]) -> int:
         """Return the replica with the fewest requests in flight; the lowest index among equals."""

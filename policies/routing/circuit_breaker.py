@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.plugins.registry import build_params
 from servesim.contracts.request import Request
 from servesim.contracts.router import (
     Decision,
@@ -23,6 +22,7 @@ from servesim.contracts.router import (
     routers,
 )
 from servesim.errors import UserError
+from servesim.plugins.registry import build_params
 from servesim.policies.routing._retries import Breaker, RetryParams
 
 

@@ -56,7 +56,8 @@ class SmgCacheAware(SglangCacheAware):
             return False
         usages = [views[i].kv_usage for i in choices]
         spread = max(usages) - min(usages)
-        return max(usages) > params.overload_token_usage_threshold or spread > params.balance_token_usage_threshold
+        overloaded = max(usages) > params.overload_token_usage_threshold
+        return overloaded or bool(spread > params.balance_token_usage_threshold)
 
     def _sound(self, views: Sequence[ReplicaView]) -> Sequence[int]:
         choices = ready(views)

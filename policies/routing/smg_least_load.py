@@ -70,7 +70,7 @@ class SmgLeastLoad(InFlightRouter):
     def _score(self, replica: int) -> float:
         params, report = self.params, self._reports.get(replica)
         if report is None:
-            return self.load[replica] * params.tokens_per_request / params.tokens_per_s
+            return float(self.load[replica] * params.tokens_per_request / params.tokens_per_s)
         used = min(report.kv_usage, 0.999)
         waiting = report.num_waiting * params.tokens_per_request + self._sent_since[replica]
-        return waiting / params.tokens_per_s + 0.15 * used / (1 - used)
+        return float(waiting / params.tokens_per_s + 0.15 * used / (1 - used))

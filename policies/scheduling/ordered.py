@@ -70,7 +70,9 @@ class Ordered(Vllm):
             if len(self.running) < self._max_running and self.kv.can_admit(waiter, hit, new, waiter.num_tokens, 0):
                 return
             last = max(self.running, key=lambda r: self._key(r, now), default=None)
-            if last is None or self._key(last, now)[0] <= self._key(waiter, now)[0]:
+            # The rank it is queued by: tokens that were in flight when it gave way may have come since, and where it
+            # stands in the queue the displaced one could take its place back.
+            if last is None or self._key(last, now)[0] <= self._ranked[0][0]:
                 return
             self._displace(last, ctx, now)
 

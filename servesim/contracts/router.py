@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
 
@@ -129,6 +129,8 @@ class Router(ABC):
     def __init__(self, params: Any, num_replicas: int) -> None:
         self.params = params
         self.num_replicas = num_replicas
+        self.clock: Callable[[], int] = lambda: 0
+        """Called for the time, in ns; the engine's own from before the first request."""
 
     @abstractmethod
     def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
@@ -141,8 +143,8 @@ class Router(ABC):
         """
 
     def queue_key(self, request: Request) -> Any:
-        """Return what requests that wait in the router are ordered by, lowest first; among equals by arrival. Read once,
-        when a request begins to wait. Default: all are equal."""
+        """Return what requests that wait in the router are ordered by, lowest first; among equals by arrival. Read
+        once, when a request begins to wait. Default: all are equal."""
         return 0
 
     def on_sent(self, request: Request, replica: int) -> None:  # noqa: B027
@@ -171,11 +173,6 @@ class Router(ABC):
     def on_replica(self, replica: int, state: ReplicaState) -> None:  # noqa: B027
         """Note that a replica's state is another one. Replicas that are ready from the beginning are not told of; a new
         one has the next index, and is told of first as starting."""
-
-    @staticmethod
-    def clock() -> int:
-        """Return the time, in ns. The engine puts its own in place before the first request."""
-        return 0
 
     def uniform(self) -> float:
         """Return the router's next draw, uniform between 0 and 1, both excluded: keyed by seed, name and count."""

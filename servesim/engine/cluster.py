@@ -97,7 +97,7 @@ class Cluster:
     def _live(self) -> None:
         """Have the router told of what its class wants to hear."""
         router, told = self.router, life(self.router)
-        router.clock = lambda: self.clock.ns  # type: ignore[method-assign]
+        router.clock = lambda: self.clock.ns
         self._tells_sent, self._tells_finish = "on_sent" in told, "on_finish" in told
         self._forks = bool(self.replicas) and self.replicas[0].core.scheduler.samples == "fork"
         for replica in self.replicas:

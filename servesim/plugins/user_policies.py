@@ -59,7 +59,13 @@ _TERMS = {
         made={object: "params memory", int: "num_blocks block_size capacity_tokens max_model_len"},
         has={int: "held_tokens copied_tokens", bool: "shares reserves grouped", frozenset: "needs supports"},
     ),
-    "Router": _Terms({"Decision": "route"}, required="route"),
+    "Router": _Terms(
+        {
+            "Decision": "route",
+            "None": "on_sent on_prefill_done on_output_block on_finish on_kv_events on_report on_replica",
+        },
+        required="route",
+    ),
     "Speculator": _Terms(
         {"int": "limit verified depth host_ns", "bool": "follows steady", "None": "observe"},
         has={int: "max_drafts lookahead slots_per_request hash_lookahead width", bool: "expands"},

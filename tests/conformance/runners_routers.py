@@ -251,7 +251,7 @@ def attempts(case: Case) -> list[str]:
     router = build("circuit-breaker", params, case["workers"])
     assert isinstance(router, CircuitBreaker)
     clock = [0]
-    router.clock = lambda: clock[0]  # type: ignore[method-assign]
+    router.clock = lambda: clock[0]
     views, modes, wrong = views_of(range(case["workers"])), dict.fromkeys(range(case["workers"])), []
     for op in case["ops"]:
         if op["op"] == "mode":

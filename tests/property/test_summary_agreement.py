@@ -42,9 +42,15 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
 @examples(25)
 @given(scenarios())
 def test_summary_json_is_the_same_bytes_in_both_modes(settings: dict[str, Any]) -> None:
-    fast, plain = (servesim.simulate(**settings, mode=mode).summary for mode in ("fast", "reference"))
-    assert (fast["scenario"].pop("mode"), plain["scenario"].pop("mode")) == ("fast", "reference")
+    fast = assert_summaries_agree(settings)
     shares = fast["cost_shares"]
     event(f"several sources: {sum(bool(share) for share in shares.values()) > 1}")
     event(f"drafts: {'speculation' in settings}, stages: {settings.get('pp', 1)}")
+
+
+def assert_summaries_agree(settings: dict[str, Any]) -> dict[str, Any]:
+    """Run a scenario in both modes; return the summary of the fast one, but for the mode."""
+    fast, plain = (servesim.simulate(**settings, mode=mode).summary for mode in ("fast", "reference"))
+    assert (fast["scenario"].pop("mode"), plain["scenario"].pop("mode")) == ("fast", "reference")
     assert json.dumps(fast) == json.dumps(plain)
+    return fast

@@ -172,9 +172,9 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def command(number: int, folder: Path) -> str:
-    """Run a command on a hostile input in a process of its own with a gigabyte. Return what is wrong; empty: nothing,
-    or `taken` where the input is one that can be read."""
+def command(number: int, folder: Path) -> tuple[str, float, int]:
+    """Run a command on a hostile input in a process of its own. Return what is wrong (empty: nothing, or `taken` where
+    the input is one that can be read), and the seconds of the processor and the MiB it took."""
     place, out, told = folder / "in", folder / "out", folder.with_name("told")
     shutil.rmtree(folder, ignore_errors=True)
     place.mkdir(parents=True)
@@ -185,25 +185,24 @@ def command(number: int, folder: Path) -> str:
     (place / "summary.json").write_bytes(hostile(number))
     filled = [each.format(path, out=out, folder=place) for each in arguments]
     before = sorted(folder.rglob("*"))
-    begin = time.monotonic()
     child = os.fork()
     if not child:
         _command(filled, told)
     _, status, used = os.wait4(child, 0)
-    took, code = time.monotonic() - begin, os.waitstatus_to_exitcode(status)
+    took, code, mib = used.ru_utime + used.ru_stime, os.waitstatus_to_exitcode(status), used.ru_maxrss >> 10
     lines = told.read_text(errors="replace").splitlines()
     if code == 0:
-        return "taken"
+        return "taken", took, mib
     left = [str(each) for each in sorted(folder.rglob("*")) if each not in before]
     faults = {
         f"exit {code}": code != 2,
         f"{len(lines)} lines: {lines[:1]}": len(lines) != 1,
         "a line too long": bool(lines) and len(lines[0]) > 300 + len(str(path)),
         f"left {left}": bool(left),
-        f"{took:.1f} s": used.ru_utime + used.ru_stime > 2,
-        f"{used.ru_maxrss >> 10} MiB": used.ru_maxrss > 1 << 20,
+        f"{took:.1f} s": took > 2,
+        f"{mib} MiB": mib > 1024,
     }
-    return "; ".join(each for each, found in faults.items() if found)
+    return "; ".join(each for each, found in faults.items() if found), took, mib
 
 
 def _command(arguments: list[str], told: Path) -> None:
@@ -247,12 +246,15 @@ def main() -> None:
         import servesim.cli.app
 
         assert servesim.cli.app.app
+        slowest, largest = 0.0, 0
         for number in range(options.commands):
-            wrong = command(number, Path(scratch) / "command")
+            wrong, took, mib = command(number, Path(scratch) / "command")
+            slowest, largest = max(slowest, took), max(largest, mib)
             found[wrong if wrong == "taken" else "wrong command" if wrong else "refused"] += 1
             if wrong not in ("", "taken"):
                 print(f"command {number}, {COMMANDS[number % len(COMMANDS)][0]}: {wrong}", flush=True)
-    print(f"{options.inputs} inputs, {options.commands} commands: {dict(found)}")
+    worst = f"{slowest:.2f} CPU s and {largest} MiB at most"
+    print(f"{options.inputs} inputs, {options.commands} commands: {dict(found)}; {worst}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from servesim.contracts import MISS, KVMemory, NoParams, Request, State
@@ -52,6 +52,7 @@ SIZE = 4
     st.integers(6, 40),
     st.integers(25, 32),
 )
+@example([(9, [3] * 8)], 0, 8, 40, 28)  # as many blocks as the context has, and no more
 def test_rounds_of_drafts_take_the_blocks_that_growing_step_by_step_takes(
     rows: list[tuple[int, list[int]]], ahead: int, limit: int, blocks: int, longest: int
 ) -> None:

@@ -13,7 +13,7 @@ S = 10**9
 
 
 def at(router: Router, ns: int) -> None:
-    router.clock = lambda: ns  # type: ignore[method-assign]
+    router.clock = lambda: ns
 
 
 def test_vllm_dp_weighs_a_waiting_request_four_times_and_counts_what_it_chose_since_the_report() -> None:

@@ -10,10 +10,11 @@ from servesim.checking.check import check
 from servesim.checking.subject import Subject
 from servesim.records.recorder import REQUEST_COLUMNS
 from servesim.run.agreement import Outcome, difference
+from tests.property.test_fast_equals_reference import compared
 from tests.support import based_policies
 from tests.support.examples import examples
 from tests.support.strategies import social_worlds, worlds
-from tests.support.worlds import WatchedFast, World, toy_trace
+from tests.support.worlds import ToyCost, WatchedFast, World, toy_trace
 
 FILE = based_policies.__file__
 
@@ -90,3 +91,21 @@ NAMED = st.sampled_from([f"{FILE}:{name}" for name in ("ShortestPrompt", "Displa
 def test_fast_equals_plain_stepping(world: World) -> None:
     fast, plain = world.run("fast", check=True), world.run("reference", check=True)
     assert difference(Outcome.of(fast), Outcome.of(plain)) == ""
+
+
+def test_a_displaced_request_whose_tokens_come_late_does_not_trade_places_without_end() -> None:
+    """Request 1 gives way with two of its five tokens in flight: it is queued as one with five left, behind request 4
+    with four, although three are left when those have come. Whoever is first in the queue is served."""
+    world = World(
+        toy_trace([2174, 17628, 18494, 34243, 44573], [55, 51, 15, 7, 73], [38, 6, 5, 3, 4], caps=[39, 6, 5, 4, 4]),
+        scheduler="srpt",
+        max_num_seqs=1,
+        max_num_batched_tokens=64,
+        max_model_len=120,
+        depth=3,
+        asynchronous=True,
+        cost=ToyCost(1, 0, 13),
+    )
+    preemptions = world.run("reference").recorder.requests.column("num_preemptions")
+    assert int(preemptions.sum()) == 2
+    compared(world)
