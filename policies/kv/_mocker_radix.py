@@ -14,8 +14,6 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from mypy_extensions import mypyc_attr
-
 from servesim.contracts.kv import Hit, KVMemory
 from servesim.contracts.request import PromptContent, Request, State
 
@@ -23,7 +21,6 @@ from ._radix import Node, RadixTree
 from .prefix_radix import PrefixRadix, _content, _Holding
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class MockerTree(RadixTree):
     """A radix tree whose leaves grow in place and lose single pages."""
 
@@ -105,7 +102,6 @@ class MockerTree(RadixTree):
         return leaf
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class MockerRadix(PrefixRadix):
     """Prefix caching by the rules above; page size is `PrefixRadixParams.page_size`. It tells of no events."""
 
