@@ -141,8 +141,8 @@ class Router(ABC):
         """
 
     def queue_key(self, request: Request) -> Any:
-        """Return what requests that wait in the router are ordered by, lowest first; among equals by arrival. Read once,
-        when a request begins to wait. Default: all are equal."""
+        """Return what requests that wait in the router are ordered by, lowest first; among equals by arrival. Read
+        once, when a request begins to wait. Default: all are equal."""
         return 0
 
     def on_sent(self, request: Request, replica: int) -> None:  # noqa: B027
