@@ -19,18 +19,21 @@ Repeated measurements of one shape become their median.
 from __future__ import annotations
 
 import datetime
-import io
-import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from servesim.calibrate.importers.aiconfigurator_files import (
+    Files,
+    Found,
+    newest,
+    package_files,
+    read_parquet,
+)
 from servesim.cost.tables import KEY_COLUMNS, write_table
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError
 
-PACKAGES = ("aiconfigurator_core", "aisimulate_core")
-"""The layout is the same under the name its distribution may move to."""
 _DTYPES = {
     "bfloat16": "bf16",
     "fp8": "fp8",
@@ -73,16 +76,16 @@ def import_aiconfigurator(
     `root_or_wheel` is the wheel (a zip), the installed package's folder, or the folder that contains it. Of each table
     the newest version of the framework is taken. Return the rows written, by file name.
     """
-    files = _package_files(Path(root_or_wheel))
-    tables = _newest(files, system, (framework, "nccl"))
+    files = package_files(Path(root_or_wheel))
+    tables = newest(files, system, (framework, "nccl"))
     for table in _REQUIRED:
         if table not in tables:
             raise UserError(f"{root_or_wheel}: no {table} of {framework} for {system}")
-    tables |= _newest(files, system, None, "gemm_perf", _INTEGER)
-    tables |= _newest(files, system, ("trtllm",), "gemm_perf", (_BLOCK,))
+    tables |= newest(files, system, None, "gemm_perf", _INTEGER)
+    tables |= newest(files, system, ("trtllm",), "gemm_perf", (_BLOCK,))
     if (sibling := _LATENT_OF.get(system)) is not None and _has_system(files, sibling):
-        tables |= {key: found for key, found in _newest(files, sibling, (framework,)).items() if key in _LATENT}
-    tables |= _mxfp8_of(_newest(files, system, ("sglang",)), tables)
+        tables |= {key: found for key, found in newest(files, sibling, (framework,)).items() if key in _LATENT}
+    tables |= _mxfp8_of(newest(files, system, ("sglang",)), tables)
     written = {}
     for name, parts in _FILES:
         found = [(convert, *tables[key]) for key, convert in parts if key in tables]
@@ -92,21 +95,21 @@ def import_aiconfigurator(
     return written
 
 
-def _has_system(files: _Files, system: str) -> bool:
+def _has_system(files: Files, system: str) -> bool:
     return any(path.parts[:3] == ("systems", "data", system) for path in files)
 
 
-def _mxfp8_of(others: _Found, tables: _Found) -> _Found:
+def _mxfp8_of(others: Found, tables: Found) -> Found:
     """Return another framework's experts under the name of their mxfp8 rows, unless `tables` has these itself."""
     own, theirs = (found.get("moe_perf") for found in (tables, others))
-    return {} if theirs is None or own is None or len(_moe_mxfp8(_read(own[1]()))) else {_MXFP8: theirs}
+    return {} if theirs is None or own is None or len(_moe_mxfp8(read_parquet(own[1]()))) else {_MXFP8: theirs}
 
 
-def _write(files: _Files, found: list[tuple[Any, PurePosixPath, Any]], path: Path) -> int:
+def _write(files: Files, found: list[tuple[Any, PurePosixPath, Any]], path: Path) -> int:
     """Convert the tables `found` into one file at `path`; return its rows, none written for none."""
     frames, sources = [], []
     for convert, source, read in found:
-        raw = _read(read())
+        raw = read_parquet(read())
         frame = convert(raw)
         if len(frame):
             frames.append(frame)
@@ -117,76 +120,6 @@ def _write(files: _Files, found: list[tuple[Any, PurePosixPath, Any]], path: Pat
     merged = _merge(frames)
     write_table(path, merged, _provenance(files, sources))
     return len(merged["time_us"])
-
-
-class _Files(dict[PurePosixPath, Callable[[], bytes]]):
-    """Readers of the package's files by path inside the package, and the package's version."""
-
-    version: str = "unknown"
-
-
-def _package_files(root: Path) -> _Files:
-    files = _Files()
-    if root.is_file() and zipfile.is_zipfile(root):
-        archive = zipfile.ZipFile(root)
-        for name in archive.namelist():
-            package, _, inner = name.partition("/")
-            if package in PACKAGES and inner:
-                files[PurePosixPath(inner)] = lambda name=name: archive.read(name)  # type: ignore[misc]
-        parts = root.name.split("-")
-        files.version = parts[1] if len(parts) > 1 else "unknown"
-    elif root.is_dir():
-        base = next((root / p for p in PACKAGES if (root / p).is_dir()), root)
-        for path in sorted(base.glob("systems/data/**/*.parquet")):
-            files[PurePosixPath(path.relative_to(base))] = path.read_bytes
-        for info in sorted(base.parent.glob("ai*_core-*.dist-info")):
-            files.version = info.name.removesuffix(".dist-info").split("-")[1]
-    if not files:
-        raise UserError(f"{root} is neither the aiconfigurator-core package nor its wheel")
-    return files
-
-
-_Found = dict[str, tuple[PurePosixPath, Callable[[], bytes]]]
-
-
-def _newest(
-    files: _Files,
-    system: str,
-    frameworks: tuple[str, ...] | None,
-    stem: str = "",
-    dtypes: tuple[str, ...] = (),
-) -> _Found:
-    """Return, for each table, the newest version measured with one of `frameworks`. With `dtypes`: for the table
-    `stem`, the newest of any framework that holds each of them, by dtype."""
-    systems = {p.parts[2] for p in files if p.parts[:2] == ("systems", "data")}
-    if system not in systems:
-        raise UserError(f"unknown system {system!r}{suggest(system, systems)}")
-    best: dict[str, tuple[tuple[int, ...], PurePosixPath]] = {}
-    for path in sorted(files):
-        if path.suffix != ".parquet" or path.parts[:3] != ("systems", "data", system) or len(path.parts) != 7:
-            continue
-        _, _, _, _, source, version, _ = path.parts
-        if (frameworks and source not in frameworks) or (stem and path.stem != stem):
-            continue
-        number = tuple(int(x) for x in version.split(".") if x.isdigit())
-        held = _dtypes_of(files[path]()) if dtypes else set()
-        for key in (d for d in dtypes if d in held) if dtypes else (path.stem,):
-            if key not in best or number > best[key][0]:
-                best[key] = (number, path)
-    return {key: (path, files[path]) for key, (_, path) in best.items()}
-
-
-def _dtypes_of(data: bytes) -> set[str]:
-    import pyarrow.parquet as pq
-
-    column = pq.read_table(io.BytesIO(data), columns=["gemm_dtype"])["gemm_dtype"]
-    return set(column.unique().to_pylist())
-
-
-def _read(data: bytes) -> Any:
-    import pyarrow.parquet as pq
-
-    return pq.read_table(io.BytesIO(data)).to_pandas()
 
 
 def _gemm(raw: Any) -> Any:
@@ -334,7 +267,7 @@ def _merge(frames: list[Any]) -> dict[str, Any]:
     return {c: [None if pd.isna(v) else v for v in median[c].astype(object)] for c in [*keys, "time_us"]}
 
 
-def _provenance(files: _Files, sources: list[dict[str, Any]]) -> dict[str, Any]:
+def _provenance(files: Files, sources: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "project": "aiconfigurator-core",
         "project_version": files.version,
