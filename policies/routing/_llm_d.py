@@ -2,7 +2,7 @@
 
 Source: llm-d/llm-d-router, pkg/epp. Each replica's score is the sum of weight x scorer, every scorer between 0 and 1;
 the highest is chosen, at random among equals. A scorer of one's own: subclass, and add to `scores`. The real one polls
-metrics every 50 ms: `router.report-every=0.05` is its default. Left out: predicted latency, LoRA affinity, flow
+metrics every 50 ms: `cluster.report_every_s=0.05` is its default. Left out: predicted latency, LoRA affinity, flow
 control, metrics that went stale.
 """
 

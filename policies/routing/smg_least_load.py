@@ -30,7 +30,7 @@ class LeastLoadParams:
 
 @routers.register("smg-least-load")
 class SmgLeastLoad(InFlightRouter):
-    """Any of the emptiest replicas by its own count. With reports (`router.report-every`): the least of
+    """Any of the emptiest replicas by its own count. With reports (`cluster.report_every_s`): the least of
     (waiting tokens + tokens sent since the report) / throughput + 0.15 k / (1 - k), k being KV use; the lowest index
     among equals."""
 
@@ -68,7 +68,8 @@ class SmgLeastLoad(InFlightRouter):
             self._reports.pop(replica, None)
 
     def _score(self, replica: int) -> float:
-        params, report = self.params, self._reports.get(replica)
+        params: LeastLoadParams = self.params
+        report = self._reports.get(replica)
         if report is None:
             return float(self.load[replica] * params.tokens_per_request / params.tokens_per_s)
         used = min(report.kv_usage, 0.999)

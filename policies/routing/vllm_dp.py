@@ -1,7 +1,7 @@
 """vLLM's internal balancer of data-parallel ranks: the least of 4 x waiting + running.
 
 Source: vllm-project/vllm, vllm/v1/engine/core_client.py (DPLBAsyncMPClient). The coordinator tells of queues every
-100 ms: `router.report-every=0.1` is its default. A choice counts as waiting until the next report.
+100 ms: `cluster.report_every_s=0.1` is its default. A choice counts as waiting until the next report.
 """
 
 from __future__ import annotations

@@ -30,7 +30,15 @@ ALLOCATORS = (
     "contiguous:reservation=oracle,fit=best,compaction=1",
     "hybrid",
 )
-ROUTERS = ("round-robin", "least-outstanding", "session-hash")
+ROUTERS = (
+    "round-robin",
+    "least-outstanding",
+    "session-hash",
+    "random",
+    "least-requests:ties=random",
+    "least-requests:counts=reported",
+    "power-of-two",
+)
 SPECULATION = ("eagle3:k=3", "ngram:k=4", "draft-model:k=2,model=llama-3.2-1b", "medusa:k=2,width=2")
 ACCEPTANCE = ("independent:alpha=0.7", "positions:marginal=0.8/0.4/0.3", "independent:alpha=0")
 
@@ -80,6 +88,8 @@ def draw(number: int, subject: Subject) -> World:
         max_num_batched_tokens=draws.one("budget", [16, 64, 512]),
         max_model_len=min(draws.one("longest", [1 << 20, 1 << 20, longest, 120]), (num_blocks - 1) * block_size),
         replicas=replicas,
+        report_every=draws.one("report every", [0, 0, 900, 30_000]),
+        report_lag=draws.one("report lag", [0, 0, 500]),
         cost=ToyCost(
             fixed=draws.one("fixed", [1, 1000, 20_000]),
             token=draws.one("token", [0, 100]),

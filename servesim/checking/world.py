@@ -26,6 +26,7 @@ from servesim.contracts import (
 )
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.failures import Failures
 from servesim.hardware import ModelSpec
 from servesim.plugins.user_policies import blaming
 from servesim.records.recorder import Recorder
@@ -126,6 +127,10 @@ class World:
     asynchronous: bool = False
     replicas: int = 1
     router: str = "round-robin"
+    report_every: int = 0
+    """ns between two reports of what the router sees; 0: it sees what is."""
+    report_lag: int = 0
+    failures: Failures | None = None
     speculation: str = ""
     """Heeded where the scheduler can verify drafts; empty: none."""
     acceptance: str = "independent:alpha=0.7"
@@ -210,7 +215,20 @@ class World:
         router = make(*self._resolve(routers, self.router), self.replicas)
         workload = TraceWorkload(self.trace, clients=self.clients, form=cores[0].scheduler.samples)
         recorder = Recorder(out_ns=self.out_ns)
-        return Cluster(workload, cores, router, self.cost, depth=self.depth, mode=mode, recorder=recorder)
+        router.output_block = self.block_size
+        return Cluster(
+            workload,
+            cores,
+            router,
+            self.cost,
+            depth=self.depth,
+            mode=mode,
+            recorder=recorder,
+            report_every=self.report_every,
+            report_lag=self.report_lag,
+            failures=self.failures,
+            spawn=lambda: self.core(check, mode),
+        )
 
     def run(self, mode: str = "fast", check: bool = False) -> Cluster:
         """Run to the end."""

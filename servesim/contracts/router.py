@@ -143,7 +143,7 @@ class Router(ABC):
         """
 
     def queue_key(self, request: Request) -> Any:
-        """Return what requests that wait in the router are ordered by, lowest first; among equals by arrival. Read
+        """Return what requests that wait in the router are ordered by, lowest first; among equals by arrival. Asked
         once, when a request begins to wait. Default: all are equal."""
         return 0
 

@@ -33,7 +33,7 @@ class Clock(simpy.Environment):
 
     @property
     def goes_on(self) -> bool:
-        """Whether anything is to happen but for what comes again and again."""
+        """Whether anything may happen but for what comes again and again: events that are void count, too."""
         return len(self._queue) > self.background
 
     @property

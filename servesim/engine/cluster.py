@@ -14,9 +14,10 @@ from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.request import Deadline, Request, State
-from servesim.contracts.router import WAIT, Decision, FinishStatus, Pair, Reject, Router, Views, life
+from servesim.contracts.router import WAIT, Decision, FinishStatus, Pair, Reject, ReplicaState, Router, Views, life
 from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, RECALL, Clock
 from servesim.engine.core import EngineCore
+from servesim.engine.failures import LOST, Failing, Failures
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.memory import fast_memory
 from servesim.engine.fast.replica import FastReplica
@@ -48,7 +49,8 @@ class Cluster:
     `mode` is "fast" or "reference" (see MODES; the cores and their memory are made of its classes): the latter plans,
     prices and commits every step by itself, and fast mode equals it to the nanosecond. `only`: of all requests those
     routed to these replicas are served, and the others are another process's (servesim.run.processes). `report_every`
-    and `report_lag`, in ns: the age of what the router sees (servesim.engine.reports); 0: it sees what is.
+    and `report_lag`, in ns: the age of what the router sees (servesim.engine.reports); 0: it sees what is. `failures`:
+    what breaks (servesim.engine.failures), with `spawn` to make the core of a replica that starts again.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class Cluster:
         on_progress: Callable[[int, int], None] | None = None,
         report_every: int = 0,
         report_lag: int = 0,
+        failures: Failures | None = None,
+        spawn: Callable[[], EngineCore] | None = None,
     ) -> None:
         parts = MODES[mode]
         self.clock = Clock()
@@ -93,23 +97,40 @@ class Cluster:
         self._num_waited = 0
         self._recalled = False
         self._live()
+        self.failing: Failing | None = None
+        if failures is not None:
+            assert spawn is not None
+            self.failing = Failing(self, failures, spawn)
 
     def _live(self) -> None:
         """Have the router told of what its class wants to hear."""
         router, told = self.router, life(self.router)
+        self._told = told
         router.clock = lambda: self.clock.ns
         self._tells_sent, self._tells_finish = "on_sent" in told, "on_finish" in told
         self._forks = bool(self.replicas) and self.replicas[0].core.scheduler.samples == "fork"
         for replica in self.replicas:
-            core = replica.core
-            if "on_prefill_done" in told:
-                core.on_first = self._first
-            if "on_output_block" in told:
-                core.step_plainly()
-                core.on_output = self._output
-            if "on_kv_events" in told and core.kv.shares:
-                replica.listen(self._cached)
+            self.listen(replica)
         self._block = router.output_block
+
+    def listen(self, replica: Replica) -> None:
+        """Have a replica's core tell what the router wants to hear."""
+        core, told = replica.core, self._told
+        if "on_prefill_done" in told:
+            core.on_first = self._first
+        if "on_output_block" in told:
+            core.step_plainly()
+            core.on_output = self._output
+        if "on_kv_events" in told and core.kv.shares:
+            replica.listen(self._cached)
+
+    def set_state(self, index: int, state: ReplicaState) -> None:
+        """Let the router know a replica's state."""
+        self.replicas[index].state = state
+        self.views.ready = [replica.index for replica in self.replicas if replica.state == "ready"]
+        if "on_replica" in self._told:
+            self.router.on_replica(index, state)
+        self.recall()
 
     def _foretell(self, kv: KVAllocator) -> None:
         """Tell an oracle what will be asked of it."""
@@ -128,7 +149,14 @@ class Cluster:
     @property
     def num_waiting(self) -> int:
         """Requests that wait in the router."""
-        return sum(request.state < State.FINISHED for _, _, request, _ in self._waiting)
+        held = sum(request.state < State.FINISHED for _, _, request, _ in self._waiting)
+        return held + (self.failing.num_pausing if self.failing is not None else 0)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request has not left yet or may still come."""
+        forked = sum(replica.core.num_forked for replica in self.replicas)
+        return self.num_left < self.num_arrived + forked or self.workload.remaining() > 0
 
     def run(self) -> None:
         """Serve everything. PolicyError where a policy breaks its contract or starves a request."""
@@ -160,6 +188,8 @@ class Cluster:
         """Wait for the first arrival; what `run` does before it lets the clock run."""
         if self.reporting is not None:
             self.reporting.start()
+        if self.failing is not None:
+            self.failing.start()
         self._arm()
 
     def step(self) -> bool:
@@ -192,14 +222,18 @@ class Cluster:
             for deadline in request.deadlines:
                 self.clock.at(max(deadline.ns, now), ABORT, partial(self._give_up, request, deadline))
             self.num_arrived += 1
-            decision = self._decide(request)
-            if decision is WAIT:
-                self._hold(request, output_len)
-            else:
-                self._act(request, output_len, decision)
+            self.place(request, output_len)
         self._arm()
 
     # What becomes of a request.
+
+    def place(self, request: Request, output_len: int) -> None:
+        """Do with a request what the router says."""
+        decision = self._decide(request)
+        if decision is WAIT:
+            self._hold(request, output_len)
+        else:
+            self._act(request, output_len, decision)
 
     def _decide(self, request: Request) -> Decision:
         parent = request.parent
@@ -214,7 +248,7 @@ class Cluster:
             self._send(request, output_len, decision)
         elif isinstance(decision, Reject):
             if self._only is None or 0 in self._only:
-                self._end(request, State.REJECTED, f"refused by the router ({decision.status})")
+                self.end(request, State.REJECTED, f"refused by the router ({decision.status})")
         else:
             assert isinstance(decision, Pair)
             raise UserError(f"router {self.router.name} chooses a pair of replicas, but none here is for prompts alone")
@@ -230,12 +264,14 @@ class Cluster:
         request.replica = index
         if self._tells_sent:
             self.router.on_sent(request, index)
+        if self.failing is not None and not self.failing.reaches(request, output_len, index):
+            return
         self.replicas[index].arrive(request, output_len)
 
-    def _end(self, request: Request, state: State, reason: str) -> None:
-        """Let a request leave that is with no replica."""
+    def end(self, request: Request, state: State, reason: str) -> None:
+        """Let a request leave that is with no replica any more."""
         request.state, request.reason, request.finished_ns = state, reason, self.clock.ns
-        self.recorder.leave(request, -1)
+        self.recorder.leave(request, request.replica)
         self._left(request)
 
     def _give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
@@ -243,17 +279,16 @@ class Cluster:
         if request.replica >= 0:
             self.replicas[request.replica].give_up(request, deadline)
         elif request.state < State.FINISHED:
-            self._end(request, State.ABORTED, deadline.reason)
+            self.end(request, State.ABORTED, deadline.reason)
 
     def _leave(self, request: Request) -> None:
         self._left(request)
-        if self._tells_finish:
-            self._tell_finish(request)
-        if self._waiting:
-            self.recall()
+        self.tell_finish(request)
 
     def _left(self, request: Request) -> None:
         self.num_left += 1
+        if self.failing is not None:
+            self.failing.forget(request)
         self.workload.on_finish(request, self.clock.ns)
         if self._answers_matter:
             self._arm()
@@ -302,13 +337,19 @@ class Cluster:
         self.router.on_kv_events(replica, (event,))
         self.recall()
 
-    def _tell_finish(self, request: Request) -> None:
+    def tell_finish(self, request: Request) -> None:
+        """Let the router hear that a request has left its replica, or was lost with it."""
+        if self._waiting:
+            self.recall()
+        if not self._tells_finish:
+            return
         parent = request.parent
         if parent is not None and self._forks:
             if parent.num_gone < len(parent.sent):
                 return
             request = parent.members[0]
-        status: FinishStatus = "cancelled" if request.state is State.ABORTED else "failed"
+        lost = request.reason == LOST or request.state is State.REJECTED
+        status: FinishStatus = "failed" if lost else "cancelled"
         if request.state is State.FINISHED:
             status = "finished"
         self.router.on_finish(request, request.replica, status)

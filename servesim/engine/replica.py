@@ -42,22 +42,48 @@ class Replica:
     ) -> None:
         self.clock = clock
         self.index = index
-        self.core = core
         self.cost = cost
         self.recorder = recorder
         self.depth = depth
         self.state: ReplicaState = "ready"
         self.horizon: Callable[[], int | None] = lambda: None
         """Called for the nanoseconds until something may have arrived here; None: unknown."""
-        core.on_leave = self._leave
-        core.on_gap = recorder.gap
-        core.on_late = recorder.late
-        core.on_load = self._load
+        self.up = True
+        """Whether it takes requests: not while it is down after a crash."""
         self.on_leave: Callable[[Request], None] = lambda request: None
         self._awaited: Event | None = None  # the completion event that counts; earlier ones are void
         self._plan_due = False
-        own: Any = cost  # read through Any: mypyc would bind the class attribute
+        self._wire(core)
+
+    def _wire(self, core: EngineCore) -> None:
+        """Run this core from now on."""
+        self.core = core
+        core.on_leave = self._leave
+        core.on_gap = self.recorder.gap
+        core.on_late = self.recorder.late
+        core.on_load = self._load
+        own: Any = self.cost  # read through Any: mypyc would bind the class attribute
         self._free_ns = [0] * own.num_stages  # when each stage is done with everything in flight
+
+    def crash(self, core: EngineCore) -> None:
+        """Forget everything at this instant, steps in flight included, and be down. `core`: what starts again, with
+        steps numbered on. What the requests had got so far is as it was."""
+        self.catch_up()
+        lost = self.core
+        lost.on_leave = lambda request: None
+        for request in [*lost.scheduler.running, *lost.scheduler.waiters()]:
+            lost.abort(request, self.clock.ns)
+        core.next_step_id, core.spec_stats = lost.next_step_id, lost.spec_stats
+        self.up, self._awaited = False, None
+        self._wire(core)
+
+    def reprice(self, cost: CostModel) -> None:
+        """Price steps by another model, from the next plan on."""
+        self.settle()
+        self.cost = cost
+
+    def catch_up(self) -> None:
+        """Have all be done that ends now or before. Fast mode does it later, unless someone asks."""
 
     @property
     def num_waiting(self) -> int:
@@ -82,7 +108,7 @@ class Replica:
         return self.clock.ns
 
     def settle(self) -> None:
-        """Have all that happened before this instant be done. Fast mode does it later, unless someone asks."""
+        """Have all be done that ended before this instant. Fast mode does it later, unless someone asks."""
 
     def listen(self, told: Callable[[int, int, KVEvent], None]) -> None:
         """Have the prefix cache tell of each block it stores and removes: `told` is called with (replica, ns, event).

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NOTHING = Report(0, 0, 0.0, 0)
 IDLE_TICKS = 16
-"""Reports for which requests that wait in the router are kept although nothing else happens."""
+"""Reports for which requests that wait are kept although nothing else happens."""
 
 
 class Reported:
@@ -73,9 +73,9 @@ class Reporting:
         self._tells = "on_report" in life(cluster.router)
         self._idle = 0
         self._reported = [Reported(replica) for replica in cluster.replicas]
-        live = cluster.views
+        ready = cluster.views.ready
         cluster.views = Views(self._reported)
-        cluster.views.ready = live.ready
+        cluster.views.ready = ready
 
     def start(self) -> None:
         """Report for the first time; to be called once, before the clock runs."""
@@ -94,9 +94,8 @@ class Reporting:
             clock.at(now + self._lag, REPORT, partial(self._come, reports))
         else:
             self._take(reports)
-        going = clock.goes_on
-        self._idle = 0 if going else self._idle + 1
-        if going or (cluster.num_waiting and self._idle < IDLE_TICKS):
+        self._idle = 0 if clock.goes_on else self._idle + 1
+        if cluster.busy and self._idle < IDLE_TICKS:
             self._at(now + self._every)
 
     def _come(self, reports: list[Report], event: Event) -> None:

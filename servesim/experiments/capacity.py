@@ -21,8 +21,8 @@ capacity.json, keys sorted, NaN and infinity as null:
                 best_at: its best share and from what load on (by "replicas", or null: requests/s; null: on an idle
                 server), window, minute: {minute, minutes, requests, share, low, high} the worst ones, binds: what is
                 late just beyond, reason: why it never carries, values: {metric: mean at this rate and size}, verdict,
-                pareto, cheapest, error, model_error: null or {low, high: of GPUs (of the rate, where that is the
-                question), null where none was found, says: what it is, or why there is none}}]
+                pareto, cheapest, error, model_error: null or {low, high: of GPUs (of the rate, where that is sought),
+                null where none was found, says: what it is, or why there is none}}]
     points      [{label, replicate, rate, replicas, address, unstable, attainment, worst_window}], in the order they
                 were run
     notes       [sentences]

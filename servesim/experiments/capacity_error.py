@@ -183,7 +183,7 @@ class CapacityError:
                     end.search.tell(load, carried)
 
     def _interval(self, row: Mapping[str, Any], ends: Sequence[End]) -> dict[str, float | None]:
-        """Return the interval of GPUs, or of the rate: the outer sides of what bisection leaves open (None: none)."""
+        """Return the interval of GPUs, or of the rate: the outer sides of what is left open. Null: not found."""
         fast, slow = (end.found() for end in ends)
         if not self._by_price:
             low, high = slow[0], fast[1]

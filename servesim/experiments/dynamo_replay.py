@@ -1,7 +1,7 @@
 """Replays a trace as Dynamo's simulator does (ai-dynamo-runtime 1.6.1, `run_mocker_trace_replay`, offline).
 
-Its engines are servesim's own parts under its settings: the scheduler vllm over prefix-hash, or sglang over
-prefix-radix, with its step clock (servesim.cost.mocker).
+Its engines are servesim's own parts: the scheduler vllm over prefix-hash, or sglang over a prefix cache made for that
+(servesim.policies.kv._mocker_radix), with its step clock (servesim.cost.mocker).
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts import KVMemory, Limits, build_params, kv_allocators, make, routers, schedulers
+from servesim.contracts import KVAllocator, KVMemory, Limits, build_params, kv_allocators, make, routers, schedulers
 from servesim.contracts.router import Router
 from servesim.cost.mocker import Fixed, MockerCost, Polynomial, timing_of
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
 from servesim.errors import UserError, suggest
+from servesim.policies.kv._mocker_radix import MockerRadix
 from servesim.records.recorder import Recorder
 from servesim.workload.trace import Trace
 from servesim.workload.workload import TraceWorkload
 
-SERVERS = {"vllm": ("vllm", "prefix-hash"), "sglang": ("sglang", "prefix-radix")}
+BACKENDS = ("vllm", "sglang")
 SGLANG_CHUNK = 8192
 LONGEST = 1 << 40  # no limit of a request's length but memory
 
@@ -49,8 +50,8 @@ class MockEngine:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise UserError(f"engine: {name} is {value!r}, must be a whole number of at least 1")
-        if self.backend not in SERVERS:
-            raise UserError(f"engine: backend is {self.backend!r}, must be one of {', '.join(SERVERS)}")
+        if self.backend not in BACKENDS:
+            raise UserError(f"engine: backend is {self.backend!r}, must be one of {', '.join(BACKENDS)}")
         if self.worker_type != "aggregated":
             raise UserError(f"engine: worker_type is {self.worker_type!r}; only aggregated workers are replayed")
 
@@ -66,18 +67,17 @@ class MockEngine:
             engine["timing_model"] = timing_of(engine["timing_model"])
         return cls(**engine)
 
-    def core(self, mode: str) -> EngineCore:
-        """Return the state machine of one worker."""
-        scheduler, memory = SERVERS[self.backend]
+    def core(self, mode: str, check: bool = False) -> EngineCore:
+        """Return the state machine of one worker. `check`: it verifies its invariants at every step."""
         sglang = self.backend == "sglang"
-        kv_class, _ = kv_allocators.resolve(memory)
-        kv_params = build_params(memory, kv_class.Params, {"page_size": self.block_size} if sglang else {})
+        kv_class: type[KVAllocator] = MockerRadix if sglang else kv_allocators.resolve("prefix-hash")[0]
+        kv_params = build_params(kv_class.name, kv_class.Params, {"page_size": self.block_size} if sglang else {})
         blocks = self.num_gpu_blocks if sglang else self.num_gpu_blocks + 1  # vLLM's null block
         kv = make(MODES[mode].memory(kv_class), kv_params, KVMemory(blocks, self.block_size, LONGEST))
-        cls, _ = schedulers.resolve(scheduler)
-        params = build_params(scheduler, cls.Params, {"chunked_prefill_size": SGLANG_CHUNK} if sglang else {})
+        cls, _ = schedulers.resolve(self.backend)
+        params = build_params(self.backend, cls.Params, {"chunked_prefill_size": SGLANG_CHUNK} if sglang else {})
         budget = SGLANG_CHUNK if sglang else self.max_num_batched_tokens
-        return MODES[mode].core(make(cls, params, Limits(self.max_num_seqs, budget, LONGEST, False), kv), kv)
+        return MODES[mode].core(make(cls, params, Limits(self.max_num_seqs, budget, LONGEST, False), kv), kv, check)
 
     def cost(self) -> MockerCost:
         """Return its step clock."""

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from servesim.contracts.router import life
 from servesim.cost.stage import Priced
 from servesim.engine.cluster import Cluster
 from servesim.errors import PolicyError, UserError
@@ -66,7 +67,8 @@ def check_independent(setup: Setup) -> None:
     """Raise UserError where replicas depend on each other, or on answers."""
     scenario, clients = setup.scenario, setup.scenario.clients
     reasons = {
-        f"router {scenario.router['name']} looks at the replicas": not setup.router.blind,
+        f"router {scenario.router['name']} looks at the replicas": not setup.router.blind or bool(life(setup.router)),
+        "cluster.failures moves requests from one to another": bool(scenario.cluster.failures),
         "requests wait for others": setup.trace.after is not None or clients.max_sessions is not None,
         "requests ask for several samples (n > 1)": setup.trace.samples is not None,
         "clients.max_concurrency makes requests wait for others": clients.max_concurrency is not None,

@@ -124,6 +124,26 @@ class ClientSettings(_Section):
     """Seconds before a request is sent again."""
 
 
+class ClusterSettings(_Section):
+    """What the router of several replicas can see."""
+
+    report_every_s: float = Field(default=0.0, ge=0, le=1e6)
+    """Seconds between two reports of a replica's queue, running requests and memory, of which the router's views are:
+    0.05 as llm-d polls, 10 as SGLang's gateway, 30 as vLLM's production stack; 0: views show what is."""
+    report_lag_s: float = Field(default=0.0, ge=0, le=1e6)
+    """Seconds from a report until the router sees it."""
+    failures: list[str] = Field(default=[])
+    """What breaks: `crash:replica=0,at=10,restart=60` (seconds; without restart it stays down; its cache is cold when
+    it comes back) or `slow:replica=1,at=5,until=60,factor=3` (a straggler: its GPU time is as many times as long)."""
+    detection_s: float = Field(default=0.0, ge=0, le=1e6)
+    """Seconds from a crash until the router knows; requests it sends there meanwhile fail at once."""
+    reroutes: int = Field(default=5, ge=0, le=1000)
+    """Times a request is routed again that was lost with a replica before its first token; one lost later fails."""
+    reroute_delay_s: float = Field(default=0.05, ge=0, le=1e6)
+    """Seconds before that; each further time 1.5 times as long, to 30 s at most, give or take 20 %, as in the gateways
+    of SGLang and vLLM."""
+
+
 class Scenario(_Section):
     """A run: a trace, served by a model on GPUs under policies.
 
@@ -188,6 +208,7 @@ class Scenario(_Section):
     a model with sliding windows they become `hybrid` and `hybrid-paged`, as in vLLM."""
     router: Settings = Field(default={"name": "round-robin"})
     """Router, written the same way."""
+    cluster: ClusterSettings = ClusterSettings()
     speculation: Settings = Field(default={"name": "none"})
     """How drafts are made: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
     acceptance: Settings | None = None
@@ -410,12 +431,16 @@ def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
     *outer, last = [str(part) for part in first["loc"] if part not in ("int", "literal['auto']")]
     key = ".".join([*outer, last])
     if first["type"] == "extra_forbidden":
-        parts: dict[str, type[BaseModel]] = {"engine": EngineSettings, "clients": ClientSettings}
+        parts: dict[str, type[BaseModel]] = {
+            "engine": EngineSettings,
+            "clients": ClientSettings,
+            "cluster": ClusterSettings,
+        }
         known = parts.get(".".join(outer), model).model_fields
         return f"unknown key {shown(key)}{suggest(last, known)}"
     if first["type"] == "missing":
         return f"{key} is missing{_EXAMPLES.get(key, '')}"
-    if key in ("engine", "clients"):
+    if key in ("engine", "clients", "cluster"):
         return f"{key} is {shown(first['input'])}, must be a mapping of settings"
     if key == "engine.max_model_len":
         return f'{key} is {shown(first["input"])}, must be a whole number of tokens or "auto"'

@@ -12,10 +12,10 @@ from servesim.errors import UserError, suggest
 def _sections() -> dict[str, tuple[str, ...]]:
     """Return the sections of a scenario that have a part of each name: fields, and parameters of any policy."""
     from servesim.contracts import REGISTRIES
-    from servesim.run.scenario import ClientSettings, EngineSettings
+    from servesim.run.scenario import ClientSettings, ClusterSettings, EngineSettings
 
     found: dict[str, list[str]] = {}
-    for section, model in (("engine", EngineSettings), ("clients", ClientSettings)):
+    for section, model in (("engine", EngineSettings), ("clients", ClientSettings), ("cluster", ClusterSettings)):
         for name in model.model_fields:
             found.setdefault(name, []).append(section)
     for registry in REGISTRIES:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from servesim.contracts import (
@@ -27,9 +29,11 @@ from servesim.engine.core import EngineCore
 from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.hardware.kv import longest
+from servesim.metrics.requests import SECOND
 from servesim.metrics.summary import Deployment
 from servesim.plugins.user_policies import blaming
 from servesim.records.recorder import Recorder
+from servesim.run.breakage import failures_of
 from servesim.run.changes import on_changes
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.observed import ObservedCore
@@ -64,6 +68,8 @@ class Setup:
     predicted: Ints
     """Output tokens as the predictor sees them, by row and then by further sample."""
     cores: list[EngineCore]
+    spawn: Callable[[], EngineCore]
+    """Makes another one."""
     router: Router
     cost: TableCostModel
     depth: int
@@ -97,6 +103,10 @@ class Setup:
             depth=self.depth,
             mode=self.scenario.mode,
             recorder=recorder,
+            report_every=round(self.scenario.cluster.report_every_s * SECOND),
+            report_lag=round(self.scenario.cluster.report_lag_s * SECOND),
+            failures=failures_of(self.scenario, self.trace),
+            spawn=self.spawn,
             **options,
         )
 
@@ -164,7 +174,8 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         scenario = scenario.model_copy(update=speculation.resolved())
     limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
     memory = _kv_memory(scenario, budget, max_model_len, groups, in_flight, depth * (1 + drafts))
-    cores = [_core(policies, limits, scenario, memory, speculation, cost) for _ in range(scenario.replicas)]
+    spawn = partial(_core, policies, limits, scenario, memory, speculation, cost)
+    cores = [spawn() for _ in range(scenario.replicas)]
     cost.asynchronous = asynchronous
     kv = cores[0].kv
     if trace.samples is not None:
@@ -179,7 +190,8 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         predictor=predictor,
         predicted=predict(predictor, trace, scenario.seed),
         cores=cores,
-        router=make(policies.router, policies.router_params, scenario.replicas),
+        spawn=spawn,
+        router=_router(policies, scenario),
         cost=cost,
         depth=depth,
         deployment=_deployment(scenario, model, gpu, budget, kv),
@@ -193,6 +205,12 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         ],
         provenance=provenance(scenario, facts, gpu, cost),
     )
+
+
+def _router(policies: _Policies, scenario: Scenario) -> Router:
+    router: Router = make(policies.router, policies.router_params, scenario.replicas)
+    router.seed, router.output_block = scenario.seed, scenario.engine.block_size
+    return router
 
 
 def _kv_memory(

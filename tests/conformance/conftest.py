@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.runners_replay import component
-
 LEFT_OUT = pytest.StashKey[list[str]]()  # components of the cases read that nothing here can replay
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "conformance"
 
@@ -22,8 +20,12 @@ def read_cases(path: Path) -> list[dict[str, Any]]:
     read = json.loads(data)
     if "cases" in read:
         return read["cases"]  # type: ignore[no-any-return]
-    needs = component(read) if "trace" in read else "router"
-    return [{"component": needs, "id": path.name.partition(".")[0], **read}]  # a script of a cluster
+    return [{"component": script_component(read), "id": path.name.partition(".")[0], **read}]  # a script of a cluster
+
+
+def script_component(script: dict[str, Any]) -> str:
+    """Return what a recorded script of a cluster needs."""
+    return "cluster_replay" if "trace" in script else "router"
 
 
 def files_of(path: Path) -> list[Path]:

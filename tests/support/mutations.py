@@ -44,7 +44,11 @@ class Mutant(NamedTuple):
 
 def _edits(tree: ast.AST) -> Iterator[tuple[ast.AST, Any]]:
     """Yield each place of a module that can be changed, and a function that changes it."""
+    typed = [getattr(node, name, None) for node in ast.walk(tree) for name in ("annotation", "returns")]
+    skipped = {inner for each in typed if isinstance(each, ast.AST) for inner in ast.walk(each)}
     for node in ast.walk(tree):
+        if node in skipped:
+            continue
         if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARED:
             yield node, lambda n=node: n.ops.__setitem__(0, COMPARED[type(n.ops[0])]())
         elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in CALCULATED:

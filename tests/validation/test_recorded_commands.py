@@ -1,4 +1,4 @@
-"""Published runs told by their commands (../shared/groundtruth/gpustack): which of two that differ in one thing wins?
+"""Published runs told by their commands (../shared/groundtruth/gpustack): of two that differ in one, which is better?
 
 The figures stand in docs/how-true.md. Nothing was fitted to or chosen on these runs."""
 

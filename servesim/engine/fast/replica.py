@@ -25,16 +25,23 @@ class FastReplica(Replica):
     def __init__(
         self, clock: Clock, index: int, core: EngineCore, cost: CostModel, recorder: Recorder, depth: int
     ) -> None:
+        self.leap: Run | None = None
         super().__init__(clock, index, core, cost, recorder, depth)
+
+    def _wire(self, core: EngineCore) -> None:
+        super()._wire(core)
         assert isinstance(core, FastCore)
         self.fast = core
-        self._runs = runs_of(cost)
-        core.on_late_together = recorder.late_together
-        self.leap: Run | None = None
-        if depth == 1 or core.scheduler.limits.async_scheduling:
-            core.keep_lockstep(depth)
+        self._runs = runs_of(self.cost)
+        core.on_late_together = self.recorder.late_together
+        if self.depth == 1 or core.scheduler.limits.async_scheduling:
+            core.keep_lockstep(self.depth)
         if core.lockstep is not None and core.memory is not None:
             core.lockstep.on_read, core.memory.look = self.catch_up, self._looked
+
+    def reprice(self, cost: CostModel) -> None:
+        super().reprice(cost)
+        self._runs = runs_of(cost)
 
     def arrive(self, request: Request, output_len: int) -> None:
         self.core.add(request, output_len, self.clock.ns)

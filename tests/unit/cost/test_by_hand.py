@@ -226,3 +226,7 @@ def test_norms_beyond_two_a_layer_are_in_every_layer() -> None:
     one_each = sum(o.curve.at(8) for o in cost._stages[0]._per_token if o.name == "norm") - times[0]
     assert times[1] - times[0] == pytest.approx(2 * one_each)
     assert one_each > 16 * 1000  # a kernel takes over a microsecond
+
+
+def test_a_step_without_tokens_takes_no_time_but_for_what_it_moves() -> None:
+    assert stage().cost(Batch(0, []), 0) == (0, [0, 0, 0, 0])

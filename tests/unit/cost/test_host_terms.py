@@ -241,3 +241,29 @@ def test_a_wrong_tokenizer_time_is_refused(tmp_path: Path) -> None:
 def test_terms_that_nobody_named_take_no_time() -> None:
     given = {name: value for name, value in HostTerms().to_dict().items() if value}
     assert given == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "found"),
+    [
+        ("e 2.5", "h200", "two-h200"),
+        ("e 2.5", "h100", "two-h100"),
+        ("e 2.0", "a100", "two-h100"),  # of equals the first by name
+        ("e 1.9", "h200", "one"),
+        ("e 0.5", "h200", "one"),  # all are newer: the earliest
+        ("e", "h200", "three"),
+        ("f 1.0", "h200", None),
+    ],
+)
+def test_terms_are_the_latest_not_after_the_version_and_of_those_the_ones_of_the_gpu(
+    asked: str, gpu: str, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = (
+        HostTerms(name="one", engine="e 1.0", gpus=("h100",)),
+        HostTerms(name="three", engine="e 3.0", gpus=("h100",)),
+        HostTerms(name="two-h100", engine="e 2.0", gpus=("h100",)),
+        HostTerms(name="two-h200", engine="e 2.0", gpus=("h200",)),
+    )
+    monkeypatch.setattr("servesim.cost.host._all_shipped", lambda: shipped)
+    terms = host_terms(asked, gpu)
+    assert (terms and terms.name) == found

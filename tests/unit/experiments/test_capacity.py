@@ -30,6 +30,7 @@ WORKLOAD: dict[str, Any] = {
     "model": "llama-3.2-1b",
     "slo": "ttft:40",
     "jobs": 1,
+    "intervals": False,  # they have tests of their own
 }
 
 

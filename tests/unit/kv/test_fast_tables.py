@@ -52,6 +52,7 @@ SIZE = 4
     st.integers(6, 40),
     st.integers(25, 32),
 )
+@example([(9, [3] * 8)], 0, 8, 6, 32)  # two blocks are free: 20 tokens
 @example([(9, [3] * 8)], 0, 8, 40, 28)  # as many blocks as the context has, and no more
 def test_rounds_of_drafts_take_the_blocks_that_growing_step_by_step_takes(
     rows: list[tuple[int, list[int]]], ahead: int, limit: int, blocks: int, longest: int
@@ -114,3 +115,11 @@ def test_a_block_is_published_however_many_turns_end_between_two_plans(committed
         assert kv.lookup(other).num_tokens <= 4
         assert kv.turns.extend(turn, ended)
     assert kv.lookup(other).num_tokens == 8
+
+
+def test_no_rounds_are_taken_at_once_while_samples_share_a_block_that_is_not_full() -> None:
+    kv = FastPaged(NoParams(), KVMemory(40, 4, 100))
+    (one,) = held(kv, 6)
+    assert kv.turns.rounds_that_fit([one], [[7, 8]], 0, 2) == 2
+    kv.fork(one, request(1, 6, 6))
+    assert kv.turns.rounds_that_fit([one], [[7, 8]], 0, 2) == 0

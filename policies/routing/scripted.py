@@ -1,0 +1,48 @@
+"""Choices that were recorded elsewhere, replayed one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from servesim.contracts.request import Request
+from servesim.contracts.router import ReplicaView, Router, routers
+from servesim.errors import UserError
+from servesim.untrusted import read_text
+
+
+@dataclass(frozen=True)
+class Params:
+    """Parameters of a scripted router."""
+
+    file: str = ""
+    """A text file: indices of replicas in the order in which requests are routed, with white space between."""
+
+
+@routers.register("scripted")
+class Scripted(Router):
+    """The n-th decision, retries included, is the file's n-th index. UserError where the file has too few of them, or
+    names a replica that is not there."""
+
+    blind = True
+    Params = Params
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        super().__init__(params, num_replicas)
+        if not params.file:
+            raise UserError("router scripted: file is missing: write scripted:file=choices.txt")
+        try:
+            self._choices = [int(word) for word in read_text(Path(params.file)).split()]
+        except ValueError as error:
+            raise UserError(f"router scripted: {params.file}: {error}") from None
+        if wrong := [choice for choice in self._choices if not 0 <= choice < num_replicas]:
+            raise UserError(f"router scripted: {params.file}: replica {wrong[0]}, but there are {num_replicas}")
+        self._next = 0
+
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+        if self._next == len(self._choices):
+            raise UserError(f"router scripted: {self.params.file} has {self._next} choices, and requests need more")
+        self._next += 1
+        return self._choices[self._next - 1]

@@ -1,0 +1,66 @@
+"""Every router with a life of its own sends the same requests to the same replicas in fast and in reference mode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from tests.property.test_fast_equals_reference import compared
+from tests.support.examples import examples
+from tests.support.strategies import social_worlds, worlds
+from tests.support.worlds import World
+
+ROUTERS = (
+    "circuit-breaker:router=smg-cache-aware",
+    "consistent-hash",
+    "dynamo-kv",
+    "dynamo-kv:router_track_output_blocks=true,router_temperature=0.5",
+    "dynamo-kv-approximate",
+    "dynamo-kv-approximate:router_queue_threshold=0.5,max_num_batched_tokens=64,router_queue_policy=wspt",
+    "llm-d",
+    "llm-d:running_weight=1,load_aware_weight=1,token_load_weight=1,active_request_weight=1,no_hit_lru_weight=1",
+    "llm-d-precise",
+    "manual:assignment_mode=min_group,key=tenant",
+    "power-of-two",
+    "prefix-hash:prefix_token_count=8",
+    "production-stack-prefix-aware",
+    "random",
+    "sglang-cache-aware:balance_abs_threshold=1",
+    "sglang-cache-aware:max_tree_size=400,eviction_interval_s=0.001",
+    "smg-cache-aware:version=1.13.0,balance_abs_threshold=4",
+    "smg-least-load",
+    "sticky-least-loaded:counts_in_flight=true,key=tenant",
+    "vllm-dp",
+    "vllm-router-cache-aware:balance_abs_threshold=1",
+)
+
+
+@st.composite
+def routed(draw: st.DrawFn, source: st.SearchStrategy[World]) -> World:
+    world = draw(source)
+    return replace(world, replicas=draw(st.integers(2, 3)), router=draw(st.sampled_from(ROUTERS)))
+
+
+@examples(30)
+@given(routed(worlds(kv="prefix-hash", samples=True)))
+def test_fast_mode_sends_every_request_where_reference_mode_does(world: World) -> None:
+    assert_same(world)
+
+
+@examples(20)
+@given(routed(social_worlds(kv="prefix-hash", samples=True)))
+def test_the_same_where_clients_wait_for_answers_and_give_up(world: World) -> None:
+    assert_same(world)
+
+
+def assert_same(world: World) -> None:
+    fast, plain = compared(world)
+    event(f"router {world.router.partition(':')[0]}")
+    event(f"leapt: {len(fast.recorder.steps.array()) < len(plain.recorder.steps.array())}")
+    for router in (fast.router, plain.router):
+        left = getattr(router, "load", [])
+        assert not any(left), f"requests are still booked: {left}"
+        assert not any(getattr(router, "prefill_tokens", []))
+        assert not any(getattr(router, "output_blocks", []))
