@@ -33,6 +33,8 @@ TOLERANCE = 0.1
 """Where bisection of an end stops, as a ratio: ends are two digits at most."""
 ROUNDS = 5
 """Loads tried for one end."""
+STEP = 1.25
+"""Factor of the first step from the answer; each next one is its square."""
 NEAR = 2.0
 """Rates tried before count for an end where they are within this ratio of the answer."""
 MORE = 2
@@ -138,7 +140,7 @@ class CapacityError:
 
     def _begun(self, variant: Variant, by: Factors, rate: float) -> RateSearch:
         """Return a search that knows what the runs at hand say."""
-        search = RateSearch(TOLERANCE, rate)
+        search = RateSearch(TOLERANCE, rate, STEP)
         tried = [load for label, load in self._study.judged if label == variant.label]
         known = sorted(load for load in tried if rate / NEAR <= load <= rate * NEAR)
         asked: list[tuple[Variant, Settings, str]] = [(variant, {"rate": load}, "as it is") for load in known]

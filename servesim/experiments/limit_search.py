@@ -13,12 +13,14 @@ FARTHEST = 20
 class RateSearch:
     """The highest rate that is carried: doubled or halved until it is bracketed, then bisected in logarithms.
 
-    Rates have four digits, so that searches that meet try the same ones.
+    Rates have four digits, so that searches that meet try the same ones. `step`: of a rate that should be near the
+    start, the first factor in place of 2; each next one is its square, up to 2.
     """
 
-    def __init__(self, tolerance: float, start: float = START) -> None:
+    def __init__(self, tolerance: float, start: float = START, step: float = 2.0) -> None:
         self._tolerance = tolerance
         self._start = float(f"{start:.4g}")
+        self._step = step
         self._carried: list[float] = []
         self.high = math.inf
         """Lowest rate that was not carried; infinite: none."""
@@ -33,12 +35,16 @@ class RateSearch:
         if self.low == 0 and self.high == math.inf:
             return self._start
         if self.high == math.inf:
-            return self.low * 2 if self.low < self._start * 2**FARTHEST else None
+            return self._digits(self.low * self._step) if self.low < self._start * 2**FARTHEST else None
         if self.low == 0:
-            return self.high / 2 if self.high > self._start / 2**FARTHEST else None
+            return self._digits(self.high / self._step) if self.high > self._start / 2**FARTHEST else None
         middle = float(f"{math.sqrt(self.low * self.high):.4g}")
         narrow = self.high / self.low <= 1 + self._tolerance
         return None if narrow or not self.low < middle < self.high else middle
+
+    def _digits(self, rate: float) -> float:
+        """Return a rate of four digits; halves and doubles as they are."""
+        return rate if self._step == 2 else float(f"{rate:.4g}")
 
     @property
     def left(self) -> int:
@@ -49,6 +55,8 @@ class RateSearch:
 
     def tell(self, rate: float, carried: bool) -> None:
         """Take in whether a rate was carried."""
+        if self._carried or self.high < math.inf:
+            self._step = min(self._step**2, 2.0)
         if carried:
             self._carried.append(rate)
         else:

@@ -220,3 +220,12 @@ def test_limits_hold_each_by_themselves_where_they_have_percentiles() -> None:
     assert frame["replicas"].iloc[0] <= joint["replicas"].iloc[0]
     assert header(goals).endswith("(each by itself)")
     assert header(joint.attrs["document"]["settings"]["goals"]).endswith("(jointly)")
+
+
+def test_a_search_near_its_start_takes_steps_that_widen() -> None:
+    search, tried = RateSearch(0.1, 4.0, 1.25), []
+    while (rate := search.next()) is not None:
+        tried.append(rate)
+        search.tell(rate, rate <= 1.5)
+    assert tried[:4] == [4.0, 3.2, 2.048, 1.024]  # down by 1.25, its square, and 2 at most
+    assert search.low <= 1.5 < search.high <= 1.1 * search.low
