@@ -135,7 +135,7 @@ def _settings() -> tuple[Setting, ...]:
         Setting("serve", "Scenario", SERVE, list[str], "COMMAND"),
         Setting("save_scenario", "Scenario", SAVE, shown="FILE"),
     ]
-    return tuple(sorted(found, key=lambda setting: ("Scenario", "Engine", "Clients").index(setting.section)))
+    return tuple(sorted(found, key=lambda setting: ("Scenario", "Engine", "Clients", "Cluster").index(setting.section)))
 
 
 def _of(model: type[BaseModel], section: str = "Scenario", prefix: str = "") -> Iterator[Setting]:
