@@ -147,7 +147,7 @@ def test_questions_without_an_answer_are_refused(changes: dict[str, Any], said: 
 
 
 MIXED = WORKLOAD | {"trace": "synth:rate=1,prompt=lognormal(600,6000),output=20", "requests": 200, "gpu": "h200"}
-SERVED = {key: value for key, value in MIXED.items() if key != "jobs"}
+SERVED = {key: value for key, value in MIXED.items() if key not in ("jobs", "intervals")}
 ONE = """
 from servesim.contracts.router import Router
 class One(Router):
