@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.contracts.params import check_least
+from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaState, ReplicaView
 from servesim.policies.routing._in_flight import InFlightRouter
@@ -34,6 +34,7 @@ class CacheAwareParams:
 
     def __post_init__(self) -> None:
         check_least(self, 0, "cache_threshold", "balance_abs_threshold", "balance_rel_threshold", "max_tree_size")
+        check_most(self, 1, "cache_threshold")
         if not self.eviction_interval_s > 0 or not self.chars_per_token > 0:
             raise ValueError("eviction_interval_s and chars_per_token must be more than 0")
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.contracts.params import check_least
+from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
 from servesim.contracts.router import FinishStatus, ReplicaState, ReplicaView, ready
 from servesim.policies.routing._in_flight import InFlightRouter
@@ -54,6 +54,7 @@ class LlmDParams:
 
     def __post_init__(self) -> None:
         check_least(self, 0, *(name for name in self.__dataclass_fields__))
+        check_most(self, 1, "affinity_filter")
 
 
 class LlmDRouter(InFlightRouter):

@@ -20,6 +20,14 @@ def check_least(params: Any, least: int, *names: str) -> None:
             raise ValueError(f"{name} is {value:g}, must be at least {least}")
 
 
+def check_most(params: Any, most: float, *names: str) -> None:
+    """Raise ValueError unless each parameter named is at most `most`, or None."""
+    for name in names:
+        value = getattr(params, name)
+        if value is not None and value > most:
+            raise ValueError(f"{name} is {value:g}, must be at most {most:g}")
+
+
 @dataclass(frozen=True)
 class NoParams:
     """Parameters of a policy that has none."""

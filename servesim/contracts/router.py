@@ -63,7 +63,8 @@ class Report(NamedTuple):
 
 
 class ReplicaView(Protocol):
-    """A replica as its engine last reported it: now, or `router.report-every` and `router.report-lag` ago."""
+    """A replica as its engine last reported it: now, or as old as
+    `cluster.report_every_s` and `cluster.report_lag_s` have it."""
 
     @property
     def index(self) -> int:
@@ -167,7 +168,7 @@ class Router(ABC):
         its cache is empty, which `on_replica` says and not this."""
 
     def on_report(self, replica: int, report: Report) -> None:  # noqa: B027
-        """Note what an engine reports; only where `router.report-every` is not 0. `report.at_ns` is the time of which
+        """Note what an engine reports; only where `cluster.report_every_s` is not 0. `report.at_ns` is the time of which
         it is, and views show it from now on."""
 
     def on_replica(self, replica: int, state: ReplicaState) -> None:  # noqa: B027
