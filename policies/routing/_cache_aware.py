@@ -27,6 +27,7 @@ class CacheAwareParams:
     """Multiple of the emptiest replica's requests in flight that the fullest may have. Out of balance is what exceeds
     both."""
     eviction_interval_s: float = 60
+    """Time between two looks at what exceeds `max_tree_size`."""
     max_tree_size: int = 67_108_864
     """Characters of a replica's prompts that the tree keeps."""
     chars_per_token: float = 4

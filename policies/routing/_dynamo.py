@@ -35,7 +35,9 @@ class DynamoParams:
     overlap_score_credit_decay: float = 0.0
     """How much less it counts at a replica that has more prefill to do than another."""
     prefill_load_scale: float = 1.0
+    """Weight of the blocks of prefill booked and needed."""
     decode_active_request_weight: float = 0.0
+    """Cost of each request that is active at a replica, in blocks."""
     router_temperature: float = 0.0
     """0: the least cost, drawn among equals; else by exp(-cost / temperature), costs scaled to 0 to 1."""
     router_queue_threshold: float | None = None

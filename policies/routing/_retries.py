@@ -22,8 +22,11 @@ class RetryParams:
     max_retries: int = 5
     """Attempts in all."""
     initial_backoff_ms: float = 50
+    """Wait before the second attempt."""
     max_backoff_ms: float = 30_000
+    """Longest wait before an attempt."""
     backoff_multiplier: float = 1.5
+    """How many times as long each wait is as the one before."""
     jitter_factor: float = 0.2
     """Share by which a wait is longer or shorter at random."""
     failure_threshold: int = 10

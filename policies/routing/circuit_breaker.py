@@ -1,5 +1,7 @@
-"""Any router behind circuit breakers: replicas that fail are passed over for a while (sglang-router 0.3.2, smg 1.9.0,
-vllm-router 0.1.17)."""
+"""Any router behind circuit breakers, which pass over replicas that fail for a while.
+
+As in sglang-router 0.3.2, smg 1.9.0 and vllm-router 0.1.17.
+"""
 
 from __future__ import annotations
 

@@ -17,9 +17,10 @@ from servesim.policies.routing._ring import HashRing
 
 @dataclass(frozen=True)
 class ConsistentHashParams:
-    """What a routing key is."""
+    """What keys are."""
 
     key: Literal["session", "tenant"] = "session"
+    """What a routing key is."""
 
 
 @routers.register("consistent-hash")

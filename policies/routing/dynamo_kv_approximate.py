@@ -1,5 +1,4 @@
-"""NVIDIA Dynamo's KV router (ai-dynamo-runtime 1.6.1) without KV events (`--no-kv-events`): it takes for cached what it
-sent.
+"""NVIDIA Dynamo's KV router (ai-dynamo-runtime 1.6.1) without KV events: what it sent counts as cached.
 
 Costs and bookings are in `_dynamo`. A block that was sent to a replica counts as found there for 120 s after it was
 last sent.

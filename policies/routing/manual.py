@@ -1,8 +1,8 @@
-"""Sticky routing keys: the manual policy of sglang-router 0.3.2 and smg 1.9.0 (header X-SMG-Routing-Key), and
-sticky_least_loaded of vllm-router 0.1.17.
+"""Sticky routing keys: manual of sglang-router 0.3.2 and smg 1.9.0, sticky_least_loaded of vllm-router 0.1.17.
 
-Source: lightseekorg/smg, model_gateway/src/policies/manual.rs. A key goes where it went before, as long as that replica
-lives; what a new key does is a parameter. Here a key is the session of a request, or its tenant.
+Source: lightseekorg/smg, model_gateway/src/policies/manual.rs. A key, there the header X-SMG-Routing-Key, goes where it
+went before, as long as that replica lives; what a new key does is a parameter. Here a key is the session of a request,
+or its tenant.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Power of two choices: the emptier of two replicas drawn at random (vllm-router 0.1.17, sglang-router 0.3.2, smg
-1.9.0)."""
+"""Power of two choices: the emptier of two replicas drawn at random.
+
+As in vllm-router 0.1.17, sglang-router 0.3.2 and smg 1.9.0.
+"""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ class ProductionStackParams:
     """What counts as known, with the defaults of version 0.1.12."""
 
     chunk_chars: int = 128
+    """Characters that match together or not at all."""
     chars_per_token: float = 4
     """Characters of a token; the simulator's prompts have no text."""
     min_match_length: int = 0

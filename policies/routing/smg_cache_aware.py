@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import Literal
 
+from servesim.contracts.params import check_least
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaView, ready, routers
 from servesim.policies.routing._cache_aware import CacheAwareParams
@@ -23,12 +24,17 @@ class SmgParams(CacheAwareParams):
     """Thresholds, with the defaults of the command line."""
 
     version: Literal["1.9.0", "1.13.0"] = "1.9.0"
+    """Version of smg."""
     overload_token_usage_threshold: float = 1.0
     """1.9.0: share of KV memory in use above which a replica makes the whole unbalanced; 1 = never."""
     balance_token_usage_threshold: float = 1.0
     """1.9.0: difference in KV use between the fullest and the emptiest that does; 1 = never."""
     overload_protection: bool = True
     """1.13.0: passes over replicas with 8 requests waiting or 80 % of KV memory in use while others are better off."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 0, "overload_token_usage_threshold", "balance_token_usage_threshold")
 
 
 @routers.register("smg-cache-aware")

@@ -22,7 +22,9 @@ class LeastLoadParams:
     """Figures where the reports have none, with the defaults of smg 1.13.0."""
 
     tokens_per_request: int = 1024
+    """Tokens that a waiting request stands for."""
     tokens_per_s: float = 2000
+    """Tokens that a replica generates."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "tokens_per_request", "tokens_per_s")

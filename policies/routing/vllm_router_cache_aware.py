@@ -19,6 +19,7 @@ class VllmRouterParams(CacheAwareParams):
     """Thresholds, with the defaults of the command line; the tree's size is in tokens."""
 
     eviction_interval_s: float = 120
+    """Time between two looks at what exceeds `max_tree_size`."""
     max_tree_size: int = 33_554_432
     chars_per_token: float = 1
 

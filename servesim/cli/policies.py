@@ -59,7 +59,7 @@ def policies(
             typer.echo(registry.kind)
             for known in registry.names():
                 first, _, _ = idea(registry.resolve(known)[0]).partition("\n")
-                typer.echo(f"  {known:22}{first}")
+                typer.echo(f"  {known:30} {first}")
         return
     registry = registry_of(name)
     if as_json:

@@ -168,8 +168,8 @@ class Router(ABC):
         its cache is empty, which `on_replica` says and not this."""
 
     def on_report(self, replica: int, report: Report) -> None:  # noqa: B027
-        """Note what an engine reports; only where `cluster.report_every_s` is not 0. `report.at_ns` is the time of which
-        it is, and views show it from now on."""
+        """Note what an engine reports; only where `cluster.report_every_s` is not 0. `report.at_ns` is the time of
+        which it is, and views show it from now on."""
 
     def on_replica(self, replica: int, state: ReplicaState) -> None:  # noqa: B027
         """Note that a replica's state is another one. Replicas that are ready from the beginning are not told of; a new

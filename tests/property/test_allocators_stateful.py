@@ -53,6 +53,13 @@ class Allocators(RuleBasedStateMachine):
         table: Any = getattr(self.kv, "tables", {}).get(request, [])
         return table if self.kv.grouped else [table]
 
+    def _fill(self, request: Request, kv: Any) -> None:
+        """Note what the blocks of a request hold; none where there are no blocks."""
+        table: Any = getattr(kv, "tables", {}).get(request, [])
+        for group, blocks in enumerate(table if kv.grouped else [table]):
+            for i, block in enumerate(blocks[: request.num_computed_tokens // BLOCK]):
+                self.filled[block] = group, request.content.prefix_key((i + 1) * BLOCK)  # type: ignore[union-attr]
+
     def _advance(self, request: Request, tokens: int) -> None:
         """Tokens of a request have been computed."""
         request.num_computed_tokens += tokens
@@ -61,9 +68,7 @@ class Allocators(RuleBasedStateMachine):
         assert request.content is not None
         for stop in range(1, request.num_computed_tokens + 1):
             self.computed.add(request.content.prefix_key(stop))
-        for group, table in enumerate(self._tables(request)):
-            for i, block in enumerate(table[: request.num_computed_tokens // BLOCK]):
-                self.filled[block] = group, request.content.prefix_key((i + 1) * BLOCK)
+        self._fill(request, self.kv)
 
     def _check_hit(self, request: Request, hit: Hit) -> None:
         assert hit.num_tokens < request.num_tokens, "the last token is always computed"
@@ -214,6 +219,7 @@ class Allocators(RuleBasedStateMachine):
                 request.num_computed_tokens += 1
                 request.num_tokens += 1
                 single.held_tokens += 1
+                self._fill(request, single)  # a window may let a block go before the run ends
             if single.usage().free != free:
                 taken.append((step, free - single.usage().free))
         assert grown == taken

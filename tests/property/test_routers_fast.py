@@ -24,7 +24,7 @@ ROUTERS = (
     "llm-d-precise",
     "manual:assignment_mode=min_group,key=tenant",
     "power-of-two",
-    "prefix-hash:prefix_token_count=8",
+    "smg-prefix-hash:prefix_token_count=8",
     "production-stack-prefix-aware",
     "random",
     "sglang-cache-aware:balance_abs_threshold=1",

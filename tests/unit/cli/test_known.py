@@ -81,13 +81,13 @@ def test_an_installation_that_works_is_sound_and_one_that_does_not_says_what_is_
     assert "h200" in text
     monkeypatch.setattr(doctor, "_packages", lambda: {"numpy": {"installed": "1.0", "needed": ">=2.0", "ok": False}})
     monkeypatch.setattr(doctor, "_tables", lambda: {"h200": "no such file"})
-    monkeypatch.setattr(doctor, "SELF_TEST", doctor.SELF_TEST | {"gpu": "b200"})
+    monkeypatch.setattr(doctor, "SELF_TEST", doctor.SELF_TEST | {"gpu": "h300"})
     monkeypatch.setattr(sys, "argv", ["servesim", "doctor", "--json"])
     assert cli._guarded() == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["sound"]
     assert [problem.partition(" ")[0] for problem in found["problems"]] == ["numpy", "kernel", "self"]
-    assert "b200" in found["self_test"]["error"]
+    assert "h300" in found["self_test"]["error"]
 
 
 def completed(line: str, **more: str) -> list[str]:
@@ -107,7 +107,7 @@ def completed(line: str, **more: str) -> list[str]:
     [
         ("servesim sett", ["settings"]),
         ("servesim run --engine.blo", ["--engine.block-size"]),
-        ("servesim run --gpu h", ["h100", "h200"]),
+        ("servesim run --gpu h", ["h100", "h20", "h200"]),
         ("servesim compare --kv paged,prefix-h", ["paged,prefix-hash"]),
         ("servesim run --no.such 3 --gp", []),
     ],

@@ -156,7 +156,7 @@ def test_damaged_traces_are_refused_on_one_line(servesim: Cli, tmp_path: Path, t
     [
         (["--model", "llama-3.1-7b"], ["llama-3.1-7b", "did you mean"]),
         (["--model", "llama-3.1-70b"], ["llama-3.1-70b", "GiB"]),
-        (["--gpu", "h20"], ["h20"]),
+        (["--gpu", "h300"], ["h300"]),
         (["--trace", "none.csv"], ["none.csv"]),
         (["--trace", "preset:azure-conv"], ["azure-conv-2023"]),
         (["--mode", "quick"], ["mode is 'quick'"]),

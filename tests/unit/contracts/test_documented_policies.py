@@ -25,7 +25,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             found[block.argument] = folder / block.argument
             found[block.argument].write_text(block.text)
     assert set(found) == {
-        *("fcfs.py", "aging.py", "tokens.py", "lfu.py", "least.py", "affine.py", "small.py", "hasty.py")
+        *("fcfs.py", "aging.py", "tokens.py", "lfu.py", "least.py", "affine.py", "booked.py", "small.py", "hasty.py")
     }
     return found
 

@@ -251,7 +251,8 @@ def test_terms_that_nobody_named_take_no_time() -> None:
         ("e 2.0", "a100", "two-h100"),  # of equals the first by name
         ("e 1.9", "h200", "one"),
         ("e 0.5", "h200", "one"),  # all are newer: the earliest
-        ("e", "h200", "three"),
+        ("e", "h200", "two-h200"),  # no version: the nearest server that was measured
+        ("e", "h100", "three"),
         ("f 1.0", "h200", None),
     ],
 )

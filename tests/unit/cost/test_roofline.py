@@ -51,8 +51,9 @@ def placed(roof: Roof, batch: Batch) -> dict[str, Any]:
 )
 def test_operators_are_those_of_the_price_and_add_up_to_the_step(name: str, batch: Batch) -> None:
     model = ModelSpec.load(name)
-    work = operator_work(model, H100, batch)
-    assert list(work) == list(breakdown(build_cost_model(model, H100), batch))
+    gpu = Gpu.load("b200") if model.experts_dtype == "nvfp4" else H100
+    work = operator_work(model, gpu, batch)
+    assert list(work) == list(breakdown(build_cost_model(model, gpu), batch))
     flops, data = step_work(model, batch)
     if batch is MIXED:  # a step's work counts a row of the LM head for each sequence, not for each draft
         flops += 2.0 * model.hidden_size * model.vocab_size * batch.drafts

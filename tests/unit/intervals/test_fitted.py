@@ -41,16 +41,11 @@ def test_shipped_quantiles_rise_and_lie_on_both_sides(kind: str, metric: str) ->
     assert quantiles[0] < 0 < quantiles[-1]
 
 
-TOO_WIDE = {("model", "ttft"), ("gpu", "ttft")}
-"""Folds and metrics whose intervals held more than 80 % of the cells left out: 80 to 91, and 81 to 92."""
-
-
 @pytest.mark.parametrize("kind", ["deployment", "model", "version", "gpu"])
 @pytest.mark.parametrize("metric", ["ttft", "tpot"])
 def test_the_share_of_left_out_cells_inside_shipped_intervals_may_be_80_percent(kind: str, metric: str) -> None:
     coverage = shipped().document["judged"][kind][metric]["coverage"]
-    assert coverage["high"] >= 0.8
-    assert (coverage["low"] > 0.8) == ((kind, metric) in TOO_WIDE)
+    assert coverage["low"] <= 0.8 <= coverage["high"]
 
 
 def test_every_term_and_label_of_what_is_shipped_can_be_used() -> None:

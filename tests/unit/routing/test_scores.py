@@ -63,7 +63,7 @@ def test_llm_d_precise_takes_a_prompt_for_cached_for_two_seconds() -> None:
 
 
 def test_prefix_hash_leaves_its_replica_only_for_one_that_is_not_full() -> None:
-    router, prompt = router_of("prefix-hash", 3), Prompts()
+    router, prompt = router_of("smg-prefix-hash", 3), Prompts()
     home = router.route(prompt((1, 300)), views_of(3))
     assert isinstance(home, int)
     assert router.route(prompt((1, 256), (2, 44)), views_of(3)) == home  # 256 tokens count

@@ -148,7 +148,7 @@ def test_limits_that_the_run_never_reached_are_reported() -> None:
     ("settings", "message"),
     [
         ({"model": "llama-3.1-7b"}, "unknown model"),
-        ({"gpu": "h20"}, "unknown GPU"),
+        ({"gpu": "h300"}, "unknown GPU"),
         ({"model": "llama-3.1-70b"}, "no KV block fits"),
         ({"scheduler": "vlm"}, "unknown scheduler 'vlm' (did you mean \"vllm\"?)"),
         ({"scheduler": "vllm:max_num_seq=3"}, "unknown parameter 'max_num_seq' (did you mean \"max_num_seqs\"?)"),

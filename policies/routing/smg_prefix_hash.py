@@ -1,5 +1,4 @@
-"""The prefix_hash policy of smg (at commit 73da68ca9): a ring hashed by the first tokens of a prompt, with bounded
-loads.
+"""The prefix_hash policy of smg (at commit 73da68ca9): a ring hashed by first tokens, with bounded loads.
 
 Source: lightseekorg/smg, model_gateway/src/policies/prefix_hash.rs. Its help speaks of walking the ring past full
 replicas; the code takes the emptiest instead, and so does this.
@@ -24,6 +23,7 @@ class PrefixHashParams:
     """The prefix that counts and the load that is too much."""
 
     prefix_token_count: int = 256
+    """Tokens of a prompt's beginning that are hashed."""
     load_factor: float = 1.25
     """A replica is full beyond this multiple of the mean of requests in flight, the arriving one counted."""
 
@@ -31,7 +31,7 @@ class PrefixHashParams:
         check_least(self, 1, "prefix_token_count", "load_factor")
 
 
-@routers.register("prefix-hash")
+@routers.register("smg-prefix-hash")
 class PrefixHash(InFlightRouter):
     """The replica that the first tokens of the prompt hash to; where it is full, the emptiest that is not (lowest
     index)."""
