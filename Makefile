@@ -92,7 +92,7 @@ docs: $(READY)
 	$(VENV)/bin/python -m tests.support.documents
 
 sample: $(READY)
-	$(VENV)/bin/servesim run reports/sample.yaml --out $(VENV)/sample
+	$(VENV)/bin/servesim run reports/sample.yaml --out $(VENV)/sample --overwrite
 	cp $(VENV)/sample/report.html reports/sample.html
 
 bench: $(READY) $(COMPILED)/.ready
