@@ -3,7 +3,7 @@
 For servesim.experiments.dynamo_replay alone. Its rules, checked beside that simulator:
 
 - Generated tokens enter the tree page by page while the request decodes, not when it has finished.
-- A leaf that nobody else holds grows in place, so a prompt and its answer are one leaf.
+- A leaf that no other request holds grows in place, so a prompt and its answer are one leaf.
 - Of the least recently used leaf only as many pages go as are needed, the last ones first.
 - A match that ends within a leaf does not use that leaf.
 - Memory is taken a token ahead: for the token that a step samples.

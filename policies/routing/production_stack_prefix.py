@@ -1,8 +1,8 @@
 """The prefixaware routing of the vLLM production stack's router 0.1.12 (commit a6c01db0).
 
 Source: vllm-project/production-stack, src/vllm_router/routers/routing_logic.py and prefix/hashtrie.py. It knows what it
-sent to whom, in chunks of 128 characters, and forgets nothing; load does not count. A last part of a prompt that is
-shorter than a chunk is not compared here.
+sent to which replica, in chunks of 128 characters, and forgets nothing; load does not count. A last part of a prompt
+that is shorter than a chunk is not compared here.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ STEP = 1.25
 NEAR = 2.0
 """Rates tried before count for an end where they are within this ratio of the answer."""
 MORE = 2
-"""Times the guess beyond which replicas are not sought: where so many are too few, probably all are."""
+"""Times the guess beyond which replicas are not sought: where that number is too few, probably all are."""
 Factors = Mapping[str, float]
 """By latency as SLOs name it: how much longer it is than simulated."""
 

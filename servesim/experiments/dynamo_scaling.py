@@ -1,7 +1,7 @@
 """Workers that come and go as in Dynamo's simulator (ai-dynamo-runtime 1.6.1), and its round robin over them.
 
 A target counts workers that are active or starting. Above it those that are starting are given up first, then active
-ones are drained, the highest number first; below it new ones start, under numbers that nobody had before, also while
+ones are drained, the highest number first; below it new ones start, under numbers not used before, also while
 others drain.
 """
 

@@ -22,7 +22,7 @@ class View(NamedTuple):
 
 
 def views_of(views: int | Sequence[View]) -> Views:
-    """Return views of so many idle replicas, or those given."""
+    """Return views of N idle replicas, or those given."""
     given = [View(i) for i in range(views)] if isinstance(views, int) else views
     found = Views(cast(ReplicaView, view) for view in given)
     found.ready = [view.index for view in given if view.state == "ready"]

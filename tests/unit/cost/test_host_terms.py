@@ -238,7 +238,7 @@ def test_a_wrong_tokenizer_time_is_refused(tmp_path: Path) -> None:
         HostTerms.load(tmp_path / "mine.yaml")
 
 
-def test_terms_that_nobody_named_take_no_time() -> None:
+def test_terms_that_are_not_given_take_no_time() -> None:
     given = {name: value for name, value in HostTerms().to_dict().items() if value}
     assert given == {}
 
