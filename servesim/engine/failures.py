@@ -15,12 +15,10 @@ from servesim.contracts.request import LAST, Request, State
 from servesim.draws import uniform_one
 from servesim.engine.clock import CHANGE, RECALL, REPORT
 from servesim.engine.core import EngineCore
+from servesim.engine.telling import LOST
 
 if TYPE_CHECKING:
     from servesim.engine.cluster import Cluster
-
-LOST = "its replica failed"
-"""Reason of a request that was lost with a replica."""
 
 
 class Crash(NamedTuple):
@@ -136,7 +134,7 @@ class Failing:
         core.max_queued = replica.core.max_queued
         there = [request for request in self._here if request.replica == crash.replica]
         replica.crash(core)
-        cluster.listen(replica)
+        cluster.telling.listen(replica)
         clock, now = cluster.clock, cluster.clock.ns
         down = crash.restart_ns
         if down >= 0:
@@ -164,7 +162,7 @@ class Failing:
         cluster, output_len = self._cluster, self._here.pop(request)
         attempts = self._attempts[request] = self._attempts.get(request, 0) + 1
         request.state, request.reason = State.ABORTED, LOST
-        cluster.tell_finish(request)
+        cluster.telling.finish(request)
         if request.first_token_ns >= 0 or attempts > self._failures.reroutes:
             cluster.end(request, State.ABORTED, LOST)
             return

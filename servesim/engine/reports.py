@@ -108,4 +108,4 @@ class Reporting:
             self._reported[index].take(report)
             if self._tells:
                 cluster.router.on_report(index, report)
-        cluster.recall()
+        cluster.waiting.recall()
