@@ -92,6 +92,7 @@ trace-processor: .trace-processor/.ready
 docs: $(READY)
 	$(VENV)/bin/python -m tests.support.module_map
 	$(VENV)/bin/python -m tests.support.documents
+	$(VENV)/bin/python -m tests.support.notebooks
 
 sample: $(READY)
 	$(VENV)/bin/servesim run reports/sample.yaml --out $(VENV)/sample --overwrite

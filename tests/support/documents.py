@@ -144,6 +144,8 @@ def _recipe(line: str) -> str:
         "-n",
         "-o",
         ".venv/.ready",
+        "-o",
+        ".venv/.installed",
         *line.partition("#")[0].split()[1:],
     ]
     done = subprocess.run(dry, capture_output=True, text=True, check=True)
