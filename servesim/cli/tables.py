@@ -194,6 +194,10 @@ def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
         console.print(f"written to {out}", style="dim")
 
 
+print_worth = print_capacity
+"""What things are worth is the answer of a capacity question."""
+
+
 def _capacity_row(row: Mapping[str, Any]) -> list[str]:
     values, low, high = row["values"], row["rate_low"], row["rate_high"]
     gpus = "" if row["gpus"] is None else f"{row['gpus']} x {row['gpu']}"

@@ -181,7 +181,7 @@ class Scenario(_Section):
     """When turns of recorded conversations come: think: by pauses after answers; original: also not before their
     recorded times; open: at recorded times whatever has ended; auto: as the format says."""
     shape: list[str] = Field(default=[])
-    """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`."""
+    """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`; one may be a text."""
     columns: str | None = None
     """Columns of a log with names of its own, where they are not guessed right, such as arrival='Request
     Time',prompt=in,output=out; unit=us says the unit of its times, prompt=2000 a number instead of a column."""
@@ -287,6 +287,11 @@ class Scenario(_Section):
             return value
         plain, percentiles = split_slo(limits)
         return {**value, "slo": plain, **({"slo_percentiles": percentiles} if percentiles else {})}
+
+    @field_validator("shape", mode="before")
+    @classmethod
+    def _steps(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
     @field_validator("price", mode="before")
     @classmethod
