@@ -36,6 +36,7 @@ MODULES = (
 )  # fmt: skip
 TESTS = (
     "tests/unit/cost", "tests/unit/metrics", "tests/unit/kv", "tests/unit/engine",
+    "tests/unit/calibrate/test_import_llmservingsim.py",
     "tests/property/test_cost_properties.py", "tests/property/test_block_tables.py", "tests/property/test_extents.py",
 )  # fmt: skip
 WHOLE = ("tests/unit", "tests/property", "tests/conformance", "tests/golden", "tests/validation")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from servesim.contracts.cost import NO_HOST, Batch
@@ -122,6 +122,7 @@ def test_passes_over_contexts_say_where_their_time_comes_from(context: int, atte
     st.integers(0, 120),
     st.lists(st.sampled_from([0, 7]), min_size=1, max_size=3),
 )
+@example([0, 1], 194, [0, 7])  # one pass within the curve, one beyond it
 def test_sources_of_many_contexts_are_those_of_each(steps: list[int], first: int, shifts: list[int]) -> None:
     over = OverContexts([Pass(10.4, [4.4, 0.0, 0.0, 6.0], CURVE, shift) for shift in shifts], NO_HOST)
     contexts = first + np.cumsum(np.array(steps, dtype=np.int64))

@@ -55,6 +55,13 @@ def test_copies_run_at_the_rates_of_the_link_and_of_the_memory_and_a_stage_does_
         assert ns == sources[3] == pytest.approx(expected, abs=1)
 
 
+def test_contexts_that_differ_by_one_token_are_unequal() -> None:
+    each = stage(skew=True)
+    assert [each.skew(decode(*contexts))[0] for contexts in ((10, 11), (10, 10))] == [2 * 3, 0]
+    assert each.skew(decode(10, 30, queries_per_sequence=2)) == (0, 0)
+    assert each.skew(decode(10, 30, attention="per_request")) == (0, 0)
+
+
 def test_drafts_are_rows_of_the_head() -> None:
     assert stage().cost(decode(10, 10, drafts=2), 6)[0] - stage().cost(decode(10, 10), 6)[0] == 2 * 10
 

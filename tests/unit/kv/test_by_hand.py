@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from servesim.contracts import MISS, KVMemory, Request, State
+import pytest
+
+from servesim.contracts import MISS, KVMemory, NoParams, Request, State
+from servesim.contracts.request import ParentRequest
 from servesim.policies.kv._prefix_hash_params import PrefixHashParams
+from servesim.policies.kv.paged import Paged
 from servesim.policies.kv.prefix_hash import PrefixHash
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -98,3 +102,55 @@ def test_a_block_that_samples_share_is_copied_only_where_a_block_is_free() -> No
     kv.free(last)
     assert kv.grow(other, 1)
     assert kv.tables[other][1] != kv.tables[one][1]
+
+
+def test_a_hit_may_end_within_what_was_cached_together() -> None:
+    """A request of three blocks, of which another holds the first: what a third one finds of the rest is one block."""
+    kv = cache()
+    one = running(kv, 0, 12)
+    table = list(kv.tables[one])
+    running(kv, 1, 5)
+    hit = kv.lookup(Request(2, "2", 9, 100, 0, content=Word()))
+    assert (hit.num_tokens, kv.hit_blocks(hit)) == (8, table[:2])
+
+
+def swapped(kv: Paged, *lengths: int) -> list[Request]:
+    """Samples of one request in host memory, all forked off the first."""
+    requests = [Request(row, str(row), length, 20, 0) for row, length in enumerate(lengths)]
+    parent = ParentRequest(0, members=requests)
+    for each in requests:
+        each.parent, each.state, each.num_computed_tokens = parent, State.RUNNING, each.prompt_len
+        kv.fork(requests[0], each) if each is not requests[0] else kv.admit(each, MISS, each.prompt_len, 0)
+    kv.swap_out(requests[0], requests[1:])
+    return requests
+
+
+def test_what_samples_share_stays_in_host_memory_until_the_last_of_them_leaves() -> None:
+    """Ten tokens are three blocks of four, which the first sample answers for: 12 tokens."""
+    kv = Paged(NoParams(), KVMemory(9, 4, 100, host_blocks=5))
+    first, second, third = swapped(kv, 10, 10, 10)
+    assert [kv.drop_swapped(first), kv.drop_swapped(third)] == [0, 0]
+    kv.check_integrity()
+    assert kv.drop_swapped(second) == 3
+    kv.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"held_tokens": 99}, "negative memory"),
+        ({"_host_free": 4}, "host blocks miscounted"),
+        ({"_table_blocks": 4}, "table blocks miscounted"),
+        ({"_extra": {1: 1}}, "holders do not match"),
+    ],
+)
+def test_an_allocator_that_miscounts_is_found(wrong: dict[str, object], told: str) -> None:
+    kv = Paged(NoParams(), KVMemory(9, 4, 100, host_blocks=5))
+    one = Request(0, "0", 10, 20, 0)
+    kv.admit(one, MISS, 10, 0)
+    kv.held_tokens = 10
+    kv.check_integrity()
+    for name, value in wrong.items():
+        setattr(kv, name, value)
+    with pytest.raises(AssertionError, match=told):
+        kv.check_integrity()
