@@ -249,6 +249,17 @@ def test_beyond_the_table_a_gemm_has_a_knot_at_twice_its_last_count() -> None:
     assert curve.at(128) == pytest.approx(PLAIN.gemm(128, 256, 256, "bf16"))
 
 
+def test_a_hump_at_the_last_but_one_count_is_smoothed_too() -> None:
+    tables = table([(256, 256), (1024, 1024)])
+    rows = dict(tables.rows("gemm", "bf16"))
+    rows["time_us"] = rows["time_us"] * np.where(rows["m"] == 32, 1000, 1)
+    humps = [GemmTables(tables.with_rows("gemm", "bf16", rows), PLAIN, PLAIN, monotone=on) for on in (False, True)]
+    plain, smooth = (each.curve(512, 512, "bf16") for each in humps)
+    assert plain.at(32) > plain.at(64)
+    assert smooth.at(32) == smooth.at(64) == plain.at(64)
+    assert smooth.at(16) == plain.at(16)
+
+
 def reduction(sizes: dict[str, dict[int, float]], own_below: float = inf) -> Curve:
     """An all-reduce of two GPUs from microseconds by bytes."""
     tables = KernelTables.load("h100")

@@ -8,6 +8,7 @@ import pytest
 
 from servesim.contracts import MISS, KVMemory, NoParams, Request, State
 from servesim.contracts.request import ParentRequest
+from servesim.policies.kv._block_tables import ids
 from servesim.policies.kv._prefix_hash_params import PrefixHashParams
 from servesim.policies.kv.paged import Paged
 from servesim.policies.kv.prefix_hash import PrefixHash
@@ -142,6 +143,9 @@ def test_what_samples_share_stays_in_host_memory_until_the_last_of_them_leaves()
         ({"_host_free": 4}, "host blocks miscounted"),
         ({"_table_blocks": 4}, "table blocks miscounted"),
         ({"_extra": {1: 1}}, "holders do not match"),
+        ({"_fresh._next": 3}, "a block that was never used is in use"),  # block 3 is the last one held
+        ({"_fresh.num_blocks": 4}, "negative|lost"),
+        ({"_fresh._top": 0}, "lost|never used"),
     ],
 )
 def test_an_allocator_that_miscounts_is_found(wrong: dict[str, object], told: str) -> None:
@@ -149,8 +153,30 @@ def test_an_allocator_that_miscounts_is_found(wrong: dict[str, object], told: st
     one = Request(0, "0", 10, 20, 0)
     kv.admit(one, MISS, 10, 0)
     kv.held_tokens = 10
+    other = Request(1, "1", 4, 20, 0)
+    kv.admit(other, MISS, 4, 0)
+    kv.free(other)  # block 4, which is free again
     kv.check_integrity()
     for name, value in wrong.items():
-        setattr(kv, name, value)
+        *inner, last = name.split(".")
+        setattr(getattr(kv, inner[0]) if inner else kv, last, value)
     with pytest.raises(AssertionError, match=told):
         kv.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "told"), [([4, 4], "free twice"), ([2], "free and held"), ([0], "null block"), ([5], "never used")]
+)
+def test_a_block_that_is_given_back_and_should_not_be_is_found(blocks: list[int], told: str) -> None:
+    """Three blocks are held, the fourth was; the others of eight never."""
+    kv = Paged(NoParams(), KVMemory(9, 4, 100))
+    one, other = Request(0, "0", 10, 20, 0), Request(1, "1", 4, 20, 0)
+    for each in (one, other):
+        kv.admit(each, MISS, each.prompt_len, 0)
+    kv.free(other)
+    kv.held_tokens = 10
+    kv._fresh.take(1)
+    kv._fresh.give(ids(blocks))
+    kv._fresh.num_blocks += 1 - len(blocks)  # as many as there should be
+    with pytest.raises(AssertionError, match=told):
+        kv.check_free([block for table in kv.tables.values() for block in table])

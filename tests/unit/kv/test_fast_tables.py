@@ -156,3 +156,29 @@ def test_a_request_that_holds_more_than_it_fills_wakes_when_it_has_filled_it() -
         sizes = len(kv._tables[full]), len(kv._tables[sleeper])
         assert sizes == (3 + turn // 4, 4 if turn < 12 else 5)
     assert kv.turns.steps_until_full(13, 20, 0) == 20
+
+
+def test_a_request_with_too_few_blocks_or_content_known_ahead_grows_by_itself() -> None:
+    """Two blocks of four: eight tokens may join, nine may not; nor may any where a block's hash reads on."""
+    for params, num_tokens, joins in (({}, 8, True), ({}, 9, False), ({"hash_lookahead_tokens": 1}, 8, False)):
+        kv = FastPrefixHash(PrefixHashParams(**params), KVMemory(40, 4, 100))
+        one = Request(0, "0", 8, 60, 0, content=Word("A" * 99))
+        kv.admit(one, MISS, 8, 0)
+        one.state, one.num_computed_tokens = State.RUNNING, 8
+        assert kv.turns.join(one, 8, num_tokens) is joins
+
+
+def test_what_a_member_knew_is_published_when_it_leaves() -> None:
+    """Three turns have ended, so that all of two blocks of four are known."""
+    kv = FastPrefixHash(PrefixHashParams(), KVMemory(40, 4, 100))
+    one, other = (Request(row, str(row), length, 60, 0, content=Word("A" * 99)) for row, length in ((0, 4), (1, 30)))
+    kv.admit(one, MISS, 4, 0)
+    one.state, one.num_computed_tokens = State.RUNNING, 4
+    one._num_tokens = 5
+    assert kv.grow(one, 4)
+    assert kv.turns.join(one, 4, 5)
+    kv.turns._committed = 3
+    assert kv.lookup(other).num_tokens == 4
+    kv.turns.leave(one, 4)
+    assert kv.lookup(other).num_tokens == 8
+    assert kv.turns._filling == {}
