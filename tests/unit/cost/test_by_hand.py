@@ -133,6 +133,14 @@ def test_sources_of_many_contexts_are_those_of_each(steps: list[int], first: int
     assert all(sum(sources) == ns for ns, sources in each)
 
 
+@pytest.mark.parametrize("knot", [100.0, 100.1, 3.7])
+def test_many_contexts_are_rounded_as_each_is_where_knots_are_no_whole_numbers(knot: float) -> None:
+    """At a thousand seconds a token the last bit of a difference is a nanosecond."""
+    over = OverContexts([Pass(0.0, [0.0] * 4, Curve([0, knot], [0, 0], last_slope=1e12), 7)], NO_HOST)
+    contexts = np.arange(200, 240)
+    assert over.at(contexts).tolist() == [over.one(int(context))[0] for context in contexts]
+
+
 @given(st.integers(1, 300), st.integers(1, 60), st.integers(1, 12), st.data())
 def test_sources_of_a_run_are_those_of_its_steps(first: int, step: int, count: int, data: st.DataObject) -> None:
     gpu = [int(CURVE.at(first + i * step) + 13.5) for i in range(count)]

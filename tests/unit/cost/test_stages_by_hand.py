@@ -8,6 +8,7 @@ from servesim.contracts.cost import Batch
 from servesim.cost.attention import GridAttention, prefill_ns
 from servesim.cost.curve import EXTRAPOLATED, MEASURED, Curve
 from servesim.cost.formula import Roofline
+from servesim.cost.host import HostTerms
 from servesim.cost.stage import AttentionLayers, Operator, Stage
 from servesim.hardware import Gpu
 from tests.unit.cost.test_by_hand import Decodes, Prompts, attention, decode, stage
@@ -92,6 +93,35 @@ def test_what_decodes_beside_a_prompt_cost_besides_goes_by_their_mean_context_an
     assert sources == [0, 2 * 100 * 20, ns - 2 * 100 * 20, 0]  # the prompt's is now as uncertain as the excess
     each.mixed = type("Less", (), {"at": lambda *_: (-1e9, MEASURED)})()
     assert made.cost(batch, 15)[0] == 2 * 100 * 20  # never less than nothing
+
+
+def test_a_front_end_is_one_process_that_sends_every_token_unless_told() -> None:
+    front = HostTerms(front_in=1.6, front_in_per_token=5, front_in_per_token_by_model={"qw": 7, "qwen": 9}).front("x")
+    assert (front.processes, front.stream_interval, front.in_ns, front.token_ns) == (1, 1, 2, 5)
+    terms = HostTerms(front_in_per_token=5, front_in_per_token_by_model={"qw": 7, "qwen": 9})
+    assert [terms.front(model, 3, 4).token_ns for model in ("qwen-8b", "qwx", "llama")] == [9, 7, 5]
+    assert (terms.front("x", 3, 4).processes, terms.front("x", 3, 4).stream_interval) == (3, 4)
+
+
+def test_host_time_goes_by_sequences_and_by_rows_that_sample() -> None:
+    terms = HostTerms(overlapped=10.0, overlapped_per_sequence=2.0, exposed=100.0, exposed_per_sampled=30.0)
+    batch = Batch(15, [(10, 0), (3, 0)], 2, 40, 800, 20, sampled=3)
+    assert terms.host(batch)[:2] == (10 + 2 * 4, 100 + 30 * 3)
+
+
+def test_steps_with_prompts_are_launched_layer_by_layer() -> None:
+    terms = HostTerms(eager_per_layer=3.0, eager_per_mixture=50.0, eager_per_mixture_by_experts={"mxfp4": 70.0})
+    assert terms.eager_ns(5, 2) == 3 * 3 + 2 * 50
+    assert terms.with_experts("mxfp4").eager_ns(5, 2) == 3 * 3 + 2 * 70
+    assert terms.with_experts("bf16") is terms
+
+
+def test_batches_are_padded_to_the_next_graph() -> None:
+    sizes = HostTerms(pads_to_graphs=True).padding()
+    assert [sizes[n] for n in (0, 1, 3, 4, 5, 8, 9, 248, 249, 256, 257, 272, 273, 512)] == [
+        0, 1, 4, 4, 8, 8, 16, 248, 256, 256, 272, 272, 288, 512
+    ]  # fmt: skip
+    assert (len(sizes), HostTerms().padding()) == (513, [])
 
 
 def test_kernels_launched_are_one_for_each_run_and_layer() -> None:
