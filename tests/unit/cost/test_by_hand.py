@@ -133,6 +133,16 @@ def test_sources_of_many_contexts_are_those_of_each(steps: list[int], first: int
     assert all(sum(sources) == ns for ns, sources in each)
 
 
+def test_a_context_at_a_knot_belongs_to_what_begins_there() -> None:
+    """By the line that ends there the knot would be rounded down: 7 times its slope is less than what it has."""
+    over = OverContexts([Pass(0.0, [0.0] * 4, Curve([0, 7], [0, 30.5]), 0)], NO_HOST)
+    assert int(0.5 + 7 * (30.5 / 7)) == 30
+    assert over.at(np.array([1, 7])).tolist() == [over.one(1)[0], 31]
+    over.at(np.array([1]))
+    gpu = np.array([over.one(1)[0], 31])
+    assert over.sources(np.array([1, 7]), gpu).tolist() == [[0, gpu[0], 0, 0], [31, 0, 0, 0]]
+
+
 @pytest.mark.parametrize("knot", [100.0, 100.1, 3.7])
 def test_many_contexts_are_rounded_as_each_is_where_knots_are_no_whole_numbers(knot: float) -> None:
     """At a thousand seconds a token the last bit of a difference is a nanosecond."""

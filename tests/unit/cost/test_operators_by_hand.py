@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from servesim.cost.attention import TableAttention
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, Curve
 from servesim.cost.formula import Roofline
 from servesim.cost.graph import LayerGraph
+from servesim.cost.grid import HeadShape
 from servesim.cost.host import HostTerms
 from servesim.cost.linear import GemmTables, collective_curve
 from servesim.cost.stage import Operator
@@ -220,6 +222,13 @@ def test_experts_are_routed_in_bf16_and_what_every_token_passes_is_a_layer_of_it
     operators = graph(8, model=model).per_token(range(2, 5))  # the first three layers are dense
     runs = {o.name: o.runs for o in operators}
     assert (runs["up"], runs["router"], runs["experts"], runs["shared_up"]) == (1, 2, 2, 2)
+
+
+def test_keys_and_values_in_8_bits_are_priced_by_their_own_rows_and_fp16_by_those_of_bf16() -> None:
+    tables, shape = KernelTables.load("h100"), HeadShape(32, 8, 128)
+    bf16, fp16, fp8 = (TableAttention(tables, shape, each).decode(64).at(8000) for each in ("bf16", "fp16", "fp8"))
+    assert fp8 < 0.7 * bf16
+    assert fp16 == bf16
 
 
 def table(widths: list[tuple[int, int]], tokens: tuple[int, ...] = (16, 32, 64)) -> KernelTables:

@@ -49,8 +49,8 @@ def test_a_prompt_alone_takes_the_same_as_a_step_and_as_a_run() -> None:
 
 def test_copies_run_at_the_rates_of_the_link_and_of_the_memory_and_a_stage_does_its_share() -> None:
     moved, copied = 10**9, 10**8
-    for share in (1.0, 0.25):
-        made = Stage([], [], [AttentionLayers(attention(), 1)], ROOF, copied=share)
+    for share, options in ((1.0, {}), (0.25, {"copied": 0.25})):
+        made = Stage([], [], [AttentionLayers(attention(), 1)], ROOF, **options)
         expected = share * (moved / (64e9 * 0.8) + 2 * copied / (3.35e12 * 0.8)) * 1e9
         ns, sources = made.cost(Batch(0, [], bytes_moved=moved, bytes_copied=copied), 0)
         assert ns == sources[3] == pytest.approx(expected, abs=1)

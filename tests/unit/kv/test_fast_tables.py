@@ -52,6 +52,7 @@ SIZE = 4
     st.integers(6, 40),
     st.integers(25, 32),
 )
+@example([(8, [4] * 8)], 0, 2, 4, 32)  # one is free, for the first of two rounds
 @example([(8, [1] * 8)], 0, 1, 3, 32)  # none is free, one would be needed
 @example([(9, [3] * 8)], 0, 5, 6, 32)  # two blocks are free, three would be needed
 @example([(9, [3] * 8)], 0, 8, 6, 32)  # two blocks are free: 20 tokens
