@@ -143,12 +143,14 @@ def test_a_context_at_a_knot_belongs_to_what_begins_there() -> None:
     assert over.sources(np.array([1, 7]), gpu).tolist() == [[0, gpu[0], 0, 0], [31, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("knot", [100.0, 100.1, 3.7])
-def test_many_contexts_are_rounded_as_each_is_where_knots_are_no_whole_numbers(knot: float) -> None:
-    """At a thousand seconds a token the last bit of a difference is a nanosecond."""
-    over = OverContexts([Pass(0.0, [0.0] * 4, Curve([0, knot], [0, 0], last_slope=1e12), 7)], NO_HOST)
-    contexts = np.arange(200, 240)
+@pytest.mark.parametrize(("knot", "shift"), [(7.76683114342298, 61), (100.0, 7)])
+def test_many_contexts_are_rounded_as_each_is_where_knots_are_no_whole_numbers(knot: float, shift: int) -> None:
+    """At 2^48 ns a token the last bit of a difference is several nanoseconds, and another order loses it."""
+    over = OverContexts([Pass(0.0, [0.0] * 4, Curve([0, knot], [0, 0], last_slope=2.0**48), shift)], NO_HOST)
+    contexts = np.arange(100, 200) - shift
     assert over.at(contexts).tolist() == [over.one(int(context))[0] for context in contexts]
+    other = ((contexts - (knot - shift)) * 2.0**48 + 0.5).astype(np.int64)
+    assert (other.tolist() == over.at(contexts).tolist()) is knot.is_integer()
 
 
 @given(st.integers(1, 300), st.integers(1, 60), st.integers(1, 12), st.data())

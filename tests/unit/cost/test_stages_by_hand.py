@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from servesim.contracts.cost import Batch
-from servesim.cost.attention import GridAttention, prefill_ns
+from servesim.cost.attention import GridAttention, decode_over_sum, prefill_ns
 from servesim.cost.curve import EXTRAPOLATED, MEASURED, Curve
 from servesim.cost.formula import Roofline
+from servesim.cost.grid import work
 from servesim.cost.host import HostTerms
 from servesim.cost.stage import AttentionLayers, Operator, Stage
 from servesim.hardware import Gpu
@@ -164,3 +165,18 @@ def test_a_prompt_over_cached_tokens_takes_at_least_a_decode_step_over_them() ->
     assert prefill_ns(attention(), [(2, 3)], False) == (1000, EXTRAPOLATED)
     assert prefill_ns(attention(), [(2, 98)], False) == (100 * 100, EXTRAPOLATED)
     assert prefill_ns(attention(), [(100, 0)], False) == (1000, MEASURED)
+
+
+def test_verifying_drafts_takes_at_least_the_prefill_of_their_tokens_over_the_context() -> None:
+    """The prefill's knot lies at the work of two queries over half a token: a context of 2.5, where its 400 ns are
+    above the decode's 250; there are three layers."""
+    knot = work(2, 0.5)
+
+    class Knots(Prompts):
+        def curve(self, count: int) -> Curve:
+            return Curve([0, knot, 2 * knot], [0, 400, 400])
+
+    each = GridAttention(Decodes(), Knots(), 0.0, 0)  # type: ignore[arg-type]
+    curve = decode_over_sum(each, 1, 2, False, 3)
+    assert curve.xs[:3] == [0, 2, 2.5]
+    assert curve.at(2.5) == 3 * 400
