@@ -12,6 +12,7 @@ from servesim.policies.kv._block_tables import ids
 from servesim.policies.kv._prefix_hash_params import PrefixHashParams
 from servesim.policies.kv.paged import Paged
 from servesim.policies.kv.prefix_hash import PrefixHash
+from servesim.workload.content import Prefixes, RunContent
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -106,13 +107,19 @@ def test_a_block_that_samples_share_is_copied_only_where_a_block_is_free() -> No
 
 
 def test_a_hit_may_end_within_what_was_cached_together() -> None:
-    """A request of three blocks, of which another holds the first: what a third one finds of the rest is one block."""
-    kv = cache()
-    one = running(kv, 0, 12)
-    table = list(kv.tables[one])
-    running(kv, 1, 5)
-    hit = kv.lookup(Request(2, "2", 9, 100, 0, content=Word()))
-    assert (hit.num_tokens, kv.hit_blocks(hit)) == (8, table[:2])
+    """Of a text in four blocks another request holds the first; of the rest, cached together, a third one finds two."""
+    kv, prefixes = PrefixHash(PrefixHashParams(), KVMemory(12, 4, 100)), Prefixes()
+
+    def text(row: int, length: int) -> Request:
+        return Request(row, str(row), length, 100, 0, content=RunContent(row, [(1, length)], prefixes))
+
+    one, other = text(0, 16), text(1, 5)
+    for each in (one, other):
+        kv.admit(each, kv.lookup(each), each.prompt_len - kv.lookup(each).num_tokens, 0)
+        each.state, each.num_computed_tokens = State.RUNNING, each.prompt_len
+        kv.publish(each, each.prompt_len)
+    hit = kv.lookup(text(2, 13))
+    assert (hit.num_tokens, kv.hit_blocks(hit)) == (12, list(kv.tables[one])[:3])
 
 
 def swapped(kv: Paged, *lengths: int) -> list[Request]:
