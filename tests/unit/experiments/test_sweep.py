@@ -176,6 +176,19 @@ def test_a_damaged_run_of_an_earlier_sweep_is_computed_again_and_named(file: str
     assert contents(tmp_path) == before
 
 
+def test_a_run_whose_figures_were_changed_is_computed_again(tmp_path: Path) -> None:
+    sweep(**WORKLOAD, out=tmp_path, rate=[10])
+    before = contents(tmp_path)
+    (cell,) = (tmp_path / "cells").iterdir()
+    text = (cell / "summary.json").read_text()
+    assert '"completed": ' in text
+    (cell / "summary.json").write_text(text.replace('"completed": ', '"completed": 1', 1))
+    seen: list[Progress] = []
+    sweep(**WORKLOAD, out=tmp_path, rate=[10], on_progress=seen.append)
+    assert [p.damage for p in seen] == [f"{cell}: damaged result: its files are not what was written"]
+    assert contents(tmp_path) == before
+
+
 @pytest.mark.medium
 def test_a_run_that_was_made_again_is_named_on_the_command_line(tmp_path: Path) -> None:
     asked = {key: value for key, value in WORKLOAD.items() if key != "jobs"} | {"rate": "10,20"}
