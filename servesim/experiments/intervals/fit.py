@@ -7,6 +7,7 @@ tables, host terms and recipes, whose own fits may have seen a cell; of those th
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from servesim import __version__
 from servesim.errors import UserError
 from servesim.experiments.accuracy.files import CELLS
+from servesim.experiments.intervals.conformal import FEWEST as OWN
 from servesim.experiments.intervals.conformal import Floats, leave_out, quantile
 from servesim.experiments.intervals.folds import FEWEST, Bools, Fold, folds
 from servesim.experiments.intervals.pairs import fit_pairs
@@ -118,20 +120,29 @@ def fitting(data: Data) -> list[Kind]:
 
 
 def _of_kind(data: Data, kind: Kind) -> dict[str, Any]:
-    """Return the terms of each feature (of `PARTS` by metric, 0 where it has none) and the quantiles by metric."""
+    """Return the terms of each feature (of `PARTS` by metric, 0 where it has none) and the quantiles by metric: of all,
+    and of each crowd of at least `conformal.FEWEST` deployments."""
     cases = [cell.case for cell in data.cells]
     designs, cut = data.designs(kind), folds(cases, kind)
     deployments = data.deployments(np.ones(len(cases), dtype=bool))
     terms: dict[str, list[float]] = {}
     quantiles = {}
+    by_load: dict[str, dict[str, list[float]]] = {}
+    counts = Counter(crowd for crowd, _ in {(case.crowd, case.deployment) for case in cases})
+    enough = sorted(crowd for crowd, count in counts.items() if count >= OWN)
     for column, metric in enumerate(METRICS):
         left = leave_out(*designs, data.residuals(metric), data.weights, cut)
         quantiles[metric] = _quantiles(left.scores, deployments, not kind.unknown)
+        for crowd in enough:
+            inside = np.array([case.crowd == crowd for case in cases])
+            own = _quantiles(left.scores[inside], data.deployments(inside), not kind.unknown)
+            by_load.setdefault(crowd, {})[metric] = own
         for part, (design, values) in enumerate(zip(designs, (left.location, left.scale), strict=True)):
             for name, value in zip(design.names, values, strict=True):
                 row = terms.setdefault(name, [0.0] * (len(PARTS) * len(METRICS)))
                 row[part * len(METRICS) + column] = round(float(value), 3)
-    return {"terms": {name: row for name, row in sorted(terms.items()) if any(row)}, "quantiles": quantiles}
+    terms = {name: row for name, row in sorted(terms.items()) if any(row)}
+    return {"terms": terms, "quantiles": quantiles, "by_load": by_load}
 
 
 def _quantiles(scores: Floats, deployments: Sequence[str], known: bool) -> list[float]:
