@@ -2,9 +2,9 @@
 
 By the spread of ratios of measured pairs (servesim.intervals.pairs), never by the difference of two intervals: a
 variant whose times are all e times what was simulated, the other's being as simulated, has a p99 end-to-end latency of
-e times as much. So have its price and the inverse of its throughput, as far as they wait for the server: all of a
-closed loop, and of an open one the time after its last arrivals. A variant is as good as another in all three up to
-some e; the share of measured pairs whose ratio is off by less is how sure the order is.
+e times as much. In a closed loop so have its price and the inverse of its throughput; in an open one these are set by
+the rate, and what differs by no more than the last requests take is the same. A variant is as good as another in all
+three up to some e; the share of measured pairs whose ratio is off by less is how sure the order is.
 
 Propagated, not validated: no measured pair has a p99. The queue near a knee amplifies errors beyond e; pairs that no
 measured ones are like have words.
@@ -32,6 +32,8 @@ SURELY = 0.97
 """Sureness beyond which no figure is given: there are too few pairs for one."""
 STRETCHED = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
 """Metrics of pairs by the latency they are the error of."""
+TOGETHER = 0.5
+"""Share of a run that its last requests take from which on their rate does not set the throughput."""
 FLOWS = ("request_throughput", "output_throughput", "total_token_throughput")
 
 
@@ -44,17 +46,17 @@ class Candidate:
     """By metric."""
     side: Case | str
     """What was simulated, or in words why no measured pair is like it."""
-    waits: float
-    """Share of the run's duration that is longer where the server is slower: 1 of a closed loop."""
+    tail: float | None
+    """Of an open loop the share of the run's duration that the last requests take: differences of throughput up to it
+    are none. None: a closed loop."""
 
 
-def waits_of(summary: Mapping[str, Any], open_loop: bool) -> float:
-    """Return the share of a run's duration that waits for the server, at most: all of a closed loop, else its p99
-    end-to-end latency, which is what follows the last arrivals."""
-    tail = (summary["latency_ms"]["e2el"] or {}).get("p99")
-    if not open_loop or not tail:
-        return 1.0
-    return min(1.0, float(tail) / 1e3 / float(summary["duration_s"]))
+def tail_of(summary: Mapping[str, Any], open_loop: bool) -> float | None:
+    """Return the share of an open loop's duration that its last requests take, by p99; None of a closed loop, and of
+    requests so few that they are all served together."""
+    last = (summary["latency_ms"]["e2el"] or {}).get("p99")
+    share = float(last) / 1e3 / float(summary["duration_s"]) if last else 1.0
+    return share if open_loop and share < TOGETHER else None
 
 
 def reach(one: Candidate, other: Candidate, metrics: Sequence[str] = PARETO) -> float:
@@ -71,7 +73,9 @@ def _reach(one: Candidate, other: Candidate, metric: str) -> float:
     if latency in STRETCHED:
         return its / mine if mine else math.inf
     over = mine / its if metric in FLOWS else its / mine
-    return (over - 1 + one.waits) / one.waits
+    if one.tail is None:
+        return over
+    return math.inf if over >= 1 - one.tail else 0.0
 
 
 def front_errors(
@@ -101,12 +105,12 @@ def _member(fitted: Fitted, one: Candidate, others: Sequence[Candidate]) -> dict
     known: list[tuple[float, Candidate, Spread]] = []
     unknown: list[tuple[str, str]] = []
     for other in others:
-        factor = min(reach(other, one), 1.0)
+        factor = reach(other, one)
         if factor <= 0:
             continue  # whatever its times are, it is dearer, or carries less
         what = ratio_spread(fitted, other.side, one.side, "e2e")
         if isinstance(what, Spread):
-            known.append((1 - what.beyond(1 / factor), other, what))
+            known.append((1 - _within(what, factor), other, what))
         else:
             unknown.append((other.label, what))
     if not known and not unknown:
@@ -127,12 +131,19 @@ def _outside(fitted: Fitted, one: Candidate, members: Sequence[Candidate]) -> di
             continue
         what = ratio_spread(fitted, member.side, one.side, "e2e")
         if isinstance(what, Spread):
-            known.append((1 - what.beyond(factor) if factor < math.inf else 1.0, member, what))
+            known.append((_within(what, factor), member, what))
         else:
             why = why or f"against {member.label}: {what}"
     if not known:
         return _entry(None if why else True, why)
     return _against(one, max(known, key=lambda k: k[0]))
+
+
+def _within(what: Spread, factor: float) -> float:
+    """Return the share of measured pairs whose ratio is at most the simulated one times a factor."""
+    if factor == math.inf:
+        return 1.0
+    return 1 - what.beyond(factor) if factor >= 1 else what.beyond(1 / factor)
 
 
 def _entry(told: bool | None, says: str) -> dict[str, Any]:
@@ -159,13 +170,13 @@ def best_error(
         return {"sure": None, "against": None, "says": f"none: {metric_label(metric)} has no error bars of ratios"}
     known = []
     for other in others:
-        factor = min(reach(other, best, (metric,)), 1.0)
+        factor = reach(other, best, (metric,))
         if factor <= 0:
             continue
         what = ratio_spread(fitted, other.side, best.side, STRETCHED.get(latency, "e2e"))
         if not isinstance(what, Spread):
             return {"sure": None, "against": other.label, "says": f"none: {what}"}
-        known.append((1 - what.beyond(1 / factor), other.label, what.says))
+        known.append((1 - _within(what, factor), other.label, what.says))
     if not known:
         return {"sure": None, "against": None, "says": "no other is as good, whatever its times"}
     sure, against, says = min(known)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim.experiments.axes import Variant
-from servesim.experiments.front_error import Candidate, best_error, front_errors, waits_of
+from servesim.experiments.front_error import Candidate, best_error, front_errors, tail_of
 from servesim.experiments.model_error import side_of
 from servesim.experiments.ranking import PARETO
 from servesim.experiments.variants import price_of
@@ -23,14 +23,14 @@ class SweepBars:
     """What the first run of each combination says of its error."""
 
     def __init__(self) -> None:
-        self._sides: dict[str, tuple[Case | str, float]] = {}
+        self._sides: dict[str, tuple[Case | str, float | None]] = {}
         self._bars: dict[str, Mapping[str, Any]] = {}
 
     def add(self, variant: Variant, summary: Mapping[str, Any]) -> None:
         """Take in the first run of a combination."""
         if variant.label not in self._sides:
-            waits = waits_of(summary, price_of(variant.settings)["open_loop"])
-            self._sides[variant.label] = side_of(summary), waits
+            tail = tail_of(summary, price_of(variant.settings)["open_loop"])
+            self._sides[variant.label] = side_of(summary), tail
             self._bars[variant.label] = summary.get("intervals") or intervals(summary)
 
     def judge(

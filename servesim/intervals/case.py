@@ -58,8 +58,7 @@ class Case:
 
     @property
     def crowd(self) -> str:
-        """The last band of `LOADS`, or all others together: in the last errors are several times as large, so each of
-        the two has quantiles of its own."""
+        """The last band of `LOADS`, or all others together: in the last errors are several times as large."""
         return LOADS[-1][1] if self.load == LOADS[-1][1] else f"1-{LOADS[-2][0]:.0f}"
 
     @property
@@ -94,6 +93,7 @@ def features(case: Case) -> Iterator[tuple[str, str]]:
         ("gpu", case.gpu),
         ("model", case.model),
         ("load", case.load),
+        ("crowd", case.crowd),
         ("ttft", short),
         ("beyond", case.beyond),
         ("tp", str(case.tp)),

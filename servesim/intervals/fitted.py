@@ -73,8 +73,7 @@ class Fitted:
         location, log_scale = (
             math.fsum(row[part * len(METRICS) + column] for row in rows) for part in range(len(PARTS))
         )
-        quantiles = fitted.get("by_load", {}).get(case.crowd, fitted["quantiles"])
-        return Factors(location, math.exp(log_scale), tuple(quantiles[metric]))
+        return Factors(location, math.exp(log_scale), tuple(fitted["quantiles"][metric]))
 
     def coverage(self, kind: Kind, metric: str) -> Mapping[str, float] | None:
         """Return the share of left-out cells inside their intervals, and its 95 % interval; None where not judged."""

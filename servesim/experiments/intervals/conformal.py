@@ -19,8 +19,6 @@ from servesim.experiments.intervals.regression import Design
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-FEWEST = 9
-"""Deployments of a group below which it has no quantiles of its own."""
 FLOOR = 0.01
 """Least size of a residual that scales are fitted to: repeats of a measurement differ by no less."""
 
@@ -65,18 +63,3 @@ def quantile(scores: Floats, deployments: Sequence[str], share: float, known: bo
     below = np.cumsum(mass[order])
     place = int(np.searchsorted(below, share - 1e-9))
     return float(scores[order[place]]) if place < len(order) else float("nan")
-
-
-def by_group(
-    scores: Floats, deployments: Sequence[str], groups: Sequence[str], share: float, known: bool = False
-) -> dict[str, float]:
-    """Return the quantile of each group of scores (n); a group of too few deployments has that of all (Vovk 2012,
-    "Conditional validity of inductive conformal predictors": Mondrian taxonomies)."""
-    names, parent = np.array(deployments), quantile(scores, deployments, share, known)
-    found = {}
-    for group in sorted(set(groups)):
-        mine = np.array(groups) == group
-        own = quantile(scores[mine], names[mine].tolist(), share, known)
-        enough = len(set(names[mine].tolist())) >= FEWEST and not np.isnan(own)
-        found[group] = own if enough else parent
-    return found

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from servesim.experiments.accuracy import scores
-from servesim.experiments.intervals.conformal import Floats, by_group, leave_out, quantile
+from servesim.experiments.intervals.conformal import Floats, leave_out, quantile
 from servesim.experiments.intervals.fit import Data, fitting, inner_folds
 from servesim.experiments.intervals.folds import folds
 from servesim.intervals.case import METRICS
@@ -49,7 +49,6 @@ def bounds(data: Data, kind: Kind, metric: str) -> Bounds:
     y = data.residuals(metric)
     cases = [cell.case for cell in data.cells]
     design, spread = data.designs(kind)
-    crowds = np.array([case.crowd for case in cases])
     ends = np.full((4, len(y)), np.nan)
     for fold in folds(cases, kind):
         used = ~fold.barred
@@ -58,10 +57,7 @@ def bounds(data: Data, kind: Kind, metric: str) -> Bounds:
         scored = np.isfinite(left.scores)
         location, scale = design.values(left.location), np.exp(spread.values(left.scale))
         for row, share in enumerate(((1 - LEVEL) / 2, (1 + LEVEL) / 2)):
-            told = left.scores[scored], data.deployments(scored)
-            own = by_group(*told, crowds[scored].tolist(), share, not kind.unknown)
-            parent = quantile(*told, share, not kind.unknown)
-            z = np.array([own.get(crowd, parent) for crowd in crowds.tolist()])
+            z = quantile(left.scores[scored], data.deployments(scored), share, not kind.unknown)
             ends[row, fold.predicted] = (location + z * scale)[fold.predicted]
             ends[row + 2, fold.predicted] = quantile(y[used], data.deployments(used), share, not kind.unknown)
     return Bounds(y, *ends)

@@ -7,7 +7,6 @@ tables, host terms and recipes, whose own fits may have seen a cell; of those th
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ import numpy as np
 from servesim import __version__
 from servesim.errors import UserError
 from servesim.experiments.accuracy.files import CELLS
-from servesim.experiments.intervals.conformal import FEWEST as OWN
 from servesim.experiments.intervals.conformal import Floats, leave_out, quantile
 from servesim.experiments.intervals.folds import FEWEST, Bools, Fold, folds
 from servesim.experiments.intervals.pairs import fit_pairs
@@ -31,6 +29,9 @@ from servesim.intervals.fitted import LEVEL, PARTS, SCHEMA, SHARES
 _ANY = {"all": 0.5, "engine": 2.0, "ttft": 2.0, "engine ttft": 3.0, "load": 4.0, "engine load": 4.0}
 _PRODUCT = {"gpu": 4.0, "tp": 4.0, "version": 3.0, "prompt": 4.0, "model": 4.0, "engine model": 3.0, "product": 1.5}
 _SERVER = {"product load": 2.0, "deployment": 0.7, "deployment load": 2.0}
+_WIDTH = {"all": 0.1, "crowd": 0.1}
+"""Of the scale at every distance: above 128 clients errors spread several times as far (whether a client waits is then
+a matter of a few KV blocks), which terms shrunk as the others are did not say."""
 _SPREAD_ANY = {"engine": 3.0, "ttft": 3.0, "load": 5.0, "engine ttft": 4.0}
 _SPREAD_PRODUCT = {"product": 3.0, "model": 4.0, "deployment": 2.0}
 _SPREAD_SERVER = {"beyond": 3.0, "deployment load": 3.0, "product load": 3.0}
@@ -40,14 +41,14 @@ def _times(penalties: Mapping[str, float], by: float) -> dict[str, float]:
     return {name: value * by for name, value in penalties.items()}
 
 
-_FAR = _times(_ANY, 2), {"all": 0.1, **_times(_SPREAD_ANY, 4)}
+_FAR = _times(_ANY, 2), {**_WIDTH, **_times(_SPREAD_ANY, 4)}
 PENALTIES: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "server": (
         _times(_ANY | _PRODUCT | _SERVER, 0.5),
-        {"all": 0.1, **_SPREAD_ANY, **_SPREAD_PRODUCT, **_SPREAD_SERVER},
+        {**_WIDTH, **_SPREAD_ANY, **_SPREAD_PRODUCT, **_SPREAD_SERVER},
     ),
-    "deployment": (_times(_ANY | _PRODUCT, 0.5), {"all": 0.1, **_SPREAD_ANY, **_SPREAD_PRODUCT}),
-    "version": (_times(_ANY | _PRODUCT, 2), {"all": 0.1, **_times(_SPREAD_ANY | _SPREAD_PRODUCT, 4)}),
+    "deployment": (_times(_ANY | _PRODUCT, 0.5), {**_WIDTH, **_SPREAD_ANY, **_SPREAD_PRODUCT}),
+    "version": (_times(_ANY | _PRODUCT, 2), {**_WIDTH, **_times(_SPREAD_ANY | _SPREAD_PRODUCT, 4)}),
     **dict.fromkeys(("model", "gpu", "model and version"), _FAR),
 }
 """By kind of distance: penalties of the location's and of the scale's terms, in deployments. Chosen among about ten
@@ -120,29 +121,20 @@ def fitting(data: Data) -> list[Kind]:
 
 
 def _of_kind(data: Data, kind: Kind) -> dict[str, Any]:
-    """Return the terms of each feature (of `PARTS` by metric, 0 where it has none) and the quantiles by metric: of all,
-    and of each crowd of at least `conformal.FEWEST` deployments."""
+    """Return the terms of each feature (of `PARTS` by metric, 0 where it has none) and the quantiles by metric."""
     cases = [cell.case for cell in data.cells]
     designs, cut = data.designs(kind), folds(cases, kind)
     deployments = data.deployments(np.ones(len(cases), dtype=bool))
     terms: dict[str, list[float]] = {}
     quantiles = {}
-    by_load: dict[str, dict[str, list[float]]] = {}
-    counts = Counter(crowd for crowd, _ in {(case.crowd, case.deployment) for case in cases})
-    enough = sorted(crowd for crowd, count in counts.items() if count >= OWN)
     for column, metric in enumerate(METRICS):
         left = leave_out(*designs, data.residuals(metric), data.weights, cut)
         quantiles[metric] = _quantiles(left.scores, deployments, not kind.unknown)
-        for crowd in enough:
-            inside = np.array([case.crowd == crowd for case in cases])
-            own = _quantiles(left.scores[inside], data.deployments(inside), not kind.unknown)
-            by_load.setdefault(crowd, {})[metric] = own
         for part, (design, values) in enumerate(zip(designs, (left.location, left.scale), strict=True)):
             for name, value in zip(design.names, values, strict=True):
                 row = terms.setdefault(name, [0.0] * (len(PARTS) * len(METRICS)))
                 row[part * len(METRICS) + column] = round(float(value), 3)
-    terms = {name: row for name, row in sorted(terms.items()) if any(row)}
-    return {"terms": terms, "quantiles": quantiles, "by_load": by_load}
+    return {"terms": {name: row for name, row in sorted(terms.items()) if any(row)}, "quantiles": quantiles}
 
 
 def _quantiles(scores: Floats, deployments: Sequence[str], known: bool) -> list[float]:
