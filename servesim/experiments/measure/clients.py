@@ -140,6 +140,7 @@ class Client:
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+            await process.communicate()  # what is left of its output, so that its pipe is closed
         if process.returncode:
             raise UserError(f"--client {self.name}: exit code {process.returncode}: {_last_words(said)}")
 
