@@ -15,7 +15,7 @@ from servesim.experiments.capacity_answer import never_text
 from servesim.experiments.capacity_error import error_sentences, gpu_bars, rate_bars
 from servesim.experiments.front_error import best_text, entries_of, front_sentences, front_word
 from servesim.experiments.goals import header
-from servesim.experiments.model_error import sentences
+from servesim.experiments.model_error import baseline_sentence, sentences
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
 from servesim.experiments.run_metrics import metric_label
@@ -39,6 +39,8 @@ def print_compare(document: Mapping[str, Any], out: Path | None) -> None:
     console.print(_comparison_table(document))
     for line in (*document["headline"], *sentences(document.get("model_error", ()), document["baseline"])):
         console.print(line)
+    if own := baseline_sentence(document.get("baseline_bars"), document["baseline"]):
+        console.print(own)
     for found in document["drill_down"]:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in found["causes"].items())
         console.print(

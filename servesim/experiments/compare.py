@@ -31,6 +31,8 @@ comparison.json, keys sorted, NaN and infinity as null:
                   error, of mean latencies by measured pairs (servesim.experiments.model_error), of percentiles,
                   goodput, throughput and price propagated (servesim.experiments.compare_error, which also gives scale);
                   low and high null: not known, `says` why; one of them null: at that end a queue grows without end
+    baseline_bars where eight of ten measured servers would have the means of the baseline's first run, as `intervals`
+                  of summary.json; null: error bars were left out
     error_runs    how many more runs that took; null: error bars were left out
     drill_down    [{variant, baseline, replicate, compared, worse, better, not_completed, causes: {cause: requests},
                   worst: [{row, prompt_len, output_len, e2el_ms: [baseline, variant], more_ms: {queue, prefill, decode},
@@ -93,6 +95,7 @@ from servesim.experiments.variants import (
     variants_of,
 )
 from servesim.experiments.verdicts import AT_THE_RATE, Settings, is_unstable, judge, ranking, sentence, set_by_rate
+from servesim.run.intervals import intervals as error_bars
 from servesim.run.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -344,11 +347,13 @@ def _errors(
 ) -> dict[str, Any]:
     """Return what of the changes may be the model's error, and how many more runs that took."""
     if not intervals:
-        return {"model_error": [], "error_runs": None}
-    sides = [side_of(None if cell is None else runner.load(cell).summary) for cell in firsts]
+        return {"model_error": [], "error_runs": None, "baseline_bars": None}
+    summaries = [None if cell is None else runner.load(cell).summary for cell in firsts]
+    sides = [side_of(summary) for summary in summaries]
     ends = (settings.warmup, settings.cooldown)
     drawn, runs = propagated_changes(runner, variants, firsts, sides, rows, ends)
-    return {"model_error": [*model_errors(sides, rows), *drawn], "error_runs": runs}
+    own = None if summaries[0] is None else error_bars(summaries[0])
+    return {"model_error": [*model_errors(sides, rows), *drawn], "error_runs": runs, "baseline_bars": own}
 
 
 def _finite(value: float | None) -> float | None:

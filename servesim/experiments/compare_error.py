@@ -90,10 +90,10 @@ def propagated_changes(
         elif mine:
             first = by_label[label]
             assert first is not None
-            what, both = asked[label]
+            pair, both = asked[label]
             own = measure(runner.load(first), wanted, *ends)
             drawn = [_measured(runner, one, wanted, ends) for one in both]
-            found += [_of_row(row, own, drawn, what) for row in mine]
+            found += [_of_row(row, own, drawn, pair) for row in mine]
     return found, len({cell.address for cell in cells})
 
 

@@ -13,7 +13,7 @@ from servesim.experiments.run_metrics import METRICS, metric_label
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.intervals.pairs import WORDS, Spread, spread
-from servesim.run.intervals import case_of, unlike
+from servesim.run.intervals import LATENCY_KEYS, case_of, unlike
 
 LATENCIES = {"ttft_mean": "ttft", "tpot_mean": "tpot", "e2el_mean": "e2e"}
 """Metrics that ratios of measured servers are known for."""
@@ -93,6 +93,19 @@ def _ends(one: Mapping[str, Any]) -> str:
     style = "+.0f" if unit == "%" else "+.3g"
     ends = ("unstable" if one[end] is None else format(times * one[end], style) for end in ("low", "high"))
     return f"{' to '.join(ends)} {unit}".strip()
+
+
+def baseline_sentence(bars: Mapping[str, Any] | None, baseline: str) -> str:
+    """Return where measured servers would have the baseline's own means, or why that is not known; empty without."""
+    if bars is None:
+        return ""
+    if bars["kind"] is None:
+        return f"{baseline} itself: error bars none: {bars['says']}"
+    spans = (
+        f"{metric_label(f'{key}_mean')} {bars[key]['low']:,.4g} to {bars[key]['high']:,.4g} ms"
+        for key in LATENCY_KEYS.values()
+    )
+    return f"{baseline} itself: {', '.join(spans)} in {100 * bars['level']:.0f} % of servers measured; {bars['says']}"
 
 
 def words(found: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -31,7 +31,7 @@ class SweepBars:
         if variant.label not in self._sides:
             tail = tail_of(summary, price_of(variant.settings)["open_loop"])
             self._sides[variant.label] = side_of(summary), tail
-            self._bars[variant.label] = summary.get("intervals") or intervals(summary)
+            self._bars[variant.label] = intervals(summary)
 
     def judge(
         self,

@@ -263,6 +263,6 @@ def _metric(metrics: Mapping[str, Any], names: Sequence[str], where: str) -> flo
 
 def _number(row: Mapping[str, Any], name: str, where: str) -> float:
     value = row.get(name)
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise UserError(f"{where}: {name} is {shown(str(value))}: a number is needed")
     return float(value)
