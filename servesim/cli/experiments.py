@@ -98,6 +98,9 @@ def compare(
     require: Require = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    intervals: Annotated[
+        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, by further runs.")
+    ] = True,
 ) -> None:
     """Which policy is better, by how much, and how sure is that?
 
@@ -123,6 +126,9 @@ def sweep(
     as_json: Json = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    intervals: Annotated[
+        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model; they take no run.")
+    ] = True,
 ) -> None:
     """Run every combination of the axes.
 

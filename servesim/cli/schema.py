@@ -157,7 +157,9 @@ def _compare() -> Schema:
 
 def _sweep() -> Schema:
     variant = _object(label=TEXT, axes=_map(ANY), error={"type": ["string", "null"]}, values=_or_null(_map(FIGURE)))
-    return _experiment(variants=_list(variant), metrics=_metrics(), axes=_map(_list(ANY)), best=ANY)
+    entry = _object(label=TEXT, on=FLAG, told=_or_null(FLAG), sure=FIGURE, low=FIGURE, high=FIGURE, says=TEXT)
+    error = _or_null(_object(level=SHARE, says=TEXT, front=_list(entry)))
+    return _experiment(variants=_list(variant), metrics=_metrics(), axes=_map(_list(ANY)), best=ANY, model_error=error)
 
 
 def _capacity(**more: Schema) -> Schema:

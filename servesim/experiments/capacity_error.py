@@ -320,4 +320,12 @@ def error_sentences(document: Mapping[str, Any]) -> list[str]:
     without = {
         row["label"]: row["model_error"]["says"] for row in bars if row["model_error"]["says"].startswith("none")
     }
-    return found + [f"{label or 'this'}: error bars {says}" for label, says in without.items()]
+    found += [f"{label or 'this'}: error bars {says}" for label, says in without.items()]
+    later = [row["label"] for row in bars if row["model_error"]["says"].startswith("not sought")]
+    if later:
+        found.append(
+            f"no brackets are sought of the {len(later)} behind the {SOUGHT} cheapest; the Pareto front has none"
+        )
+    if bars:
+        found.append("TTFT p99 and $/M tokens are as simulated at the rate shown, and move with it")
+    return found
