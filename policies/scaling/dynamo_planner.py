@@ -86,7 +86,8 @@ class DynamoPlanner(Scaler):
             return now
         if params.loops != "throughput" and wanted == now and load.ready:
             wanted = max(now + self._by_load(load), self._least if params.loops == "both" else params.min)
-        return min(max(wanted, now - params.most_at_once), now + params.most_at_once)
+        most: int = params.most_at_once
+        return min(max(wanted, now - most), now + most)
 
     def _by_throughput(self, seconds: float) -> int:
         """Return the replicas that the next interval needs."""

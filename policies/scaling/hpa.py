@@ -73,7 +73,8 @@ class Stabilized:
         while self._sizes[0][0] <= at_ns - self._up_period_s * 1e9 and len(self._sizes) > 1:
             self._sizes.popleft()
         before = self._sizes[0][1]
-        return min(wanted, max(before + params.up_pods, 2 * before)) if wanted > now else wanted
+        most_now: int = max(before + params.up_pods, 2 * before)
+        return min(wanted, most_now) if wanted > now else wanted
 
 
 @scalers.register("hpa")
@@ -97,10 +98,10 @@ class Hpa(Scaler):
     def _desired(self, load: PoolLoad, now: int) -> int:
         params = self.params
         total = sum(value_of(report, params.metric) for report in load.ready.values())
-        ratio = total / len(load.ready) / params.target
+        ratio: float = total / len(load.ready) / params.target
         if abs(ratio - 1) <= params.tolerance:
             return now
         if ratio < 1 or not load.num_starting:
-            return ceil(ratio * len(load.ready)) if ratio > 1 or not load.num_starting else min(now, ceil(ratio * now))
+            return ceil(ratio * len(load.ready))  # going down, those not ready are left out
         ratio = total / now / params.target  # those not ready count as 0
         return now if ratio <= 1 + params.tolerance else ceil(ratio * now)
