@@ -10,7 +10,7 @@ from tests.support.examples import examples
 from tests.support.scaled import ScaledWorld, scaled_worlds
 
 
-@examples(60)
+@examples(12)
 @given(scaled_worlds(), AGES, st.one_of(st.none(), breakages()))
 def test_both_modes_agree_where_replicas_come_and_go_and_crash_and_nothing_is_lost(
     world: ScaledWorld, ages: tuple[int, int], failures: object
@@ -19,7 +19,7 @@ def test_both_modes_agree_where_replicas_come_and_go_and_crash_and_nothing_is_lo
     assert_hears_the_same(world, "Lively", ages)
 
 
-@examples(40)
+@examples(6)
 @given(scaled_worlds())
 def test_autoscalers_see_the_same_in_both_modes(world: ScaledWorld) -> None:
     world.router = f"{LIVELY}:Lively"
@@ -31,7 +31,7 @@ def test_autoscalers_see_the_same_in_both_modes(world: ScaledWorld) -> None:
     event(f"held: {any(load.num_held for loads in saw[0] for load in loads)}")
 
 
-@examples(40)
+@examples(6)
 @given(scaled_worlds())
 def test_what_an_autoscaler_wants_is_there_one_question_later_or_is_coming(world: ScaledWorld) -> None:
     world.router = f"{LIVELY}:Lively"
