@@ -22,6 +22,7 @@ from servesim.engine.fleet import Fleet
 from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
 from servesim.engine.reports import Reporting
+from servesim.engine.scaling import Scaled, Scaling
 from servesim.engine.telling import Telling
 from servesim.engine.waiting import Waiting
 from servesim.errors import PolicyError, UserError
@@ -51,7 +52,7 @@ class Cluster:
     prices and commits every step by itself, and fast mode equals it to the nanosecond. `only`: of all requests those
     routed to these replicas are served, and the others are another process's (servesim.run.processes). `report_every`
     and `report_lag`, in ns: the age of what the router sees (servesim.engine.reports); 0: it sees what is. `failures`:
-    what breaks (servesim.engine.failures).
+    what breaks (servesim.engine.failures). `scaled`: pools whose replicas come and go (servesim.engine.scaling).
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Cluster:
         report_every: int = 0,
         report_lag: int = 0,
         failures: Failures | None = None,
+        scaled: Sequence[Scaled] = (),
     ) -> None:
         self._replica_class = MODES[mode].replica
         self.clock = Clock()
@@ -96,6 +98,12 @@ class Cluster:
         self.failing: Failing | None = None
         if failures is not None:
             self.failing = Failing(self, failures)
+        self.scaling: Scaling | None = None
+        self.scale(scaled)
+
+    def scale(self, scaled: Sequence[Scaled]) -> None:
+        """Have the replicas of these pools come and go; to be called before the first event."""
+        self.scaling = Scaling(self, list(scaled)) if scaled else None
 
     def set_state(self, index: int, state: ReplicaState) -> None:
         """Let the router know a replica's state."""
@@ -164,6 +172,8 @@ class Cluster:
             self.reporting.start()
         if self.failing is not None:
             self.failing.start()
+        if self.scaling is not None:
+            self.scaling.start()
         self._arm()
 
     def step(self) -> bool:
@@ -239,6 +249,8 @@ class Cluster:
         request.replica = index
         if self.telling.sent:
             self.router.on_sent(request, index)
+        if self.scaling is not None:
+            self.scaling.sent(request, index)
         if self.failing is not None and not self.failing.reaches(request, output_len, index):
             return
         self.replicas[index].arrive(request, output_len)
@@ -264,6 +276,8 @@ class Cluster:
         self.num_left += 1
         if self.failing is not None:
             self.failing.forget(request)
+        if self.scaling is not None:
+            self.scaling.left(request)
         self.workload.on_finish(request, self.clock.ns)
         if self._answers_matter:
             self._arm()

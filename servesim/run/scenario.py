@@ -38,7 +38,7 @@ from servesim.run.prices import prices_of
 
 Settings = dict[str, Any]
 
-CLUSTERS = ("pools",)
+CLUSTERS = ("pools", "scaler", "start")
 """Settings that are written only where they say something."""
 _EXAMPLES = {
     "trace": ": a file, preset:NAME or synth:key=value,...",
@@ -217,6 +217,12 @@ class Scenario(_Section):
     pools: list[Settings] = Field(default=[])
     """Pools of replicas behind the router, each with a name, a role (both, prefill, decode) and what it has of its own:
     `fast:gpu=h200,replicas=2`, or a mapping of model, gpu, tp, engine, policies and replicas."""
+    scaler: Settings | None = None
+    """Autoscaler of the replicas, written as policies are: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`,
+    with parameters such as `keda:target=4,min=1,max=8`. `replicas` is how many there are at first. None: all stay."""
+    start: dict[str, float] = Field(default={})
+    """Times of which the start of a replica is made, by parts: node_s, pull_s, weights_gb_s (GB/s), compile_s,
+    graphs_s, warm_up_s."""
     speculation: Settings = Field(default={"name": "none"})
     """How drafts are made: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
     acceptance: Settings | None = None
@@ -251,7 +257,7 @@ class Scenario(_Section):
     price: dict[str, float] = Field(default={})
     """Prices by GPU, $ an hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of them."""
 
-    @field_validator("scheduler", "kv", "router", "speculation", "acceptance", mode="before")
+    @field_validator("scheduler", "kv", "router", "speculation", "acceptance", "scaler", mode="before")
     @classmethod
     def _policy(cls, value: Any) -> Settings | None:
         return policy_settings(value) if value is not None else None
@@ -434,7 +440,7 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
             raise UserError(f"{key}: no {outer} is named whose {inner} it could be")
         settings[outer] = with_changes(_renamed(current), {inner: value})
         return
-    if outer in ("scheduler", "kv", "router", "speculation", "acceptance"):
+    if outer in ("scheduler", "kv", "router", "speculation", "acceptance", "scaler"):
         preset = preset_settings(settings["preset"]) if settings.get("preset") else {}
         default = preset.get(outer, Scenario.model_fields[outer].default)
         current = policy_settings(default if current is None else current) if current or default else None

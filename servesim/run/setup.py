@@ -20,6 +20,7 @@ from servesim.run.breakage import failures_of
 from servesim.run.pool import PoolSetup, set_up_pool
 from servesim.run.pools import PoolScenario, of_each, pool_scenarios, resolved_pools
 from servesim.run.provenance import provenance
+from servesim.run.scaling import scaled_pools
 from servesim.run.scenario import Scenario
 from servesim.run.server import Server, cost_model_of
 from servesim.run.trace_source import open_scenario, open_stream
@@ -61,7 +62,7 @@ class Setup:
     @property
     def several(self) -> bool:
         """Whether there are several replicas, or may come to be."""
-        return self.scenario.replicas > 1
+        return self.scenario.replicas > 1 or any(pool.scenario.scaler for pool in self.pools)
 
     @property
     def cores(self) -> list[EngineCore]:
@@ -102,6 +103,7 @@ class Setup:
             report_every=round(self.scenario.cluster.report_every_s * SECOND),
             report_lag=round(self.scenario.cluster.report_lag_s * SECOND),
             failures=failures_of(self.scenario, self.trace),
+            scaled=scaled_pools(self.pools, self.trace),
             **options,
         )
 
