@@ -16,6 +16,8 @@ from servesim.plugins.registry import Registry
 ReplicaState = Literal["starting", "ready", "draining", "gone", "failed"]
 """Life of a replica. Requests are sent to ready ones alone; a draining one finishes what it has; a failed one may start
 again with a cold cache, under its old index; one that is gone never comes back, and its index is not used again."""
+Role = Literal["both", "prefill", "decode"]
+"""What a replica does: whole requests; prompts alone, whose KV another one reads; answers to such prompts."""
 FinishStatus = Literal["finished", "cancelled", "failed"]
 """How a request left a replica: with its last token; given up by its client; or lost with the replica, or refused by
 its engine."""

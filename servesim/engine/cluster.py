@@ -12,13 +12,14 @@ from simpy.events import Event
 from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.request import Deadline, Request, State
-from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaState, Router, Views
+from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaState, Role, Router, Views
 from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, Clock
 from servesim.engine.core import EngineCore
 from servesim.engine.failures import Failing, Failures
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.memory import fast_memory
 from servesim.engine.fast.replica import FastReplica
+from servesim.engine.handoff import Handoff
 from servesim.engine.replica import Replica
 from servesim.engine.reports import Reporting
 from servesim.engine.telling import Telling
@@ -50,7 +51,8 @@ class Cluster:
     prices and commits every step by itself, and fast mode equals it to the nanosecond. `only`: of all requests those
     routed to these replicas are served, and the others are another process's (servesim.run.processes). `report_every`
     and `report_lag`, in ns: the age of what the router sees (servesim.engine.reports); 0: it sees what is. `failures`:
-    what breaks (servesim.engine.failures), with `spawn` to make the core of a replica that starts again.
+    what breaks (servesim.engine.failures), with `spawn` to make the core of a replica that starts again. `handoff`: how
+    requests whose prompt and answer are computed by different replicas get from one to the other.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class Cluster:
         report_lag: int = 0,
         failures: Failures | None = None,
         spawn: Callable[[], EngineCore] | None = None,
+        handoff: Handoff | None = None,
+        roles: Sequence[Role] = (),
     ) -> None:
         parts = MODES[mode]
         self.clock = Clock()
@@ -78,6 +82,8 @@ class Cluster:
         self.workload = workload
         self.router = router
         self.replicas = [parts.replica(self.clock, i, core, cost, self.recorder, depth) for i, core in enumerate(cores)]
+        for replica, role in zip(self.replicas, roles, strict=False):
+            replica.role = role
         for replica in self.replicas:
             replica.on_leave = self._leave
             replica.horizon = self._horizon
@@ -88,8 +94,10 @@ class Cluster:
         self._on_progress = on_progress
         self._armed: Event | None = None
         self._armed_ns = -1
+        self.arrive_order = ARRIVE
         self.views = Views(self.replicas)
         self.views.ready = range(len(self.replicas))
+        self.handoff = handoff
         self.reporting: Reporting | None = None
         if report_every:
             self.reporting = Reporting(self, report_every, report_lag)
@@ -102,11 +110,14 @@ class Cluster:
         if failures is not None:
             assert spawn is not None
             self.failing = Failing(self, failures, spawn)
+        if handoff is not None:
+            handoff.join(self)
 
     def set_state(self, index: int, state: ReplicaState) -> None:
         """Let the router know a replica's state."""
         self.replicas[index].state = state
-        self.views.ready = [replica.index for replica in self.replicas if replica.state == "ready"]
+        ready = [replica.index for replica in self.replicas if replica.state == "ready"]
+        self.views.ready = ready if self.handoff is None else self.handoff.heads(ready)
         self.telling.state(index, state)
 
     def _foretell(self, kv: KVAllocator) -> None:
@@ -182,7 +193,7 @@ class Cluster:
         due = self.workload.next_ns()
         if due is None or (self._armed is not None and self._armed_ns <= due):
             return
-        self._armed = self.clock.at(due, ARRIVE if due > self.clock.ns else FOLLOW, self._arrive)
+        self._armed = self.clock.at(due, self.arrive_order if due > self.clock.ns else FOLLOW, self._arrive)
         self._armed_ns = due
 
     def _arrive(self, event: Event) -> None:
@@ -220,7 +231,9 @@ class Cluster:
         return self.router.route(request, self.views)
 
     def _act(self, request: Request, output_len: int, decision: Decision) -> None:
-        if isinstance(decision, int):
+        if self.handoff is not None and self.handoff.takes(decision):
+            self.handoff.begin(request, output_len, decision)
+        elif isinstance(decision, int):
             self._send(request, output_len, decision)
         elif isinstance(decision, Reject):
             if self._only is None or 0 in self._only:
@@ -252,17 +265,26 @@ class Cluster:
 
     def _give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
         """Cancel a request whose client's patience ends at this instant."""
+        if self.handoff is not None and self.handoff.give_up(request, deadline):
+            return
         if request.replica >= 0:
             self.replicas[request.replica].give_up(request, deadline)
         elif request.state < State.FINISHED:
             self.end(request, State.ABORTED, deadline.reason)
 
     def _leave(self, request: Request) -> None:
+        if request.owner is not None:
+            assert self.handoff is not None
+            self.handoff.left(request)
+            return
+        telling = self.telling if self.handoff is None else self.handoff.telling_of(request)
         self._left(request)
-        self.telling.finish(request)
+        telling.finish(request)
 
     def _left(self, request: Request) -> None:
         self.num_left += 1
+        if self.handoff is not None:
+            self.handoff.forget(request)
         if self.failing is not None:
             self.failing.forget(request)
         self.workload.on_finish(request, self.clock.ns)

@@ -13,7 +13,7 @@ from servesim.contracts.connector import Connector
 from servesim.contracts.cost import CostModel
 from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.request import Deadline, Request, State
-from servesim.contracts.router import ReplicaState
+from servesim.contracts.router import ReplicaState, Role
 from servesim.engine.clock import COMPLETE, LOADED, PLAN, Clock
 from servesim.engine.core import EngineCore
 from servesim.errors import PolicyError
@@ -46,6 +46,7 @@ class Replica:
         self.recorder = recorder
         self.depth = depth
         self.state: ReplicaState = "ready"
+        self.role: Role = "both"
         self.horizon: Callable[[], int | None] = lambda: None
         """Called for the nanoseconds until something may have arrived here; None: unknown."""
         self.up = True
@@ -53,6 +54,7 @@ class Replica:
         self.on_leave: Callable[[Request], None] = lambda request: None
         self._awaited: Event | None = None  # the completion event that counts; earlier ones are void
         self._plan_due = False
+        self._at_boundary: list[Callable[[], None]] = []
         self._wire(core)
 
     def _wire(self, core: EngineCore) -> None:
@@ -125,9 +127,35 @@ class Replica:
 
     def _loaded(self, request: Request, event: Event) -> None:
         """Go on at the instant at which the KV of a request has come."""
+        self.loaded(request)
+
+    def loaded(self, request: Request) -> None:
+        """Take in that the KV of a request has come at this instant."""
+        self.catch_up()
         self.core.loaded(request)
         if not self.core.in_flight:
             self._want_plan()
+
+    def load_failed(self, request: Request, reason: str) -> None:
+        """Take in at this instant that the KV of a request will not come: see `EngineCore.load_failed`."""
+        self.catch_up()
+        self.core.load_failed(request, self.clock.ns, reason)
+        if not self.core.in_flight:
+            self._want_plan()
+
+    def release(self, request: Request) -> None:
+        """Free at this instant the memory of a request that has ended and whose memory was kept."""
+        self.catch_up()
+        self.core.release(request)
+        if not self.core.in_flight:
+            self._want_plan()
+
+    def at_boundary(self, call: Callable[[], None]) -> None:
+        """Call when the step that is running ends, or now if none is."""
+        if self.core.in_flight:
+            self._at_boundary.append(call)
+        else:
+            call()
 
     def arrive(self, request: Request, output_len: int) -> None:
         """Take a request that arrives at this instant."""
@@ -209,7 +237,12 @@ class Replica:
         step = self.core.in_flight[0]
         self.core.commit(self.clock.ns)
         self.recorder.step(step, self.index)
+        if self._at_boundary:
+            due, self._at_boundary = self._at_boundary, []
+            for call in due:
+                call()
 
     def _leave(self, request: Request) -> None:
-        self.recorder.leave(request, self.index)
+        if request.owner is None:
+            self.recorder.leave(request, self.index)
         self.on_leave(request)
