@@ -127,6 +127,8 @@ class Router(ABC):
     """Seed of its draws: the scenario's, from before the first request."""
     output_block = 16
     """Tokens between two calls of `on_output_block`: the engine's block size, from before the first request."""
+    role: Role = "both"
+    """What it chooses replicas for, where prompts and answers are computed apart: two routers of one class do that."""
     _drawn = 0
 
     def __init__(self, params: Any, num_replicas: int) -> None:

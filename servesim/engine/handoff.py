@@ -94,6 +94,7 @@ class Handoff(ABC):
         cluster.views.ready = self.heads(ready)
         self.telling: Telling | None = None
         if self.decode_router is not None:
+            cluster.router.role, self.decode_router.role = "prefill", "decode"
             self.telling = Telling(self.decode_router, self.clock, cluster.waiting.recall, forks=False)
         for replica in cluster.replicas:
             if replica.role == "decode":
