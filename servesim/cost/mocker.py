@@ -81,7 +81,9 @@ class MockerCost(CostModel):
     came over the wire is decoded.
     """
 
-    def __init__(self, timing: Polynomial | Fixed, kv_tokens: int, separate: bool = False, decodes: bool = False) -> None:
+    def __init__(
+        self, timing: Polynomial | Fixed, kv_tokens: int, separate: bool = False, decodes: bool = False
+    ) -> None:
         self.timing = timing
         self.kv_tokens = kv_tokens
         self.separate = separate

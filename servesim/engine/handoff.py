@@ -17,27 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from servesim.contracts.connector import LATER, Connector
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import Decision, Pair, Router, Views
-from servesim.engine.clock import LOADED, Clock
 from servesim.engine.telling import Telling
+from servesim.engine.wire import Wire
 from servesim.errors import PolicyError
 
 if TYPE_CHECKING:
     from servesim.engine.cluster import Cluster
-
-
-class Wire(ABC):
-    """What KV is sent over."""
-
-    clock: Clock
-
-    def join(self, clock: Clock) -> None:
-        """Run on this clock."""
-        self.clock = clock
-
-    @abstractmethod
-    def send(self, source: int, destination: int, num_bytes: int, ready_ns: int, done: Callable[[], None]) -> None:
-        """Begin to send from one replica to another; call `done` at the instant at which all has come. `ready_ns`: when
-        the last of it was computed (layers before that may have been sent meanwhile)."""
 
 
 @dataclass(eq=False)
@@ -77,7 +62,9 @@ class Handoff(ABC):
 
     name: ClassVar[str] = "?"
 
-    def __init__(self, wire: Wire, size_of: Callable[[Request, int, int], int], decode_router: Router | None = None) -> None:
+    def __init__(
+        self, wire: Wire, size_of: Callable[[Request, int, int], int], decode_router: Router | None = None
+    ) -> None:
         self.wire, self.size_of, self.decode_router = wire, size_of, decode_router
         self.passages: dict[Request, Passage] = {}
         """Of requests that have not left."""
@@ -193,7 +180,7 @@ class Handoff(ABC):
     def transfer(self, passage: Passage) -> None:
         """Begin the transfer."""
         done = partial(self.received, passage)
-        self.wire.send(passage.prefill, passage.decode, passage.num_bytes, passage.leg.finished_ns, done)
+        self.wire.send(passage.prefill, passage.decode, passage.num_bytes, passage.leg, done)
 
     def received(self, passage: Passage) -> None:
         """Take in that all KV of a request has come."""
@@ -268,15 +255,3 @@ def leg_of(request: Request) -> Request:
         predicted_output_len=1,
         owner=request,
     )
-
-
-class FixedRate(Wire):
-    """A wire on which every transfer takes its bytes over one bandwidth, whatever else is sent."""
-
-    def __init__(self, bytes_per_ns: float) -> None:
-        self._rate = bytes_per_ns
-
-    def send(self, source: int, destination: int, num_bytes: int, ready_ns: int, done: Callable[[], None]) -> None:
-        """See `Wire`."""
-        ns = int(num_bytes / self._rate + 0.5)
-        self.clock.at(self.clock.ns + ns, LOADED, lambda event: done())

@@ -21,7 +21,8 @@ from servesim.contracts.router import Role, Router
 from servesim.engine.clock import PLAN
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
-from servesim.engine.handoff import FixedRate, Handoff, Passage
+from servesim.engine.handoff import Handoff, Passage
+from servesim.engine.wire import FixedRate
 from servesim.experiments.dynamo_replay import LONGEST, MockEngine
 from servesim.policies.kv.prefix_hash import PrefixHash
 from servesim.policies.scheduling._mocker_decode import MockerDecode
@@ -96,7 +97,15 @@ def replay_apart(
     columns = ("first_token_ns", "last_token_ns", "hit_tokens", "num_preemptions")
     order = np.argsort(recorder.requests.column("row"))
     times = [
-        (p.prefill, p.decode - num_prefill, p.leg.scheduled_ns, p.leg.finished_ns, p.reserved_ns, p.request.scheduled_ns, p.released_ns)
+        (
+            p.prefill,
+            p.decode - num_prefill,
+            p.leg.scheduled_ns,
+            p.leg.finished_ns,
+            p.reserved_ns,
+            p.request.scheduled_ns,
+            p.released_ns,
+        )
         for p in sorted(handoff.done, key=lambda p: p.request.row)
     ]
     return ReplayedApart(
