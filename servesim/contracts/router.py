@@ -77,6 +77,19 @@ class ReplicaView(Protocol):
         """Its state as the router knows it, which has no age."""
 
     @property
+    def pool(self) -> str:
+        """The name of its pool."""
+
+    @property
+    def role(self) -> Role:
+        """What it computes. Only replicas of role both and prefill are ready where a request is routed."""
+
+    @property
+    def model(self) -> str:
+        """The model it serves, where pools serve several; else empty. Only replicas that serve what a request asks
+        for are ready where it is routed."""
+
+    @property
     def num_waiting(self) -> int:
         """Requests that wait there."""
 

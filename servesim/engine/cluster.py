@@ -9,17 +9,18 @@ from typing import NamedTuple
 
 from simpy.events import Event
 
-from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.request import Deadline, Request, State
-from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaState, Role, Router, Views
+from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaState, Router
 from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, Clock
 from servesim.engine.core import EngineCore
 from servesim.engine.failures import Failing, Failures
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.memory import fast_memory
 from servesim.engine.fast.replica import FastReplica
+from servesim.engine.fleet import Fleet
 from servesim.engine.handoff import Handoff
+from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
 from servesim.engine.reports import Reporting
 from servesim.engine.telling import Telling
@@ -51,18 +52,16 @@ class Cluster:
     prices and commits every step by itself, and fast mode equals it to the nanosecond. `only`: of all requests those
     routed to these replicas are served, and the others are another process's (servesim.run.processes). `report_every`
     and `report_lag`, in ns: the age of what the router sees (servesim.engine.reports); 0: it sees what is. `failures`:
-    what breaks (servesim.engine.failures), with `spawn` to make the core of a replica that starts again. `handoff`: how
-    requests whose prompt and answer are computed by different replicas get from one to the other.
+    what breaks (servesim.engine.failures). `handoff`: how requests whose prompt and answer are computed by different
+    replicas get from one to the other.
     """
 
     def __init__(
         self,
         workload: Workload,
-        cores: Sequence[EngineCore],
+        pools: Sequence[Pool],
         router: Router,
-        cost: CostModel,
         *,
-        depth: int,
         mode: str = "fast",
         recorder: Recorder | None = None,
         only: frozenset[int] | None = None,
@@ -70,23 +69,18 @@ class Cluster:
         report_every: int = 0,
         report_lag: int = 0,
         failures: Failures | None = None,
-        spawn: Callable[[], EngineCore] | None = None,
         handoff: Handoff | None = None,
-        roles: Sequence[Role] = (),
     ) -> None:
-        parts = MODES[mode]
+        self._replica_class = MODES[mode].replica
         self.clock = Clock()
         self.recorder = recorder or Recorder()
         self._only = only
         self.recorder.join = mode == "fast"
         self.workload = workload
         self.router = router
-        self.replicas = [parts.replica(self.clock, i, core, cost, self.recorder, depth) for i, core in enumerate(cores)]
-        for replica, role in zip(self.replicas, roles, strict=False):
-            replica.role = role
+        self.fleet = Fleet(pools, self._make)
+        self.replicas = self.fleet.replicas
         for replica in self.replicas:
-            replica.on_leave = self._leave
-            replica.horizon = self._horizon
             if "future" in replica.core.kv.needs:
                 self._foretell(replica.core.kv)
         self._answers_matter = not workload.open_loop
@@ -95,8 +89,6 @@ class Cluster:
         self._armed: Event | None = None
         self._armed_ns = -1
         self.arrive_order = ARRIVE
-        self.views = Views(self.replicas)
-        self.views.ready = range(len(self.replicas))
         self.handoff = handoff
         self.reporting: Reporting | None = None
         if report_every:
@@ -108,17 +100,21 @@ class Cluster:
             self.telling.listen(replica)
         self.failing: Failing | None = None
         if failures is not None:
-            assert spawn is not None
-            self.failing = Failing(self, failures, spawn)
+            self.failing = Failing(self, failures)
         if handoff is not None:
             handoff.join(self)
 
     def set_state(self, index: int, state: ReplicaState) -> None:
         """Let the router know a replica's state."""
-        self.replicas[index].state = state
-        ready = [replica.index for replica in self.replicas if replica.state == "ready"]
-        self.views.ready = ready if self.handoff is None else self.handoff.heads(ready)
+        self.fleet.set_state(index, state)
+        if self.handoff is not None:
+            self.handoff.retry()
         self.telling.state(index, state)
+
+    def _make(self, index: int, core: EngineCore, pool: Pool) -> Replica:
+        replica = self._replica_class(self.clock, index, core, pool.cost, self.recorder, pool.depth)
+        replica.on_leave, replica.horizon = self._leave, self._horizon
+        return replica
 
     def _foretell(self, kv: KVAllocator) -> None:
         """Tell an oracle what will be asked of it."""
@@ -218,7 +214,8 @@ class Cluster:
         """Do with a request what the router says."""
         decision = self._decide(request)
         if decision is WAIT:
-            self.waiting.hold(self.router.queue_key(request), request, output_len)
+            model = request.model if self.fleet.models else ""
+            self.waiting.hold(self.router.queue_key(request), request, output_len, model)
         else:
             self._act(request, output_len, decision)
 
@@ -226,9 +223,9 @@ class Cluster:
         parent = request.parent
         if parent is not None and parent.replica >= 0:
             return parent.replica  # what belongs together is served together
-        if not self.views.ready:
+        if not self.fleet.offer(request):
             return WAIT
-        return self.router.route(request, self.views)
+        return self.router.route(request, self.fleet.views)
 
     def _act(self, request: Request, output_len: int, decision: Decision) -> None:
         if self.handoff is not None and self.handoff.takes(decision):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +13,6 @@ from servesim.contracts.cost import Batch, CostModel, Host
 from servesim.contracts.request import LAST, Request, State
 from servesim.draws import uniform_one
 from servesim.engine.clock import CHANGE, RECALL, REPORT
-from servesim.engine.core import EngineCore
 from servesim.engine.telling import LOST
 
 if TYPE_CHECKING:
@@ -87,12 +85,11 @@ class Slowed(CostModel):
 class Failing:
     """Breaks a cluster's replicas, and routes again what was lost before it was answered."""
 
-    def __init__(self, cluster: Cluster, failures: Failures, spawn: Callable[[], EngineCore]) -> None:
-        self._cluster, self._failures, self._spawn = cluster, failures, spawn
+    def __init__(self, cluster: Cluster, failures: Failures) -> None:
+        self._cluster, self._failures = cluster, failures
         self._here: dict[Request, int] = {}  # with a replica: output length
         self._pausing: dict[Request, int] = {}  # to be routed again: output length
         self._attempts: dict[Request, int] = {}
-        self._costs = [replica.cost for replica in cluster.replicas]
 
     @property
     def num_pausing(self) -> int:
@@ -123,14 +120,16 @@ class Failing:
         self._attempts.pop(request, None)
 
     def _reprice(self, index: int, factor: float, event: Event) -> None:
-        cost = self._costs[index]
+        cost = self._cluster.fleet.pool_of[index].cost
         self._cluster.replicas[index].reprice(Slowed(cost, factor) if factor != 1 else cost)
 
     def _crash(self, crash: Crash, event: Event) -> None:
         cluster, replica = self._cluster, self._cluster.replicas[crash.replica]
         if not replica.up:
             return
-        core = self._spawn()
+        spawn = cluster.fleet.pool_of[crash.replica].spawn
+        assert spawn is not None
+        core = spawn()
         core.max_queued = replica.core.max_queued
         there = [request for request in self._here if request.replica == crash.replica]
         replica.crash(core)

@@ -9,7 +9,7 @@ a matter of the protocol, a subclass of Handoff.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -70,15 +70,13 @@ class Handoff(ABC):
         """Of requests that have not left."""
         self.done: list[Passage] = []
         """Of those that have."""
+        self._homeless: list[Passage] = []  # prompts that are computed, while no decode replica is ready
         self._held: dict[Request, Passage] = {}  # by leg: memory at the source that is kept
 
     def join(self, cluster: Cluster) -> None:
         """Serve this cluster; called once, by itself."""
         self.cluster, self.clock = cluster, cluster.clock
         self.wire.join(self.clock)
-        self.decode_views = Views(cluster.replicas)
-        ready = [replica.index for replica in cluster.replicas if replica.state == "ready"]
-        cluster.views.ready = self.heads(ready)
         self.telling: Telling | None = None
         if self.decode_router is not None:
             cluster.router.role, self.decode_router.role = "prefill", "decode"
@@ -88,12 +86,6 @@ class Handoff(ABC):
                 replica.connect(Arrivals(self))
                 if self.telling is not None:
                     self.telling.listen(replica)
-
-    def heads(self, ready: Sequence[int]) -> Sequence[int]:
-        """Return those of the replicas that are ready to which requests are sent first, and note the others."""
-        replicas = self.cluster.replicas
-        self.decode_views.ready = [index for index in ready if replicas[index].role == "decode"]
-        return [index for index in ready if replicas[index].role != "decode"]
 
     def takes(self, decision: Decision) -> bool:
         """Whether a decision of the router sends prompt and answer to different replicas."""
@@ -141,12 +133,15 @@ class Handoff(ABC):
         self.cluster.end(passage.request, passage.leg.state, passage.leg.reason)
 
     def to_decode(self, passage: Passage) -> None:
-        """Send a request to its decode replica, at this instant."""
+        """Send a request to its decode replica, at this instant, or as soon as one is ready."""
         request = passage.request
         if request.state >= State.FINISHED:
             return
         if passage.decode < 0:
             passage.decode = self.choose(request)
+            if passage.decode < 0:
+                self._homeless.append(passage)
+                return
         passage.sent_ns = self.clock.ns
         request.replica = passage.decode
         router = self.decode_router or self.cluster.router
@@ -155,12 +150,28 @@ class Handoff(ABC):
         self.cluster.replicas[passage.decode].arrive(request, passage.output_len)
 
     def choose(self, request: Request) -> int:
-        """Have the decode side's router choose a replica."""
-        assert self.decode_router is not None
-        index = self.decode_router.route(request, self.decode_views)
-        if not isinstance(index, int) or self.cluster.replicas[index].role != "decode":
-            raise PolicyError(f"router {self.decode_router.name}: answers {index!r}, not a decode replica")
+        """Return the decode replica that the router chooses; -1: none is ready."""
+        fleet, router = self.cluster.fleet, self.decode_router
+        ready = [
+            replica.index
+            for replica, pool in zip(fleet.replicas, fleet.pool_of, strict=True)
+            if pool.role == "decode" and replica.state == "ready" and pool.serves(request.model)
+        ]
+        if not ready:
+            return -1
+        views = Views(fleet.replicas)
+        views.ready = ready
+        assert router is not None
+        index = router.route(request, views)
+        if not isinstance(index, int) or index not in ready:
+            raise PolicyError(f"router {router.name}: chooses {index!r} among the decode replicas {ready}")
         return index
+
+    def retry(self) -> None:
+        """Send on what waits for a decode replica that is ready."""
+        homeless, self._homeless = self._homeless, []
+        for passage in homeless:
+            self.to_decode(passage)
 
     # The transfer.
 
@@ -252,6 +263,7 @@ def leg_of(request: Request) -> Request:
         session=request.session,
         tenant=request.tenant,
         slo_class=request.slo_class,
+        model=request.model,
         predicted_output_len=1,
         owner=request,
     )

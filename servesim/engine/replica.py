@@ -46,6 +46,8 @@ class Replica:
         self.recorder = recorder
         self.depth = depth
         self.state: ReplicaState = "ready"
+        self.pool, self.model = "", ""
+        """Names of its pool and of what it serves."""
         self.role: Role = "both"
         self.horizon: Callable[[], int | None] = lambda: None
         """Called for the nanoseconds until something may have arrived here; None: unknown."""

@@ -14,7 +14,7 @@ from servesim.engine.clock import RECALL, Clock
 
 
 class Waiting:
-    """A queue ordered by the router's `queue_key`, then by arrival.
+    """Queues ordered by the router's `queue_key`, then by arrival: one for each model that requests ask for.
 
     `decide` asks the router for a request, `act` does with it what the router said.
     """
@@ -24,29 +24,34 @@ class Waiting:
     ) -> None:
         self._clock = clock
         self._decide, self._act = decide, act
-        self._heap: list[tuple[Any, int, Request, int]] = []  # key, count, request, output length
+        self._heaps: dict[str, list[tuple[Any, int, Request, int]]] = {}  # by model: key, count, request, output length
         self._num_held = 0
         self._recalled = False
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait here; those that their clients gave up do not count."""
-        return sum(request.state < State.FINISHED for _, _, request, _ in self._heap)
+        return sum(request.state < State.FINISHED for heap in self._heaps.values() for _, _, request, _ in heap)
 
-    def hold(self, key: Any, request: Request, output_len: int) -> None:
-        """Let a request wait."""
-        heappush(self._heap, (key, self._num_held, request, output_len))
+    def hold(self, key: Any, request: Request, output_len: int, model: str) -> None:
+        """Let a request wait, with those that ask for the same model."""
+        heappush(self._heaps.setdefault(model, []), (key, self._num_held, request, output_len))
         self._num_held += 1
 
     def recall(self) -> None:
         """Have the router asked again at the end of this instant, where any request waits."""
-        if self._heap and not self._recalled:
+        if self._heaps and not self._recalled:
             self._recalled = True
             self._clock.at(self._clock.ns, RECALL, self._recall)
 
     def _recall(self, event: Event) -> None:
         self._recalled = False
-        heap = self._heap
+        for model in list(self._heaps):
+            self._ask(self._heaps[model])
+            if not self._heaps[model]:
+                del self._heaps[model]
+
+    def _ask(self, heap: list[tuple[Any, int, Request, int]]) -> None:
         while heap:
             request = heap[0][2]
             if request.state < State.FINISHED:

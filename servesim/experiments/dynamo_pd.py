@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from servesim.contracts import KVMemory, Limits, build_params, make
 from servesim.contracts.request import Request
-from servesim.contracts.router import Role, Router
+from servesim.contracts.router import Router
 from servesim.engine.clock import PLAN
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.handoff import Handoff, Passage
+from servesim.engine.pool import Pool
 from servesim.engine.wire import FixedRate
 from servesim.experiments.dynamo_replay import LONGEST, MockEngine
 from servesim.policies.kv.prefix_hash import PrefixHash
@@ -85,14 +86,12 @@ def replay_apart(
     cores = [prefill.core(mode, check) for _ in range(num_prefill)]
     cores += [decode_core(decode, mode, check) for _ in range(num_decode)]
     handoff = MockerHandoff(FixedRate(prefill.kv_transfer_bandwidth), size_of(prefill), decode_router)
-    roles: list[Role] = ["prefill"] * num_prefill + ["decode"] * num_decode
-    cluster = Cluster(
-        TraceWorkload(trace), cores, router, prefill.cost(), depth=1, mode=mode, recorder=recorder, handoff=handoff,
-        roles=roles,
-    )  # fmt: skip
+    pools = [
+        Pool(cores[:num_prefill], prefill.cost(), 1, name="prefill", role="prefill"),
+        Pool(cores[num_prefill:], decode.cost(), 1, name="decode", role="decode"),
+    ]
+    cluster = Cluster(TraceWorkload(trace), pools, router, mode=mode, recorder=recorder, handoff=handoff)
     cluster.arrive_order = PLAN + len(cores)
-    for replica in cluster.replicas[num_prefill:]:
-        replica.reprice(decode.cost())
     cluster.run()
     columns = ("first_token_ns", "last_token_ns", "hit_tokens", "num_preemptions")
     order = np.argsort(recorder.requests.column("row"))
