@@ -25,30 +25,25 @@ class LinkKind:
     """A kind of link, as measured or stated."""
 
     gb_s: float
-    """Bandwidth of one server's end in each direction, GB/s (1e9 bytes)."""
+    """Bandwidth of one GPU in each direction, GB/s (1e9 bytes)."""
     start_us: float
     """Time from the request to the first byte."""
-    message_overhead_bytes: int = 0
-    """Bytes in whose time a message could be sent beside its own: the efficiency of messages of m bytes is
-    m / (m + overhead)."""
-    source: str = ""
+    source: str
     """Where the figures are from."""
 
 
 KINDS: Mapping[str, LinkKind] = {
-    "rdma-8x400": LinkKind(
-        142.5, 400.0, 0,
-        "fitted to the six times that Mooncake's connector for vLLM took on 8 x ConnectX-7 RoCE between H800 servers "
-        "(Qwen3-8B TP8, 20 MB to 4.5 GB): within 7 %; one GPU's share is an eighth",
+    "rdma-200": LinkKind(
+        17.9,
+        410.0,
+        "fitted to six times of Mooncake's connector for vLLM between H800 servers (Qwen3-8B TP8, 20 MB to 4.5 GB over "
+        "8 NICs of 200 Gb/s): 72 % of the line",
     ),
-    "rdma-400": LinkKind(
-        44.0, 400.0, 0, "one 400 Gb/s NIC: 40 to 47 of 50 GB/s are usable (recalled); start-up as of rdma-8x400"
-    ),
-    "rdma-200": LinkKind(22.0, 400.0, 0, "half of rdma-400, unmeasured"),
-    "nvlink": LinkKind(350.0, 50.0, 0, "H100: 300 to 400 of 450 GB/s are usable (recalled); start-up assumed"),
-    "tcp-100": LinkKind(5.0, 1000.0, 0, "TCP over 100 Gb/s: 3 to 8 GB/s are usable (recalled); start-up assumed"),
-}  # fmt: skip
-"""Links by name. Only rdma-8x400 is fitted to measured transfers."""
+    "rdma-400": LinkKind(35.8, 410.0, "not measured: twice rdma-200, same start-up"),
+    "nvlink": LinkKind(350.0, 50.0, "not measured here: 300 to 400 of an H100's 450 GB/s are said to be usable"),
+    "tcp-100": LinkKind(5.0, 1000.0, "not measured here: 3 to 8 GB/s are said to be usable"),
+}
+"""Links by name. Only rdma-200 is fitted to measured transfers."""
 
 
 @dataclass(eq=False)
@@ -66,9 +61,13 @@ class Flow:
 
 
 class Links(Wire):
-    """Links of all replicas: bytes per second `out` of and `into` each, by its number."""
+    """Links of all replicas: bytes per second `out` of and `into` each, by its number. Transfers are made of messages of
+    `message_bytes`, each of which takes the time of `overhead_bytes` more."""
 
-    def __init__(self, out: Sequence[int], into: Sequence[int], start_ns: int) -> None:
+    def __init__(
+        self, out: Sequence[int], into: Sequence[int], start_ns: int, overhead_bytes: int = 0, message_bytes: int = 1
+    ) -> None:
+        self._overhead, self._message = overhead_bytes, message_bytes
         self._capacity = [*out, *into]
         self._num = len(out)
         self._start_ns = start_ns
@@ -80,6 +79,7 @@ class Links(Wire):
         """Time in which anything was on its way."""
 
     def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
+        num_bytes += -(-num_bytes // self._message) * self._overhead
         flow = Flow(self._next, (source, self._num + destination), num_bytes * NANO, done)
         self._next += 1
         self.clock.at(self.clock.ns + self._start_ns, LOADED, lambda event: self._begin(flow))

@@ -17,6 +17,7 @@ from servesim.metrics.requests import SECOND
 from servesim.metrics.summary import Deployment
 from servesim.records.recorder import Recorder
 from servesim.run.breakage import failures_of
+from servesim.run.handoff import handoff_of
 from servesim.run.pool import PoolSetup, set_up_pool
 from servesim.run.pools import PoolScenario, of_each, pool_scenarios, resolved_pools
 from servesim.run.provenance import provenance
@@ -91,6 +92,13 @@ class Setup:
         """Time a token takes from the engine to the client, in ns."""
         return self.front.out_ns
 
+    def make_router(self) -> Router:
+        """Return another router of the same kind."""
+        cls, params = routers.configured(self.scenario.router)
+        router: Router = make(cls, params, self.scenario.replicas)
+        router.seed, router.output_block = self.scenario.seed, self.scenario.engine.block_size
+        return router
+
     def cluster(self, workload: Workload, recorder: Recorder, **options: Any) -> Cluster:
         """Return the replicas behind router and front end; `options`: further ones of Cluster."""
         return Cluster(
@@ -102,6 +110,7 @@ class Setup:
             report_every=round(self.scenario.cluster.report_every_s * SECOND),
             report_lag=round(self.scenario.cluster.report_lag_s * SECOND),
             failures=failures_of(self.scenario, self.trace),
+            handoff=handoff_of(self.scenario.handoff, self.pools, self.make_router()),
             **options,
         )
 
