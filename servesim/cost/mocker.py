@@ -77,8 +77,8 @@ class MockerCost(CostModel):
 
     Where steps mix both (vLLM), a request that computes again what it lost pays for the tokens of its prompt and, as a
     decode, for its context, but not for tokens it had generated. Where a batch is one or the other (`separate`:
-    SGLang), all that is computed again counts as prompts. On a decode worker (`decodes`) the last token of a prompt that
-    came over the wire is decoded.
+    SGLang), all that is computed again counts as prompts. On a decode worker (`decodes`) the last token of a prompt
+    that came over the wire is decoded.
     """
 
     def __init__(

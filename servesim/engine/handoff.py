@@ -56,8 +56,8 @@ class Passage:
 class Handoff(ABC):
     """A protocol between replicas of prompts and of answers.
 
-    `size_of`: the bytes sent for tokens from `start` to `stop` of a request. `decode_router`: chooses the decode replica where the router
-    does not answer a Pair; made as the router is.
+    `size_of`: the bytes sent for tokens from `start` to `stop` of a request. `decode_router`: chooses the decode replica
+    where the router does not answer a Pair; made as the router is.
     """
 
     name: ClassVar[str] = "?"

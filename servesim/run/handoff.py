@@ -36,7 +36,9 @@ class LinkParams:
     def __post_init__(self) -> None:
         check_least(self, 0, "gb_s", "start_us", "message_overhead_bytes")
         if self.link not in KINDS:
-            raise ValueError(f"link is {shown(self.link)}, must be one of {', '.join(KINDS)}{suggest(self.link, KINDS)}")
+            raise ValueError(
+                f"link is {shown(self.link)}, must be one of {', '.join(KINDS)}{suggest(self.link, KINDS)}"
+            )
         if self.gb_s == 0:
             raise ValueError("gb_s is 0: nothing would ever come")
 
