@@ -56,8 +56,8 @@ class Passage:
 class Handoff(ABC):
     """A protocol between replicas of prompts and of answers.
 
-    `size_of`: the bytes sent for tokens from `start` to `stop` of a request. `decode_router`: chooses the decode replica
-    where the router does not answer a Pair; made as the router is.
+    `size_of`: the bytes sent for tokens from `start` to `stop` of a request. `decode_router`: chooses the decode
+    replica where the router does not answer a Pair; made as the router is.
     """
 
     name: ClassVar[str] = "?"
@@ -100,7 +100,8 @@ class Handoff(ABC):
         prefill, decode = decision if isinstance(decision, Pair) else (decision, -1)
         for index, role in ((prefill, "prefill"), (decode, "decode")):
             if index >= 0 and self.cluster.replicas[index].role != role:
-                raise PolicyError(f"router {self.cluster.router.name}: sends a {role} to replica {index}, not a {role}")
+                own = self.cluster.replicas[index].role
+                raise PolicyError(f"{self.cluster.router.name}: sends {role} to replica {index}, which is for {own}")
         leg = request.leg = leg_of(request)
         leg.replica = request.replica = prefill
         passage = self.passages[request] = Passage(request, output_len, leg, prefill, decode)

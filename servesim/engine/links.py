@@ -34,12 +34,12 @@ class LinkKind:
 
 KINDS: Mapping[str, LinkKind] = {
     "rdma-200": LinkKind(
-        17.9,
-        410.0,
+        17.4,
+        415.0,
         "fitted to six times of Mooncake's connector for vLLM between H800 servers (Qwen3-8B TP8, 20 MB to 4.5 GB over "
-        "8 NICs of 200 Gb/s): 72 % of the line",
+        "8 NICs of 200 Gb/s): 70 % of the line, all within 4 %",
     ),
-    "rdma-400": LinkKind(35.8, 410.0, "not measured: twice rdma-200, same start-up"),
+    "rdma-400": LinkKind(34.8, 415.0, "not measured: twice rdma-200, same start-up"),
     "nvlink": LinkKind(350.0, 50.0, "not measured here: 300 to 400 of an H100's 450 GB/s are said to be usable"),
     "tcp-100": LinkKind(5.0, 1000.0, "not measured here: 3 to 8 GB/s are said to be usable"),
 }
@@ -61,8 +61,8 @@ class Flow:
 
 
 class Links(Wire):
-    """Links of all replicas: bytes per second `out` of and `into` each, by its number. Transfers are made of messages of
-    `message_bytes`, each of which takes the time of `overhead_bytes` more."""
+    """Links of all replicas: bytes per second `out` of and `into` each, by its number. Transfers are made of messages
+    of `message_bytes`, each of which takes the time of `overhead_bytes` more."""
 
     def __init__(
         self, out: Sequence[int], into: Sequence[int], start_ns: int, overhead_bytes: int = 0, message_bytes: int = 1
@@ -120,8 +120,8 @@ class Links(Wire):
 
 
 def fair_shares(flows: Sequence[tuple[int, int]], capacity: Sequence[int]) -> list[int]:
-    """Return the max-min fair rate of each flow over the links it takes, in whole bytes per second, at least 1: the link
-    with the least for each of its flows gives them that, and so on with what is left (progressive filling)."""
+    """Return the max-min fair rate of each flow over the links it takes, in whole bytes per second, at least 1: the
+    link with the least for each of its flows gives them that, and so on with what is left (progressive filling)."""
     left = list(capacity)
     users: dict[int, list[int]] = {}
     for i, ends in enumerate(flows):

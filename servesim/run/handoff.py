@@ -65,6 +65,21 @@ def handoff_of(settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup], d
     return protocol(links_of(link, pools), size_of(pools), decode_router, params)
 
 
+def on_handoff(settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup]) -> list[str]:
+    """Return what a reader must know of how KV gets from pools of prompts to pools of answers."""
+    if all(pool.pool.role == "both" for pool in pools):
+        return []
+    params = LinkParams(**{k: v for k, v in (settings or {}).items() if k in {f.name for f in fields(LinkParams)}})
+    kind = KINDS[params.link]
+    gb_s = kind.gb_s if params.gb_s is None else params.gb_s
+    start_us = kind.start_us if params.start_us is None else params.start_us
+    why = "as given" if params.gb_s is not None else kind.source
+    return [
+        f"KV goes from prefill to decode replicas at {gb_s:g} GB/s a GPU after {start_us:g} us ({params.link}: {why}); "
+        "the way over the proxy is handoff.http_ms, an assumption"
+    ]
+
+
 def _check(pools: Sequence[PoolSetup]) -> None:
     """UserError where KV of one pool would mean nothing to another."""
     known = {(p.deployment.model.name, p.scenario.kv_dtype) for p in pools if p.pool.role != "both"}
@@ -96,8 +111,8 @@ def message_bytes(pool: PoolSetup) -> int:
 
 
 def size_of(pools: Sequence[PoolSetup]) -> Callable[[Request, int, int], int]:
-    """Return the bytes that decode replicas read for some tokens: what each GPU keeps of them, in whole blocks. KV heads
-    fewer than GPUs, and latents, are kept, and sent, several times."""
+    """Return the bytes that decode replicas read for some tokens: what each GPU keeps of them, in whole blocks. KV
+    heads fewer than GPUs, and latents, are kept, and sent, several times."""
     pool = next(pool for pool in pools if pool.pool.role == "decode")
     block, tp = pool.deployment.block_size, pool.scenario.tp
     per_block = pool.deployment.block_bytes * pool.scenario.pp * tp
