@@ -44,6 +44,8 @@ def unlike(summary: Mapping[str, Any]) -> str:
     scenario = summary["scenario"]
     if summary["stability"]["unstable"]:
         return "the queue grows without end"
+    if "disaggregation" in summary:
+        return "no server with prompts and answers apart is among the measured ones"
     if scenario["speculation"]["name"] != "none":
         return "no server with speculative decoding is among the measured ones"
     if scenario["pp"] > 1:

@@ -32,13 +32,13 @@ from servesim.parsing import pairs, policy_parts, spelt, with_changes
 from servesim.run.beside import beside
 from servesim.run.client_tools import under_tool
 from servesim.run.pace import parse_rate
-from servesim.run.pools import with_pools
+from servesim.run.pools import with_pd, with_pools
 from servesim.run.presets import preset_settings, under
 from servesim.run.prices import prices_of
 
 Settings = dict[str, Any]
 
-CLUSTERS = ("pools", "scaler", "start")
+CLUSTERS = ("pools", "pd", "handoff", "scaler", "start")
 """Settings that are written only where they say something."""
 _EXAMPLES = {
     "trace": ": a file, preset:NAME or synth:key=value,...",
@@ -223,6 +223,11 @@ class Scenario(_Section):
     start: dict[str, float] = Field(default={})
     """Times of which the start of a replica is made, by parts: node_s, pull_s, weights_gb_s (GB/s), compile_s,
     graphs_s, warm_up_s."""
+    pd: str | None = None
+    """Prompts and answers on different replicas: `2x1:1x4` are 2 prefill replicas of 1 GPU and 1 decode replica of 4,
+    otherwise alike; short for two pools."""
+    handoff: Settings | None = None
+    """How KV gets from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: that."""
     speculation: Settings = Field(default={"name": "none"})
     """How drafts are made: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
     acceptance: Settings | None = None
@@ -257,7 +262,7 @@ class Scenario(_Section):
     price: dict[str, float] = Field(default={})
     """Prices by GPU, $ an hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of them."""
 
-    @field_validator("scheduler", "kv", "router", "speculation", "acceptance", "scaler", mode="before")
+    @field_validator("scheduler", "kv", "router", "speculation", "acceptance", "scaler", "handoff", mode="before")
     @classmethod
     def _policy(cls, value: Any) -> Settings | None:
         return policy_settings(value) if value is not None else None
@@ -337,6 +342,8 @@ class Scenario(_Section):
     def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:
         """Build a scenario from plain settings; `source` names their file, if any, in errors."""
         try:
+            if settings.get("pd"):
+                settings = with_pd(settings)
             if settings.get("pools"):
                 settings = with_pools(settings, cls.of)
             return cls.model_validate(under_name(under_tool(under(settings, policy_settings))))
