@@ -26,6 +26,7 @@ from servesim.contracts import (
 )
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.data_parallel import DataParallel
 from servesim.engine.failures import Failures
 from servesim.hardware import ModelSpec
 from servesim.plugins.user_policies import blaming
@@ -131,6 +132,8 @@ class World:
     """ns between two reports of what the router sees; 0: it sees what is."""
     report_lag: int = 0
     failures: Failures | None = None
+    data_parallel: DataParallel | None = None
+    """The replicas are data-parallel ranks."""
     speculation: str = ""
     """Heeded where the scheduler can verify drafts; empty: none."""
     acceptance: str = "independent:alpha=0.7"
@@ -228,6 +231,7 @@ class World:
             report_lag=self.report_lag,
             failures=self.failures,
             spawn=lambda: self.core(check, mode),
+            data_parallel=self.data_parallel,
         )
 
     def run(self, mode: str = "fast", check: bool = False) -> Cluster:

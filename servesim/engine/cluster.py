@@ -17,6 +17,7 @@ from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import WAIT, Decision, FinishStatus, Pair, Reject, ReplicaState, Router, Views, life
 from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, RECALL, Clock
 from servesim.engine.core import EngineCore
+from servesim.engine.data_parallel import RANKS, DataParallel, join
 from servesim.engine.failures import LOST, Failing, Failures
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.memory import fast_memory
@@ -51,6 +52,7 @@ class Cluster:
     routed to these replicas are served, and the others are another process's (servesim.run.processes). `report_every`
     and `report_lag`, in ns: the age of what the router sees (servesim.engine.reports); 0: it sees what is. `failures`:
     what breaks (servesim.engine.failures), with `spawn` to make the core of a replica that starts again.
+    `data_parallel`: successive replicas are ranks that step together (servesim.engine.data_parallel).
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Cluster:
         report_lag: int = 0,
         failures: Failures | None = None,
         spawn: Callable[[], EngineCore] | None = None,
+        data_parallel: DataParallel | None = None,
     ) -> None:
         parts = MODES[mode]
         self.clock = Clock()
@@ -77,7 +80,9 @@ class Cluster:
         self.recorder.join = mode == "fast"
         self.workload = workload
         self.router = router
-        self.replicas = [parts.replica(self.clock, i, core, cost, self.recorder, depth) for i, core in enumerate(cores)]
+        of_replica = parts.replica if data_parallel is None else RANKS[mode]
+        self.replicas = [of_replica(self.clock, i, core, cost, self.recorder, depth) for i, core in enumerate(cores)]
+        self.groups = join(self.clock, self.replicas, cost, data_parallel) if data_parallel is not None else []
         for replica in self.replicas:
             replica.on_leave = self._leave
             replica.horizon = self._horizon

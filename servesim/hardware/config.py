@@ -7,6 +7,7 @@ from typing import Any
 
 from servesim.errors import UserError, shown, suggest
 from servesim.hardware.layers import Experts, Latent, Layer
+from servesim.hardware.nearest import layers_of, nearest
 from servesim.untrusted import parse_yaml
 
 _UNSUPPORTED = {
@@ -241,13 +242,16 @@ def _refuse_unknown(config: dict[str, Any], where: str) -> None:
         raise UserError(
             f"{where}: model_type {shown(kind)} is not known{suggest(str(kind), KNOWN_TYPES)}; if its layers are those "
             'of one that is, say so in a copy of the file ("model_type": "llama" for a dense decoder)'
+            + (f"; {near} is the nearest in size that is known" if (near := nearest(config)) else "")
         )
 
 
 def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
     for key, what in _UNSUPPORTED.items():
         if config.get(key):
-            raise UserError(f"{where}: {key} makes it {what}, which is not supported")
+            found = f"{where}: {key} makes it {what}, which is not supported: {layers_of(config, key)}"
+            near = nearest(config)
+            raise UserError(found + (f"; of the models that are, {near} is nearest in size" if near else ""))
     if config.get("is_encoder_decoder"):
         raise UserError(f"{where}: is_encoder_decoder is set; only decoders are supported")
     hidden = config.get("hidden_size")
