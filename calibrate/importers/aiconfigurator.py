@@ -4,7 +4,7 @@ The package carries its measurements as Parquet at
 `<package>/systems/data/<system>/<family>/<framework>/<version>/<table>.parquet`; latencies are milliseconds
 of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept, whatever its shapes: GEMMs,
 attention (windows apart from full attention), mixture-of-experts kernels, without expert parallelism and dealt out to
-the GPUs of one server (Marlin on mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
+2 to 64 GPUs (Marlin on mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
 attention with bf16 projections, and its kernel alone from two heads on (16 over 8 GPUs), the framework's all-reduce,
 NCCL's, and all-gather. The package counts messages in
 elements (its collectors allocate that number of them, or divide NCCL's bytes by two: int8 rows take at twice the size
@@ -60,8 +60,13 @@ _LATENT = ("mla_context_module_perf", "mla_generation_module_perf")
 _LATENT_OF = {"b300_sxm": "gb300", "gb200": "b200_sxm"}
 """Systems whose latent attention is that of another with the same chip in another box: their own was timed with its
 launches (a module over 16 sequences of 511 tokens takes 93 and 99 us there, 41 and 42 us on the other two)."""
-_DEALT = (2, 4, 8)
-"""GPUs of one server that experts are dealt out to."""
+_DEALT = (2, 4, 8, 16, 32, 64)
+"""GPUs that experts are dealt out to."""
+_DEEPEP = {"all_to_all_ll": "wideep_deepep_ll_perf", "all_to_all_ht": "wideep_deepep_normal_perf"}
+_DEEPEP_SMS = 20
+"""Multiprocessors DeepEP's normal kernels communicate with: its default."""
+_BOX = 8
+"""GPUs of a node in those tables."""
 _NOT_MEASURED = (
     "norms, activations, rotary embedding, embedding lookup, sampling, host time and launch gaps; spread of "
     "the timings; prefill attention over cached context; sequences of unequal length"
@@ -85,6 +90,7 @@ def import_aiconfigurator(
     tables |= newest(files, system, ("trtllm",), "gemm_perf", (_BLOCK,))
     if (sibling := _LATENT_OF.get(system)) is not None and _has_system(files, sibling):
         tables |= {key: found for key, found in newest(files, sibling, (framework,)).items() if key in _LATENT}
+    tables |= _deepep_of(files, system)
     tables |= _mxfp8_of(newest(files, system, ("sglang",)), tables)
     written = {}
     for name, parts in _FILES:
@@ -93,6 +99,18 @@ def import_aiconfigurator(
         if rows:
             written[f"{name}.parquet"] = rows
     return written
+
+
+def _deepep_of(files: Files, system: str) -> Found:
+    """Return SGLang's measurements of DeepEP, whichever the framework: the library is the same, and vLLM's were timed
+    with their launches (32 tokens over 8 H200: 103 us for 45). `+` marks the older ones, over several nodes."""
+    found: Found = {}
+    for stem in _DEEPEP.values():
+        paths = [path for path in files if path.parts[2:5] == (system, "comm", "sglang") and path.stem == stem]
+        paths.sort(key=lambda path: tuple(int(x) for x in path.parts[5].split(".") if x.isdigit()))
+        for name, path in zip((stem, f"{stem}+"), reversed(paths), strict=False):
+            found[name] = (path, files[path])
+    return found
 
 
 def _has_system(files: Files, system: str) -> bool:
@@ -225,6 +243,18 @@ def _nccl(raw: Any) -> Any:
     return raw.assign(op=raw["op_name"].map(_NCCL), dtype="bf16", gpus=raw["num_gpus"], bytes=2 * raw["message_size"])
 
 
+def _deepep(raw: Any, op: str, nodes: int) -> Any:
+    raw = raw[raw["node_num"] == 1] if nodes == 1 else raw[raw["node_num"] >= nodes]
+    if op == "all_to_all_ht":
+        raw = raw[(raw["dispatch_sms"] == _DEEPEP_SMS) & (raw["combine_sms"] == _DEEPEP_SMS)]
+        ways = ("dispatch_transmit_us", "dispatch_notify_us", "combine_transmit_us", "combine_notify_us")
+    else:
+        ways = ("dispatch_avg_t_us", "combine_avg_t_us")
+    names = {"num_token": "m", "hidden_size": "k", "num_topk": "topk", "num_experts": "experts"}
+    found = raw.rename(columns=names).assign(op=op, dtype="bf16", gpus=_BOX * raw["node_num"])
+    return found.assign(latency=sum(raw[way] for way in ways) / 1e3)
+
+
 _REQUIRED = (
     "gemm_perf",
     "context_attention_perf",
@@ -249,6 +279,14 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
     ("mla", [("mla_context_module_perf", _latent_prefill), ("mla_generation_module_perf", _latent_decode)]),
     ("mla_kernel", [("context_mla_perf", _latent_kernel_prefill), ("generation_mla_perf", _latent_kernel_decode)]),
     ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _nccl)]),
+    (
+        "all_to_all",
+        [
+            (f"{stem}{'+' * (nodes > 1)}", partial(_deepep, op=op, nodes=nodes))
+            for op, stem in _DEEPEP.items()
+            for nodes in (1, 2)
+        ],
+    ),
 )
 """Sources of each file written: source table (of GEMMs from other frameworks: dtype) and its conversion."""
 

@@ -60,7 +60,7 @@ class Support:
 
 
 def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
-    """Return how a bundled model is priced on a GPU by its data sheet, on the smallest server that holds its weights."""
+    """Return how a bundled model is priced on a GPU by its data sheet, on the smallest server that holds it."""
     spec, sheet = ModelSpec.load(model), Gpu.load(gpu)
     if COMPUTE_DTYPE[spec.experts_dtype or dtype] not in sheet.flops or COMPUTE_DTYPE[dtype] not in sheet.flops:
         missing = next(d for d in (dtype, spec.experts_dtype or dtype) if COMPUTE_DTYPE[d] not in sheet.flops)
@@ -111,7 +111,12 @@ def as_tables(found: Sequence[Support]) -> str:
         mine = [one for one in found if one.engine == engine]
         gpus = list(dict.fromkeys(one.gpu for one in mine))
         cells = {(one.model, one.dtype, one.gpu): one.cell for one in mine}
-        lines += [f"## {engine}", "", "| model | weights | " + " | ".join(gpus) + " |", "|---|---|" + "---|" * len(gpus)]
+        lines += [
+            f"## {engine}",
+            "",
+            "| model | weights | " + " | ".join(gpus) + " |",
+            "|---|---|" + "---|" * len(gpus),
+        ]
         for model, dtype in dict.fromkeys((one.model, one.dtype) for one in mine):
             row = " | ".join(cells[model, dtype, gpu] for gpu in gpus)
             lines.append(f"| {model} | {dtype} | {row} |")

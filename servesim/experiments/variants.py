@@ -60,7 +60,7 @@ def price_of(settings: Mapping[str, Any]) -> dict[str, Any]:
         return {"usd_per_hour": None, "open_loop": False}
     clients = scenario.clients
     paced = scenario.rate != float("inf") and clients.max_concurrency is None and clients.max_sessions is None
-    return {"usd_per_hour": price * scenario.tp * scenario.pp * scenario.replicas, "open_loop": paced}
+    return {"usd_per_hour": price * scenario.tp * scenario.pp * scenario.dp * scenario.replicas, "open_loop": paced}
 
 
 def synchronous_ones(described: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -35,6 +35,7 @@ from servesim.plugins.user_policies import blaming
 from servesim.records.recorder import Recorder
 from servesim.run.breakage import failures_of
 from servesim.run.changes import on_changes
+from servesim.run.data_parallel import check_ranks_apart, experts_over, load_of, on_ranks, ranks_of
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.observed import ObservedCore
 from servesim.run.presets import facts_of
@@ -107,6 +108,7 @@ class Setup:
             report_lag=round(self.scenario.cluster.report_lag_s * SECOND),
             failures=failures_of(self.scenario, self.trace),
             spawn=self.spawn,
+            data_parallel=ranks_of(self.scenario),
             **options,
         )
 
@@ -129,6 +131,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     """Resolve a scenario; UserError where its parts do not fit together. A `trace` given is taken as it is,
     but for `skip`, `requests` and `rate`."""
     model, gpu = ModelSpec.load(scenario.model), Gpu.load(scenario.gpu)
+    check_ranks_apart(scenario, model)
     scenario = with_groups(scenario, model)
     defaults = vllm_defaults(gpu)
     policies = _policies(scenario, model, gpu, defaults)
@@ -175,7 +178,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
     memory = _kv_memory(scenario, budget, max_model_len, groups, in_flight, depth * (1 + drafts))
     spawn = partial(_core, policies, limits, scenario, memory, speculation, cost)
-    cores = [spawn() for _ in range(scenario.replicas)]
+    cores = [spawn() for _ in range(scenario.replicas * scenario.dp)]
     cost.asynchronous = asynchronous
     kv = cores[0].kv
     if trace.samples is not None:
@@ -201,6 +204,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
             *on_changes(scenario, gpu, model, cost, fitting),
             *on_version(scenario, engine, terms),
             *on_windows(scenario, model, kv),
+            *on_ranks(scenario, model),
             *(speculation.notes(facts) if speculation is not None else ()),
         ],
         provenance=provenance(scenario, facts, gpu, cost),
@@ -208,7 +212,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
 
 
 def _router(policies: _Policies, scenario: Scenario) -> Router:
-    router: Router = make(policies.router, policies.router_params, scenario.replicas)
+    router: Router = make(policies.router, policies.router_params, scenario.replicas * scenario.dp)
     router.seed, router.output_block = scenario.seed, scenario.engine.block_size
     return router
 
@@ -240,7 +244,7 @@ def _deployment(scenario: Scenario, model: ModelSpec, gpu: Gpu, budget: MemoryBu
     return Deployment(
         model=model,
         gpu=gpu,
-        replicas=scenario.replicas,
+        replicas=scenario.replicas * scenario.dp,
         tp=scenario.tp,
         pp=scenario.pp,
         dtype=scenario.dtype,
@@ -307,7 +311,10 @@ def _cost_model(
         engine=engine,
         speculator=speculation.make() if speculation is not None else None,
         moe_backend=scenario.engine.moe_backend,
-        expert_parallel=scenario.engine.enable_expert_parallel,
+        dp=scenario.dp,
+        ep=experts_over(scenario),
+        all2all=scenario.engine.all2all_backend,
+        load=load_of(scenario, model),
         attention_backend=scenario.engine.attention_backend,
     )
 

@@ -9,7 +9,8 @@ from servesim.cost.support import LEGEND, Support, as_tables, matrix
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
 HEAD = f"""# What can be priced
 
-Made by `make docs` (`servesim models --matrix` prints it, `servesim models qwen3 --matrix` a part); do not edit it by hand.
+Made by `make docs` (`servesim models --matrix` prints it, `servesim models qwen3 --matrix` a part of it); do not edit
+it by hand.
 
 {LEGEND}. Each cell is the smallest server of 1, 2, 4 or 8 GPUs that holds the weights in 90 % of its memory, and the
 smaller of two percentages: a decode step of 32 sequences at 2,048 tokens, and a prompt of 2,048 tokens. Norms,

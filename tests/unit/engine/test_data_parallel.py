@@ -83,7 +83,9 @@ def test_two_replicas_of_two_ranks_are_two_barriers(mode: str) -> None:
 def test_every_step_of_a_group_begins_and_ends_on_all_ranks_together() -> None:
     trace = toy_trace([0, 40, 90, 700, 720], [30, 200, 10, 64, 5], [9, 3, 20, 4, 12])
     world = World(trace, replicas=2, cost=COST, data_parallel=DataParallel(2), depth=2, asynchronous=True)
-    steps = [dict(zip(STEP_COLUMNS, row, strict=True)) for row in world.run("reference").recorder.steps.array().tolist()]
+    steps = [
+        dict(zip(STEP_COLUMNS, row, strict=True)) for row in world.run("reference").recorder.steps.array().tolist()
+    ]
     ends = [{s["start_ns"]: s["end_ns"] for s in steps if s["replica"] == i} for i in (0, 1)]
     both = ends[0].keys() & ends[1].keys()
     assert len(both) > 5
