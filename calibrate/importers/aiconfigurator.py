@@ -4,7 +4,7 @@ The package carries its measurements as Parquet at
 `<package>/systems/data/<system>/<family>/<framework>/<version>/<table>.parquet`; latencies are milliseconds
 of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept, whatever its shapes: GEMMs,
 attention (windows apart from full attention), mixture-of-experts kernels, without expert parallelism and dealt out to
-2 to 64 GPUs (Marlin on mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
+the GPUs of one server (Marlin on mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
 attention with bf16 projections, and its kernel alone from two heads on (16 over 8 GPUs), the framework's all-reduce,
 NCCL's, and all-gather. The package counts messages in
 elements (its collectors allocate that number of them, or divide NCCL's bytes by two: int8 rows take at twice the size
@@ -60,8 +60,9 @@ _LATENT = ("mla_context_module_perf", "mla_generation_module_perf")
 _LATENT_OF = {"b300_sxm": "gb300", "gb200": "b200_sxm"}
 """Systems whose latent attention is that of another with the same chip in another box: their own was timed with its
 launches (a module over 16 sequences of 511 tokens takes 93 and 99 us there, 41 and 42 us on the other two)."""
-_DEALT = (2, 4, 8, 16, 32, 64)
-"""GPUs that experts are dealt out to."""
+_DEALT = (2, 4, 8)
+"""GPUs of one server that experts are dealt out to. Rows of more put the most loaded experts on one GPU (of 64 it has
+18 times the mean load), which no server is known to do."""
 _DEEPEP = {"all_to_all_ll": "wideep_deepep_ll_perf", "all_to_all_ht": "wideep_deepep_normal_perf"}
 _DEEPEP_SMS = 20
 """Multiprocessors DeepEP's normal kernels communicate with: its default."""

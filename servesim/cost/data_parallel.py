@@ -28,7 +28,6 @@ from servesim.hardware.model import ModelSpec
 if TYPE_CHECKING:
     from servesim.cost.graph import LayerGraph
 
-ALL_TO_ALL = ("auto", "allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput")
 _OPS = {"deepep_low_latency": "all_to_all_ll", "deepep_high_throughput": "all_to_all_ht"}
 _DISPATCHED, _COMBINED = 1.0, 2.0
 """Bytes of a number on its way to an expert (DeepEP quantizes to fp8) and back (bf16)."""
@@ -73,12 +72,28 @@ def check_ranks(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> None:
         raise UserError(f"experts of width {model.experts.size} cannot be split over {gpus // ep} GPUs (raise ep)")
 
 
-def mixture(graph: LayerGraph, all2all: str) -> Stage:
-    """Return what ranks compute together, over the tokens of all."""
+class Mixture(NamedTuple):
+    """What ranks compute together, over the tokens of all."""
+
+    decoding: Stage
+    """Where all of them decode."""
+    prompts: Stage
+    """Where any has part of a prompt."""
+
+
+def mixture(graph: LayerGraph, all2all: str) -> Mixture:
+    """Return what ranks compute together."""
+    if all2all != "deepep_auto":
+        alike = _mixture(graph, "allgather_reducescatter" if all2all == "auto" else all2all)
+        return Mixture(alike, alike)
+    return Mixture(_mixture(graph, "deepep_low_latency"), _mixture(graph, "deepep_high_throughput"))
+
+
+def _mixture(graph: LayerGraph, all2all: str) -> Stage:
     moe = graph.model.experts
     assert moe is not None
     count = sum(layer.experts for layer in graph.model.layers)
-    there_and_back = _ways(graph, "allgather_reducescatter" if all2all == "auto" else all2all)
+    there_and_back = _ways(graph, all2all)
     operators = [
         Operator("experts", graph.routed(moe).scaled(float(count)), None, count),
         Operator("all_to_all", there_and_back.scaled(float(count)), None, 2 * count),

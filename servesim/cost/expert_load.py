@@ -18,6 +18,8 @@ _RANGE = 1000.0
 """Ratio of the largest load to the smallest that the power law draws from."""
 MEASURED_SKEW = 1.2
 """Exponent of the loads that tables were measured under."""
+MEASURED_OVER = 8
+"""Most GPUs that experts were dealt out to when measured; over more they are loaded by this module's law."""
 
 
 def loads(count: int, per_token: int, skew: float) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price, RunSources
 from servesim.cost.context_pricing import OverContexts
 from servesim.cost.curve import Curve, rounded
+from servesim.cost.data_parallel import Mixture
 from servesim.cost.draft import Drafting
 from servesim.cost.host import HostTerms
 from servesim.cost.sources import CurveSources, SumSources, whole
@@ -37,7 +38,7 @@ class TableCostModel(CostModel):
         tables: KernelTables | None = None,
         suspect: Sequence[str] = (),
         drafting: Drafting | None = None,
-        mixture: Stage | None = None,
+        mixture: Mixture | None = None,
     ) -> None:
         self.description = description
         self.terms = host
@@ -72,7 +73,7 @@ class TableCostModel(CostModel):
             stage.add_priced(priced)
 
     def _all_stages(self) -> tuple[Stage, ...]:
-        shared = () if self._mixture is None else (self._mixture,)
+        shared = () if self._mixture is None else tuple(dict.fromkeys(self._mixture))
         return (*self._stages, *shared, *(self._drafting.stages if self._drafting is not None else ()))
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
@@ -167,7 +168,7 @@ class TableCostModel(CostModel):
         host = self.terms.host(batch) if self.terms is not None else NO_HOST
         if self.terms is not None and self.terms.launch_per_kernel:
             kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in self._passes(batch))
-            kernels += self._mixture.launches(False) if self._mixture is not None else 0
+            kernels += self._mixture.decoding.launches(False) if self._mixture is not None else 0
             host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
         if self.terms is not None and batch.prefill:
             eager = sum(self.terms.eager_ns(stage.layers, stage.mixtures) for stage in self._stages)
@@ -203,7 +204,8 @@ class TableCostModel(CostModel):
         alone = [self.price(batch if batch is not None else dummy) for batch in batches]
         if self._mixture is None:
             return alone
-        ns, (a, b, c, d) = self._mixture.cost(Batch(of_all), of_all)
+        shared = self._mixture.prompts if prompts else self._mixture.decoding
+        ns, (a, b, c, d) = shared.cost(Batch(of_all), of_all)
         found = []
         for price in alone:
             gpu, (p, q, r, s) = price.gpu_ns + ns, price.sources

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from servesim.cost.expert_load import MEASURED_SKEW, most_loaded
+from servesim.cost.expert_load import MEASURED_OVER, MEASURED_SKEW, most_loaded
 from servesim.engine.data_parallel import DataParallel
 from servesim.errors import UserError
 from servesim.hardware import ModelSpec
@@ -49,9 +49,10 @@ def experts_over(scenario: Scenario) -> int:
 
 
 def load_of(scenario: Scenario, model: ModelSpec) -> float | None:
-    """Return the load of the most loaded GPU in mean loads; None: as kernels were measured."""
+    """Return the load of the most loaded GPU in mean loads; None: as kernels were measured, over a box of 8 at most."""
     engine, ep = scenario.engine, experts_over(scenario)
-    if model.experts is None or ep == 1 or (engine.expert_skew is None and not engine.enable_eplb):
+    asked = engine.expert_skew is not None or engine.enable_eplb
+    if model.experts is None or ep == 1 or (ep <= MEASURED_OVER and not asked):
         return None
     skew = engine.expert_skew if engine.expert_skew is not None else MEASURED_SKEW
     moe = model.experts

@@ -84,11 +84,14 @@ class EngineSettings(_Section):
     counted)."""
     enable_expert_parallel: bool = False
     """Deal experts out to the tp x dp GPUs whole instead of splitting each by width (`ep` says to how many)."""
-    all2all_backend: Literal["auto", "allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput"] = "auto"
-    """How tokens get to the experts of other data-parallel ranks, and back; auto: the engine's default."""
+    all2all_backend: Literal[
+        "auto", "allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput", "deepep_auto"
+    ] = "auto"
+    """How tokens get to the experts of other data-parallel ranks, and back; auto: the engine's default; deepep_auto:
+    low latency where all ranks decode, else high throughput."""
     expert_skew: float | None = Field(default=None, ge=0, le=3)
     """Exponent of the power law that the loads of experts follow (0: all alike; the most loaded GPU sets the time);
-    none: as kernels were measured (1.2) or, where they were not, as if loads were even."""
+    none: as kernels were measured, 1.2 (over more than 8 GPUs by this law alone)."""
     enable_eplb: bool = False
     """Balance experts over GPUs by their loads, each redundant one a second copy of the most loaded (EPLB)."""
     num_redundant_experts: int = Field(default=0, ge=0, le=4096)

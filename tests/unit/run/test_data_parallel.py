@@ -11,6 +11,7 @@ from servesim.contracts.cost import Batch
 from servesim.cost.expert_load import loads, most_loaded
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec, memory_budget
+from servesim.run.data_parallel import load_of
 from servesim.run.scenario import Scenario
 from servesim.run.setup import cost_model_of
 
@@ -53,8 +54,9 @@ def test_ranks_share_the_weights_of_experts_and_keep_all_others() -> None:
 
 def test_decoding_ranks_are_padded_to_the_fullest_and_prompts_are_not() -> None:
     cost = cost_model_of(Scenario.of({**GPT_OSS, "dp": 2, "ep": 2, "host": "none"}))
-    shared = cost._mixture
-    assert shared is not None
+    assert cost._mixture is not None
+    shared = cost._mixture.decoding
+    assert shared is cost._mixture.prompts
     decode = [Batch(n, None, n, 100 * n, 0, 100, 1, n) for n in (8, 64)]
     few, many = cost.prices(list(decode))
     of_all = shared.cost(Batch(128), 128)[0]
@@ -72,7 +74,7 @@ def test_ranks_of_experts_take_what_as_many_tokens_take_on_as_many_gpus() -> Non
     ranks = cost_model_of(Scenario.of({**GPT_OSS, "dp": 2, "ep": 2, "host": "none"}))
     tensor = cost_model_of(Scenario.of({**GPT_OSS, "tp": 2, "ep": 2, "host": "none"}))
     assert ranks._mixture is not None
-    dealt = next(op for op in ranks._mixture._per_token if op.name == "experts")
+    dealt = next(op for op in ranks._mixture.decoding._per_token if op.name == "experts")
     known = next(op for op in tensor._stages[0]._per_token if op.name == "experts")
     assert (dealt.curve.xs, dealt.curve.ys) == (known.curve.xs, known.curve.ys)
 
@@ -83,14 +85,34 @@ def test_ways_to_experts_take_longer_for_more_tokens_and_over_the_network(backen
     base = {**SMALL, "model": "deepseek-v3", "dtype": "fp8", "engine": {"all2all_backend": backend}}
     cost = cost_model_of(Scenario.of({**base, "dp": dp, "ep": dp}))
     assert cost._mixture is not None
-    way = next(op for op in cost._mixture._per_token if op.name == "all_to_all").curve
+    way = next(op for op in cost._mixture.decoding._per_token if op.name == "all_to_all").curve
     times = [way.at(dp * m) for m in (1, 16, 128, 1024)]
     assert times == sorted(times)
     if dp > 8:
         inside = cost_model_of(Scenario.of({**base, "dp": 8, "ep": 8}))._mixture
         assert inside is not None
-        near = next(op for op in inside._per_token if op.name == "all_to_all").curve
+        near = next(op for op in inside.decoding._per_token if op.name == "all_to_all").curve
         assert all(way.at(dp * m) > near.at(8 * m) for m in (1, 16, 128, 1024))
+
+
+def test_deepep_takes_its_low_latency_kernels_where_all_ranks_decode_and_the_others_beside_prompts() -> None:
+    def model(backend: str) -> Any:
+        settings = {**SMALL, "model": "deepseek-v3", "dtype": "fp8", "dp": 16, "ep": 16, "host": "none"}
+        return cost_model_of(Scenario.of({**settings, "engine": {"all2all_backend": backend}}))
+
+    both, low, high = (model(f"deepep_{name}") for name in ("auto", "low_latency", "high_throughput"))
+    decode, prompt = Batch(8, None, 8, 800, 0, 100, 1, 8), Batch(2000, [(2000, 0)], sampled=1)
+    assert both.prices([decode] * 16) == low.prices([decode] * 16) != high.prices([decode] * 16)
+    mixed = [decode] * 15 + [prompt]
+    assert both.prices(mixed) == high.prices(mixed) != low.prices(mixed)
+
+
+def test_over_more_than_a_box_experts_are_loaded_unevenly_unless_the_scenario_says_otherwise() -> None:
+    big = {**SMALL, "model": "deepseek-v3", "dtype": "fp8", "dp": 64, "ep": 64}
+    model = ModelSpec.load("deepseek-v3")
+    assert load_of(Scenario.of(big), model) == most_loaded(256, 8, 64, 1.2)
+    assert load_of(Scenario.of({**big, "engine": {"expert_skew": 0}}), model) == 1.0
+    assert load_of(Scenario.of({**big, "dp": 8, "ep": 8}), model) is None, "as measured"
 
 
 def test_loads_fall_as_a_power_law_and_no_expert_gets_a_token_twice() -> None:
