@@ -1,50 +1,68 @@
-"""vLLM's own balancer over data-parallel ranks: fewest of 4 x waiting + running by counts that are up to 100 ms old."""
+"""vLLM's internal balancer of data-parallel ranks: the least of 4 x waiting + running.
+
+Source: vllm-project/vllm, vllm/v1/engine/core_client.py (DPLBAsyncMPClient). The coordinator tells of queues every
+100 ms: `cluster.report_every_s=0.1` is its default. A choice counts as waiting until the next report.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from servesim.contracts.params import check_least
 from servesim.contracts.request import Request
-from servesim.contracts.router import ReplicaView, Router, ready, routers
+from servesim.contracts.router import ReplicaState, ReplicaView, Router, ready, routers
 
 
 @dataclass(frozen=True)
-class Params:
-    """Parameters of `vllm-dp`."""
+class VllmDPParams:
+    """The front end."""
+
+    client_count: int = 1
+    """API processes: each takes its own choices for that many."""
 
     ranks: int = 0
-    """Data-parallel ranks of a replica; 0: all there are."""
-    client_count: int = 1
-    """API server processes, each of which counts its choices as those of all."""
+    """Ranks of a replica, of which one after the other is taken; 0: all there are."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "client_count")
+        check_least(self, 0, "ranks")
 
 
 @routers.register("vllm-dp")
-class VllmDataParallel(Router):
-    """The rank with the least 4 x waiting + running, the first among equals; each choice counts as one more that waits,
-    until the next counts come (`cluster.report_every_s`, vLLM's coordinator publishes them every 100 ms). Of several
-    replicas one after the other is taken, and then one of its ranks (vllm/v1/engine/core_client.py, DPLBAsyncMPClient).
-    """
+class VllmDP(Router):
+    """The least of 4 x (waiting + chosen since the report) + running; the lowest index among equals."""
 
-    Params = Params
+    Params = VllmDPParams
 
-    def __init__(self, params: Params, num_replicas: int) -> None:
+    def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
-        self._ranks = params.ranks or num_replicas
-        self._turn = 0
-        self._counts = [[0, 0] for _ in range(num_replicas)]
-        self._seen = [-1] * num_replicas
+        self._chosen = [(-1, 0)] * num_replicas  # since the report of a time
+        self._turn = -1
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
-        known = ready(views)
-        for i in known:
-            view = views[i]
-            if view.at_ns != self._seen[i]:
-                self._counts[i], self._seen[i] = [view.num_waiting, view.num_running], view.at_ns
-        replicas = sorted({i // self._ranks for i in known})
-        replica = replicas[self._turn % len(replicas)]
+        for i, view in enumerate(views):
+            if view.at_ns != self._chosen[i][0]:
+                self._chosen[i] = view.at_ns, 0
+        return min(self._offered(ready(views)), key=lambda i: self._score(views[i], self.clock()))
+
+    def _offered(self, known: Sequence[int]) -> Sequence[int]:
+        ranks = self.params.ranks
+        replicas = sorted({i // ranks for i in known}) if ranks else []
+        if len(replicas) < 2:
+            return known
         self._turn += 1
-        mine = [i for i in known if i // self._ranks == replica]
-        best = min(mine, key=lambda i: 4 * self._counts[i][0] + self._counts[i][1])
-        self._counts[best][0] += self.params.client_count
-        return best
+        return [i for i in known if i // ranks == replicas[self._turn % len(replicas)]]
+
+    def on_sent(self, request: Request, replica: int) -> None:
+        at_ns, chosen = self._chosen[replica]
+        self._chosen[replica] = at_ns, chosen + self.params.client_count
+
+    def on_replica(self, replica: int, state: ReplicaState) -> None:
+        while len(self._chosen) <= replica:
+            self._chosen.append((-1, 0))
+
+    def _score(self, view: ReplicaView, now_ns: int) -> int:
+        chosen = 0 if view.at_ns >= now_ns else self._chosen[view.index][1]  # a live view knows of them
+        return 4 * (view.num_waiting + chosen) + view.num_running

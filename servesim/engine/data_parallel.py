@@ -14,24 +14,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from simpy.events import Event
 
 from servesim.contracts.cost import CostModel
 from servesim.engine.clock import COMPLETE, PLAN, Clock
 from servesim.engine.fast.replica import FastReplica
+from servesim.engine.pool import DataParallel, Pool
 from servesim.engine.replica import Replica
 from servesim.errors import PolicyError
 from servesim.records.step import Step
-
-
-class DataParallel(NamedTuple):
-    """How the ranks of a replica go together."""
-
-    ranks: int
-    finish_sync: int = 1
-    """Steps after which ranks find out that none has anything left to do."""
 
 
 class Rank(Replica):
@@ -142,11 +134,26 @@ class Group:
             self._plan_soon()
 
 
-def join(clock: Clock, replicas: Sequence[Replica], cost: CostModel, terms: DataParallel) -> list[Group]:
-    """Make groups of every `terms.ranks` successive ranks."""
+def of_pool(pool: Pool, mode: str, plain: type[Replica]) -> type[Replica]:
+    """Return the class of a pool's replicas; `plain`: of those that are no ranks."""
+    return plain if pool.data_parallel is None else RANKS[mode]
+
+
+def join(clock: Clock, replicas: Sequence[Replica], pools: Sequence[Pool]) -> list[Group]:
+    """Make groups of the ranks of all pools; `replicas` are those of one pool after the other."""
+    groups, first = [], 0
+    for pool in pools:
+        mine = replicas[first : first + len(pool.cores)]
+        first += len(pool.cores)
+        if pool.data_parallel is not None:
+            groups += _groups(clock, mine, pool.cost, pool.data_parallel)
+    return groups
+
+
+def _groups(clock: Clock, replicas: Sequence[Replica], cost: CostModel, terms: DataParallel) -> list[Group]:
     groups = []
-    for first in range(0, len(replicas), terms.ranks):
-        ranks = replicas[first : first + terms.ranks]
+    for at in range(0, len(replicas), terms.ranks):
+        ranks = replicas[at : at + terms.ranks]
         group = Group(clock, ranks, cost, terms.finish_sync)
         for rank in ranks:
             assert isinstance(rank, Rank | FastRank)

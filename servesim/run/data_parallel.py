@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from servesim.cost.expert_load import MEASURED_OVER, MEASURED_SKEW, most_loaded
-from servesim.engine.data_parallel import DataParallel
+from servesim.engine.pool import DataParallel
 from servesim.errors import UserError
 from servesim.hardware import ModelSpec
 from servesim.run.scenario import Scenario
@@ -59,7 +59,7 @@ def load_of(scenario: Scenario, model: ModelSpec) -> float | None:
     return most_loaded(moe.count, moe.per_token, ep, skew, engine.num_redundant_experts, engine.enable_eplb)
 
 
-def check_ranks_apart(scenario: Scenario, model: ModelSpec) -> None:
+def check_ranks_apart(scenario: Scenario) -> None:
     """Raise UserError for settings that data-parallel ranks cannot have."""
     if scenario.engine.num_redundant_experts and not scenario.engine.enable_eplb:
         raise UserError("engine.num_redundant_experts are copies that EPLB places: set engine.enable_eplb too")

@@ -18,7 +18,7 @@ from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import Experts
 from servesim.hardware.model import ModelSpec
 from servesim.run.scenario import Scenario
-from servesim.run.setup import cost_model_of
+from servesim.run.server import cost_model_of
 from servesim.versions import engine_facts
 
 B200 = Gpu.load("b200")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from servesim.contracts.cost import NO_HOST, Batch, Price
-from servesim.engine.data_parallel import DataParallel
+from servesim.engine.pool import DataParallel
 from servesim.records.recorder import REQUEST_COLUMNS, STEP_COLUMNS
 from tests.support.worlds import ToyCost, World, toy_trace
 
