@@ -91,7 +91,8 @@ def import_aiconfigurator(
     tables |= newest(files, system, ("trtllm",), "gemm_perf", (_BLOCK,))
     if (sibling := _LATENT_OF.get(system)) is not None and _has_system(files, sibling):
         tables |= {key: found for key, found in newest(files, sibling, (framework,)).items() if key in _LATENT}
-    tables |= _deepep_of(files, system)
+    if framework == "vllm":  # one copy for each GPU
+        tables |= _deepep_of(files, system)
     tables |= _mxfp8_of(newest(files, system, ("sglang",)), tables)
     written = {}
     for name, parts in _FILES:
@@ -248,7 +249,12 @@ def _deepep(raw: Any, op: str, nodes: int) -> Any:
     raw = raw[raw["node_num"] == 1] if nodes == 1 else raw[raw["node_num"] >= nodes]
     if op == "all_to_all_ht":
         raw = raw[(raw["dispatch_sms"] == _DEEPEP_SMS) & (raw["combine_sms"] == _DEEPEP_SMS)]
-        ways = ("dispatch_transmit_us", "dispatch_notify_us", "combine_transmit_us", "combine_notify_us")
+        ways: tuple[str, ...] = (
+            "dispatch_transmit_us",
+            "dispatch_notify_us",
+            "combine_transmit_us",
+            "combine_notify_us",
+        )
     else:
         ways = ("dispatch_avg_t_us", "combine_avg_t_us")
     names = {"num_token": "m", "hidden_size": "k", "num_topk": "topk", "num_experts": "experts"}

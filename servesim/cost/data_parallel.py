@@ -21,6 +21,7 @@ from servesim.cost.curve import EXTRAPOLATED, MEASURED, Curve, total
 from servesim.cost.formula import line
 from servesim.cost.linear import collective_curve
 from servesim.cost.stage import Operator, Stage
+from servesim.cost.tables import KernelTables
 from servesim.errors import UserError
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.model import ModelSpec
@@ -122,6 +123,8 @@ def _deepep(graph: LayerGraph, op: str, gpus: int, box: Box) -> Curve:
     assert moe is not None
     tables, hidden, per_token = graph.gemms.tables, graph.model.hidden_size, moe.per_token
     rows = tables.rows(op, "bf16") if tables is not None else {}
+    if tables is not None and not rows and (own := graph.gemms.measured_on.gpu.tables) is not None:
+        rows = KernelTables.load(own).rows(op, "bf16")  # of the library, whichever engine calls it
     a_token = hidden * per_token * (_DISPATCHED + _COMBINED)
     if not rows:
         each = a_token * (gpus - 1) / gpus / graph.roofline.link_rate

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from simpy.events import Event
 
 from servesim.contracts.cost import CostModel
 from servesim.engine.clock import COMPLETE, PLAN, Clock
-from servesim.engine.fast.replica import FastReplica
 from servesim.engine.pool import DataParallel, Pool
 from servesim.engine.replica import Replica
 from servesim.errors import PolicyError
@@ -33,19 +33,6 @@ class Rank(Replica):
 
     def _want_plan(self) -> None:
         self.group.want_plan()
-
-
-class FastRank(FastReplica):
-    """A data-parallel rank, whose requests that decode together are counted together."""
-
-    group: Group
-
-    def _want_plan(self) -> None:
-        self.group.want_plan()
-
-
-RANKS: dict[str, type[Replica]] = {"reference": Rank, "fast": FastRank}
-"""The class of a rank by mode."""
 
 
 class Group:
@@ -134,11 +121,6 @@ class Group:
             self._plan_soon()
 
 
-def of_pool(pool: Pool, mode: str, plain: type[Replica]) -> type[Replica]:
-    """Return the class of a pool's replicas; `plain`: of those that are no ranks."""
-    return plain if pool.data_parallel is None else RANKS[mode]
-
-
 def join(clock: Clock, replicas: Sequence[Replica], pools: Sequence[Pool]) -> list[Group]:
     """Make groups of the ranks of all pools; `replicas` are those of one pool after the other."""
     groups, first = [], 0
@@ -156,7 +138,7 @@ def _groups(clock: Clock, replicas: Sequence[Replica], cost: CostModel, terms: D
         ranks = replicas[at : at + terms.ranks]
         group = Group(clock, ranks, cost, terms.finish_sync)
         for rank in ranks:
-            assert isinstance(rank, Rank | FastRank)
-            rank.group = group
+            ranked: Any = rank  # of a class that has a group, in either mode
+            ranked.group = group
         groups.append(group)
     return groups
