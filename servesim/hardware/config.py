@@ -16,6 +16,7 @@ _UNSUPPORTED = {
     "ssm_cfg": "a state-space model",
     "state_size": "a state-space model",
     "mamba_d_state": "a state-space model",
+    "hybrid_override_pattern": "a state-space model (Mamba2 layers)",
     "vision_config": "a multi-modal model (give the config.json of its text model)",
     "text_config": "a multi-modal model (give the config.json of its text model)",
     "index_topk": "sparse attention",
@@ -247,9 +248,12 @@ def _refuse_unknown(config: dict[str, Any], where: str) -> None:
 
 
 def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
-    for key, what in _UNSUPPORTED.items():
-        if config.get(key):
-            found = f"{where}: {key} makes it {what}, which is not supported: {layers_of(config, key)}"
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else {}  # what cannot be priced there is more than a wrapping
+    for key, what in [*(pair for pair in _UNSUPPORTED.items() if text.get(pair[0])), *_UNSUPPORTED.items()]:
+        if config.get(key) or text.get(key):
+            which = "" if key in ("vision_config", "text_config") else layers_of(config, key)
+            found = f"{where}: {key} makes it {what}, which is not supported" + (f": {which}" if which else "")
             near = nearest(config)
             raise UserError(found + (f"; of the models that are, {near} is nearest in size" if near else ""))
     if config.get("is_encoder_decoder"):

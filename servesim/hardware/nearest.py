@@ -37,14 +37,17 @@ def nearest(config: Mapping[str, Any]) -> str:
 
 
 def layers_of(config: Mapping[str, Any], key: str) -> str:
-    """Return in words which layers a key of a config speaks of: `layers 0-2, 4-6, ... (36 of 48)`, or all of them."""
+    """Return in words which layers a key of a config speaks of: `layers 0-2, 4-6, ... (36 of 48)`, or all of them;
+    empty where that is not said."""
     own = _text_of(config)
     count = own.get("num_hidden_layers")
     if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= 10_000:
-        return "its layers"
+        return ""
     chosen = _chosen(own, key, count)
-    if not chosen or len(chosen) == count:
+    if len(chosen) == count:
         return f"all {count} layers"
+    if not chosen:
+        return ""
     runs: list[list[int]] = []
     for i in chosen:
         if runs and runs[-1][1] == i - 1:
@@ -57,8 +60,8 @@ def layers_of(config: Mapping[str, Any], key: str) -> str:
 
 def _chosen(config: Mapping[str, Any], key: str, count: int) -> list[int]:
     """Return the layers that keep a state, where the config says which; none: it does not say."""
-    if key in ("index_topk", "vision_config", "text_config"):
-        return []
+    if key == "index_topk":
+        return list(range(count))
     types = config.get("layer_types")
     if isinstance(types, list) and len(types) == count:
         chunked = key == "attention_chunk_size"

@@ -158,3 +158,29 @@ def test_uneven_experts_slow_a_run_and_eplb_gives_most_of_it_back() -> None:
 def test_what_ranks_cannot_be_is_refused_in_one_line(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         simulate(**{**GPT_OSS, **settings})
+
+
+@pytest.mark.slow
+def test_a_deployment_of_64_gpus_serves_ten_thousand_requests_in_minutes() -> None:
+    """DeepSeek-V3 over 64 H200 as one replica: 64 ranks of one GPU, experts over all of them."""
+    result = simulate(
+        trace="synth:prompt=lognormal(mean=1024,sigma=0.8,max=8192),output=lognormal(mean=512,sigma=0.6,max=4096)",
+        requests=10_000,
+        rate=30,
+        model="deepseek-v3",
+        dtype="fp8",
+        gpu="h200",
+        dp=64,
+        engine={
+            "enable_expert_parallel": True,
+            "all2all_backend": "deepep_auto",
+            "enable_eplb": True,
+            "num_redundant_experts": 32,
+        },
+    )
+    print(result.timing)
+    summary = result.summary
+    assert summary["requests"]["completed"] == 10_000
+    assert summary["engine"]["replicas_used"] == 64
+    assert not summary["stability"]["unstable"]
+    assert (result.timing["loop_cpu_s"] or 0) < 120
