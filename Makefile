@@ -91,6 +91,7 @@ trace-processor: .trace-processor/.ready
 
 docs: $(READY)
 	$(VENV)/bin/python -m tests.support.module_map
+	$(VENV)/bin/python -m tests.support.support_page
 	$(VENV)/bin/python -m tests.support.documents
 	$(VENV)/bin/python -m tests.support.notebooks
 

@@ -82,6 +82,7 @@ def _gpus(run: Run) -> str:
     if s.pools:
         return " and ".join(f"{pool['replicas']} × {gpu_of(pool['gpu'])}" for pool in s.pools)
     each = gpu_of(s.gpu) if s.tp * s.pp == 1 else f"{s.tp * s.pp} × {gpu_of(s.gpu)}"
+    each = f"{s.dp} data-parallel ranks of {each}" if s.dp > 1 else each
     return each if s.replicas == 1 else f"{s.replicas} replicas of {each}"
 
 

@@ -68,7 +68,13 @@ rows are the kernel alone. vLLM's own of these systems are a whole module with n
 "the never-in-serving native chain" (the package's collection_meta.yaml for B200, measured again since): 83 us for one
 token on an H200, 34 on a B200."""
 _DEALT = (2, 4, 8)
-"""GPUs of one server that experts are dealt out to."""
+"""GPUs of one server that experts are dealt out to. Rows of more put the most loaded experts on one GPU (of 64 it has
+18 times the mean load), which no server is known to do."""
+_DEEPEP = {"all_to_all_ll": "wideep_deepep_ll_perf", "all_to_all_ht": "wideep_deepep_normal_perf"}
+_DEEPEP_SMS = 20
+"""Multiprocessors DeepEP's normal kernels communicate with: its default."""
+_BOX = 8
+"""GPUs of a node in those tables."""
 _NOT_MEASURED = (
     "norms, activations, rotary embedding, embedding lookup, sampling, host time and launch gaps; spread of "
     "the timings; prefill attention over cached context; sequences of unequal length"
@@ -95,6 +101,8 @@ def import_aiconfigurator(
     if framework == _ONE_KERNEL[0] and system in _ON_HOPPER:
         others = newest(files, system, _ONE_KERNEL[1:], _LATENT_KERNEL)
         tables |= {f"{key}{_BF16}": found for key, found in others.items()}
+    if framework == "vllm":  # one copy for each GPU
+        tables |= _deepep_of(files, system)
     tables |= _mxfp8_of(newest(files, system, ("sglang",)), tables)
     written = {}
     for name, parts in _FILES:
@@ -103,6 +111,18 @@ def import_aiconfigurator(
         if rows:
             written[f"{name}.parquet"] = rows
     return written
+
+
+def _deepep_of(files: Files, system: str) -> Found:
+    """Return SGLang's measurements of DeepEP, whichever the framework: the library is the same, and vLLM's were timed
+    with their launches (32 tokens over 8 H200: 103 us for 45). `+` marks the older ones, over several nodes."""
+    found: Found = {}
+    for stem in _DEEPEP.values():
+        paths = [path for path in files if path.parts[2:5] == (system, "comm", "sglang") and path.stem == stem]
+        paths.sort(key=lambda path: tuple(int(x) for x in path.parts[5].split(".") if x.isdigit()))
+        for name, path in zip((stem, f"{stem}+"), reversed(paths), strict=False):
+            found[name] = (path, files[path])
+    return found
 
 
 def _has_system(files: Files, system: str) -> bool:
@@ -239,6 +259,23 @@ def _nccl(raw: Any) -> Any:
     return raw.assign(op=raw["op_name"].map(_NCCL), dtype="bf16", gpus=raw["num_gpus"], bytes=2 * raw["message_size"])
 
 
+def _deepep(raw: Any, op: str, nodes: int) -> Any:
+    raw = raw[raw["node_num"] == 1] if nodes == 1 else raw[raw["node_num"] >= nodes]
+    if op == "all_to_all_ht":
+        raw = raw[(raw["dispatch_sms"] == _DEEPEP_SMS) & (raw["combine_sms"] == _DEEPEP_SMS)]
+        ways: tuple[str, ...] = (
+            "dispatch_transmit_us",
+            "dispatch_notify_us",
+            "combine_transmit_us",
+            "combine_notify_us",
+        )
+    else:
+        ways = ("dispatch_avg_t_us", "combine_avg_t_us")
+    names = {"num_token": "m", "hidden_size": "k", "num_topk": "topk", "num_experts": "experts"}
+    found = raw.rename(columns=names).assign(op=op, dtype="bf16", gpus=_BOX * raw["node_num"])
+    return found.assign(latency=sum(raw[way] for way in ways) / 1e3)
+
+
 _REQUIRED = (
     "gemm_perf",
     "context_attention_perf",
@@ -270,6 +307,14 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
         ],
     ),
     ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _nccl)]),
+    (
+        "all_to_all",
+        [
+            (f"{stem}{'+' * (nodes > 1)}", partial(_deepep, op=op, nodes=nodes))
+            for op, stem in _DEEPEP.items()
+            for nodes in (1, 2)
+        ],
+    ),
 )
 """Sources of each file written: source table (of GEMMs from other frameworks: dtype) and its conversion."""
 

@@ -262,7 +262,9 @@ def _settings() -> Schema:
 
 def _models() -> Schema:
     counts = "weight_bytes layers experts kv_bytes_per_token max_position"
-    return _object(models=_list(_object(name=TEXT, dtype=TEXT, **dict.fromkeys(counts.split(), COUNT))))
+    listed = _object(models=_list(_object(name=TEXT, dtype=TEXT, **dict.fromkeys(counts.split(), COUNT))))
+    texts = dict.fromkeys(("model", "gpu", "engine", "dtype", "state", "reason"), TEXT)
+    return {"anyOf": [listed, _object(matrix=_list(_object(tp=COUNT, known=SHARE, **texts)))]}
 
 
 def _gpus() -> Schema:

@@ -117,6 +117,8 @@ def _title(summary: dict[str, Any]) -> str:
     gpus = scenario["gpu"] if scenario["tp"] == 1 else f"{scenario['tp']} x {scenario['gpu']}"
     if scenario["pp"] > 1:
         gpus = f"{scenario['pp']} stages of {gpus}"
+    if scenario.get("dp", 1) > 1:
+        gpus = f"{scenario['dp']} data-parallel ranks of {gpus}"
     if scenario.get("pools"):
         each = [f"{pool['replicas']} of {pool['gpu']}" for pool in scenario["pools"]]
         gpus = f"{scenario['replicas']} replicas ({', '.join(each)})"

@@ -36,13 +36,13 @@ _TOKENS = [2**i for i in range(18)]
 
 
 def grouped_curve(
-    gemms: GemmTables, experts: Experts, hidden: int, tp: int, expert_parallel: bool, every_block: bool
+    gemms: GemmTables, experts: Experts, hidden: int, tp: int, ep: int, every_block: bool
 ) -> Curve:
-    """Return the time from routing to the sum of the experts of a layer on one of `tp` GPUs, over tokens.
+    """Return the time from routing to the sum of the experts of a layer on one of `tp` GPUs, over tokens. Experts are
+    dealt out to `ep` of the GPUs whole and split by width over the rest.
 
     `every_block`: blocks that no expert has are computed, too."""
-    width = experts.size if expert_parallel else experts.size // tp
-    share = 1.0 / tp if expert_parallel else 1.0
+    width, share = experts.size // (tp // ep), 1.0 / ep
     up, down = gemms.curve(2 * width, hidden, "fp8_block"), gemms.curve(hidden, width, "fp8_block")
     held = QUANTIZING if gemms.tables is not None and gemms.tables.rows("gemm", "fp8_block") else 0.0
     weights = 3.0 * hidden * width * WEIGHT_BYTES["fp8_block"]

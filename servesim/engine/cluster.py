@@ -14,9 +14,11 @@ from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaState, Router
 from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, Clock
 from servesim.engine.core import EngineCore
+from servesim.engine.data_parallel import Rank, join
 from servesim.engine.failures import Failing, Failures
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.memory import fast_memory
+from servesim.engine.fast.rank import FastRank
 from servesim.engine.fast.replica import FastReplica
 from servesim.engine.fleet import Fleet
 from servesim.engine.handoff import Handoff
@@ -41,9 +43,14 @@ class Mode(NamedTuple):
     replica: type[Replica]
     memory: Callable[[type[KVAllocator]], type[KVAllocator]]
     """Returns the class that serves as an allocator's."""
+    rank: type[Replica]
+    """Of replicas that are data-parallel ranks."""
 
 
-MODES = {"reference": Mode(EngineCore, Replica, lambda cls: cls), "fast": Mode(FastCore, FastReplica, fast_memory)}
+MODES = {
+    "reference": Mode(EngineCore, Replica, lambda cls: cls, Rank),
+    "fast": Mode(FastCore, FastReplica, fast_memory, FastRank),
+}
 
 
 class Cluster:
@@ -74,7 +81,7 @@ class Cluster:
         scaled: Sequence[Scaled] = (),
         handoff: Handoff | None = None,
     ) -> None:
-        self._replica_class = MODES[mode].replica
+        self._parts = MODES[mode]
         self.clock = Clock()
         self.recorder = recorder or Recorder()
         self._only = only
@@ -83,6 +90,7 @@ class Cluster:
         self.router = router
         self.fleet = Fleet(pools, self._make)
         self.replicas = self.fleet.replicas
+        self.groups = join(self.clock, self.replicas, pools)
         for replica in self.replicas:
             if "future" in replica.core.kv.needs:
                 self._foretell(replica.core.kv)
@@ -121,7 +129,8 @@ class Cluster:
         self.telling.state(index, state)
 
     def _make(self, index: int, core: EngineCore, pool: Pool) -> Replica:
-        replica = self._replica_class(self.clock, index, core, pool.cost, self.recorder, pool.depth)
+        of = self._parts.replica if pool.data_parallel is None else self._parts.rank
+        replica = of(self.clock, index, core, pool.cost, self.recorder, pool.depth)
         replica.on_leave, replica.horizon = self._leave, self._horizon
         return replica
 

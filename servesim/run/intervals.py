@@ -30,13 +30,19 @@ def case_of(summary: Mapping[str, Any]) -> Case | None:
         gpu=scenario["gpu"],
         precision=scenario["dtype"],
         tp=scenario["tp"],
-        ep=scenario["tp"] if scenario["engine"]["enable_expert_parallel"] else 1,
-        in_flight=in_flight / scenario["replicas"],
+        ep=_dealt(scenario),
+        in_flight=in_flight / (scenario["replicas"] * scenario.get("dp", 1)),
         prompt=(flow["total_token_throughput"] - flow["output_throughput"]) / per_s,
         ttft_ms=means["ttft"],
         tpot_ms=means["tpot"],
         extrapolated=(shares["extrapolated"] or 0.0) + (shares["roofline"] or 0.0),
     )
+
+
+def _dealt(scenario: Mapping[str, Any]) -> int:
+    """Return the GPUs that experts are dealt out to."""
+    whole = scenario["tp"] * scenario.get("dp", 1) if scenario["engine"]["enable_expert_parallel"] else 1
+    return int(scenario.get("ep") or whole)
 
 
 def unlike(summary: Mapping[str, Any]) -> str:
@@ -50,6 +56,8 @@ def unlike(summary: Mapping[str, Any]) -> str:
         return "no server with speculative decoding is among the measured ones"
     if scenario["pp"] > 1:
         return "no server with pipeline stages is among the measured ones"
+    if scenario.get("dp", 1) > 1:
+        return "too few servers with data-parallel ranks are among the measured ones"
     if scenario["kernel_tables"] is not None or scenario["host"] == "none":
         return "kernel tables or host terms are not those that were compared with measured servers"
     if scenario["engine"]["attention_backend"] != "auto":

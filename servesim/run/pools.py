@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from servesim.run.scenario import Scenario
 
 FIELDS = (
-    "model", "gpu", "dtype", "kv_dtype", "tp", "pp", "replicas", "preset", "scheduler", "kv", "speculation",
+    "model", "gpu", "dtype", "kv_dtype", "tp", "dp", "ep", "pp", "replicas", "preset", "scheduler", "kv", "speculation",
     "acceptance", "engine", "host", "kernel_tables", "usd_per_gpu_hour", "price", "scaler", "start",
 )  # fmt: skip
 """Settings that pools may have of their own."""

@@ -88,7 +88,19 @@ class EngineSettings(_Section):
     """eager: no fused attention; scores and probabilities go through memory (by formula; the memory they take is not
     counted)."""
     enable_expert_parallel: bool = False
-    """Deal experts out to the tp GPUs whole instead of splitting each by width."""
+    """Deal experts out to the tp x dp GPUs whole instead of splitting each by width (`ep` says to how many)."""
+    all2all_backend: Literal[
+        "auto", "allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput", "deepep_auto"
+    ] = "auto"
+    """How tokens get to the experts of other data-parallel ranks, and back; auto: the engine's default; deepep_auto:
+    low latency where all ranks decode, else high throughput."""
+    expert_skew: float | None = Field(default=None, ge=0, le=3)
+    """Exponent of the power law that the loads of experts follow (0: all alike; the most loaded GPU sets the time);
+    none: as kernels were measured, 1.2 (over more than 8 GPUs by this law alone)."""
+    enable_eplb: bool = False
+    """Balance experts over GPUs by their loads, each redundant one a second copy of the most loaded (EPLB)."""
+    num_redundant_experts: int = Field(default=0, ge=0, le=4096)
+    """Further copies of experts under EPLB; they take memory."""
     api_server_count: int = Field(default=1, ge=1, le=1024)
     """API server processes of a replica, which tokenize prompts and stream answers (vLLM's --api-server-count)."""
     stream_interval: int = Field(default=1, ge=1, le=1 << 20)
@@ -199,6 +211,12 @@ class Scenario(_Section):
     (servesim/versions)."""
     tp: int = Field(default=1, ge=1)
     """GPUs of a stage (tensor parallelism)."""
+    dp: int = Field(default=1, ge=1, le=1024)
+    """Data-parallel ranks of a replica: each has a scheduler and KV memory of its own on tp GPUs, and experts are
+    spread over the GPUs of all, so that every step lasts as long as that of the slowest."""
+    ep: int | None = Field(default=None, ge=1, le=4096)
+    """Of the tp x dp GPUs those that experts are dealt out to, whole, split by width over the rest; none: all of them
+    with engine.enable_expert_parallel, else 1."""
     pp: int = Field(default=1, ge=1)
     """Stages of a replica (pipeline parallelism); one step per stage is in flight, planned synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)

@@ -63,7 +63,8 @@ class Setup:
     @property
     def several(self) -> bool:
         """Whether there are several replicas, or may come to be."""
-        return self.scenario.replicas > 1 or any(pool.scenario.scaler for pool in self.pools)
+        several = self.scenario.replicas * self.scenario.dp > 1
+        return several or any(pool.scenario.scaler for pool in self.pools)
 
     @property
     def cores(self) -> list[EngineCore]:
@@ -137,7 +138,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     parse_predictor(scenario.predictor)
     tells = any(PREDICTED in each.scheduler.needs for each in policies)
     predictor = scenario.predictor if tells else "max_tokens"
-    router: Router = make(router_class, params, scenario.replicas)
+    router: Router = make(router_class, params, sum(len(pool.cores) for pool in pools))
     router.seed, router.output_block = scenario.seed, scenario.engine.block_size
     return Setup(
         scenario=scenario,

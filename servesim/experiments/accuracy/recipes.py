@@ -59,10 +59,8 @@ def recipe(cell: Cell) -> Recipe:
         raise UserError("prefill and decode on separate servers")
     if cell.pp > 1:
         raise UserError(f"pipeline of {cell.pp} stages")
-    if cell.gpus > cell.tp:
-        raise UserError("attention in data parallel")
-    if cell.ep not in (1, cell.tp):
-        raise UserError(f"experts over {cell.ep} of {cell.tp} GPUs, split further among the rest")
+    if cell.gpus > cell.tp * max(cell.dp, 1):
+        raise UserError(f"experts over {cell.gpus} GPUs, attention over {cell.tp * max(cell.dp, 1)}")
     if cell.source.startswith(CONTRADICTION):
         raise UserError("the heading of the run names another model or flag than its command")
     own = recipes()["models"].get(cell.model, {})
@@ -80,6 +78,7 @@ def recipe(cell: Cell) -> Recipe:
         "model": model,
         "gpu": _gpu(cell.gpu, cell.gpu if cell.gpu in gpu_names() else ""),
         "tp": cell.tp,
+        **_ranks(cell),
         "dtype": own.get("dtype") or _of("weights", cell.weights, "format of weights"),
         "preset": engine["preset"],
     }
@@ -96,6 +95,12 @@ def recipe(cell: Cell) -> Recipe:
     if kv_dtype := _kv_dtype(cell, own, engine, source["name"]):
         settings["kv_dtype"] = kv_dtype
     return Recipe(settings, output_mean(cell))
+
+
+def _ranks(cell: Cell) -> dict[str, int]:
+    """Return data-parallel ranks, and how experts are dealt out where that is neither to one GPU nor to all."""
+    found = {"dp": cell.dp} if cell.dp > 1 else {}
+    return found | ({"ep": cell.ep} if cell.ep not in (0, 1, cell.tp * max(cell.dp, 1)) else {})
 
 
 def _of_measured(cell: Cell, settings: dict[str, Any]) -> Recipe:
@@ -158,7 +163,7 @@ def _engine(cell: Cell, own: dict[str, Any], preset: str) -> dict[str, Any]:
     version, _ = version_of(cell)
     if version and recorded_engine(f"{preset} {version}") is not None:
         found["version"] = version
-    if cell.ep > 1 or (cell.tp > 1 and cell.gpu in own.get("expert_parallel_on", ())):
+    if cell.ep == cell.tp * max(cell.dp, 1) > 1 or (cell.tp > 1 and cell.gpu in own.get("expert_parallel_on", ())):
         found["enable_expert_parallel"] = True
     if preset == "vllm" and "gpu_memory_utilization" in own:
         found["gpu_memory_utilization"] = own["gpu_memory_utilization"]
@@ -181,7 +186,8 @@ def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
         "tp": cell.tp,
         "dtype": own.get("dtype") or _of("weights", cell.weights, "format of weights"),
         "preset": _of("engines", cell.engine, "engine")["preset"],
-        "engine": {"enable_expert_parallel": True} if cell.ep > 1 else {},
+        **_ranks(cell),
+        "engine": {"enable_expert_parallel": True} if cell.ep == cell.tp * max(cell.dp, 1) > 1 else {},
     }
     if cell.concurrency < cell.requests:
         settings["clients"] = {"max_concurrency": cell.concurrency}

@@ -39,7 +39,7 @@ COMMANDS = {
     "policies": ["policies", "policies sarathi", "policies check static --worlds 1"],
     "reproduce": ["reproduce --list", "reproduce batching-steps"],
     "settings": ["settings", "settings max_num_seqs"],
-    "models": ["models"],
+    "models": ["models", "models llama-68m --matrix"],
     "gpus": ["gpus"],
     "doctor": ["doctor"],
 }

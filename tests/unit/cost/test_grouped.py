@@ -61,7 +61,7 @@ def test_one_token_fills_a_block_of_each_of_its_experts() -> None:
 def test_padded_decode_costs_the_dense_rows_of_the_whole_buffer_whatever_the_tokens() -> None:
     """16,384 rows through 4,096 -> 1,536 and 768 -> 4,096, without quantizing rows that are sorted in quantized."""
     tables = gemms()
-    curve = grouped_curve(tables, QWEN, HIDDEN, 2, False, every_block=True)
+    curve = grouped_curve(tables, QWEN, HIDDEN, 2, 1, every_block=True)
     dense = sum(tables.curve(n, k, "fp8_block").at(16_384) for n, k in ((1536, 4096), (4096, 768)))
     sorted_in = QUANTIZING * (16_384 - 16) * HIDDEN
     moved = (6 * 16_384 * 768 + 4 * 16 * 8 * HIDDEN) / (0.8 * 4.8)  # 4.8e12 bytes/s, 80 %
@@ -70,7 +70,7 @@ def test_padded_decode_costs_the_dense_rows_of_the_whole_buffer_whatever_the_tok
 
 
 def test_blocks_without_a_token_cost_nothing_once_they_are_skipped() -> None:
-    padded, skipped = (grouped_curve(gemms(), QWEN, HIDDEN, 2, False, every) for every in (True, False))
+    padded, skipped = (grouped_curve(gemms(), QWEN, HIDDEN, 2, 1, every) for every in (True, False))
     assert skipped.at(1) < 0.2 * padded.at(1)
     assert skipped.at(8192) == pytest.approx(padded.at(8192), rel=0.1)
 
@@ -78,7 +78,7 @@ def test_blocks_without_a_token_cost_nothing_once_they_are_skipped() -> None:
 def test_the_experts_touched_are_read_at_least() -> None:
     slow = gemms()
     reads = grouped_curve(
-        replace(slow, roofline=Roofline(replace(slow.roofline.gpu, bandwidth=1e11))), QWEN, HIDDEN, 2, False, True
+        replace(slow, roofline=Roofline(replace(slow.roofline.gpu, bandwidth=1e11))), QWEN, HIDDEN, 2, 1, True
     )
     assert reads.at(64) > QWEN.touched(64) * 3 * HIDDEN * 768 / (0.8 * 100)
 
