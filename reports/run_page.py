@@ -79,6 +79,8 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
 
 def _gpus(run: Run) -> str:
     s = run.scenario
+    if s.pools:
+        return " and ".join(f"{pool['replicas']} × {gpu_of(pool['gpu'])}" for pool in s.pools)
     each = gpu_of(s.gpu) if s.tp * s.pp == 1 else f"{s.tp * s.pp} × {gpu_of(s.gpu)}"
     return each if s.replicas == 1 else f"{s.replicas} replicas of {each}"
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from servesim.contracts import Batch, CostModel
 from servesim.draws import uniform
 from servesim.engine.cluster import Cluster
+from servesim.engine.pool import Pool
 from servesim.run.scenario import Scenario
 from servesim.run.setup import set_up
 from servesim.workload.workload import TraceWorkload
@@ -63,7 +64,9 @@ def decode(alpha: float, k: int, cost: CostModel, tokens: int) -> Decoded:
         }
     )
     setup = set_up(scenario)
-    cluster = Cluster(TraceWorkload(setup.trace, setup.predicted), setup.cores, setup.router, cost, depth=setup.depth)
+    cluster = Cluster(
+        TraceWorkload(setup.trace, setup.predicted), [Pool(setup.cores, cost, setup.pools[0].pool.depth)], setup.router
+    )
     cluster.run()
     steps = cluster.recorder.steps
     elapsed = cluster.now_ns - int(setup.trace.arrival_ns[0])

@@ -83,7 +83,7 @@ class Bench:
 
 def _run(setup: Setup, to_the_end: bool) -> Run:
     workload = TraceWorkload(setup.trace, setup.predicted)
-    cluster = Cluster(workload, setup.cores, setup.router, setup.cost, depth=setup.depth)
+    cluster = Cluster(workload, setup.engine_pools, setup.router)
     end = int(setup.trace.arrival_ns[-1])
     cluster.start()
     while cluster.now_ns < end and cluster.step():

@@ -60,7 +60,7 @@ def saved(given: Given, workload: str, samples: int) -> float:
     setup = set_up(Scenario.of(scenario), replace(trace, samples=further))
     core = setup.cores[0]
     workload_of = TraceWorkload(setup.trace, setup.predicted, form=core.scheduler.samples)
-    cluster = Cluster(workload_of, setup.cores, setup.router, setup.cost, depth=setup.depth, mode="reference")
+    cluster = Cluster(workload_of, setup.engine_pools, setup.router, mode="reference")
     end = int(trace.arrival_ns[-1])
     cluster.start()
     held_ns = shared_ns = 0

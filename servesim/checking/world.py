@@ -27,6 +27,7 @@ from servesim.contracts import (
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.failures import Failures
+from servesim.engine.pool import Pool
 from servesim.hardware import ModelSpec
 from servesim.plugins.user_policies import blaming
 from servesim.records.recorder import Recorder
@@ -209,25 +210,27 @@ class World:
         cls, values = registry.resolve(spec)
         return cls, build_params(spec, cls.Params, {**values, **(more or {})})
 
+    def pools(self, mode: str, check: bool) -> list[Pool]:
+        """The replicas: one pool of them."""
+        cores = [self.core(check, mode) for _ in range(self.replicas)]
+        return [Pool(cores, self.cost, self.depth, lambda: self.core(check, mode))]
+
     def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
         """The replicas behind their router, ready to run."""
-        cores = [self.core(check, mode) for _ in range(self.replicas)]
+        pools = self.pools(mode, check)
         router = make(*self._resolve(routers, self.router), self.replicas)
-        workload = TraceWorkload(self.trace, clients=self.clients, form=cores[0].scheduler.samples)
+        workload = TraceWorkload(self.trace, clients=self.clients, form=pools[0].cores[0].scheduler.samples)
         recorder = Recorder(out_ns=self.out_ns)
         router.output_block = self.block_size
         return Cluster(
             workload,
-            cores,
+            pools,
             router,
-            self.cost,
-            depth=self.depth,
             mode=mode,
             recorder=recorder,
             report_every=self.report_every,
             report_lag=self.report_lag,
             failures=self.failures,
-            spawn=lambda: self.core(check, mode),
         )
 
     def run(self, mode: str = "fast", check: bool = False) -> Cluster:

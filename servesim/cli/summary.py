@@ -117,7 +117,10 @@ def _title(summary: dict[str, Any]) -> str:
     gpus = scenario["gpu"] if scenario["tp"] == 1 else f"{scenario['tp']} x {scenario['gpu']}"
     if scenario["pp"] > 1:
         gpus = f"{scenario['pp']} stages of {gpus}"
-    if scenario["replicas"] > 1:
+    if scenario.get("pools"):
+        each = [f"{pool['replicas']} of {pool['gpu']}" for pool in scenario["pools"]]
+        gpus = f"{scenario['replicas']} replicas ({', '.join(each)})"
+    elif scenario["replicas"] > 1:
         gpus = f"{scenario['replicas']} replicas of {gpus}"
     return (
         f"{trace['name']} ({trace['requests']:,} requests): {scenario['model']} {scenario['dtype']} on {gpus}, "
@@ -186,8 +189,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "KV memory",
-            f"{percent(kv['used_share'])} used, {percent(kv['internal_share'])} wasted inside blocks, "
-            f"peak {percent(kv['peak_share'])} of {kv['capacity_tokens']:,} tokens",
+            f"{percent(kv['used_share'])} used, {percent(kv['internal_share'])} wasted inside blocks, {_peak(kv)}",
         ),
         ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens recomputed"),
         ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
@@ -204,9 +206,31 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f"{percent(shares['extrapolated'])} extrapolated, {percent(shares['roofline'])} roofline" + interval,
         ),
         ("queue", _queue(summary["stability"])),
+        *_pools(summary),
         *((name, number(value)) for name, value in summary.get("custom_metrics", {}).items()),
     ]
     return rows
+
+
+def _peak(kv: dict[str, Any]) -> str:
+    if kv["peak_share"] is None:
+        return "pools differ in size"
+    return f"peak {percent(kv['peak_share'])} of {kv['capacity_tokens']:,} tokens"
+
+
+def _pools(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """A line for each pool, where a scenario names them."""
+    if not summary["scenario"].get("pools"):
+        return []
+    return [
+        (
+            f"pool {name}",
+            f"{pool['requests']:,} requests, {number(pool['replicas_mean'])} replicas up in the mean, "
+            f"busy {percent(pool['busy_share'])}, imbalance {number(pool['imbalance'])}, "
+            f"queue {number(pool['queue_ms'])} ms, {percent(pool['hit_rate'])} found, ${number(pool['usd'])}",
+        )
+        for name, pool in summary["pools"].items()
+    ]
 
 
 def bars_text(bars: dict[str, Any]) -> str:

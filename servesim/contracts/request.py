@@ -116,6 +116,8 @@ class Request:
     """Tokens computed when it was preempted, until it is resumed."""
     reason: str = ""
     """Finish reason (length, stop), or why it was rejected or aborted."""
+    model: str = ""
+    """The model it asks for, where pools serve several; empty: any."""
 
     def __post_init__(self) -> None:
         self._num_tokens = self.prompt_len

@@ -16,6 +16,8 @@ from servesim.plugins.registry import Registry
 ReplicaState = Literal["starting", "ready", "draining", "gone", "failed"]
 """Life of a replica. Requests are sent to ready ones alone; a draining one finishes what it has; a failed one may start
 again with a cold cache, under its old index; one that is gone never comes back, and its index is not used again."""
+Role = Literal["both", "prefill", "decode"]
+"""What a replica computes of a request: all of it, the prompt, or the answer."""
 FinishStatus = Literal["finished", "cancelled", "failed"]
 """How a request left a replica: with its last token; given up by its client; or lost with the replica, or refused by
 its engine."""
@@ -73,6 +75,19 @@ class ReplicaView(Protocol):
     @property
     def state(self) -> ReplicaState:
         """Its state as the router knows it, which has no age."""
+
+    @property
+    def pool(self) -> str:
+        """The name of its pool."""
+
+    @property
+    def role(self) -> Role:
+        """What it computes. Only replicas of role both and prefill are ready where a request is routed."""
+
+    @property
+    def model(self) -> str:
+        """The model it serves, where pools serve several; else empty. Only replicas that serve what a request asks
+        for are ready where it is routed."""
 
     @property
     def num_waiting(self) -> int:

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from simpy.events import Event
 
-from servesim.contracts.cost import CostModel
 from servesim.contracts.kv import KVAllocator
-from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.request import Deadline, Request, State
-from servesim.contracts.router import WAIT, Decision, FinishStatus, Pair, Reject, ReplicaState, Router, Views, life
-from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, RECALL, Clock
+from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaState, Router
+from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, Clock
 from servesim.engine.core import EngineCore
-from servesim.engine.failures import LOST, Failing, Failures
+from servesim.engine.failures import Failing, Failures
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.memory import fast_memory
 from servesim.engine.fast.replica import FastReplica
+from servesim.engine.fleet import Fleet
+from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
 from servesim.engine.reports import Reporting
+from servesim.engine.telling import Telling
+from servesim.engine.waiting import Waiting
 from servesim.errors import PolicyError, UserError
 from servesim.plugins.user_policies import blaming
 from servesim.records.recorder import Recorder
@@ -50,17 +51,15 @@ class Cluster:
     prices and commits every step by itself, and fast mode equals it to the nanosecond. `only`: of all requests those
     routed to these replicas are served, and the others are another process's (servesim.run.processes). `report_every`
     and `report_lag`, in ns: the age of what the router sees (servesim.engine.reports); 0: it sees what is. `failures`:
-    what breaks (servesim.engine.failures), with `spawn` to make the core of a replica that starts again.
+    what breaks (servesim.engine.failures).
     """
 
     def __init__(
         self,
         workload: Workload,
-        cores: Sequence[EngineCore],
+        pools: Sequence[Pool],
         router: Router,
-        cost: CostModel,
         *,
-        depth: int,
         mode: str = "fast",
         recorder: Recorder | None = None,
         only: frozenset[int] | None = None,
@@ -68,19 +67,17 @@ class Cluster:
         report_every: int = 0,
         report_lag: int = 0,
         failures: Failures | None = None,
-        spawn: Callable[[], EngineCore] | None = None,
     ) -> None:
-        parts = MODES[mode]
+        self._replica_class = MODES[mode].replica
         self.clock = Clock()
         self.recorder = recorder or Recorder()
         self._only = only
         self.recorder.join = mode == "fast"
         self.workload = workload
         self.router = router
-        self.replicas = [parts.replica(self.clock, i, core, cost, self.recorder, depth) for i, core in enumerate(cores)]
+        self.fleet = Fleet(pools, self._make)
+        self.replicas = self.fleet.replicas
         for replica in self.replicas:
-            replica.on_leave = self._leave
-            replica.horizon = self._horizon
             if "future" in replica.core.kv.needs:
                 self._foretell(replica.core.kv)
         self._answers_matter = not workload.open_loop
@@ -88,49 +85,27 @@ class Cluster:
         self._on_progress = on_progress
         self._armed: Event | None = None
         self._armed_ns = -1
-        self.views = Views(self.replicas)
-        self.views.ready = range(len(self.replicas))
         self.reporting: Reporting | None = None
         if report_every:
             self.reporting = Reporting(self, report_every, report_lag)
-        self._waiting: list[tuple[Any, int, Request, int]] = []  # a heap: key, count, request, output length
-        self._num_waited = 0
-        self._recalled = False
-        self._live()
+        self.waiting = Waiting(self.clock, self._decide, self._act)
+        forks = bool(self.replicas) and self.replicas[0].core.scheduler.samples == "fork"
+        self.telling = Telling(router, self.clock, self.waiting.recall, forks=forks)
+        for replica in self.replicas:
+            self.telling.listen(replica)
         self.failing: Failing | None = None
         if failures is not None:
-            assert spawn is not None
-            self.failing = Failing(self, failures, spawn)
-
-    def _live(self) -> None:
-        """Have the router told of what its class wants to hear."""
-        router, told = self.router, life(self.router)
-        self._told = told
-        router.clock = lambda: self.clock.ns
-        self._tells_sent, self._tells_finish = "on_sent" in told, "on_finish" in told
-        self._forks = bool(self.replicas) and self.replicas[0].core.scheduler.samples == "fork"
-        for replica in self.replicas:
-            self.listen(replica)
-        self._block = router.output_block
-
-    def listen(self, replica: Replica) -> None:
-        """Have a replica's core tell what the router wants to hear."""
-        core, told = replica.core, self._told
-        if "on_prefill_done" in told:
-            core.on_first = self._first
-        if "on_output_block" in told:
-            core.step_plainly()
-            core.on_output = self._output
-        if "on_kv_events" in told and core.kv.shares:
-            replica.listen(self._cached)
+            self.failing = Failing(self, failures)
 
     def set_state(self, index: int, state: ReplicaState) -> None:
         """Let the router know a replica's state."""
-        self.replicas[index].state = state
-        self.views.ready = [replica.index for replica in self.replicas if replica.state == "ready"]
-        if "on_replica" in self._told:
-            self.router.on_replica(index, state)
-        self.recall()
+        self.fleet.set_state(index, state)
+        self.telling.state(index, state)
+
+    def _make(self, index: int, core: EngineCore, pool: Pool) -> Replica:
+        replica = self._replica_class(self.clock, index, core, pool.cost, self.recorder, pool.depth)
+        replica.on_leave, replica.horizon = self._leave, self._horizon
+        return replica
 
     def _foretell(self, kv: KVAllocator) -> None:
         """Tell an oracle what will be asked of it."""
@@ -149,8 +124,7 @@ class Cluster:
     @property
     def num_waiting(self) -> int:
         """Requests that wait in the router."""
-        held = sum(request.state < State.FINISHED for _, _, request, _ in self._waiting)
-        return held + (self.failing.num_pausing if self.failing is not None else 0)
+        return self.waiting.num_waiting + (self.failing.num_pausing if self.failing is not None else 0)
 
     @property
     def busy(self) -> bool:
@@ -231,7 +205,8 @@ class Cluster:
         """Do with a request what the router says."""
         decision = self._decide(request)
         if decision is WAIT:
-            self._hold(request, output_len)
+            model = request.model if self.fleet.models else ""
+            self.waiting.hold(self.router.queue_key(request), request, output_len, model)
         else:
             self._act(request, output_len, decision)
 
@@ -239,9 +214,9 @@ class Cluster:
         parent = request.parent
         if parent is not None and parent.replica >= 0:
             return parent.replica  # what belongs together is served together
-        if not self.views.ready:
+        if not self.fleet.offer(request):
             return WAIT
-        return self.router.route(request, self.views)
+        return self.router.route(request, self.fleet.views)
 
     def _act(self, request: Request, output_len: int, decision: Decision) -> None:
         if isinstance(decision, int):
@@ -262,7 +237,7 @@ class Cluster:
             self.num_arrived -= 1
             return
         request.replica = index
-        if self._tells_sent:
+        if self.telling.sent:
             self.router.on_sent(request, index)
         if self.failing is not None and not self.failing.reaches(request, output_len, index):
             return
@@ -283,7 +258,7 @@ class Cluster:
 
     def _leave(self, request: Request) -> None:
         self._left(request)
-        self.tell_finish(request)
+        self.telling.finish(request)
 
     def _left(self, request: Request) -> None:
         self.num_left += 1
@@ -294,65 +269,6 @@ class Cluster:
             self._arm()
         if self._on_progress is not None and self.num_left % PROGRESS_EVERY == 0:
             self._on_progress(self.now_ns, self.num_left)
-
-    # Requests that wait in the router.
-
-    def _hold(self, request: Request, output_len: int) -> None:
-        heappush(self._waiting, (self.router.queue_key(request), self._num_waited, request, output_len))
-        self._num_waited += 1
-
-    def recall(self) -> None:
-        """Have the router asked again for requests that wait in it, at the end of this instant."""
-        if self._waiting and not self._recalled:
-            self._recalled = True
-            self.clock.at(self.clock.ns, RECALL, self._recall)
-
-    def _recall(self, event: Event) -> None:
-        self._recalled = False
-        waiting = self._waiting
-        while waiting:
-            request = waiting[0][2]
-            if request.state < State.FINISHED:
-                decision = self._decide(request)
-                if decision is WAIT:
-                    return
-                self._act(request, waiting[0][3], decision)
-            heappop(waiting)
-
-    # What the router hears.
-
-    def _first(self, request: Request) -> None:
-        if request.replica >= 0:
-            self.router.on_prefill_done(request, request.replica)
-            self.recall()
-
-    def _output(self, request: Request, delivered: int) -> None:
-        block, tokens = self._block, request.num_tokens
-        if request.replica >= 0:
-            for _ in range(-(-(tokens - delivered) // block), -(-tokens // block)):
-                self.router.on_output_block(request, request.replica)
-                self.recall()
-
-    def _cached(self, replica: int, ns: int, event: KVEvent) -> None:
-        self.router.on_kv_events(replica, (event,))
-        self.recall()
-
-    def tell_finish(self, request: Request) -> None:
-        """Let the router hear that a request has left its replica, or was lost with it."""
-        if self._waiting:
-            self.recall()
-        if not self._tells_finish:
-            return
-        parent = request.parent
-        if parent is not None and self._forks:
-            if parent.num_gone < len(parent.sent):
-                return
-            request = parent.members[0]
-        lost = request.reason == LOST or request.state is State.REJECTED
-        status: FinishStatus = "failed" if lost else "cancelled"
-        if request.state is State.FINISHED:
-            status = "finished"
-        self.router.on_finish(request, request.replica, status)
 
     def _horizon(self) -> int | None:
         """Nanoseconds until each replica may have had an arrival; None: unknown."""

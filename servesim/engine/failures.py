@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,13 +13,10 @@ from servesim.contracts.cost import Batch, CostModel, Host
 from servesim.contracts.request import LAST, Request, State
 from servesim.draws import uniform_one
 from servesim.engine.clock import CHANGE, RECALL, REPORT
-from servesim.engine.core import EngineCore
+from servesim.engine.telling import LOST
 
 if TYPE_CHECKING:
     from servesim.engine.cluster import Cluster
-
-LOST = "its replica failed"
-"""Reason of a request that was lost with a replica."""
 
 
 class Crash(NamedTuple):
@@ -89,12 +85,11 @@ class Slowed(CostModel):
 class Failing:
     """Breaks a cluster's replicas, and routes again what was lost before it was answered."""
 
-    def __init__(self, cluster: Cluster, failures: Failures, spawn: Callable[[], EngineCore]) -> None:
-        self._cluster, self._failures, self._spawn = cluster, failures, spawn
+    def __init__(self, cluster: Cluster, failures: Failures) -> None:
+        self._cluster, self._failures = cluster, failures
         self._here: dict[Request, int] = {}  # with a replica: output length
         self._pausing: dict[Request, int] = {}  # to be routed again: output length
         self._attempts: dict[Request, int] = {}
-        self._costs = [replica.cost for replica in cluster.replicas]
 
     @property
     def num_pausing(self) -> int:
@@ -125,18 +120,20 @@ class Failing:
         self._attempts.pop(request, None)
 
     def _reprice(self, index: int, factor: float, event: Event) -> None:
-        cost = self._costs[index]
+        cost = self._cluster.fleet.pool_of[index].cost
         self._cluster.replicas[index].reprice(Slowed(cost, factor) if factor != 1 else cost)
 
     def _crash(self, crash: Crash, event: Event) -> None:
         cluster, replica = self._cluster, self._cluster.replicas[crash.replica]
         if not replica.up:
             return
-        core = self._spawn()
+        spawn = cluster.fleet.pool_of[crash.replica].spawn
+        assert spawn is not None
+        core = spawn()
         core.max_queued = replica.core.max_queued
         there = [request for request in self._here if request.replica == crash.replica]
         replica.crash(core)
-        cluster.listen(replica)
+        cluster.telling.listen(replica)
         clock, now = cluster.clock, cluster.clock.ns
         down = crash.restart_ns
         if down >= 0:
@@ -164,7 +161,7 @@ class Failing:
         cluster, output_len = self._cluster, self._here.pop(request)
         attempts = self._attempts[request] = self._attempts.get(request, 0) + 1
         request.state, request.reason = State.ABORTED, LOST
-        cluster.tell_finish(request)
+        cluster.telling.finish(request)
         if request.first_token_ns >= 0 or attempts > self._failures.reroutes:
             cluster.end(request, State.ABORTED, LOST)
             return

@@ -13,7 +13,7 @@ from servesim.contracts.connector import Connector
 from servesim.contracts.cost import CostModel
 from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.request import Deadline, Request, State
-from servesim.contracts.router import ReplicaState
+from servesim.contracts.router import ReplicaState, Role
 from servesim.engine.clock import COMPLETE, LOADED, PLAN, Clock
 from servesim.engine.core import EngineCore
 from servesim.errors import PolicyError
@@ -46,6 +46,9 @@ class Replica:
         self.recorder = recorder
         self.depth = depth
         self.state: ReplicaState = "ready"
+        self.pool, self.model = "", ""
+        """Names of its pool and of what it serves."""
+        self.role: Role = "both"
         self.horizon: Callable[[], int | None] = lambda: None
         """Called for the nanoseconds until something may have arrived here; None: unknown."""
         self.up = True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simpy.events import Event
 
-from servesim.contracts.router import ReplicaState, Report, Views, life
+from servesim.contracts.router import ReplicaState, Report, Role, Views, life
 from servesim.engine.clock import REPORT
 from servesim.engine.replica import Replica
 
@@ -35,6 +35,21 @@ class Reported:
     def state(self) -> ReplicaState:
         """Its state, as the router knows it now."""
         return self._replica.state
+
+    @property
+    def pool(self) -> str:
+        """The name of its pool."""
+        return self._replica.pool
+
+    @property
+    def role(self) -> Role:
+        """What it computes."""
+        return self._replica.role
+
+    @property
+    def model(self) -> str:
+        """What it serves."""
+        return self._replica.model
 
     @property
     def num_waiting(self) -> int:
@@ -73,9 +88,8 @@ class Reporting:
         self._tells = "on_report" in life(cluster.router)
         self._idle = 0
         self._reported = [Reported(replica) for replica in cluster.replicas]
-        ready = cluster.views.ready
-        cluster.views = Views(self._reported)
-        cluster.views.ready = ready
+        cluster.fleet.views = Views(self._reported)
+        cluster.fleet.sort()
 
     def start(self) -> None:
         """Report for the first time; to be called once, before the clock runs."""
@@ -108,4 +122,4 @@ class Reporting:
             self._reported[index].take(report)
             if self._tells:
                 cluster.router.on_report(index, report)
-        cluster.recall()
+        cluster.waiting.recall()

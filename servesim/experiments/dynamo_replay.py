@@ -18,6 +18,7 @@ from servesim.contracts.router import Router
 from servesim.cost.mocker import Fixed, MockerCost, Polynomial, timing_of
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.pool import Pool
 from servesim.errors import UserError, suggest
 from servesim.policies.kv._mocker_radix import MockerRadix
 from servesim.records.recorder import Recorder
@@ -122,7 +123,7 @@ def replay(
     trace = replace(trace, arrival_ns=trace.arrival_ns - trace.arrival_ns[:1])
     recorder = Recorder()
     cores = [engine.core(mode) for _ in range(num_workers)]
-    cluster = Cluster(TraceWorkload(trace), cores, router, engine.cost(), depth=1, mode=mode, recorder=recorder)
+    cluster = Cluster(TraceWorkload(trace), [Pool(cores, engine.cost(), 1)], router, mode=mode, recorder=recorder)
     cluster.run()
     columns = ("replica", "scheduled_ns", "first_token_ns", "last_token_ns", "hit_tokens", "num_preemptions")
     order = np.argsort(recorder.requests.column("row"))

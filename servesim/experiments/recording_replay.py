@@ -12,6 +12,7 @@ from servesim.cost import build_cost_model
 from servesim.cost.host import HostTerms
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.pool import Pool
 from servesim.errors import UserError
 from servesim.experiments.recording import Floats, Ints, RecordedRun
 from servesim.experiments.recording_loops import due_ns
@@ -78,10 +79,8 @@ def replay(run: RecordedRun, host: HostTerms | None = None, tables: str | None =
     recorder = Recorder(out_ns=front.out_ns)
     cluster = Cluster(
         FrontEnd(TraceWorkload(recorded_trace(run), clients=Clients(max_concurrency=run.concurrency)), front),
-        [core],
+        [Pool([core], cost, 2 if limits.async_scheduling else 1)],
         router(build_params("round-robin", router.Params, {}), 1),
-        cost,
-        depth=2 if limits.async_scheduling else 1,
         recorder=recorder,
     )
     cluster.run()

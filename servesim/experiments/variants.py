@@ -11,6 +11,7 @@ from servesim.errors import UserError
 from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.replicates import WORKLOAD
 from servesim.hardware import Gpu
+from servesim.run.pools import pool_scenarios
 from servesim.run.scenario import Scenario, policy_settings
 
 T = TypeVar("T")
@@ -54,13 +55,18 @@ def price_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     and False where the settings make no scenario."""
     try:
         scenario = Scenario.of(settings)
-        price = scenario.usd_per_gpu_hour
-        price = Gpu.load(scenario.gpu).usd_per_hour if price is None else price
+        usd = sum(_usd_per_hour(pool.scenario) for pool in pool_scenarios(scenario))
     except UserError:
         return {"usd_per_hour": None, "open_loop": False}
     clients = scenario.clients
     paced = scenario.rate != float("inf") and clients.max_concurrency is None and clients.max_sessions is None
-    return {"usd_per_hour": price * scenario.tp * scenario.pp * scenario.replicas, "open_loop": paced}
+    return {"usd_per_hour": usd, "open_loop": paced}
+
+
+def _usd_per_hour(scenario: Scenario) -> float:
+    price = scenario.usd_per_gpu_hour
+    price = Gpu.load(scenario.gpu).usd_per_hour if price is None else price
+    return price * scenario.tp * scenario.pp * scenario.replicas
 
 
 def synchronous_ones(described: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,18 +35,27 @@ class Deployment:
     """Bytes of a block on one GPU."""
     prefix_caching: bool
     usd_per_gpu_hour: float
+    up_ns: int | None = None
+    """Time that its replicas were up, in all; None: all of them all the time."""
 
-    @property
-    def gpus(self) -> int:
-        """GPUs of all replicas."""
-        return self.replicas * self.tp * self.pp
+    def replica_ns(self, duration_ns: int) -> int:
+        """Return the time that replicas were up in a run of this duration."""
+        return self.replicas * duration_ns if self.up_ns is None else self.up_ns
+
+    def up(self, duration_ns: int) -> float:
+        """Return the mean number of replicas up at a time in a run of this duration."""
+        return self.replicas if self.up_ns is None else self.up_ns / max(duration_ns, 1)
+
+    def gpus(self, duration_ns: int) -> float:
+        """Return the mean number of GPUs at a time in a run of this duration."""
+        return self.up(duration_ns) * self.tp * self.pp
 
 
 def summarize(
-    requests: Requests, itl: Stats, totals: StepTotals, deployment: Deployment, slo: Mapping[str, float]
+    requests: Requests, itl: Stats, totals: StepTotals, pools: Sequence[Deployment], slo: Mapping[str, float]
 ) -> dict[str, Any]:
     """Return the figures of a finished run. Latencies are in ms, durations in s, shares between 0 and 1; None where
-    there is nothing to say (no request completed, no SLO given)."""
+    there is nothing to say (no request completed, no SLO given; of several pools what only one can have)."""
     return {
         "requests": counts(requests),
         "duration_s": requests.duration_ns / SECOND,
@@ -54,18 +63,21 @@ def summarize(
         "latency_ms": latencies_ms(requests, itl),
         "goodput": goodput(requests, slo) if slo else None,
         "stability": stability(requests),
-        "engine": engine(requests, totals, deployment),
-        "kv": kv_memory(requests, totals, deployment),
-        "prefix_cache": prefix_cache(requests, deployment),
-        "price": price(requests, deployment),
+        "engine": engine(requests, totals, pools),
+        "kv": kv_memory(requests, totals, pools),
+        "prefix_cache": prefix_cache(requests, pools),
+        "price": price(requests, pools),
         "cost_shares": totals.cost_shares(),
     }
 
 
-def engine(requests: Requests, totals: StepTotals, deployment: Deployment) -> dict[str, Any]:
+def engine(requests: Requests, totals: StepTotals, pools: Sequence[Deployment]) -> dict[str, Any]:
     """Return the figures of steps and batches, and how busy the GPUs were. `preemptions` and `recomputed_tokens` count
     all requests."""
-    seconds = requests.duration_ns / SECOND
+    duration_ns = requests.duration_ns
+    seconds = duration_ns / SECOND
+    whole = sum(seconds * pool.up(duration_ns) * pool.pp for pool in pools)
+    alone = pools[0] if len(pools) == 1 else None
     return {
         "steps": totals.steps,
         "steps_by_kind": totals.steps_by_kind,
@@ -73,9 +85,9 @@ def engine(requests: Requests, totals: StepTotals, deployment: Deployment) -> di
         "batch_size": totals.batch_size(),
         "tokens_per_step": totals.tokens_per_step(),
         "padded_tokens": totals.sums["padded_tokens"],
-        "gpu_busy_share": per(totals.sums["gpu_ns"] / SECOND, seconds * deployment.replicas * deployment.pp),
-        "mfu": mfu(requests, deployment),
-        "mbu": mbu(requests, totals, deployment),
+        "gpu_busy_share": per(totals.sums["gpu_ns"] / SECOND, whole),
+        "mfu": mfu(requests, alone) if alone is not None else None,
+        "mbu": mbu(requests, totals, alone) if alone is not None else None,
         "preemptions": requests.total("preemptions"),
         "recomputed_tokens": requests.total("recomputed_tokens"),
         "replicas_used": len(totals.replicas),
@@ -98,7 +110,8 @@ def mfu(requests: Requests, deployment: Deployment) -> float | None:
         + 4 * model.num_layers * model.q_size * requests.total("useful_pairs")
         + 2 * model.hidden_size * model.vocab_size * requests.total("output_tokens")
     )
-    return per(flops, peak * deployment.gpus * requests.duration_ns / SECOND)
+    ns = requests.duration_ns
+    return per(flops, peak * deployment.gpus(ns) * ns / SECOND)
 
 
 def mbu(requests: Requests, totals: StepTotals, deployment: Deployment) -> float | None:
@@ -113,7 +126,8 @@ def mbu(requests: Requests, totals: StepTotals, deployment: Deployment) -> float
     context = totals.decode_context + totals.sums["prefill_context"]
     kv_bytes = context * model.kv_bytes_per_token(deployment.kv_dtype, deployment.tp) * deployment.tp
     read = totals.steps * weights + kv_bytes
-    return per(read, deployment.gpu.bandwidth * deployment.gpus * requests.duration_ns / SECOND)
+    ns = requests.duration_ns
+    return per(read, deployment.gpu.bandwidth * deployment.gpus(ns) * ns / SECOND)
 
 
 def _plain(model: ModelSpec) -> bool:
@@ -121,11 +135,12 @@ def _plain(model: ModelSpec) -> bool:
     return model.latent is None and all(layer == Layer() for layer in model.layers)
 
 
-def kv_memory(requests: Requests, totals: StepTotals, deployment: Deployment) -> dict[str, Any]:
+def kv_memory(requests: Requests, totals: StepTotals, pools: Sequence[Deployment]) -> dict[str, Any]:
     """Return KV memory over time and replicas: mean shares of the capacity while the run lasted, and the peak of one
-    replica. Between steps nothing runs and nothing is held."""
+    replica. Between steps nothing runs and nothing is held. Sizes are those of the first pool."""
+    deployment = pools[0]
     capacity = deployment.capacity_tokens
-    whole = capacity * requests.duration_ns * deployment.replicas
+    whole = sum(pool.capacity_tokens * pool.replica_ns(requests.duration_ns) for pool in pools)
     used = per(totals.sums["kv_used_ns"], whole)
     internal = per(totals.sums["kv_internal_ns"], whole)
     external = per(totals.kv_external_ns, whole)
@@ -139,14 +154,14 @@ def kv_memory(requests: Requests, totals: StepTotals, deployment: Deployment) ->
         "internal_share": internal,
         "external_share": external,
         "free_share": free,
-        "peak_share": per(totals.kv_peak, capacity),
+        "peak_share": per(totals.kv_peak, capacity) if len(pools) == 1 else None,
     }
 
 
-def prefix_cache(requests: Requests, deployment: Deployment) -> dict[str, Any] | None:
+def prefix_cache(requests: Requests, pools: Sequence[Deployment]) -> dict[str, Any] | None:
     """Return the prompt tokens looked up when requests were first admitted, and those found; `recent_hit_rate` is what
     vLLM would log at the end: that of the last 1000 requests. None without prefix caching."""
-    if not deployment.prefix_caching:
+    if not any(pool.prefix_caching for pool in pools):
         return None
     queried, hits = requests.total("queried_tokens"), requests.total("hit_tokens")
     recent = RecentHitRate()
@@ -160,15 +175,15 @@ def prefix_cache(requests: Requests, deployment: Deployment) -> dict[str, Any] |
     }
 
 
-def price(requests: Requests, deployment: Deployment) -> dict[str, float | None]:
+def price(requests: Requests, pools: Sequence[Deployment]) -> dict[str, float | None]:
     """Return the GPU time of the duration and its price; each price per million tokens lays all of it on those
     tokens."""
-    hours = deployment.gpus * requests.duration_ns / SECOND / 3600
-    usd = hours * deployment.usd_per_gpu_hour
+    each = [pool.gpus(requests.duration_ns) * requests.duration_ns / SECOND / 3600 for pool in pools]
+    hours, usd = sum(each), sum(h * pool.usd_per_gpu_hour for h, pool in zip(each, pools, strict=True))
     prompt, output = requests.total("input_tokens"), requests.total("output_tokens")
     return {
         "gpu_hours": hours,
-        "usd_per_gpu_hour": deployment.usd_per_gpu_hour,
+        "usd_per_gpu_hour": pools[0].usd_per_gpu_hour if len(pools) == 1 else per(usd, hours),
         "usd": usd,
         "usd_per_million_input_tokens": per(usd * 1e6, prompt),
         "usd_per_million_output_tokens": per(usd * 1e6, output),

@@ -28,7 +28,11 @@ def beside(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
         there = folder / name
         return str(there) if name and not Path(name).is_absolute() and there.exists() else name
 
-    changed = {key: _in(value, _places(key, found)) for key, value in settings.items()}
+    changed = {key: _in(value, _places(key, found)) for key, value in settings.items() if key != "pools"}
+    if isinstance(pools := settings.get("pools"), list):
+        changed["pools"] = [beside(pool, file) if isinstance(pool, Mapping) else pool for pool in pools]
+    elif "pools" in settings:
+        changed["pools"] = pools
     axes = settings.get("axes")
     if isinstance(axes, Mapping):
         changed["axes"] = {key: _in(value, _places(str(key), found)) for key, value in axes.items()}

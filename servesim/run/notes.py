@@ -93,11 +93,23 @@ def after_run(
     """Yield what only the run shows."""
     batch = summary["engine"]["batch_size"]
     most_seqs = scenario.scheduler.get("max_num_seqs")
-    if batch and most_seqs is not None and most_seqs != defaults.max_num_seqs and batch["max"] < most_seqs:
+    if (
+        batch
+        and not scenario.pools
+        and most_seqs is not None
+        and most_seqs != defaults.max_num_seqs
+        and batch["max"] < most_seqs
+    ):
         yield f"scheduler max_num_seqs={most_seqs} limits nothing: at most {batch['max']:.0f} requests ran at once"
     tokens = summary["engine"]["tokens_per_step"]
     budget = scenario.scheduler.get("max_num_batched_tokens")
-    if tokens and budget is not None and budget != defaults.max_num_batched_tokens and tokens["max"] < budget:
+    if (
+        tokens
+        and not scenario.pools
+        and budget is not None
+        and budget != defaults.max_num_batched_tokens
+        and tokens["max"] < budget
+    ):
         yield f"scheduler max_num_batched_tokens={budget} limits nothing: the fullest step had {tokens['max']:.0f}"
     speculation = summary.get("speculation")
     if scenario.speculation["name"] != "none" and (speculation is None or not speculation["num_drafts"]):

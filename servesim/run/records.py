@@ -11,6 +11,7 @@ import numpy as np
 
 from servesim.metrics.classes import class_limits, parts_of
 from servesim.metrics.distribution import describe_counted
+from servesim.metrics.replicas import ReplicaTotals
 from servesim.metrics.requests import MS, SECOND, Limits, Part, RequestColumns, Requests, Stats
 from servesim.metrics.sketch import RELATIVE_ERROR, Sketch
 from servesim.metrics.steps import StepTotals
@@ -38,6 +39,8 @@ class Records:
     def __init__(self, setup: Setup, writer: ResultWriter | None) -> None:
         self._setup, self._writer = setup, writer
         self.totals = StepTotals()
+        self.replicas = ReplicaTotals() if setup.several else None
+        """Sums by replica, where there are several."""
         self.tables: dict[str, list[Rows] | Path | None] = {}
         """By file: where the rows of a table are; None: not kept."""
         sinks = {file: self._sink_of(file) for file in STREAMED}
@@ -62,6 +65,8 @@ class Records:
 
     def _step_sink(self, rows: Rows) -> None:
         self.totals.add(rows)
+        if self.replicas is not None:
+            self.replicas.add_steps(rows)
         self._steps(rows)
 
     def flush(self) -> None:
@@ -73,6 +78,8 @@ class Records:
         """Work out the figures' inputs below."""
         self._columns = RequestColumns.of(self.recorder.requests.array(), self.recorder.reasons)
         self.requests: Requests = self._columns
+        if self.replicas is not None:
+            self.replicas.add_requests(self._columns)
         self.itl: Stats = describe_counted(*self.recorder.itl(), MS)
         labels, rows = self._setup.trace.labels, len(self._setup.trace)
         self.parts: dict[str, dict[str, Part]] = {
@@ -132,6 +139,8 @@ class StreamedRecords(Records):
     def _request_sink(self, rows: Rows) -> None:
         columns, scenario = RequestColumns.of(rows, self.recorder.reasons), self._setup.scenario
         slo, own = scenario.slo, scenario.slo_classes
+        if self.replicas is not None:
+            self.replicas.add_requests(columns)
         numbers = columns.table["row"].tolist()
         texts = self.workload.texts(numbers)
         limits: Limits = slo

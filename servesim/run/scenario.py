@@ -15,10 +15,12 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     field_serializer,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -30,11 +32,14 @@ from servesim.parsing import pairs, policy_parts, spelt, with_changes
 from servesim.run.beside import beside
 from servesim.run.client_tools import under_tool
 from servesim.run.pace import parse_rate
+from servesim.run.pools import with_pools
 from servesim.run.presets import preset_settings, under
 from servesim.run.prices import prices_of
 
 Settings = dict[str, Any]
 
+CLUSTERS = ("pools",)
+"""Settings that are written only where they say something."""
 _EXAMPLES = {
     "trace": ": a file, preset:NAME or synth:key=value,...",
     "model": ": a bundled one such as llama-3.1-8b, or a config.json",
@@ -209,6 +214,9 @@ class Scenario(_Section):
     router: Settings = Field(default={"name": "round-robin"})
     """Router, written the same way."""
     cluster: ClusterSettings = ClusterSettings()
+    pools: list[Settings] = Field(default=[])
+    """Pools of replicas behind the router, each with a name, a role (both, prefill, decode) and what it has of its own:
+    `fast:gpu=h200,replicas=2`, or a mapping of model, gpu, tp, engine, policies and replicas."""
     speculation: Settings = Field(default={"name": "none"})
     """How drafts are made: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
     acceptance: Settings | None = None
@@ -263,6 +271,12 @@ class Scenario(_Section):
     def _finite(self, rate: float | str | None) -> float | str | None:
         return "inf" if rate == float("inf") else rate
 
+    @model_serializer(mode="wrap")
+    def _short(self, dumped: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what only clusters of several pools have."""
+        found: dict[str, Any] = dumped(self)
+        return {key: value for key, value in found.items() if value or key not in CLUSTERS}
+
     @model_validator(mode="before")
     @classmethod
     def _slo_each(cls, value: Any) -> Any:
@@ -312,6 +326,8 @@ class Scenario(_Section):
     def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:
         """Build a scenario from plain settings; `source` names their file, if any, in errors."""
         try:
+            if settings.get("pools"):
+                settings = with_pools(settings, cls.of)
             return cls.model_validate(under_name(under_tool(under(settings, policy_settings))))
         except ValidationError as error:
             raise UserError(f"{source}: {_first_error(error, cls)}".removeprefix(": ")) from None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.engine import compiled
+from servesim.engine.cluster import Cluster
 from servesim.errors import UserError
 from servesim.metrics.bursts import burst_text
 from servesim.metrics.classes import by_class, by_tenant
@@ -19,8 +20,10 @@ from servesim.metrics.summary import summarize
 from servesim.run.beginning import check_beginning
 from servesim.run.bursts import bursts_of
 from servesim.run.custom_metrics import Function, custom_values, load_metrics
+from servesim.run.fleet import FleetFigures
 from servesim.run.intervals import intervals as error_bars
 from servesim.run.notes import after_run, on_costs
+from servesim.run.pools import of_each
 from servesim.run.processes import check_independent, run_apart
 from servesim.run.propagation import propagated
 from servesim.run.records import Records, StreamedRecords
@@ -93,19 +96,20 @@ def simulate(
         told = StepRequests(writer, setup.cores) if step_requests and writer is not None else None
         records = (StreamedRecords if setup.stream is not None else Records)(setup, writer)
         on_progress = on_ready(setup) if on_ready else None
-        loop = _Clock()
+        loop, cluster = _Clock(), None
         apart_s = 0.0
         if jobs > 1:
             check_independent(setup)
             apart_s = run_apart(setup, asked, given, jobs, records.recorder)
         else:
-            setup.cluster(records.workload, records.recorder, on_progress=on_progress).run()
+            cluster = setup.cluster(records.workload, records.recorder, on_progress=on_progress)
+            cluster.run()
         records.flush()
         if told is not None:
             told.flush()
         ended = _Clock()
         records.close()
-        summary = _summary(setup, records)
+        summary = _summary(setup, records, cluster)
         if intervals:
             summary["intervals"] = error_bars(summary)
             if propagate:
@@ -156,9 +160,13 @@ def _scenario(
     return Scenario.of(with_parts(found, parts), source)
 
 
-def _summary(setup: Setup, records: Records) -> dict[str, Any]:
+def _summary(setup: Setup, records: Records, cluster: Cluster | None) -> dict[str, Any]:
+    """Return the figures of a run; `cluster`: what served it, None where that were several processes."""
     scenario, requests, totals = setup.scenario, records.requests, records.totals
-    figures = summarize(requests, records.itl, totals, setup.deployment, scenario.slo)
+    fleet = FleetFigures(setup, cluster, requests)
+    figures = summarize(requests, records.itl, totals, fleet.deployments, scenario.slo)
+    if records.replicas is not None:
+        figures |= fleet.figures(records.replicas)
     tables = setup.cost.tables
     figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
     if "class" in records.parts:
@@ -179,8 +187,8 @@ def _summary(setup: Setup, records: Records) -> dict[str, Any]:
             *map(burst_text, bursts),
             *unknown,
             *setup.notes,
-            *after_run(scenario, setup.facts, setup.defaults, figures, setup.front),
-            *on_costs(setup.cost, totals.decode_reach),
+            *after_run(scenario, setup.facts, setup.pools[0].server.defaults, figures, setup.front),
+            *of_each([p.name for p in setup.pools], [[*on_costs(p.cost, totals.decode_reach)] for p in setup.pools]),
             *records.notes,
         ],
         "scenario": scenario.model_dump(mode="json"),

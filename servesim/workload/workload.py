@@ -129,7 +129,7 @@ class TraceWorkload:
         self._cancel = trace.cancel_ns.tolist() if trace.cancel_ns is not None else None
         patience = (trace.cancel_ns, self._clients.timeout_ns, self._clients.ttft_timeout_ns)
         self._impatient = any(limit is not None for limit in patience)
-        self._labels = [trace.labels.get(name) for name in ("session", "tenant", "class")]
+        self._labels = [trace.labels.get(name) for name in ("session", "tenant", "class", "model")]
         self._content = trace.content
         if trace.content is not None and len(trace) == self._count:  # more to come might part where these do not
             self._content = joined(trace.content)
@@ -239,7 +239,7 @@ class TraceWorkload:
         if self._prefixes is not None and (self._content is not None or text is not None):
             runs = self._content.runs(at) if self._content is not None else [(row, self._prompt[at])]
             content = RunContent(row if text is None else text, runs, self._prefixes)
-        session, tenant, slo_class = (labels[at] if labels is not None else "" for labels in self._labels)
+        session, tenant, slo_class, model = (labels[at] if labels is not None else "" for labels in self._labels)
         return Request(
             number,
             f"{name}#{attempt}" if attempt else name,
@@ -255,6 +255,7 @@ class TraceWorkload:
             self._predicted[at if text is None else text],
             self._deadlines(at, now) if self._impatient else (),
             self._stop[at],
+            model=model,
         )
 
     def _deadlines(self, at: int, now: int) -> tuple[Deadline, ...]:

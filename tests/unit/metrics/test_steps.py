@@ -126,7 +126,7 @@ def test_cost_shares_weigh_by_gpu_time(totals: StepTotals) -> None:
 
 
 def test_the_engine_s_figures(totals: StepTotals, deployment: Deployment, done: RequestColumns) -> None:
-    found = engine(done, totals, deployment)
+    found = engine(done, totals, [deployment])
     assert found["gpu_busy_share"] == 2 / 20  # two GPU-seconds of two replicas in ten seconds
     assert (found["preemptions"], found["recomputed_tokens"], found["replicas_used"]) == (1, 32, 1)
 
@@ -134,7 +134,7 @@ def test_the_engine_s_figures(totals: StepTotals, deployment: Deployment, done: 
 def test_kv_memory_is_a_mean_over_time_and_replicas(
     totals: StepTotals, deployment: Deployment, done: RequestColumns
 ) -> None:
-    found = kv_memory(done, totals, deployment)
+    found = kv_memory(done, totals, [deployment])
     whole = 2 * 160 * 10  # token-seconds
     assert found["used_share"] == 320 / whole
     assert found["internal_share"] == 32 / whole
@@ -147,7 +147,7 @@ def test_prefix_hits_are_tokens_found_of_tokens_asked_for(deployment: Deployment
     columns = request_columns(
         state=[State.FINISHED, State.REJECTED], prompt_len=[100, 999], hit_tokens=[40, 0], scheduled_ns=[0, -1]
     )
-    assert prefix_cache(columns, deployment) == {
+    assert prefix_cache(columns, [deployment]) == {
         "queried_tokens": 100,
         "hit_tokens": 40,
         "hit_rate": 0.4,
@@ -156,7 +156,7 @@ def test_prefix_hits_are_tokens_found_of_tokens_asked_for(deployment: Deployment
 
 
 def test_the_price_of_a_run_is_that_of_all_its_gpus(deployment: Deployment, done: RequestColumns) -> None:
-    found = price(done, deployment)
+    found = price(done, [deployment])
     assert found["gpu_hours"] == 20 / 3600
     assert found["usd"] == pytest.approx(0.02)
     assert found["usd_per_million_input_tokens"] == pytest.approx(200.0)

@@ -29,7 +29,7 @@ def test_defaults_are_those_of_vllm_on_that_gpu() -> None:
     scenario = setup.scenario
     assert (scenario.scheduler["max_num_seqs"], scenario.scheduler["max_num_batched_tokens"]) == (1024, 8192)
     assert resolve(gpu="a100").scenario.scheduler["max_num_batched_tokens"] == 2048
-    assert setup.depth == 2
+    assert setup.pools[0].pool.depth == 2
     assert setup.cost.asynchronous
     assert scenario.engine.num_gpu_blocks == setup.cores[0].kv.num_blocks > 50_000
     assert scenario.engine.max_model_len == 131_072
@@ -46,7 +46,7 @@ def test_a_resolved_scenario_resolves_to_itself() -> None:
 
 def test_synchronous_scheduling_has_one_step_in_flight() -> None:
     setup = resolve(engine={"async_scheduling": False})
-    assert setup.depth == 1
+    assert setup.pools[0].pool.depth == 1
     assert not setup.cost.asynchronous
 
 
@@ -168,7 +168,7 @@ def test_parts_that_do_not_fit_are_refused_on_one_line(settings: dict[str, Any],
 
 def test_pipeline_stages_are_planned_synchronously_and_said_so() -> None:
     setup = resolve(pp=2)
-    assert (setup.depth, setup.cost.num_stages, setup.cost.asynchronous) == (2, 2, False)
+    assert (setup.pools[0].pool.depth, setup.cost.num_stages, setup.cost.asynchronous) == (2, 2, False)
     assert "pipeline stages are planned synchronously" in "\n".join(setup.notes)
 
 

@@ -1,0 +1,31 @@
+"""A pool: replicas that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from servesim.contracts.cost import CostModel
+from servesim.contracts.router import Role
+from servesim.engine.core import EngineCore
+
+
+@dataclass
+class Pool:
+    """Replicas of one model on one kind of GPU under the same policies."""
+
+    cores: Sequence[EngineCore]
+    """Of the replicas that are there from the beginning."""
+    cost: CostModel
+    depth: int
+    """Steps in flight (servesim.engine.replica)."""
+    spawn: Callable[[], EngineCore] | None = None
+    """Makes the core of another one, or of one that starts again."""
+    name: str = "default"
+    role: Role = "both"
+    models: tuple[str, ...] = ()
+    """Names that requests may ask for here; none: all."""
+
+    def serves(self, model: str) -> bool:
+        """Return whether requests that ask for this model may be sent here; empty: for none in particular."""
+        return not model or not self.models or model in self.models

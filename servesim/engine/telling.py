@@ -1,0 +1,80 @@
+"""What a router hears of its requests and replicas: the verbs of its life that its class overrides, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from servesim.contracts.kv_events import KVEvent
+from servesim.contracts.request import Request, State
+from servesim.contracts.router import FinishStatus, ReplicaState, Router, life
+from servesim.engine.clock import Clock
+from servesim.engine.replica import Replica
+
+LOST = "its replica failed"
+"""Reason of a request that was lost with a replica."""
+
+
+class Telling:
+    """Tells a router of its life; after each thing told, `recall` has it asked again for requests that wait in it.
+
+    `forks`: further samples of a request are forked off the first, so that the router hears of them as of one.
+    """
+
+    def __init__(self, router: Router, clock: Clock, recall: Callable[[], None], *, forks: bool) -> None:
+        self._router, self._recall = router, recall
+        self._told = life(router)
+        router.clock = lambda: clock.ns
+        self.sent = "on_sent" in self._told
+        """Whether it wants to hear of each request that is sent."""
+        self._tells_finish = "on_finish" in self._told
+        self._forks = forks
+        self._block = router.output_block
+
+    def listen(self, replica: Replica) -> None:
+        """Have a replica's core tell what the router wants to hear."""
+        core, told = replica.core, self._told
+        if "on_prefill_done" in told:
+            core.on_first = self._first
+        if "on_output_block" in told:
+            core.step_plainly()
+            core.on_output = self._output
+        if "on_kv_events" in told and core.kv.shares:
+            replica.listen(self._cached)
+
+    def state(self, index: int, state: ReplicaState) -> None:
+        """Tell of a replica's state."""
+        if "on_replica" in self._told:
+            self._router.on_replica(index, state)
+        self._recall()
+
+    def finish(self, request: Request) -> None:
+        """Tell that a request has left its replica, or was lost with it."""
+        self._recall()
+        if not self._tells_finish:
+            return
+        parent = request.parent
+        if parent is not None and self._forks:
+            if parent.num_gone < len(parent.sent):
+                return
+            request = parent.members[0]
+        lost = request.reason == LOST or request.state is State.REJECTED
+        status: FinishStatus = "failed" if lost else "cancelled"
+        if request.state is State.FINISHED:
+            status = "finished"
+        self._router.on_finish(request, request.replica, status)
+
+    def _first(self, request: Request) -> None:
+        if request.replica >= 0:
+            self._router.on_prefill_done(request, request.replica)
+            self._recall()
+
+    def _output(self, request: Request, delivered: int) -> None:
+        block, tokens = self._block, request.num_tokens
+        if request.replica >= 0:
+            for _ in range(-(-(tokens - delivered) // block), -(-tokens // block)):
+                self._router.on_output_block(request, request.replica)
+                self._recall()
+
+    def _cached(self, replica: int, ns: int, event: KVEvent) -> None:
+        self._router.on_kv_events(replica, (event,))
+        self._recall()

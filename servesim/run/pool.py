@@ -1,0 +1,195 @@
+"""One pool of a scenario: from settings to the servers that it is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from servesim.contracts import KVAllocator, KVMemory, Limits, make
+from servesim.contracts.router import Role
+from servesim.cost import TableCostModel
+from servesim.cost.host import HostTerms
+from servesim.engine.cluster import MODES
+from servesim.engine.core import EngineCore
+from servesim.engine.pool import Pool
+from servesim.errors import UserError
+from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec
+from servesim.hardware.kv import longest
+from servesim.metrics.summary import Deployment
+from servesim.run.changes import on_changes
+from servesim.run.notes import before_run, on_version, on_windows
+from servesim.run.observed import ObservedCore
+from servesim.run.prices import price_of
+from servesim.run.scenario import Scenario, Settings
+from servesim.run.server import Policies, Server
+from servesim.run.sizing import kv_budget, layer_groups, longest_request
+from servesim.run.speculation import Speculation
+from servesim.workload.trace_stream import TraceFacts
+
+
+@dataclass(frozen=True)
+class PoolSetup:
+    """A pool with nothing left open."""
+
+    name: str
+    scenario: Scenario
+    """The scenario as it is for this pool."""
+    pool: Pool
+    cost: TableCostModel
+    deployment: Deployment
+    server: Server
+    notes: list[str]
+    asked_as: tuple[str, ...]
+    """Names by which requests may ask for its model."""
+
+    @property
+    def cores(self) -> list[EngineCore]:
+        """Of the replicas that are there from the beginning."""
+        return list(self.pool.cores)
+
+
+def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> PoolSetup:
+    """Resolve a pool for a trace; UserError where its parts do not fit together."""
+    scenario, model, gpu, policies = server.scenario, server.model, server.gpu, server.policies
+    speculation, cost = server.speculation, server.cost
+    budget, fitting = kv_budget(
+        scenario,
+        model,
+        gpu,
+        policies.kv,
+        facts,
+        max_num_batched_tokens=policies.max_num_batched_tokens,
+        max_num_seqs=policies.max_num_seqs,
+        draft=speculation.make().model() if speculation is not None else None,
+    )
+    asynchronous = scenario.engine.async_scheduling and "async" in policies.scheduler.supports and scenario.pp == 1
+    if speculation is not None:
+        asynchronous = asynchronous and "async" in speculation.speculator.supports
+    depth = scenario.pp + asynchronous
+    drafts = speculation.most_verified if speculation is not None else 0
+    groups = layer_groups(scenario, model, policies.kv)
+    in_flight = policies.max_num_batched_tokens * (1 + asynchronous)
+    if not policies.scheduler.keeps_budget:
+        in_flight = max(in_flight, model.max_position)
+    room = longest(budget.num_blocks - 1, groups, scenario.engine.block_size, in_flight)
+    max_model_len = longest_request(scenario, model, room)
+    if not getattr(policies.scheduler_params, "enable_chunked_prefill", True):
+        _check_whole_prompts(policies.max_num_batched_tokens, max_model_len)
+    asked = (name, scenario.model, model.name)
+    scenario = _resolved(server, budget, max_model_len)
+    limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
+    memory = _kv_memory(scenario, budget, max_model_len, groups, in_flight, depth * (1 + drafts))
+    spawn = partial(_core, policies, limits, scenario, memory, speculation, cost)
+    cores = [spawn() for _ in range(scenario.replicas)]
+    cost.asynchronous = asynchronous
+    one = cores[0] if cores else spawn()
+    notes = [
+        *before_run(scenario, facts, one.scheduler, one.kv, fitting),
+        *on_changes(scenario, gpu, model, cost, fitting),
+        *on_version(scenario, server.engine, server.terms),
+        *on_windows(scenario, model, one.kv),
+        *(speculation.notes(facts) if speculation is not None else ()),
+    ]
+    pool = Pool(cores, cost, depth, spawn, name, role)
+    deployment = _deployment(scenario, model, gpu, budget, one.kv)
+    return PoolSetup(name, scenario, pool, cost, deployment, server, notes, asked)
+
+
+def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> None:
+    """Raise UserError, as vLLM does at start-up, where a prompt does not fit one step without chunks."""
+    if max_num_batched_tokens < max_model_len:
+        raise UserError(
+            f"scheduler max_num_batched_tokens={max_num_batched_tokens} is less than max_model_len={max_model_len}: "
+            "without chunked prefill the longest prompt would never run (raise it, or set engine.max_model_len)"
+        )
+
+
+def _host_name(scenario: Scenario, terms: HostTerms | None) -> str:
+    if terms is None:
+        return "none"
+    return terms.name if scenario.host == "auto" else scenario.host
+
+
+def _resolved(server: Server, budget: MemoryBudget, max_model_len: int) -> Scenario:
+    def settings(given: Settings, params: Any) -> Settings:
+        return {"name": given["name"], **dataclasses.asdict(params)}
+
+    scenario, facts, policies = server.scenario, server.engine, server.policies
+    known = {} if scenario.preset not in (None, facts.engine) else {"version": facts.version}
+    engine = scenario.engine.model_copy(
+        update={"max_model_len": max_model_len, "num_gpu_blocks": budget.num_blocks, **known}
+    )
+    price = price_of(server.gpu, scenario.price, scenario.usd_per_gpu_hour)
+    resolved = scenario.model_copy(
+        update={
+            "engine": engine,
+            "host": _host_name(scenario, server.terms),
+            "usd_per_gpu_hour": price,
+            "scheduler": settings(scenario.scheduler, policies.scheduler_params),
+            "kv": settings(scenario.kv, policies.kv_params),
+        }
+    )
+    drafting = server.speculation
+    return resolved.model_copy(update=drafting.resolved()) if drafting is not None else resolved
+
+
+def _kv_memory(
+    scenario: Scenario,
+    budget: MemoryBudget,
+    max_model_len: int,
+    groups: list[KvGroup],
+    in_flight: int,
+    ahead: int,
+) -> KVMemory:
+    """Return the memory an allocator hands out. `in_flight`: tokens that steps in flight may compute; `ahead`: those of
+    one request, drafts included, that may be planned before it is known to have ended."""
+    engine, block_bytes = scenario.engine, budget.block_bytes
+    return KVMemory(
+        budget.num_blocks,
+        engine.block_size,
+        max_model_len,
+        host_blocks=int(engine.swap_space_gib * 2**30) // block_bytes if block_bytes else 0,
+        bytes_per_token=block_bytes * scenario.pp // engine.block_size,
+        windows=tuple(group.window or None for group in groups),
+        in_flight_tokens=in_flight,
+        overrun_tokens=max(ahead - 2, 0),
+    )
+
+
+def _deployment(scenario: Scenario, model: ModelSpec, gpu: Gpu, budget: MemoryBudget, kv: KVAllocator) -> Deployment:
+    return Deployment(
+        model=model,
+        gpu=gpu,
+        replicas=scenario.replicas,
+        tp=scenario.tp,
+        pp=scenario.pp,
+        dtype=scenario.dtype,
+        kv_dtype=scenario.kv_dtype,
+        block_size=scenario.engine.block_size,
+        num_blocks=budget.num_blocks,
+        capacity_tokens=kv.capacity_tokens,
+        block_bytes=budget.block_bytes,
+        prefix_caching=kv.shares,
+        usd_per_gpu_hour=scenario.usd_per_gpu_hour or 0.0,
+    )
+
+
+def _core(
+    policies: Policies,
+    limits: Limits,
+    scenario: Scenario,
+    memory: KVMemory,
+    speculation: Speculation | None,
+    cost: TableCostModel,
+) -> EngineCore:
+    parts = MODES[scenario.mode]
+    kv = make(parts.memory(policies.kv), policies.kv_params, memory)
+    scheduler = make(policies.scheduler, policies.scheduler_params, limits, kv)
+    made_of = ObservedCore if parts.core is EngineCore else parts.core
+    core = made_of(scheduler, kv, scenario.check)
+    if speculation is not None:
+        core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance
+    core.max_queued = scenario.engine.max_queued_requests
+    return core

@@ -1,0 +1,113 @@
+"""Pools of a scenario: each is the scenario with some settings of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+from servesim.contracts.router import Role
+from servesim.errors import UserError, shown, suggest
+from servesim.parsing import pairs
+
+if TYPE_CHECKING:
+    from servesim.run.scenario import Scenario
+
+FIELDS = (
+    "model", "gpu", "dtype", "kv_dtype", "tp", "pp", "replicas", "preset", "scheduler", "kv", "speculation",
+    "acceptance", "engine", "host", "kernel_tables", "usd_per_gpu_hour", "price",
+)  # fmt: skip
+"""Settings that pools may have of their own."""
+ROLES: tuple[Role, ...] = get_args(Role)
+Settings = dict[str, Any]
+
+
+class PoolScenario(NamedTuple):
+    """A scenario as it is for one of its pools."""
+
+    name: str
+    role: Role
+    scenario: Scenario
+
+
+def with_pools(settings: Mapping[str, Any], complete: Callable[[Settings], Scenario]) -> Settings:
+    """Return settings whose pools say everything, and which are otherwise those of the first pool. `complete` makes a
+    scenario of settings without pools. UserError where a pool is none."""
+    given, base = settings["pools"], {key: value for key, value in settings.items() if key != "pools"}
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise UserError(f"pools is {shown(given)}, must be a list of mappings, each with a name")
+    pools: list[Settings] = []
+    for pool in map(_mapping, given):
+        name, role = str(pool.pop("name", "")), pool.pop("role", "both")
+        if not name or any(name == other["name"] for other in pools):
+            raise UserError(f"pools: {shown(name) + ' is given twice' if name else 'a pool has no name'}")
+        if role not in ROLES:
+            raise UserError(f"pools: role of {name} is {shown(role)}, must be {', '.join(ROLES)}")
+        try:
+            whole = complete(_changed(base, pool)).model_dump()
+        except UserError as error:
+            raise UserError(f"pools: {name}: {error}") from None
+        pools.append({"name": name, "role": role, **{key: whole[key] for key in FIELDS}})
+    first = {key: pools[0][key] for key in FIELDS}
+    return base | first | {"replicas": sum(pool["replicas"] for pool in pools), "pools": pools}
+
+
+def pool_scenarios(scenario: Scenario) -> list[PoolScenario]:
+    """Return the scenario of each pool; without pools the scenario itself."""
+    if not scenario.pools:
+        return [PoolScenario("default", "both", scenario)]
+    base = scenario.model_dump(exclude={"pools", "router"})  # whose router is one of all
+    return [
+        PoolScenario(
+            pool["name"], pool["role"], type(scenario).model_validate(base | {key: pool[key] for key in FIELDS})
+        )
+        for pool in scenario.pools
+    ]
+
+
+def resolved_pools(pools: Sequence[PoolScenario]) -> Settings:
+    """Return what changes of a scenario when its pools are resolved: the pools, and the settings of the first."""
+    dumped = [scenario.model_dump(include={*FIELDS}) for _, _, scenario in pools]
+    first = {key: getattr(pools[0].scenario, key) for key in FIELDS}
+    named = [{"name": pool.name, "role": pool.role, **fields} for pool, fields in zip(pools, dumped, strict=True)]
+    return first | {"replicas": sum(pool.scenario.replicas for pool in pools), "pools": named}
+
+
+def _mapping(pool: Any) -> Settings:
+    """A pool written as a mapping, or as `name:key=value,...`."""
+    if isinstance(pool, Mapping):
+        found = dict(pool)
+    elif isinstance(pool, str):
+        name, _, rest = pool.partition(":")
+        found = {"name": name, **pairs(f"pools: {name}", rest)}
+    else:
+        raise UserError(f"pools: {shown(pool)} is no mapping with a name, nor name:key=value,...")
+    known = {"name", "role", *FIELDS}
+    for key in found:
+        if str(key).partition(".")[0] not in known:
+            raise UserError(
+                f"pools: {found.get('name', 'a pool')}: unknown key {shown(str(key))}{suggest(str(key), known)}"
+            )
+    return found
+
+
+def _changed(base: Mapping[str, Any], pool: Settings) -> Settings:
+    """The settings of the scenario under those of a pool; those of the engine are taken one by one."""
+    from servesim.run.scenario import with_parts
+
+    own = dict(pool)
+    engine = own.pop("engine", None)
+    parts = {f"engine.{key}": value for key, value in engine.items()} if isinstance(engine, Mapping) else {}
+    if engine is not None and not isinstance(engine, Mapping):
+        parts = {"engine": engine}
+    return with_parts(base, {**own, **parts})
+
+
+def of_each(names: Sequence[str], notes: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the notes of all pools: what all say once, the rest under the name of its pool."""
+    told: set[str] = set()
+    for name, lines in zip(names, notes, strict=True):
+        for line in lines:
+            common = all(line in other for other in notes)
+            if line not in told or not common:
+                yield line if common else f"{name}: {line}"
+            told.add(line)

@@ -1,0 +1,124 @@
+"""A server of a scenario as far as no trace decides: policies, speculation, cost of steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.contracts import Defaults, KVAllocator, Scheduler, kv_allocators, schedulers
+from servesim.cost import TableCostModel, build_cost_model
+from servesim.cost.host import HostTerms, host_terms
+from servesim.errors import UserError
+from servesim.hardware import Gpu, ModelSpec, VllmDefaults, vllm_defaults
+from servesim.plugins.user_policies import blaming
+from servesim.run.presets import facts_of
+from servesim.run.scenario import Scenario
+from servesim.run.sizing import with_groups
+from servesim.run.speculation import Speculation
+from servesim.versions import EngineFacts
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The two policies' classes and parameters, and the limits the scheduler runs under."""
+
+    scheduler: type[Scheduler]
+    scheduler_params: Any
+    kv: type[KVAllocator]
+    kv_params: Any
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True)
+class Server:
+    """What each replica of a pool is, but for its memory."""
+
+    scenario: Scenario
+    model: ModelSpec
+    gpu: Gpu
+    defaults: VllmDefaults
+    policies: Policies
+    speculation: Speculation | None
+    engine: EngineFacts
+    terms: HostTerms | None
+    cost: TableCostModel
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Server:
+        """Resolve what a scenario says of its servers; UserError where its parts do not fit together."""
+        model, gpu = ModelSpec.load(scenario.model), Gpu.load(scenario.gpu)
+        scenario = with_groups(scenario, model)
+        defaults = vllm_defaults(gpu)
+        policies = _policies(scenario, model, gpu, defaults)
+        speculation = Speculation.of(scenario, model)
+        if speculation is not None:
+            speculation.check(policies.scheduler)
+            policies = dataclasses.replace(
+                policies,
+                scheduler_params=speculation.tune(policies.scheduler_params),
+                kv_params=speculation.tune(policies.kv_params),
+            )
+        engine = facts_of(scenario.preset, scenario.engine.version, gpu.name)
+        cost = _cost_model(scenario, model, gpu, engine, speculation)
+        terms = _host_terms(scenario, engine)
+        return cls(scenario, model, gpu, defaults, policies, speculation, engine, terms, cost)
+
+
+def _policies(scenario: Scenario, model: ModelSpec, gpu: Gpu, vllm: VllmDefaults) -> Policies:
+    scheduler, params = schedulers.configured(scenario.scheduler)
+    asked = scenario.engine.max_model_len
+    max_model_len = model.max_position if asked == "auto" else asked
+    defaults = Defaults(vllm.max_num_seqs, vllm.max_num_batched_tokens, max_model_len, gpu.memory_bytes / 2**30)
+    with blaming([scheduler]):
+        params = scheduler.complete(params, defaults)
+    limits = {}
+    for name in ("max_num_batched_tokens", "max_num_seqs"):
+        limits[name] = getattr(params, name, getattr(vllm, name))
+        if limits[name] < 1:
+            raise UserError(f"scheduler {scenario.scheduler['name']}: {name} is {limits[name]}, must be at least 1")
+    return Policies(
+        scheduler,
+        params,
+        *kv_allocators.configured(scenario.kv),
+        **limits,
+    )
+
+
+def cost_model_of(scenario: Scenario) -> TableCostModel:
+    """Return the cost model a scenario is priced with."""
+    gpu = Gpu.load(scenario.gpu)
+    model = ModelSpec.load(scenario.model)
+    engine = facts_of(scenario.preset, scenario.engine.version, gpu.name)
+    return _cost_model(scenario, model, gpu, engine, Speculation.of(scenario, model))
+
+
+def _cost_model(
+    scenario: Scenario, model: ModelSpec, gpu: Gpu, engine: EngineFacts, speculation: Speculation | None
+) -> TableCostModel:
+    return build_cost_model(
+        model,
+        gpu,
+        scenario.tp,
+        scenario.dtype,
+        pp=scenario.pp,
+        kv_dtype=scenario.kv_dtype,
+        tables=scenario.kernel_tables,
+        host=_host_terms(scenario, engine),
+        engine=engine,
+        speculator=speculation.make() if speculation is not None else None,
+        moe_backend=scenario.engine.moe_backend,
+        expert_parallel=scenario.engine.enable_expert_parallel,
+        attention_backend=scenario.engine.attention_backend,
+    )
+
+
+def _host_terms(scenario: Scenario, engine: EngineFacts) -> HostTerms | None:
+    """Return the terms asked for; those of the newest vLLM where there are none of the engine."""
+    if scenario.host == "none":
+        return None
+    if scenario.host != "auto":
+        return HostTerms.load(scenario.host).on(engine.gpu)
+    asked = f"{engine.engine} {engine.version}" if scenario.engine.version is not None else engine.engine
+    return host_terms(asked, engine.gpu) or host_terms("vllm", engine.gpu)

@@ -1,0 +1,54 @@
+"""Worlds of several pools: the second is slower and has less memory, and each may serve a model of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+from hypothesis import strategies as st
+
+from servesim.engine.failures import Slowed
+from servesim.engine.pool import Pool
+from servesim.workload.trace import Trace
+from tests.support.strategies import worlds
+from tests.support.worlds import World
+
+MODELS = ("a", "b")
+
+
+@dataclass
+class Pooled(World):
+    """Two pools of replicas."""
+
+    models: bool = False
+    """Whether each pool serves a model of its own, which requests ask for."""
+    sizes: tuple[int, int] = (1, 1)
+
+    def pools(self, mode: str, check: bool) -> list[Pool]:
+        small = replace(self, num_blocks=max(self.num_blocks // 2, 2))
+        made: list[Pool] = []
+        for world, cost, count, model in zip(
+            (self, small), (self.cost, Slowed(self.cost, 2.5)), self.sizes, MODELS, strict=True
+        ):
+            spawn = lambda world=world: world.core(check, mode)  # noqa: E731
+            cores = [spawn() for _ in range(count)]
+            made.append(Pool(cores, cost, self.depth, spawn, model, models=(model,) if self.models else ()))
+        return made
+
+
+def labelled(trace: Trace, models: list[str]) -> Trace:
+    """The trace with a model that each request asks for."""
+    return replace(trace, labels={**trace.labels, "model": tuple(models)})
+
+
+@st.composite
+def pooled_worlds(draw: st.DrawFn) -> Pooled:
+    world = draw(worlds())
+    fields: dict[str, Any] = {name: getattr(world, name) for name in (field.name for field in dataclass_fields(world))}
+    sizes = draw(st.sampled_from([(1, 1), (2, 1), (1, 3)]))
+    models = draw(st.booleans())
+    n = len(world.trace)
+    asked = draw(st.lists(st.sampled_from(["", *MODELS]), min_size=n, max_size=n))
+    fields |= {"replicas": sum(sizes), "sizes": sizes, "models": models, "trace": labelled(world.trace, asked)}
+    return Pooled(**fields)
