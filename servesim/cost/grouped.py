@@ -35,9 +35,7 @@ _LAUNCHES = 7
 _TOKENS = [2**i for i in range(18)]
 
 
-def grouped_curve(
-    gemms: GemmTables, experts: Experts, hidden: int, tp: int, ep: int, every_block: bool
-) -> Curve:
+def grouped_curve(gemms: GemmTables, experts: Experts, hidden: int, tp: int, ep: int, every_block: bool) -> Curve:
     """Return the time from routing to the sum of the experts of a layer on one of `tp` GPUs, over tokens. Experts are
     dealt out to `ep` of the GPUs whole and split by width over the rest.
 
