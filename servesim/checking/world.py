@@ -27,6 +27,7 @@ from servesim.contracts import (
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.failures import Failures
+from servesim.engine.handoff import Handoff
 from servesim.engine.pool import DataParallel, Pool
 from servesim.hardware import ModelSpec
 from servesim.plugins.user_policies import blaming
@@ -217,6 +218,10 @@ class World:
         cores = [self.core(check, mode) for _ in range(self.replicas)]
         return [Pool(cores, self.cost, self.depth, lambda: self.core(check, mode), data_parallel=self.data_parallel)]
 
+    def handoff(self) -> Handoff | None:
+        """How prompts get from one pool to another; none."""
+        return None
+
     def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
         """The replicas behind their router, ready to run."""
         pools = self.pools(mode, check)
@@ -233,6 +238,7 @@ class World:
             report_every=self.report_every,
             report_lag=self.report_lag,
             failures=self.failures,
+            handoff=self.handoff(),
         )
 
     def run(self, mode: str = "fast", check: bool = False) -> Cluster:

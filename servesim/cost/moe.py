@@ -36,13 +36,15 @@ from servesim.cost.formula import (
     WEIGHT_BYTES,
     Roofline,
 )
+from servesim.cost.grouped import grouped_curve
 from servesim.cost.linear import GemmTables
 from servesim.errors import UserError, suggest
 from servesim.hardware.layers import Experts
 
-MOE_BACKENDS = ("auto", "triton", "marlin", "mxfp8")
+MOE_BACKENDS = ("auto", "triton", "marlin", "mxfp8", "deepgemm", "deepgemm_padded")
 """The choices of vLLM's `--moe-backend`: Marlin's kernel for 4-bit weights and bf16 arithmetic; mxfp8, FlashInfer's on
-Blackwell for mxfp4 weights and activations in mxfp8; the other two are the fastest kernel a table has for the weights
+Blackwell for mxfp4 weights and activations in mxfp8; DeepGEMM's for weights in FP8 blocks, padded where it computes
+blocks without a token, too (`servesim.cost.grouped`); the other two are the fastest kernel a table has for the weights
 and bf16 activations, which for mxfp4 on Hopper is the Triton one."""
 _MARLIN = "mxfp4_marlin"
 """Marlin's rows on mxfp4 weights in a table whose `mxfp4` is another kernel."""
@@ -89,10 +91,14 @@ def experts_curve(
     of all of them. Experts are dealt out to `ep` of the GPUs whole and split by width over the rest. `backend`: see
     `MOE_BACKENDS`; those a weight format does not have leave it as it is. Under expert parallelism the GPU is the most
     loaded one where that was measured; `load`: instead, one with so many times the mean load."""
-    curve = _mean_curve(gemms, experts, hidden, tp, dtype, backend, ep)
+    grouped = backend in ("deepgemm", "deepgemm_padded") and dtype == "fp8_block"
+    if grouped:
+        curve = grouped_curve(gemms, experts, hidden, tp, ep, backend == "deepgemm_padded")
+    else:
+        curve = _mean_curve(gemms, experts, hidden, tp, dtype, backend, ep)
     if load is not None and ep > 1:
         return _loaded(curve, load)
-    if ep == 1:
+    if ep == 1 or grouped:
         return curve
     shape = ExpertShape(experts.size // (tp // ep), hidden, experts.count, experts.per_token)
     dealt, found = _dealt(gemms, _kernels(dtype, backend), ep)
