@@ -281,9 +281,14 @@ function withLinks() {
   document.querySelector("main").before(make("nav", { class: "sections", "aria-label": "Sections" }, ...links));
 }
 
+// a page, or a part of one that was put in later
+function enliven(root) {
+  hideTip();
+  all("figure.card", root).forEach(withSwitches);
+  all("svg[data-axes]", root).forEach(withHand);
+  all("figure.card", root).forEach(withFiles);
+  all("table", root).filter((table) => table.tHead && table.tBodies[0].rows.length > 2).forEach(withOrder);
+  withZoom(root);
+}
+
 document.body.append(tip);
-all("figure.card").forEach(withSwitches);
-all("svg[data-axes]").forEach(withHand);
-all("figure.card").forEach(withFiles);
-all("table").filter((table) => table.tHead && table.tBodies[0].rows.length > 2).forEach(withOrder);
-withLinks();

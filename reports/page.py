@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,19 +96,16 @@ class Page:
     chips: list[tuple[str, str]] = field(default_factory=list)
     alerts: list[Alert] = field(default_factory=list)
     values: Mapping[str, Any] = field(default_factory=dict)
+    scripts: tuple[str, ...] = ("page.js", "zoom.js")
+    styles: tuple[str, ...] = ("style.css",)
 
     def html(self) -> str:
         """Return the page as text."""
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-        environment = Environment(
-            loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-        )
-        template = environment.get_template(f"{self.template}.html.j2")
-        html: str = template.render(
+        return rendered(
+            self.template,
             version=__version__,
-            style=_part("style.css"),
-            script=_part("page.js") + "\n\n" + _part("zoom.js"),
+            style=_parts(self.styles),
+            script=_parts(self.scripts),
             kind=self.kind,
             title=self.title,
             subtitle=self.subtitle,
@@ -115,13 +113,27 @@ class Page:
             alerts=self.alerts,
             **self.values,
         )
-        return html
 
 
-def _part(file: str) -> Any:
+@cache
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Return a template of a page, or of a part of one, filled in."""
+    html: str = _environment().get_template(f"{template}.html.j2").render(**values)
+    return html
+
+
+def _parts(files: tuple[str, ...]) -> Any:
     from markupsafe import Markup
 
-    return Markup((HERE / file).read_text(encoding="utf-8").strip())
+    return Markup("\n\n".join((HERE / file).read_text(encoding="utf-8").strip() for file in files))
 
 
 def report(result: Result | str | Path, window_s: tuple[float, float] | None = None) -> str:

@@ -88,7 +88,7 @@ class Drawing:
     title: str
     alt: str
     """Text alternative, for readers who cannot see it."""
-    svg: Markup
+    svg: Markup = field(repr=False)
     caption: str = ""
     legend: tuple[tuple[str, str], ...] = ()
     """(colour, meaning) of what is not labelled in the drawing itself."""
@@ -122,9 +122,15 @@ class Drawing:
 
 
 def wide(
-    name: str, title: str, alt: str, paint: Painter, heights: tuple[int, int], caption: str = "", **more: Any
-) -> Drawing:
-    """Draw a figure across the page, and a second version for phones; `heights` of the two in CSS pixels."""
+    name: str, title: str, alt: str, paint: Painter, heights: tuple[int, int], caption: str = "",
+    narrow: bool | None = None, **more: Any,
+) -> Drawing:  # fmt: skip
+    """Draw a figure across the page, and a second version for phones; `heights` of the two in CSS pixels. `narrow`:
+    only the version for phones, or only the other, where it is known what the page is read on."""
+    if narrow is not None:
+        width, height = (NARROW, heights[1]) if narrow else (WIDE, heights[0])
+        svg = _svg(name, title, alt, paint, width, height)
+        return Drawing(name, title, alt, svg, caption, wide=True, paint=paint, size=(width, height), **more)
     versions = Markup("").join(
         Markup('<div class="on-{0}">{1}</div>').format(kind, _svg(f"{name}-{kind}", title, alt, paint, width, height))
         for kind, width, height in (("wide", WIDE, heights[0]), ("narrow", NARROW, heights[1]))

@@ -103,6 +103,7 @@ function withBrush(svg) {
   let begun = null;
   const drop = () => {
     begun?.band.remove();
+    begun?.hand.abort();
     begun = null;
   };
   svg.addEventListener("pointerdown", (event) => {
@@ -113,23 +114,24 @@ function withBrush(svg) {
     const band = document.createElementNS("http://www.w3.org/2000/svg", "rect");
     for (const [k, v] of Object.entries({ class: "brush", y: panel.box[1], height: panel.box[3] - panel.box[1], x: at.x, width: 0 })) band.setAttribute(k, v);
     svg.append(band);
-    begun = { panel, x: at.x, band };
+    begun = { panel, x: at.x, band, hand: new AbortController() };
+    const whileDown = { signal: begun.hand.signal };
+    addEventListener("pointermove", stretch, whileDown);
+    addEventListener("pointerup", release, whileDown);
+    addEventListener("pointercancel", drop, whileDown);
   });
-  addEventListener("pointermove", (event) => {
-    if (!begun) return;
+  const stretch = (event) => {
     const [left, , right] = begun.panel.box;
     const x = Math.min(Math.max(inPixels(event).x, left), right);
     begun.band.setAttribute("x", Math.min(x, begun.x));
     begun.band.setAttribute("width", Math.abs(x - begun.x));
-  });
-  addEventListener("pointerup", (event) => {
-    if (!begun) return;
+  };
+  const release = (event) => {
     const { panel, x } = begun;
     const end = inPixels(event).x;
     drop();
     if (Math.abs(end - x) > 6) zoom(axisKey(panel), [x, end].map((px) => valueAtPixel(panel, px)).sort((a, b) => a - b));
-  });
-  addEventListener("pointercancel", drop);
+  };
   svg.addEventListener("dblclick", (event) => {
     const panel = find(inPixels(event));
     if (panel) zoom(axisKey(panel), null);
@@ -147,5 +149,12 @@ function withReset(figure) {
 addEventListener("keydown", (event) => {
   if (event.key === "Escape") [...zoomed.keys()].forEach((key) => zoom(key, null));
 });
-all("svg[data-axes]").filter((svg) => whole(svg).some(axisKey)).forEach(withBrush);
-all("figure.card").forEach(withReset);
+
+function withZoom(root) {
+  zoomed.clear();
+  all("svg[data-axes]", root).filter((svg) => whole(svg).some(axisKey)).forEach(withBrush);
+  all("figure.card", root).forEach(withReset);
+}
+
+enliven(document);
+withLinks();

@@ -37,20 +37,22 @@ def _latencies(runs: Sequence[Run], key: str) -> Any:
     return np.sort(values[np.isfinite(values)])
 
 
-def overlay(values: Latencies, palette: Mapping[str, str], slo: Mapping[str, float], caption: str) -> Drawing | None:
-    """Draw cumulative distributions, one line per variant."""
+def overlay(
+    values: Latencies, palette: Mapping[str, str], slo: Mapping[str, float], caption: str, narrow: bool | None = None
+) -> Drawing | None:
+    """Draw cumulative distributions, one line per variant. `narrow`: as servesim.reports.svg.wide has it."""
     panels = [(key, title) for key, title in PANELS if any(len(v[key]) for v in values.values())]
     if not panels:
         return None
 
-    def paint(figure: Any, narrow: bool) -> None:
-        shape = (len(panels), 1) if narrow else (1, len(panels))
-        grid = figure.subplots(*shape, squeeze=False, sharey=not narrow).ravel()
+    def paint(figure: Any, phone: bool) -> None:
+        shape = (len(panels), 1) if phone else (1, len(panels))
+        grid = figure.subplots(*shape, squeeze=False, sharey=not phone).ravel()
         for axes, (key, title) in zip(grid, panels, strict=True):
             _lines(axes, {label: v[key] for label, v in values.items() if len(v[key])}, palette, slo.get(key))
             axes.set_title(title)
         figure.subplots_adjust(
-            left=0.13 if narrow else 0.045, right=0.985, top=0.955 if narrow else 0.89, bottom=0.05 if narrow else 0.12,
+            left=0.13 if phone else 0.045, right=0.985, top=0.955 if phone else 0.89, bottom=0.05 if phone else 0.12,
             wspace=0.12, hspace=0.35,
         )  # fmt: skip
 
@@ -63,7 +65,7 @@ def overlay(values: Latencies, palette: Mapping[str, str], slo: Mapping[str, flo
     ]
     legend = tuple((palette[label], label) for label in values)
     alt = "Cumulative distributions of latency. " + "; ".join(said) + "."
-    return wide("latency_cdf", "Latency distributions", alt, paint, (300, 620), caption, legend=legend)
+    return wide("latency_cdf", "Latency distributions", alt, paint, (300, 620), caption, narrow, legend=legend)
 
 
 def _lines(axes: Any, values: Mapping[str, Any], palette: Mapping[str, str], limit: float | None) -> None:

@@ -16,6 +16,7 @@ from servesim.cli.calibrate import calibrate_app
 from servesim.cli.doctor import DOCTOR_EXAMPLES, doctor
 from servesim.cli.engines import ENGINES_EXAMPLES, engines
 from servesim.cli.experiments import register as register_experiments
+from servesim.cli.explore import EXPLORE_EXAMPLES, explore
 from servesim.cli.known import GPUS_EXAMPLES, MODELS_EXAMPLES, SETTINGS_EXAMPLES, gpus, models, settings
 from servesim.cli.measure import MEASURE_EXAMPLES, measure
 from servesim.cli.options import ScenarioCommand
@@ -99,6 +100,7 @@ app.command(epilog=SIZE_EXAMPLES)(size)
 app.command(epilog=ROOFLINE_EXAMPLES)(roofline)
 register_experiments(app)
 app.command(epilog=REPORT_EXAMPLES)(report)
+app.command(epilog=EXPLORE_EXAMPLES, cls=ScenarioCommand)(explore)
 app.command(epilog=EXPORT_EXAMPLES)(export)
 app.command(epilog=WHY_EXAMPLES)(why)
 

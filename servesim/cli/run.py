@@ -64,7 +64,7 @@ def run(
     required = requirements(require, {name: getattr(function, "unit", "") for name, function in load_metrics(metrics)})
     saved = context.obj.pop("save_scenario", None)
     base = under_commands([load_settings(scenario) if scenario is not None else {}], context.obj, "run")
-    settings = _over(base[0], context.obj)
+    settings = settings_over(base[0], context.obj)
     save([(settings, {})], saved)
     with _progress(quiet) as bar:
         result = simulate(
@@ -100,8 +100,8 @@ def _page(folder: Path) -> None:
     write_report(folder)
 
 
-def _over(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """A file's settings under what the command line says: a preset, then --set, then options, parts after wholes."""
+def settings_over(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return settings under what the command line says: a preset, then --set, then options, parts after wholes."""
     from servesim.run.scenario import assigned, override
 
     whole = {key: value for key, value in given.items() if "." not in key and key != "set"}

@@ -67,6 +67,7 @@ def check_independent(setup: Setup) -> None:
     """Raise UserError where replicas depend on each other, or on answers."""
     scenario, clients = setup.scenario, setup.scenario.clients
     reasons = {
+        "data-parallel ranks step together": scenario.dp > 1,
         f"router {scenario.router['name']} looks at the replicas": not setup.router.blind or bool(life(setup.router)),
         "there are several pools": bool(scenario.pools),
         "scaler starts and drains them by load": scenario.scaler is not None,

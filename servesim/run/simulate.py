@@ -25,13 +25,14 @@ from servesim.run.intervals import intervals as error_bars
 from servesim.run.notes import after_run, on_costs
 from servesim.run.pools import of_each
 from servesim.run.processes import check_independent, run_apart
-from servesim.run.propagation import propagated
+from servesim.run.propagation import NOT_ASKED, propagated
 from servesim.run.records import Records, StreamedRecords
 from servesim.run.result import Result
 from servesim.run.result_files import ResultWriter
 from servesim.run.scenario import Scenario, load_settings, with_parts
 from servesim.run.setup import Setup, set_up
 from servesim.run.speculation import figures as speculation_figures
+from servesim.run.stages import stage_columns, stages
 from servesim.run.step_requests import StepRequests, check_step_requests
 from servesim.run.trace_source import OBJECT
 from servesim.workload.trace import Trace
@@ -109,10 +110,14 @@ def simulate(
             told.flush()
         ended = _Clock()
         records.close()
+        if cluster is not None and cluster.handoff is not None:
+            records.add_columns(stage_columns(cluster.handoff, records.table["row"].to_numpy()))
         summary = _summary(setup, records, cluster)
         if intervals:
             summary["intervals"] = error_bars(summary)
-            if propagate:
+            if not propagate:
+                summary["intervals"]["propagated"] = {"says": NOT_ASKED, "runs": 0}
+            else:
 
                 def again(changes: dict[str, Any]) -> dict[str, Any]:
                     changed = Scenario.of({**asked.model_dump(), **changes})
@@ -167,6 +172,8 @@ def _summary(setup: Setup, records: Records, cluster: Cluster | None) -> dict[st
     figures = summarize(requests, records.itl, totals, fleet.deployments, scenario.slo)
     if records.replicas is not None:
         figures |= fleet.figures(records.replicas)
+    if cluster is not None and cluster.handoff is not None and isinstance(requests, RequestColumns):
+        figures["disaggregation"] = stages(cluster.handoff, requests)
     tables = setup.cost.tables
     figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
     if "class" in records.parts:

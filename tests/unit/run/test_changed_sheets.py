@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import servesim
-from servesim.cli.run import _over
+from servesim.cli.run import settings_over
 from servesim.errors import UserError
 from servesim.experiments.axes import product
 from servesim.experiments.input_files import input_digests
@@ -113,7 +113,7 @@ def test_what_is_no_part_of_a_sheet_or_config_is_refused(change: str, error: str
 
 def test_parts_set_hold_over_wholes_on_the_command_line() -> None:
     given = {"gpu": "h100", "set": ["gpu.usd_per_hour=2.2", "scheduler.max_num_seqs=7"], "scheduler": "sarathi"}
-    settings = _over({}, given)
+    settings = settings_over({}, given)
     assert settings["gpu"] == "h100:usd_per_hour=2.2"
     assert settings["scheduler"] == {"name": "sarathi", "max_num_seqs": 7}
 

@@ -103,9 +103,7 @@ def test_expert_parallelism_by_label_and_where_the_label_is_known_wrong(
     [
         ({"mode": "disagg"}, "separate servers"),
         ({"pp": 2}, "pipeline of 2 stages"),
-        ({"tp": 2, "dp": 2}, "attention in data parallel"),
-        ({"tp": 2, "moe_tp": 4}, "attention in data parallel"),
-        ({"tp": 4, "moe_tp": 2, "ep": 2}, "experts over 2 of 4 GPUs"),
+        ({"tp": 2, "moe_tp": 4}, "experts over 4 GPUs, attention over 2"),
         ({"weights": "w4a8"}, "format of weights w4a8"),
         ({"gpu": "mi300x"}, "GPU mi300x"),
         ({"engine": "lmdeploy"}, "engine lmdeploy"),

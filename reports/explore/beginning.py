@@ -1,0 +1,116 @@
+"""Where an explorer begins: a scenario, a run or the best variant of a sweep, and what its page says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.experiments.axes import product
+from servesim.reports.experiment import Experiment
+from servesim.reports.explore.controls import Control, controls_of, words_of
+from servesim.reports.words import name_of
+from servesim.run.result_files import SCENARIO
+from servesim.run.scenario import Scenario, load_settings
+from servesim.run.setup import set_up
+
+REQUESTS = 2000
+"""Requests of a scenario that does not say how many."""
+SWEEP = "sweep.json"
+ROUNDS = 6
+"""Times a scenario is looked at for what follows from what."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Settings to explore from."""
+
+    settings: dict[str, Any]
+    words: list[str]
+    """The same on a command line; empty: the settings as options."""
+    axes: tuple[tuple[str, dict[str, Any]], ...] = ()
+    """Of a sweep its variants: name, and value by axis."""
+    controls: tuple[Control, ...] = ()
+    rate: float | None = None
+
+    @classmethod
+    def of(cls, source: Path | None, default: Mapping[str, Any]) -> Beginning:
+        """Return what a file or directory holds, or the default. UserError where that is nothing to explore."""
+        if source is None:
+            return cls(dict(default), [])
+        if not source.is_dir():
+            return cls(load_settings(source), [str(source)])
+        if (source / SWEEP).is_file():
+            return _of_sweep(source)
+        if not (source / SCENARIO).is_file():
+            raise UserError(f"{source}: holds neither a run nor a sweep")
+        return cls(shortest(load_settings(source / SCENARIO)), [])
+
+    def over(self, settings: Mapping[str, Any]) -> Beginning:
+        """Return it with the settings of the command line, checked, and with its controls."""
+        found = dict(settings)
+        if found.get("requests") is None:
+            found["requests"] = REQUESTS
+        if Scenario.of(found).stream:
+            raise UserError("explore: a streamed run keeps no records to draw; leave out stream")
+        trace = set_up(Scenario.of(found)).trace
+        span_s = float(trace.arrival_ns.max() - trace.arrival_ns.min()) / 1e9 if len(trace) > 1 else 0.0
+        rate = (len(trace) - 1) / span_s if span_s else None
+        found["requests"] = len(trace)
+        values: dict[str, list[str]] = {}
+        for _, axes in self.axes:
+            for key, value in axes.items():
+                values.setdefault(key, []).append(str(value))
+        given = {key: value for key, value in found.items() if self.settings.get(key) != value}
+        words = [*self.words, *words_of(given if self.words else found)]
+        return replace(self, settings=found, words=words, rate=rate, controls=tuple(controls_of(found, rate, values)))
+
+    @property
+    def page(self) -> dict[str, Any]:
+        """Words of the page: its title, the workload, the variants of a sweep as states."""
+        s = Scenario.of(self.settings)
+        own = {control.key: control.value for control in self.controls}
+        variants = [
+            (label, {key: str(value) for key, value in axes.items() if key in own and str(value) != own[key]})
+            for label, axes in self.axes
+        ]
+        subtitle = f"from {s.requests:,} requests of {s.trace}, {name_of(s.model)} on {s.gpu}"
+        return {"title": "Explore", "subtitle": subtitle, "variants": variants}
+
+
+def shortest(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a scenario that a run has spelt out, less those that follow from the others: with another
+    GPU, memory, host terms and limits of the scheduler follow from that."""
+    stored = Scenario.of(settings).model_dump(mode="json")
+    found = {key: stored[key] for key in ("trace", "requests", "model", "gpu")}
+    for _ in range(ROUNDS):
+        resolved = set_up(Scenario.of(found)).scenario.model_dump(mode="json")
+        if resolved == stored:
+            return found
+        for key, value in stored.items():
+            if value != resolved[key]:
+                found[key] = _differing(value, resolved[key], found.get(key))
+    return dict(settings)
+
+
+def _differing(value: Any, other: Any, found: Any) -> Any:
+    """Return the parts of a value that are not so in another; of a policy, its name and they."""
+    if not isinstance(value, dict) or not isinstance(other, dict):
+        return value
+    if value.get("name") != other.get("name"):
+        return {"name": value["name"]}
+    parts = {key: inner for key, inner in value.items() if key not in other or inner != other[key]}
+    return {**({"name": value["name"]} if "name" in value else {}), **(found or {}), **parts}
+
+
+def _of_sweep(folder: Path) -> Beginning:
+    experiment = Experiment.load(folder, "sweep")
+    variants = [v for v in experiment.document["variants"] if v["status"] == "ok"]
+    if not variants:
+        raise UserError(f"{folder}: every variant of the sweep failed")
+    best = next((v for v in variants if v["label"] == experiment.best), variants[0])
+    axes = {key: [value] for key, value in best["axes"].items()}
+    settings = product(experiment.document["workload"], axes)[0].settings
+    return Beginning(settings, [], axes=tuple((v["label"], v["axes"]) for v in variants))

@@ -1,0 +1,218 @@
+"""Serves the explorer's page to browsers on this machine, and to no other page or host.
+
+Every answer needs a Host that is this server's address; what runs simulations also needs that the page asking is this
+server's own (its Origin). Each page is a session of its own: a newer value of it ends the simulation before.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import import_module
+from threading import Event, Lock
+from typing import Any
+
+from servesim.errors import PolicyError, UserError
+from servesim.reports.explore.page import explore_page
+from servesim.reports.explore.picture import MOST, Explorer, Overtaken
+
+HOST = "127.0.0.1"
+MOST_BYTES = 64 * 1024
+"""Longest question of a page."""
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+class Sessions:
+    """The simulation that each open page waits for."""
+
+    def __init__(self) -> None:
+        self._current: dict[str, tuple[int, Event]] = {}
+        self._lock = Lock()
+        self._ended = False
+
+    def begin(self, session: str, number: int) -> Event:
+        """Return what is set when the session's question of this number is overtaken by one of a higher number."""
+        overtaken = Event()
+        with self._lock:
+            before = self._current.get(session)
+            if self._ended or (before is not None and before[0] > number):
+                overtaken.set()
+                return overtaken
+            if before is not None:
+                before[1].set()
+            self._current[session] = (number, overtaken)
+        return overtaken
+
+    def end(self, session: str, overtaken: Event) -> None:
+        """Forget a question that has been answered."""
+        with self._lock:
+            if session in self._current and self._current[session][1] is overtaken:
+                del self._current[session]
+
+    def end_all(self) -> None:
+        """End every simulation: the server is about to end."""
+        with self._lock:
+            self._ended = True
+            for _, overtaken in self._current.values():
+                overtaken.set()
+
+
+def application(explorer: Explorer, port: int, page: Mapping[str, Any]) -> tuple[Any, Sessions]:
+    """Return the ASGI application on a port of this machine, and its sessions. `page`: see
+    servesim.reports.explore.page.explore_page."""
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, JSONResponse, Response
+    from starlette.routing import Route
+
+    sessions = Sessions()
+    html = explore_page(explorer.controls, **page).html()
+
+    async def root(request: Request) -> Response:
+        return HTMLResponse(html, headers=HEADERS)
+
+    async def runs(request: Request) -> Response:
+        try:
+            question = _question(await _body(request))
+        except UserError as error:
+            return JSONResponse({"error": str(error)}, 400, HEADERS)
+        session, number, states, narrow = question
+        overtaken = sessions.begin(session, number)
+        began = time.perf_counter()
+        try:
+            found = await run_in_threadpool(explorer.picture, states, overtaken.is_set, narrow)
+        except Overtaken:
+            return JSONResponse({"number": number, "overtaken": True}, 409, HEADERS)
+        except (UserError, PolicyError) as error:
+            return JSONResponse({"number": number, "error": str(error)}, 422, HEADERS)
+        finally:
+            sessions.end(session, overtaken)
+        seconds = time.perf_counter() - began
+        return JSONResponse({"number": number, "state": states[0], "html": found, "seconds": seconds}, 200, HEADERS)
+
+    routes = [Route("/", root, methods=["GET"]), Route("/runs", runs, methods=["POST"])]
+    return Guard(Starlette(routes=routes), port), sessions
+
+
+class Guard:
+    """Lets through what this server's own page asks for, under this server's own name."""
+
+    def __init__(self, inner: Any, port: int) -> None:
+        self._inner = inner
+        names = [f"{host}:{port}" for host in (HOST, "localhost")]
+        self._hosts = {name.encode() for name in names}
+        self._origins = {f"http://{name}".encode() for name in names}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it with 403."""
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and self._own(scope)):
+            await self._inner(scope, receive, send)
+        elif scope["type"] == "http":
+            headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
+            await send({"type": "http.response.start", "status": 403, "headers": headers})
+            await send({"type": "http.response.body", "body": b"not for other hosts and pages\n"})
+        else:  # a web socket: there is none
+            await send({"type": "websocket.close", "code": 1008})
+
+    def _own(self, scope: Scope) -> bool:
+        headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.lower(), []).append(value.lower())
+        hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
+        if len(hosts) != 1 or hosts[0] not in self._hosts or len(origins) > 1:
+            return False
+        if headers.get(b"sec-fetch-site", [b"none"]) not in ([b"none"], [b"same-origin"]):
+            return False  # asked for by another page, or reached over a link on one
+        if not origins:
+            return scope["method"] in ("GET", "HEAD")
+        return origins[0] == b"http://" + hosts[0] and origins[0] in self._origins
+
+
+async def _body(request: Any) -> bytes:
+    found = b""
+    async for chunk in request.stream():
+        found += chunk
+        if len(found) > MOST_BYTES:
+            raise UserError("the question is too long")
+    return found
+
+
+def _question(body: bytes) -> tuple[str, int, list[dict[str, str]], bool]:
+    """Return session, number, states and whether the page is narrow; UserError for anything else."""
+    try:
+        asked = json.loads(body)
+        session, number, states, narrow = (asked[key] for key in ("session", "number", "states", "narrow"))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise UserError("not a question of the explorer's page") from None
+    sound = isinstance(session, str) and 0 < len(session) <= 64 and type(number) is int and isinstance(narrow, bool)
+    if not sound or not isinstance(states, list) or not 0 < len(states) <= MOST or not all(map(_is_state, states)):
+        raise UserError("not a question of the explorer's page")
+    return session, number, states, narrow
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(inner, str) and len(inner) <= 400 for inner in value.values())
+
+
+def check_installed() -> None:
+    """Raise UserError without the extra `explore`."""
+    try:
+        import_module("starlette")
+        import_module("uvicorn")
+    except ImportError:
+        raise UserError(
+            "explore: the packages starlette and uvicorn are missing (pip install 'servesim[explore]')"
+        ) from None
+
+
+def listening(port: int) -> socket.socket:
+    """Return a socket that listens on a port of this machine (0: a free one). UserError where it cannot."""
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((HOST, port))
+        found.listen()
+    except OSError as error:
+        found.close()
+        raise UserError(f"--port {port}: {error.strerror} (0 takes a free one)") from None
+    return found
+
+
+def serve(explorer: Explorer, port: int, page: Mapping[str, Any], ready: Callable[[str], None]) -> None:
+    """Serve until interrupted; `ready` is told the address first. UserError for a port that cannot be had."""
+    import uvicorn
+
+    sock = listening(port)
+    with sock:
+        taken = sock.getsockname()[1]
+        app, sessions = application(explorer, taken, page)
+
+        class Server(uvicorn.Server):
+            """A server that ends its simulations before it waits for the answers under way."""
+
+            def handle_exit(self, sig: int, frame: Any) -> None:
+                sessions.end_all()
+                super().handle_exit(sig, frame)
+
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+        ready(f"http://{HOST}:{taken}/")
+        try:
+            Server(config).run(sockets=[sock])
+        except KeyboardInterrupt:
+            pass  # how it is meant to end
+        finally:
+            sessions.end_all()

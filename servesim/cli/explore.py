@@ -1,0 +1,67 @@
+"""`servesim explore`: a page on this machine whose sliders run simulations as they move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from servesim.reports.explore.picture import Explorer
+
+EXPLORE_EXAMPLES = """
+\b
+Examples:
+  servesim explore
+  servesim explore --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
+  servesim explore scenario.yaml --rate 20 --port 8700
+  servesim explore result
+
+It needs the extra: pip install 'servesim[explore]'. Ctrl-C ends it.
+"""
+DEFAULT = {
+    "trace": "preset:azure-conv-2023",
+    "requests": 2000,
+    "model": "llama-3.1-8b",
+    "gpu": "h200",
+    "slo": "ttft:500,tpot:50",
+}
+"""What is explored where nothing is said."""
+PORT = 8642
+
+
+def explore(
+    context: typer.Context,
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="SCENARIO|DIR", help="In YAML, or what run or sweep wrote with --out; options override it."
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: a free one.")] = PORT,
+) -> None:
+    """Serve a page whose sliders run simulations as they move.
+
+    On this machine only: rate, GPUs, policies and limits, several runs over one another, the command to copy."""
+    from servesim.reports.explore.server import check_installed, serve
+
+    check_installed()
+    saved = context.obj.pop("save_scenario", None)
+    explorer, page = opened(source, context.obj, saved)
+    serve(explorer, port, page, lambda address: typer.echo(f"explore at {address} (Ctrl-C ends it)"))
+
+
+def opened(source: Path | None, given: dict[str, Any], saved: str | None = None) -> tuple[Explorer, dict[str, Any]]:
+    """Return the explorer of a scenario, of a run's or a sweep's directory, under what the command line says, and the
+    words of its page. UserError where it cannot be explored."""
+    from servesim.cli.run import settings_over
+    from servesim.cli.serving import save, under_commands
+    from servesim.reports.explore.beginning import Beginning
+    from servesim.reports.explore.picture import Explorer
+
+    begun = Beginning.of(source, DEFAULT if "trace" not in given else {})
+    under = under_commands([begun.settings], given, "run")[0]
+    begun = begun.over(settings_over(under, given))
+    save([(begun.settings, {})], saved)
+    return Explorer(begun.settings, begun.controls, begun.words), begun.page
