@@ -184,7 +184,8 @@ def test_the_address_holds_the_state_for_two_browsers_at_once(desk: Desk, tmp_pa
 
 
 FIT = """
-  tell([document.documentElement.scrollWidth <= innerWidth, matchMedia("(prefers-color-scheme: dark)").matches].join(" "));
+  const fits = document.documentElement.scrollWidth <= innerWidth;
+  tell([fits, matchMedia("(prefers-color-scheme: dark)").matches].join(" "));
 """
 
 
