@@ -150,6 +150,11 @@ def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> No
         ({"scaler": "hpa", "start": {"node": 1}}, "start: unknown part 'node'"),
         ({"scaler": "hpa", "start": {"weights_gb_s": 0}}, "weights_gb_s is 0"),
         ({"start": {"node_s": 1}}, "start changes nothing"),
+        ({"scaler": "hpa", "dp": 2, "model": "qwen3-30b-a3b"}, "data-parallel ranks that come and go are not modeled"),
+        (
+            {"scaler": "hpa", "pools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]},
+            "not modeled where prompts are computed apart",
+        ),
     ],
 )
 def test_what_cannot_be_scaled_is_refused_in_one_line(settings: dict[str, Any], said: str) -> None:
