@@ -60,6 +60,13 @@ _LATENT = ("mla_context_module_perf", "mla_generation_module_perf")
 _LATENT_OF = {"b300_sxm": "gb300", "gb200": "b200_sxm"}
 """Systems whose latent attention is that of another with the same chip in another box: their own was timed with its
 launches (a module over 16 sequences of 511 tokens takes 93 and 99 us there, 41 and 42 us on the other two)."""
+_LATENT_KERNEL, _BF16 = "generation_mla_perf", "_bf16"
+_ONE_KERNEL = ("vllm", "sglang")
+_ON_HOPPER = ("h100_sxm", "h200_sxm")
+"""Where vLLM's decode of latent attention over keys and values in 16 bits is FlashAttention 3 as SGLang's is, whose
+rows are the kernel alone. vLLM's own of these systems are a whole module with norms and rotation launched one by one,
+"the never-in-serving native chain" (the package's collection_meta.yaml for B200, measured again since): 83 us for one
+token on an H200, 34 on a B200."""
 _DEALT = (2, 4, 8)
 """GPUs of one server that experts are dealt out to."""
 _NOT_MEASURED = (
@@ -85,6 +92,9 @@ def import_aiconfigurator(
     tables |= newest(files, system, ("trtllm",), "gemm_perf", (_BLOCK,))
     if (sibling := _LATENT_OF.get(system)) is not None and _has_system(files, sibling):
         tables |= {key: found for key, found in newest(files, sibling, (framework,)).items() if key in _LATENT}
+    if framework == _ONE_KERNEL[0] and system in _ON_HOPPER:
+        others = newest(files, system, _ONE_KERNEL[1:], _LATENT_KERNEL)
+        tables |= {f"{key}{_BF16}": found for key, found in others.items()}
     tables |= _mxfp8_of(newest(files, system, ("sglang",)), tables)
     written = {}
     for name, parts in _FILES:
@@ -204,6 +214,10 @@ def _latent_kernel_decode(raw: Any) -> Any:
     return raw.assign(new_tokens=1, past_tokens=raw["step"])
 
 
+def _latent_kernel_decode_bf16(raw: Any) -> Any:
+    return _latent_kernel_decode(raw[raw["kv_cache_dtype"] == "bfloat16"])
+
+
 def _prefill(raw: Any, full: bool = True) -> Any:
     raw = _attention(raw, "attention_prefill", full)
     return raw.assign(new_tokens=raw["isl"], past_tokens=0)
@@ -247,7 +261,14 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
         ],
     ),
     ("mla", [("mla_context_module_perf", _latent_prefill), ("mla_generation_module_perf", _latent_decode)]),
-    ("mla_kernel", [("context_mla_perf", _latent_kernel_prefill), ("generation_mla_perf", _latent_kernel_decode)]),
+    (
+        "mla_kernel",
+        [
+            ("context_mla_perf", _latent_kernel_prefill),
+            (_LATENT_KERNEL, _latent_kernel_decode),
+            (_LATENT_KERNEL + _BF16, _latent_kernel_decode_bf16),
+        ],
+    ),
     ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _nccl)]),
 )
 """Sources of each file written: source table (of GEMMs from other frameworks: dtype) and its conversion."""

@@ -65,12 +65,12 @@ def build_cost_model(
     smooth = host is not None and host.monotone_gemms
     roofline = Roofline.ideal if tables == IDEAL else Roofline
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth, rows.get("fp8_quantizing_us", 0.0) * 1e3)
-    if moe_backend == "auto" and engine is not None:
-        moe_backend = engine.get("mxfp4_experts", "auto")
     eager = attention_backend == "eager"
     if eager and model.latent is not None:
         raise UserError(f"attention_backend eager: {model.name} has latent attention, which is priced fused alone")
     weights = "fp8_block" if dtype == "fp8" and model.block_scaled and _has(kernels, "fp8_block") else dtype
+    if moe_backend == "auto" and engine is not None and model.experts is not None:
+        moe_backend = _experts_kernel(engine, model.experts.dtype or weights, tp, expert_parallel)
     graph = LayerGraph(
         model,
         gpu,
@@ -101,6 +101,8 @@ def build_cost_model(
     description = f"{model.name} on {gpus}, {dtype} weights, {kv_dtype} KV"
     if model.experts is not None:
         description += "; tokens assumed routed by a power law where experts were measured, uniformly where not"
+    if moe_backend.startswith("deepgemm"):
+        description += "; fp8 experts in DeepGEMM's grouped kernel, by its dense rows"
     if model.experts is not None and (model.experts_dtype or weights) == "fp8":
         description += "; of the kernels measured for fp8 experts the fastest, which no engine is known to choose"
     suspect = []
@@ -147,6 +149,15 @@ def _same_rates(gpu: Gpu, other: Gpu, dtypes: frozenset[str], links: bool) -> bo
         return one.bandwidth, one.link_bandwidth if links else None, flops
 
     return rates(gpu) == rates(other)
+
+
+def _experts_kernel(engine: EngineFacts, weights: str, tp: int, expert_parallel: bool) -> str:
+    """Return the kernel the engine runs experts with (see `servesim.cost.moe.MOE_BACKENDS`)."""
+    if weights != "fp8_block":
+        return str(engine.get("mxfp4_experts", "auto"))
+    known = engine.get("fp8_experts", {})
+    applies = known.get("kernel", "measured") != "measured" and (expert_parallel or tp < known.get("below_tp", inf))
+    return str(known["kernel"]) if applies else "auto"
 
 
 def _own_all_reduce_below(engine: EngineFacts | None, tp: int) -> float:

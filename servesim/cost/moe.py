@@ -36,13 +36,15 @@ from servesim.cost.formula import (
     WEIGHT_BYTES,
     Roofline,
 )
+from servesim.cost.grouped import grouped_curve
 from servesim.cost.linear import GemmTables
 from servesim.errors import UserError, suggest
 from servesim.hardware.layers import Experts
 
-MOE_BACKENDS = ("auto", "triton", "marlin", "mxfp8")
+MOE_BACKENDS = ("auto", "triton", "marlin", "mxfp8", "deepgemm", "deepgemm_padded")
 """The choices of vLLM's `--moe-backend`: Marlin's kernel for 4-bit weights and bf16 arithmetic; mxfp8, FlashInfer's on
-Blackwell for mxfp4 weights and activations in mxfp8; the other two are the fastest kernel a table has for the weights
+Blackwell for mxfp4 weights and activations in mxfp8; DeepGEMM's for weights in FP8 blocks, padded where it computes
+blocks without a token, too (`servesim.cost.grouped`); the other two are the fastest kernel a table has for the weights
 and bf16 activations, which for mxfp4 on Hopper is the Triton one."""
 _MARLIN = "mxfp4_marlin"
 """Marlin's rows on mxfp4 weights in a table whose `mxfp4` is another kernel."""
@@ -87,6 +89,8 @@ def experts_curve(
     """Return the time from routing to the sum of the routed experts of one layer on one of `tp` GPUs, over tokens.
     `backend`: see `MOE_BACKENDS`; those a weight format does not have leave it as it is. Under expert parallelism the
     GPU is the most loaded one where that was measured."""
+    if backend in ("deepgemm", "deepgemm_padded") and dtype == "fp8_block":
+        return grouped_curve(gemms, experts, hidden, tp, expert_parallel, backend == "deepgemm_padded")
     curve = _mean_curve(gemms, experts, hidden, tp, dtype, backend, expert_parallel)
     if not expert_parallel or tp == 1:
         return curve

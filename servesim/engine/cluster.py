@@ -23,6 +23,7 @@ from servesim.engine.handoff import Handoff
 from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
 from servesim.engine.reports import Reporting
+from servesim.engine.scaling import Scaled, Scaling
 from servesim.engine.telling import Telling
 from servesim.engine.waiting import Waiting
 from servesim.errors import PolicyError, UserError
@@ -53,7 +54,7 @@ class Cluster:
     routed to these replicas are served, and the others are another process's (servesim.run.processes). `report_every`
     and `report_lag`, in ns: the age of what the router sees (servesim.engine.reports); 0: it sees what is. `failures`:
     what breaks (servesim.engine.failures). `handoff`: how requests whose prompt and answer are computed by different
-    replicas get from one to the other.
+    replicas get from one to the other. `scaled`: pools whose replicas come and go (servesim.engine.scaling).
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Cluster:
         report_lag: int = 0,
         failures: Failures | None = None,
         handoff: Handoff | None = None,
+        scaled: Sequence[Scaled] = (),
     ) -> None:
         self._replica_class = MODES[mode].replica
         self.clock = Clock()
@@ -103,6 +105,12 @@ class Cluster:
             self.failing = Failing(self, failures)
         if handoff is not None:
             handoff.join(self)
+        self.scaling: Scaling | None = None
+        self.scale(scaled)
+
+    def scale(self, scaled: Sequence[Scaled]) -> None:
+        """Have the replicas of these pools come and go; to be called before the first event."""
+        self.scaling = Scaling(self, list(scaled)) if scaled else None
 
     def set_state(self, index: int, state: ReplicaState) -> None:
         """Let the router know a replica's state."""
@@ -173,6 +181,8 @@ class Cluster:
             self.reporting.start()
         if self.failing is not None:
             self.failing.start()
+        if self.scaling is not None:
+            self.scaling.start()
         self._arm()
 
     def step(self) -> bool:
@@ -250,6 +260,8 @@ class Cluster:
         request.replica = index
         if self.telling.sent:
             self.router.on_sent(request, index)
+        if self.scaling is not None:
+            self.scaling.sent(request, index)
         if self.failing is not None and not self.failing.reaches(request, output_len, index):
             return
         self.replicas[index].arrive(request, output_len)
@@ -284,6 +296,8 @@ class Cluster:
             self.handoff.forget(request)
         if self.failing is not None:
             self.failing.forget(request)
+        if self.scaling is not None:
+            self.scaling.left(request)
         self.workload.on_finish(request, self.clock.ns)
         if self._answers_matter:
             self._arm()

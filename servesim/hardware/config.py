@@ -239,8 +239,8 @@ def _refuse_unknown(config: dict[str, Any], where: str) -> None:
     kind = config.get("model_type")
     if kind and kind not in KNOWN_TYPES:
         raise UserError(
-            f"{where}: model_type {shown(kind)} is not known{suggest(str(kind), KNOWN_TYPES)}; if its layers are those "
-            'of one that is, say so in a copy of the file ("model_type": "llama" for a dense decoder)'
+            f"{where}: model_type {shown(kind)} is not known{suggest(str(kind), KNOWN_TYPES, 90)}; if its layers are "
+            'those of one that is, say so in a copy of the file ("model_type": "llama" for a dense decoder)'
         )
 
 

@@ -66,7 +66,8 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[
     `kind`: how far it is from what was measured, which names the folds the interval is from (null: too far), `says`:
     the same in words; `level`: share of measured servers inside; by metric `mean` (simulated), `low` and `high` in ms,
     and the `coverage` that such intervals had on cells left out like this one (value, and its 95 % interval); `fitted`:
-    date, cells and deployments.
+    date, cells and deployments. A run adds `propagated`: those of percentiles, goodput and price, or why there are
+    none.
     """
     fitted = shipped() if fitted is None else fitted
     on = fitted.document["fitted_on"]

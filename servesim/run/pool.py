@@ -9,6 +9,7 @@ from typing import Any
 
 from servesim.contracts import KVAllocator, KVMemory, Limits, make
 from servesim.contracts.router import Role
+from servesim.contracts.scaler import scalers
 from servesim.cost import TableCostModel
 from servesim.cost.host import HostTerms
 from servesim.engine.cluster import MODES
@@ -129,6 +130,11 @@ def _resolved(server: Server, budget: MemoryBudget, max_model_len: int) -> Scena
             "usd_per_gpu_hour": price,
             "scheduler": settings(scenario.scheduler, policies.scheduler_params),
             "kv": settings(scenario.kv, policies.kv_params),
+            **(
+                {"scaler": settings(scenario.scaler, scalers.configured(scenario.scaler)[1])}
+                if scenario.scaler is not None
+                else {}
+            ),
         }
     )
     drafting = server.speculation

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FIELDS = (
     "model", "gpu", "dtype", "kv_dtype", "tp", "pp", "replicas", "preset", "scheduler", "kv", "speculation",
-    "acceptance", "engine", "host", "kernel_tables", "usd_per_gpu_hour", "price",
+    "acceptance", "engine", "host", "kernel_tables", "usd_per_gpu_hour", "price", "scaler", "start",
 )  # fmt: skip
 """Settings that pools may have of their own."""
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -47,8 +47,8 @@ def with_pools(settings: Mapping[str, Any], complete: Callable[[Settings], Scena
             whole = complete(_changed(base, pool)).model_dump()
         except UserError as error:
             raise UserError(f"pools: {name}: {error}") from None
-        pools.append({"name": name, "role": role, **{key: whole[key] for key in FIELDS}})
-    first = {key: pools[0][key] for key in FIELDS}
+        pools.append({"name": name, "role": role, **{key: whole[key] for key in FIELDS if key in whole}})
+    first = {key: pools[0][key] for key in FIELDS if key in pools[0]}
     return base | first | {"replicas": sum(pool["replicas"] for pool in pools), "pools": pools}
 
 
@@ -75,7 +75,9 @@ def pool_scenarios(scenario: Scenario) -> list[PoolScenario]:
     base = scenario.model_dump(exclude={"pools", "router", "handoff"})  # whose router is one of all
     return [
         PoolScenario(
-            pool["name"], pool["role"], type(scenario).model_validate(base | {key: pool[key] for key in FIELDS})
+            pool["name"],
+            pool["role"],
+            type(scenario).model_validate(base | {key: pool[key] for key in FIELDS if key in pool}),
         )
         for pool in scenario.pools
     ]

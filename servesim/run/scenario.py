@@ -38,7 +38,7 @@ from servesim.run.prices import prices_of
 
 Settings = dict[str, Any]
 
-CLUSTERS = ("pools", "pd", "handoff")
+CLUSTERS = ("pools", "pd", "handoff", "scaler", "start")
 """Settings that are written only where they say something."""
 _EXAMPLES = {
     "trace": ": a file, preset:NAME or synth:key=value,...",
@@ -181,7 +181,7 @@ class Scenario(_Section):
     """When turns of recorded conversations come: think: by pauses after answers; original: also not before their
     recorded times; open: at recorded times whatever has ended; auto: as the format says."""
     shape: list[str] = Field(default=[])
-    """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`."""
+    """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`; one may be a text."""
     columns: str | None = None
     """Columns of a log with names of its own, where they are not guessed right, such as arrival='Request
     Time',prompt=in,output=out; unit=us says the unit of its times, prompt=2000 a number instead of a column."""
@@ -222,6 +222,12 @@ class Scenario(_Section):
     otherwise alike; short for two pools."""
     handoff: Settings | None = None
     """How KV gets from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: that."""
+    scaler: Settings | None = None
+    """Autoscaler of the replicas, written as policies are: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`,
+    with parameters such as `keda:target=4,min=1,max=8`. `replicas` is how many there are at first. None: all stay."""
+    start: dict[str, float] = Field(default={})
+    """Times of which the start of a replica is made, by parts: node_s, pull_s, weights_gb_s (GB/s), compile_s,
+    graphs_s, warm_up_s."""
     speculation: Settings = Field(default={"name": "none"})
     """How drafts are made: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
     acceptance: Settings | None = None
@@ -256,7 +262,7 @@ class Scenario(_Section):
     price: dict[str, float] = Field(default={})
     """Prices by GPU, $ an hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of them."""
 
-    @field_validator("scheduler", "kv", "router", "speculation", "acceptance", "handoff", mode="before")
+    @field_validator("scheduler", "kv", "router", "speculation", "acceptance", "scaler", "handoff", mode="before")
     @classmethod
     def _policy(cls, value: Any) -> Settings | None:
         return policy_settings(value) if value is not None else None
@@ -292,6 +298,11 @@ class Scenario(_Section):
             return value
         plain, percentiles = split_slo(limits)
         return {**value, "slo": plain, **({"slo_percentiles": percentiles} if percentiles else {})}
+
+    @field_validator("shape", mode="before")
+    @classmethod
+    def _steps(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
     @field_validator("price", mode="before")
     @classmethod
@@ -436,7 +447,7 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
             raise UserError(f"{key}: no {outer} is named whose {inner} it could be")
         settings[outer] = with_changes(_renamed(current), {inner: value})
         return
-    if outer in ("scheduler", "kv", "router", "speculation", "acceptance"):
+    if outer in ("scheduler", "kv", "router", "speculation", "acceptance", "scaler"):
         preset = preset_settings(settings["preset"]) if settings.get("preset") else {}
         default = preset.get(outer, Scenario.model_fields[outer].default)
         current = policy_settings(default if current is None else current) if current or default else None

@@ -21,6 +21,7 @@ from servesim.run.handoff import handoff_of, on_handoff
 from servesim.run.pool import PoolSetup, set_up_pool
 from servesim.run.pools import PoolScenario, of_each, pool_scenarios, resolved_pools
 from servesim.run.provenance import provenance
+from servesim.run.scaling import scaled_pools
 from servesim.run.scenario import Scenario
 from servesim.run.server import Server, cost_model_of
 from servesim.run.trace_source import open_scenario, open_stream
@@ -62,7 +63,7 @@ class Setup:
     @property
     def several(self) -> bool:
         """Whether there are several replicas, or may come to be."""
-        return self.scenario.replicas > 1
+        return self.scenario.replicas > 1 or any(pool.scenario.scaler for pool in self.pools)
 
     @property
     def cores(self) -> list[EngineCore]:
@@ -111,6 +112,7 @@ class Setup:
             report_lag=round(self.scenario.cluster.report_lag_s * SECOND),
             failures=failures_of(self.scenario, self.trace),
             handoff=handoff_of(self.scenario.handoff, self.pools, self.make_router()),
+            scaled=scaled_pools(self.pools, self.trace),
             **options,
         )
 
@@ -169,6 +171,8 @@ def _check_together(pools: list[PoolSetup], trace: Trace) -> None:
             raise UserError("pools: several samples of a request (n > 1) are not modeled where prompts are apart")
         if pools[0].scenario.cluster.failures:
             raise UserError("cluster.failures: not modeled where prompts and answers are on different replicas")
+        if any(pool.scenario.scaler for pool in pools):
+            raise UserError("scaler: not modeled where prompts and answers are on different replicas")
         if pools[0].scenario.stream:
             raise UserError("stream: not possible where prompts and answers are on different replicas")
     if trace.samples is not None:

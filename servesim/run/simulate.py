@@ -25,7 +25,7 @@ from servesim.run.intervals import intervals as error_bars
 from servesim.run.notes import after_run, on_costs
 from servesim.run.pools import of_each
 from servesim.run.processes import check_independent, run_apart
-from servesim.run.propagation import propagated
+from servesim.run.propagation import NOT_ASKED, propagated
 from servesim.run.records import Records, StreamedRecords
 from servesim.run.result import Result
 from servesim.run.result_files import ResultWriter
@@ -115,7 +115,9 @@ def simulate(
         summary = _summary(setup, records, cluster)
         if intervals:
             summary["intervals"] = error_bars(summary)
-            if propagate:
+            if not propagate:
+                summary["intervals"]["propagated"] = {"says": NOT_ASKED, "runs": 0}
+            else:
 
                 def again(changes: dict[str, Any]) -> dict[str, Any]:
                     changed = Scenario.of({**asked.model_dump(), **changes})

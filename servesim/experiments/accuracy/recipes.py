@@ -89,7 +89,7 @@ def recipe(cell: Cell) -> Recipe:
         settings["scheduler"] = dict(engine["scheduler"])
         if own.get("max_num_seqs") == "concurrency":
             settings["scheduler"]["max_num_seqs"] = max(cell.concurrency, 2)
-    if cell.engine == "trtllm" and (limits := _limits(cell, own, source)):
+    if limits := _limits(cell, own, source):
         settings["scheduler"] = {**preset_settings(engine["preset"])["scheduler"], **limits}
     if around := _engine(cell, own, engine["preset"]):
         settings["engine"] = around
@@ -116,13 +116,21 @@ def _put(settings: dict[str, Any], dotted: dict[str, Any]) -> None:
         settings["scheduler"] = {**preset_settings(settings["preset"])["scheduler"], **settings["scheduler"]}
 
 
+_BUDGET = {"trtllm": ("max_bs", "max_num_tokens"), "vllm": ("max_num_seqs", "max_num_batched_tokens")}
+"""What schedulers call the most sequences and the most tokens of a step."""
+
+
 def _limits(cell: Cell, own: dict[str, Any], source: dict[str, Any]) -> dict[str, int]:
-    """Return the most sequences and tokens of a step of TensorRT-LLM, where the source's scripts or rules say them."""
-    if "prompt_and" in source:
+    """Return the most sequences and tokens of a step where the source's scripts or rules say them."""
+    if cell.engine in _BUDGET and "prompt_and" in source:
+        sequences, tokens = _BUDGET[cell.engine]
         most = cell.concurrency + cell.isl + source["prompt_and"]
-        return {"max_bs": cell.concurrency, "max_num_tokens": most + -most % source["multiple_of"]}
-    found = {"max_num_tokens": own["max_num_tokens"]} if "max_num_tokens" in own else {}
-    return found | ({"max_bs": cell.concurrency} if found and own.get("max_bs") == "concurrency" else {})
+        return {sequences: cell.concurrency, tokens: most + -most % source["multiple_of"]}
+    if cell.engine != "trtllm" or "max_num_tokens" not in own:
+        return {}
+    return {"max_num_tokens": own["max_num_tokens"]} | (
+        {"max_bs": cell.concurrency} if own.get("max_bs") == "concurrency" else {}
+    )
 
 
 def _kv_dtype(cell: Cell, own: dict[str, Any], engine: dict[str, Any], source: str) -> str | None:
