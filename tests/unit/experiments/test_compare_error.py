@@ -45,7 +45,7 @@ def test_a_figure_of_a_stretched_run_takes_the_factor_of_its_own_kind() -> None:
     assert [scaled(name) for name in ("e2el_p99", "e2el_mean", "hit_rate")] == [True, False, False]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_model_without_error_leaves_every_change_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     document = _compared(monkeypatch, 1.0)
     drawn = [one for one in document["model_error"] if one["says"] == SAYS]
@@ -81,7 +81,7 @@ def test_what_no_measured_pair_is_like_has_words_and_takes_no_run() -> None:
     assert words(document["model_error"]) == [said]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_without_intervals_nothing_is_said_and_nothing_run_further() -> None:
     document = servesim.compare(**WORKLOAD, intervals=False).attrs["document"]
     assert document["error_runs"] is None
