@@ -184,3 +184,11 @@ def test_what_a_member_knew_is_published_when_it_leaves() -> None:
     kv.turns.leave(one, 4)
     assert kv.lookup(other).num_tokens == 8
     assert kv.turns._filling == {}
+
+
+def test_none_joins_while_samples_share_a_block_that_is_not_full() -> None:
+    kv = FastPaged(NoParams(), KVMemory(40, 4, 100))
+    one, other = held(kv, 6, 6)
+    assert kv.turns.join(other, 6, 6)
+    kv.fork(one, request(2, 6, 6))
+    assert not kv.turns.join(one, 6, 6)
