@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from servesim.contracts.request import Request, State
 
-LATER: Final = -1
+LATER: Final = 1 << 62
 """Answer of `Connector.load`: the end is not known yet; the replica is told when it has come (`Replica.loaded`)."""
 
 

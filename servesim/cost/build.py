@@ -77,7 +77,7 @@ def build_cost_model(
         raise UserError(f"attention_backend eager: {model.name} has latent attention, which is priced fused alone")
     weights = "fp8_block" if dtype == "fp8" and model.block_scaled and _has(kernels, "fp8_block") else dtype
     if moe_backend == "auto" and engine is not None and model.experts is not None:
-        moe_backend = _experts_kernel(engine, model.experts.dtype or weights, tp, ep > 1)
+        moe_backend = _experts_kernel(engine, model.experts.dtype or weights, tp * dp, ep > 1)
     graph = LayerGraph(
         model,
         gpu,

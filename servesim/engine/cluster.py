@@ -60,9 +60,8 @@ class Cluster:
     prices and commits every step by itself, and fast mode equals it to the nanosecond. `only`: of all requests those
     routed to these replicas are served, and the others are another process's (servesim.run.processes). `report_every`
     and `report_lag`, in ns: the age of what the router sees (servesim.engine.reports); 0: it sees what is. `failures`:
-    what breaks (servesim.engine.failures). `scaled`: pools whose replicas come and go (servesim.engine.scaling).
-    `handoff`: how requests whose prompt and answer are computed by different
-    replicas get from one to the other.
+    what breaks (servesim.engine.failures). `handoff`: how requests whose prompt and answer are computed by different
+    replicas get from one to the other. `scaled`: pools whose replicas come and go (servesim.engine.scaling).
     """
 
     def __init__(
@@ -78,8 +77,8 @@ class Cluster:
         report_every: int = 0,
         report_lag: int = 0,
         failures: Failures | None = None,
-        scaled: Sequence[Scaled] = (),
         handoff: Handoff | None = None,
+        scaled: Sequence[Scaled] = (),
     ) -> None:
         self._parts = MODES[mode]
         self.clock = Clock()
@@ -112,10 +111,10 @@ class Cluster:
         self.failing: Failing | None = None
         if failures is not None:
             self.failing = Failing(self, failures)
-        self.scaling: Scaling | None = None
-        self.scale(scaled)
         if handoff is not None:
             handoff.join(self)
+        self.scaling: Scaling | None = None
+        self.scale(scaled)
 
     def scale(self, scaled: Sequence[Scaled]) -> None:
         """Have the replicas of these pools come and go; to be called before the first event."""

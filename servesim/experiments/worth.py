@@ -141,8 +141,8 @@ def _variants(features: Sequence[Feature], settings: Settings) -> list[Variant]:
         names = " + ".join(one.name for one in features)
         found.append(Variant(names, {"of": names}, override(settings, [text for each in features for text in each.on])))
     plain = [Scenario.of(v.settings).model_dump() for v in found]
-    for variant, one in zip(found[1:], plain[1:], strict=True):
-        if one == plain[0]:
+    for variant, settled in zip(found[1:], plain[1:], strict=True):
+        if settled == plain[0]:
             raise UserError(f"of: {variant.label} changes nothing: the scenario has that already")
     return found
 

@@ -58,9 +58,8 @@ def handoff_of(settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup], d
     protocol = PROTOCOLS.get(own.pop("name"))
     if protocol is None:
         raise UserError(f"handoff {shown((settings or DEFAULT)['name'])} is unknown; there are {', '.join(PROTOCOLS)}")
-    names = {field.name for field in fields(LinkParams)}
-    link = build_params("handoff", LinkParams, {key: value for key, value in own.items() if key in names})
-    params = build_params("handoff", protocol.Params, {key: value for key, value in own.items() if key not in names})
+    link, rest = _link_of(own)
+    params = build_params("handoff", protocol.Params, rest)
     _check(pools)
     return protocol(links_of(link, pools), size_of(pools), decode_router, params)
 
@@ -69,7 +68,7 @@ def on_handoff(settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup]) -
     """Return what a reader must know of how KV gets from pools of prompts to pools of answers."""
     if all(pool.pool.role == "both" for pool in pools):
         return []
-    params = LinkParams(**{k: v for k, v in (settings or {}).items() if k in {f.name for f in fields(LinkParams)}})
+    params, _ = _link_of({key: value for key, value in (settings or {}).items() if key != "name"})
     kind = KINDS[params.link]
     gb_s = kind.gb_s if params.gb_s is None else params.gb_s
     start_us = kind.start_us if params.start_us is None else params.start_us
@@ -78,6 +77,14 @@ def on_handoff(settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup]) -
         f"KV goes from prefill to decode replicas at {gb_s:g} GB/s a GPU after {start_us:g} us ({params.link}: {why}); "
         "the way over the proxy is handoff.http_ms, an assumption"
     ]
+
+
+def _link_of(settings: Mapping[str, Any]) -> tuple[LinkParams, dict[str, Any]]:
+    """Return the links that settings of a handoff say, and the others of them."""
+    names = {field.name for field in fields(LinkParams)}
+    own = {key: value for key, value in settings.items() if key in names}
+    link: LinkParams = build_params("handoff", LinkParams, own)
+    return link, {key: value for key, value in settings.items() if key not in names}
 
 
 def _check(pools: Sequence[PoolSetup]) -> None:

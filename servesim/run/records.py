@@ -96,7 +96,7 @@ class Records:
 
     def add_columns(self, columns: dict[str, Any]) -> None:
         """Add columns of integers to the table of requests."""
-        from servesim.run.result import arrow_array
+        from servesim.run.result_files import arrow_array
 
         for name, column in columns.items():
             self.table = self.table.append_column(name, arrow_array(column))

@@ -235,17 +235,17 @@ class Scenario(_Section):
     pools: list[Settings] = Field(default=[])
     """Pools of replicas behind the router, each with a name, a role (both, prefill, decode) and what it has of its own:
     `fast:gpu=h200,replicas=2`, or a mapping of model, gpu, tp, engine, policies and replicas."""
+    pd: str | None = None
+    """Prompts and answers on different replicas: `2x1:1x4` are 2 prefill replicas of 1 GPU and 1 decode replica of 4,
+    otherwise alike; short for two pools."""
+    handoff: Settings | None = None
+    """How KV gets from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: that."""
     scaler: Settings | None = None
     """Autoscaler of the replicas, written as policies are: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`,
     with parameters such as `keda:target=4,min=1,max=8`. `replicas` is how many there are at first. None: all stay."""
     start: dict[str, float] = Field(default={})
     """Times of which the start of a replica is made, by parts: node_s, pull_s, weights_gb_s (GB/s), compile_s,
     graphs_s, warm_up_s."""
-    pd: str | None = None
-    """Prompts and answers on different replicas: `2x1:1x4` are 2 prefill replicas of 1 GPU and 1 decode replica of 4,
-    otherwise alike; short for two pools."""
-    handoff: Settings | None = None
-    """How KV gets from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: that."""
     speculation: Settings = Field(default={"name": "none"})
     """How drafts are made: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
     acceptance: Settings | None = None

@@ -112,8 +112,8 @@ class Setup:
             report_every=round(self.scenario.cluster.report_every_s * SECOND),
             report_lag=round(self.scenario.cluster.report_lag_s * SECOND),
             failures=failures_of(self.scenario, self.trace),
-            scaled=scaled_pools(self.pools, self.trace),
             handoff=handoff_of(self.scenario.handoff, self.pools, self.make_router()),
+            scaled=scaled_pools(self.pools, self.trace),
             **options,
         )
 
@@ -172,6 +172,8 @@ def _check_together(pools: list[PoolSetup], trace: Trace) -> None:
             raise UserError("pools: several samples of a request (n > 1) are not modeled where prompts are apart")
         if pools[0].scenario.cluster.failures:
             raise UserError("cluster.failures: not modeled where prompts and answers are on different replicas")
+        if any(pool.scenario.scaler for pool in pools):
+            raise UserError("scaler: not modeled where prompts and answers are on different replicas")
         if pools[0].scenario.stream:
             raise UserError("stream: not possible where prompts and answers are on different replicas")
     if trace.samples is not None:

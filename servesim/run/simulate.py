@@ -18,6 +18,7 @@ from servesim.metrics.classes import by_class, by_tenant
 from servesim.metrics.requests import RequestColumns, goodput
 from servesim.metrics.summary import summarize
 from servesim.run.beginning import check_beginning
+from servesim.run.burst_replicas import holding
 from servesim.run.bursts import bursts_of
 from servesim.run.custom_metrics import Function, custom_values, load_metrics
 from servesim.run.fleet import FleetFigures
@@ -57,6 +58,7 @@ def simulate(
     overwrite: bool = True,
     step_requests: bool = False,
     metrics: str | Function | Iterable[str | Function] | None = None,
+    burst_replicas: bool = False,
     **settings: Any,
 ) -> Result:
     """Replay a trace and return its result.
@@ -72,7 +74,8 @@ def simulate(
     scenario that stands in `out` is not replaced.
     `step_requests`: with mode="reference", write which requests each step computed (servesim.run.step_requests).
     `metrics`: functions of your own, or `file.py:function` (servesim.run.custom_metrics), whose values are
-    `summary["custom_metrics"]`.
+    `summary["custom_metrics"]`. `burst_replicas`: find out by further runs how many replicas would have held a burst
+    of the scenario's shape (servesim.run.burst_replicas).
 
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
     """
@@ -113,6 +116,15 @@ def simulate(
         if cluster is not None and cluster.handoff is not None:
             records.add_columns(stage_columns(cluster.handoff, records.table["row"].to_numpy()))
         summary = _summary(setup, records, cluster)
+        if burst_replicas and not asked.pools:
+
+            def with_replicas(count: int) -> pd.DataFrame:
+                more = Scenario.of({**asked.model_dump(), "replicas": count})
+                return simulate(more, trace=given, jobs=jobs, intervals=False).requests
+
+            for i, found in enumerate(summary.get("bursts", ())):
+                found["held"] = holding(found, setup.scenario, records.table.to_pandas(), with_replicas)
+                summary["notes"][i] = burst_text(found)  # notes begin with those of bursts
         if intervals:
             summary["intervals"] = error_bars(summary)
             if not propagate:

@@ -253,15 +253,18 @@ def test_a_damaged_config_is_a_model_or_a_line(data: st.DataObject, name: str, j
     assert model.kv_bytes(1000) > 0
 
 
+DEEPSEEK = {"hidden_size": 7168, "num_attention_heads": 128, "num_key_value_heads": 128}
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         (
             {"linear_num_key_heads": 16, "full_attention_interval": 4, "num_hidden_layers": 48},
-            r"linear attention, which is not supported: layers 0-2, 4-6, 8-10, \.\.\. \(36 of 48\); .* qwen3-14b",
+            r"linear attention, which is not supported: layers 0-2, 4-6, 8-10, \.\.\. \(36 of 48\); .* qwen2.5-14b is",
         ),
         (
-            {"index_topk": 2048, "num_hidden_layers": 61, "hidden_size": 7168, "n_routed_experts": 256},
+            {"index_topk": 2048, "num_hidden_layers": 61, "n_routed_experts": 256} | DEEPSEEK,
             r"sparse attention, which is not supported: all 61 layers; .* deepseek-v3(-nvfp4)? is nearest",
         ),
         (

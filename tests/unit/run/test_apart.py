@@ -1,0 +1,70 @@
+"""Prompts and answers apart, from a scenario: pools, figures, columns, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import servesim
+from servesim.engine.links import KINDS
+from servesim.errors import UserError
+from servesim.run.stages import STAGES
+
+RUN: dict[str, Any] = {
+    "trace": "synth:prompt=2000,output=50,rate=4",
+    "requests": 20,
+    "model": "llama-3.1-8b",
+    "gpu": "h100",
+}
+
+
+@pytest.fixture(scope="module")
+def result() -> servesim.Result:
+    return servesim.simulate(**RUN, pd="2x1:1x2")
+
+
+def test_pd_is_short_for_two_pools(result: servesim.Result) -> None:
+    pools = [(p["name"], p["role"], p["replicas"], p["tp"]) for p in result.scenario.pools]
+    assert pools == [("prefill", "prefill", 2, 1), ("decode", "decode", 1, 2)]
+    again = servesim.simulate(result.scenario)
+    assert again.summary["disaggregation"] == result.summary["disaggregation"]
+
+
+def test_stages_add_up_to_the_latency(result: servesim.Result) -> None:
+    found, times = result.summary["disaggregation"], result.summary["latency_ms"]
+    means = [found["stages_ms"][name]["mean"] for name in STAGES]
+    out_ms = result.requests["finished_ns"].sub(result.requests["last_token_ns"]).max() / 1e6
+    assert sum(means[:-1]) == pytest.approx(times["ttft"]["mean"], abs=out_ms + 1e-6)
+    assert sum(means) == pytest.approx(times["e2el"]["mean"], abs=out_ms + 1e-6)
+    assert result.summary["intervals"]["kind"] is None, "no such server was measured"
+
+
+def test_what_is_sent_is_the_kv_of_whole_blocks_and_takes_bytes_over_the_narrower_end(result: servesim.Result) -> None:
+    table, kind = result.requests, KINDS["rdma-400"]
+    per_token = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, width, bytes
+    assert set(table["kv_bytes"]) == {2000 * per_token}  # 125 blocks of 16
+    alone = kind.start_us * 1e3 + 2000 * per_token / kind.gb_s  # out of one GPU, into two
+    wire = table["received_ns"] - table["reserved_ns"]
+    assert wire.min() == pytest.approx(alone, rel=1e-6)
+    assert set(table["prefill_replica"]) == {0, 1}
+    assert set(table["replica"]) == {2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"pd": "2x1"}, "REPLICASxTP"),
+        ({"pd": "1x1:1x1", "handoff": "nixl"}, "handoff 'nixl' is unknown"),
+        ({"handoff": "vllm-nixl"}, "no pool has the role"),
+        ({"pd": "1x1:1x1", "handoff": "vllm-nixl:link=string"}, "link is 'string'"),
+        ({"pd": "1x1:1x1", "handoff": "vllm-nixl:gb_s=0"}, "gb_s is 0"),
+        ({"pd": "1x1:1x1", "scheduler": "sglang"}, "cannot wait for KV"),
+        ({"pools": [{"name": "a", "role": "prefill"}]}, "none has the role decode"),
+        ({"pd": "1x1:1x1", "cluster": {"failures": ["crash:replica=0,at=1"]}}, "not modeled"),
+        ({"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode", "kv_dtype": "fp8"}]}, "KV form"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        servesim.simulate(**RUN, **settings)
