@@ -95,8 +95,6 @@ def scaled_pools(pools: list[PoolSetup], trace: Trace) -> list[Scaled]:
             raise UserError("scaler: requests ask for several samples (n > 1), which must find their replica again")
         if pool.pool.data_parallel is not None:
             raise UserError("scaler: replicas of data-parallel ranks that come and go are not modeled (dp 1)")
-        if any(each.pool.role != "both" for each in pools):
-            raise UserError("scaler: replicas that come and go are not modeled where prompts are computed apart")
         cls, params = scalers.configured(pool.scenario.scaler)
         deployment = pool.deployment
         if not params.min <= pool.scenario.replicas <= params.max:

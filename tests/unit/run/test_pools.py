@@ -153,7 +153,7 @@ def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> No
         ({"scaler": "hpa", "dp": 2, "model": "qwen3-30b-a3b"}, "data-parallel ranks that come and go are not modeled"),
         (
             {"scaler": "hpa", "pools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]},
-            "not modeled where prompts are computed apart",
+            "scaler: not modeled where prompts and answers are on different replicas",
         ),
     ],
 )
