@@ -23,7 +23,8 @@
 # make package  build the sdist, the wheel from it, and try that in a clean environment
 # make build COMMIT=HEAD~1  a build of another commit in .builds, to compare with: .ci/same-bytes, benchmarks.check --against
 #              (BUILD=.venv-compiled: its compiled build)
-# All make a virtual environment in the checkout first, with the locked versions, when it is missing or outdated.
+# All make a virtual environment in the checkout first, with the locked versions, when it is missing or outdated; `make run`
+# installs what a run needs and no more.
 # Another Python, beside it: make test PYTHON=python3.13 VENV=.venv-3.13
 
 PYTHON ?= python3
@@ -31,6 +32,7 @@ VENV := .venv
 CALIBRATE := .venv-calibrate
 COMPILED := .venv-compiled
 PEERS := .venv-peers
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # Build tools are locked too: pip reads the one variable or the other, by its age.
@@ -41,7 +43,7 @@ PYTEST = $(VENV)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark
 .PHONY: run lint quick test slow all-tests claims nightly mutants worlds hostile coverage test-calibrate trace-processor docs sample bench bench-peers compiled \
     test-compiled all-compiled build package
 
-run: $(READY)
+run: $(INSTALLED)
 	@$(VENV)/bin/servesim run --trace preset:azure-conv-2023 --requests 2000 --model llama-3.1-8b --gpu h200 --slo ttft:500,tpot:50
 
 lint: $(READY)
@@ -89,7 +91,9 @@ trace-processor: .trace-processor/.ready
 
 docs: $(READY)
 	$(VENV)/bin/python -m tests.support.module_map
+	$(VENV)/bin/python -m tests.support.support_page
 	$(VENV)/bin/python -m tests.support.documents
+	$(VENV)/bin/python -m tests.support.notebooks
 
 sample: $(READY)
 	$(VENV)/bin/servesim run reports/sample.yaml --out $(VENV)/sample --overwrite
@@ -129,10 +133,15 @@ build:
 	{ test -d $$folder || { mkdir -p $$folder && git archive $$commit | tar -x -C $$folder; }; } && \
 	$(MAKE) --no-print-directory -C $$folder $$build/.ready && echo "$$folder/$$build/bin/servesim"
 
-$(READY): pyproject.toml requirements.lock
+$(INSTALLED): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: servesim needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 2; }
-	@echo "setting up $(VENV), in a minute or two" >&2
+	@echo "setting up $(VENV), in less than a minute" >&2
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@$(LOCKED) $(PIP) install --quiet --editable .
+	@touch $@
+
+$(READY): $(INSTALLED)
+	@echo "adding what the tests need, in a minute or two" >&2
 	@$(LOCKED) $(PIP) install --quiet --editable '.[test]'
 	@touch $@
 

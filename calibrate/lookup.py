@@ -13,7 +13,7 @@ from servesim.cost.attention import TableAttention
 from servesim.cost.curve import Curve
 from servesim.cost.formula import Roofline
 from servesim.cost.grid import HeadShape
-from servesim.cost.latent import DEEPSEEK, DEEPSEEK_HIDDEN, latent_attention, token_linears
+from servesim.cost.latent import DEEPSEEK, Beside, beside_of, latent_attention
 from servesim.cost.linear import GemmTables, collective_curve, row_curve
 from servesim.cost.moe import experts_curve
 from servesim.cost.stage import AttentionLayers, Stage
@@ -32,6 +32,8 @@ def lookup(tables: KernelTables, gpu: Gpu, op: str, dtype: str, rows: Rows) -> N
         for name in _EXPERTS:
             for other in tables.dtypes(name):
                 tables = tables if other == dtype else tables.with_rows(name, other, {})
+    if op == "mla_decode":  # a kernel measured alone stands before the module
+        tables = tables.with_rows("mla_kernel_decode", dtype, {})
     gemms = GemmTables(tables, Roofline(gpu), Roofline(gpu))
     names = keys_of(rows)
     calls = [dict(zip(names, key, strict=True)) for key in zip(*(rows[name].tolist() for name in names), strict=True)]
@@ -71,24 +73,21 @@ def _attention(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], floa
     """Return a function that prices one layer of attention alone as a step."""
 
     @cache
-    def layer(heads: int, kv_heads: int, head_dim: int, window: int) -> tuple[Stage, list[Curve]]:
+    def layer(heads: int, kv_heads: int, head_dim: int, window: int) -> tuple[Stage, Beside]:
         tables, roofline = gemms.tables, gemms.roofline
         assert tables is not None
         if op.startswith("mla"):
             attention = latent_attention(gemms, DEEPSEEK, heads, dtype)
-            widths = token_linears(DEEPSEEK, DEEPSEEK_HIDDEN, heads)
-            projections = [gemms.curve(n, k, "bf16") for n, k in widths]
-            return Stage([], [], [AttentionLayers(attention, 1)], roofline), projections
+            beside = beside_of(op)(gemms, heads)[op.endswith("prefill")]
+            return Stage([], [], [AttentionLayers(attention, 1)], roofline), beside
         shape = HeadShape(heads, kv_heads, head_dim)
         attention = TableAttention(tables, shape, dtype, window=window)
-        return Stage([], [], [AttentionLayers(attention, 1)], roofline), []
+        return Stage([], [], [AttentionLayers(attention, 1)], roofline), lambda tokens: 0.0
 
     def time(call: _Call) -> float:
-        stage, projections = layer(
-            call["heads"], call.get("kv_heads", 0), call.get("head_dim", 0), call.get("window", 0)
-        )
+        stage, beside = layer(call["heads"], call.get("kv_heads", 0), call.get("head_dim", 0), call.get("window", 0))
         batch = _batch(op, call["batch"], call["new_tokens"], call["past_tokens"], call.get("longest"))
-        return stage.cost(batch, 0)[0] + sum(curve.at(batch.linear_tokens) for curve in projections)
+        return stage.cost(batch, 0)[0] - beside(batch.linear_tokens)
 
     return time
 

@@ -19,7 +19,7 @@ from servesim.reports.experiment import (
     page_of,
     pill,
 )
-from servesim.reports.figures.load import attainment, pareto
+from servesim.reports.figures.load import Dot, attainment, pareto
 from servesim.reports.page import Alert, Block, Page, Section, Table
 from servesim.reports.svg import Drawing
 from servesim.reports.words import gpu_of, number
@@ -141,7 +141,7 @@ def _front(document: Mapping[str, Any]) -> Drawing | None:
         found: list[Any] = [values.get(name) for name in ("usd_per_million_tokens", "e2el_p99", "output_throughput")]
         if r["verdict"] == "carries" and None not in found:
             price, ms, flow = found
-            rows.append((r["label"], palette[r["label"]], price, ms, flow, r["pareto"]))
+            rows.append(Dot(r["label"], palette[r["label"]], price, ms, flow, r["pareto"]))
     return pareto(rows) if len(rows) > 1 else None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from servesim.experiments.model_error import sentences
+from servesim.experiments.model_error import baseline_sentence, sentences
 from servesim.experiments.replicates import counted
 from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
@@ -96,6 +96,7 @@ def _verdicts(document: Mapping[str, Any]) -> list[Block]:
     drawn = forest(document)
     blocks = [Block("table", "Ranking", table, wide=True)]
     words = [*document["headline"], *sentences(document.get("model_error", ()), document["baseline"])]
+    words += filter(None, [baseline_sentence(document.get("baseline_bars"), document["baseline"])])
     blocks += [Block("list", "In words", words, wide=True)] if words else []
     return blocks + ([Block("drawing", "", drawn)] if drawn else [])
 

@@ -101,7 +101,7 @@ class Run:
     @cached_property
     def memory(self) -> dict[str, Series]:
         """KV memory as shares of the capacity of all replicas: used, internal, external."""
-        capacity = self.summary["kv"]["capacity_tokens"] * self.scenario.replicas
+        capacity = self.summary["kv"]["capacity_tokens"] * self.scenario.replicas * self.scenario.dp
         external = self.steps["kv_external"] * self.steps["elapsed_ns"].astype(np.float64)
         parts = {"used": self.steps["kv_used_ns"], "internal": self.steps["kv_internal_ns"], "external": external}
         return {name: self.mean_of(integral) / capacity for name, integral in parts.items()}

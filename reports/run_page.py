@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servesim.cli.summary import LATENCIES, bars_text
+from servesim.cli.summary import LATENCIES, bars_text, propagated_text
 from servesim.errors import UserError
 from servesim.reports.drawings import RUN
 from servesim.reports.page import Alert, Page, Share, Table
@@ -82,6 +82,7 @@ def _gpus(run: Run) -> str:
     if s.pools:
         return " and ".join(f"{pool['replicas']} × {gpu_of(pool['gpu'])}" for pool in s.pools)
     each = gpu_of(s.gpu) if s.tp * s.pp == 1 else f"{s.tp * s.pp} × {gpu_of(s.gpu)}"
+    each = f"{s.dp} data-parallel ranks of {each}" if s.dp > 1 else each
     return each if s.replicas == 1 else f"{s.replicas} replicas of {each}"
 
 
@@ -205,6 +206,13 @@ def _cost_notes(run: Run) -> list[str]:
     return known + [f"{note[0].upper()}{note[1:]}." for note in notes]
 
 
+def _error_bars(bars: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if bars is None:
+        return []
+    wider = [("of the rest", propagated_text(bars["propagated"]))] if "propagated" in bars else []
+    return [("error bars", bars_text(bars)), *wider]
+
+
 def _facts(run: Run) -> list[tuple[str, str]]:
     s, summary = run.scenario, run.summary
     requests, kv, engine, cache = summary["requests"], summary["kv"], summary["engine"], summary["prefix_cache"]
@@ -220,7 +228,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("batch", f"{number(batch['mean'])} requests a step, at most {batch['max']:.0f}" if batch else "–"),
         ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
         ("speculation", _drafts(summary["speculation"])),
-        *([("error bars", bars_text(summary["intervals"]))] if "intervals" in summary else []),
+        *_error_bars(summary.get("intervals")),
         ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens computed again"),
     ]  # fmt: skip
 

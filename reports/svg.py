@@ -88,7 +88,7 @@ class Drawing:
     title: str
     alt: str
     """Text alternative, for readers who cannot see it."""
-    svg: Markup
+    svg: Markup = field(repr=False)
     caption: str = ""
     legend: tuple[tuple[str, str], ...] = ()
     """(colour, meaning) of what is not labelled in the drawing itself."""

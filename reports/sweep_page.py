@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from servesim.experiments.axes import label_of
+from servesim.experiments.front_error import best_text, entries_of, front_sentences, front_word
 from servesim.experiments.knee import knee
 from servesim.experiments.ranking import rate_of
 from servesim.experiments.replicates import counted
@@ -26,7 +27,7 @@ from servesim.reports.experiment import (
     setting_chips,
     with_unit,
 )
-from servesim.reports.figures.load import Curve, against_load, pareto
+from servesim.reports.figures.load import Curve, Dot, against_load, pareto
 from servesim.reports.figures.overlay import distributions
 from servesim.reports.figures.strip import strip
 from servesim.reports.page import Alert, Block, Page, Section, Table
@@ -46,6 +47,7 @@ def page(folder: Path) -> Page:
     sections = [
         Section("Under load" if curves else "At a glance", _drawings(experiment, curves)),
         Section("Every combination", [Block("table", "", _table(document), wide=True, text=_how_to_read(document))]),
+        *([Section("How sure", [Block("list", "", said, wide=True)])] if (said := _sure(document)) else []),
         best_run(experiment),
     ]
     chips = [(axis, ", ".join(map(str, document["axes"][axis]))) for axis in _axes(document)]
@@ -175,13 +177,18 @@ def _knees(curves: list[Curve], metrics: Mapping[str, Any]) -> Table | None:
     return Table("Knees", columns, rows) if names else None
 
 
-def _pareto(document: Mapping[str, Any]) -> list[tuple[str, str, float, float, float, bool]]:
+def _pareto(document: Mapping[str, Any]) -> list[Dot]:
     needed = ("usd_per_million_tokens", "e2el_p99", "output_throughput")
-    rows = []
+    rows, entries = [], entries_of(document)
     for v in document["variants"]:
         price, ms, flow = (v["values"].get(name) if v["status"] == "ok" else None for name in needed)
         if price is not None and ms is not None and flow is not None and _stable(v):
-            rows.append((v["label"], "teal" if v["pareto"] else "slate", price, ms, flow, v["pareto"]))
+            entry = entries.get(v["label"], {})
+            bars = None if entry.get("low") is None else (entry["low"], entry["high"])
+            doubtful = entry.get("told") is False
+            rows.append(
+                Dot(v["label"], "teal" if v["pareto"] else "slate", price, ms, flow, v["pareto"], bars, doubtful)
+            )
     return rows
 
 
@@ -215,6 +222,7 @@ def _table(document: Mapping[str, Any]) -> Table:
     repeats, axes = document["replicates"]["count"], _axes(document)
     metrics = sorted(document["metrics"], key=lambda metric: metric["name"] not in DECISIVE)
     best = {entry["label"] for entry in document["best_by_rate"] or [document["best"]] if entry}
+    entries = entries_of(document)
     rows = []
     for v in document["variants"]:
         if v["status"] != "ok":
@@ -228,13 +236,36 @@ def _table(document: Mapping[str, Any]) -> Table:
         elif v["equal_to"] is not None:
             state = pill(f"= {v['equal_to']}", "even")
         else:
-            state = pill("Pareto", "open") if v["pareto"] else Markup()
-        values = v["values"] or {}
-        cells = [amount(values.get(m["name"]), m["unit"] if m["unit"] in BARE else "") for m in metrics]
+            word = front_word(entries.get(v["label"]), v["pareto"])
+            state = pill(word, "open") if word else Markup()
+        cells = [_cell(v, m) for m in metrics]
         rows.append((*(str(v["axes"].get(axis, "")) for axis in axes), state, *cells))
     columns = (*(axis.replace("_", " ") for axis in axes), "", *(with_unit(m) for m in metrics))
     numeric = (*[False] * (len(axes) + 1), *[True] * len(metrics))
     return Table("Every combination", columns, rows, numeric, kind="matrix")
+
+
+def _cell(variant: Mapping[str, Any], metric: Mapping[str, Any]) -> Markup | str:
+    """Return a value, and below a mean latency where eight of ten measured servers would have it."""
+    unit = metric["unit"] if metric["unit"] in BARE else ""
+    said = amount((variant["values"] or {}).get(metric["name"]), unit)
+    bars = (variant.get("bars") or {}).get(metric["name"])
+    if bars is None:
+        return said
+    return Markup("{}<small>{} to {}</small>").format(said, *(amount(bars[end], unit) for end in ("low", "high")))
+
+
+def _sure(document: Mapping[str, Any]) -> list[str]:
+    """Return what the model's error leaves of the best and of the fronts."""
+    bests = document["best_by_rate"] if document["best_by_rate"] is not None else [document["best"]]
+    said = [
+        f"best {metric_words(best['metric'])}: {best['label']}{text}"
+        for best in bests
+        if best is not None and (text := best_text(best))
+    ]
+    said += front_sentences(document.get("model_error"))
+    bars = {v["bars"]["says"]: v["label"] for v in reversed(document["variants"]) if v.get("bars")}
+    return said + [f"error bars of means ({label or 'the run'}): {says}" for says, label in reversed(bars.items())]
 
 
 def _axes(document: Mapping[str, Any]) -> list[str]:
@@ -249,5 +280,6 @@ def _how_to_read(document: Mapping[str, Any]) -> str:
     return (
         f"Means over replicates. {within}The first {100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % of "
         "the arrivals are left out. Pareto: no stable combination is at least as good in price, p99 end-to-end latency "
-        "and output throughput, and better in one."
+        "and output throughput, and better in one; with a question mark where the model's error may change that. Below "
+        "mean latencies: where 80 % of measured servers would have them."
     )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from servesim.experiments.capacity import capacity
     from servesim.experiments.compare import compare
     from servesim.experiments.sweep import sweep
+    from servesim.experiments.worth import worth
     from servesim.run.result import Result
     from servesim.run.scenario import Scenario
     from servesim.run.simulate import simulate
@@ -34,6 +35,7 @@ __all__ = [
     "report",
     "simulate",
     "sweep",
+    "worth",
 ]
 
 _HOME = {
@@ -50,6 +52,7 @@ _HOME = {
     "report": "servesim.reports.page",
     "simulate": "servesim.run.simulate",
     "sweep": "servesim.experiments.sweep",
+    "worth": "servesim.experiments.worth",
 }
 
 

@@ -69,16 +69,16 @@ def _shortened(text: str, most: int = MOST_SHOWN) -> str:
     return f"{text[: most - tail - 3]}...{text[-tail:]}"
 
 
-def suggest(word: str, choices: Iterable[str]) -> str:
-    """` (did you mean "x"?)` for the closest choice, or the list of choices when none is close, of a long one its
-    beginning."""
+def suggest(word: str, choices: Iterable[str], most: int = MOST_SHOWN) -> str:
+    """` (did you mean "x"?)` for the closest choice, or the list of choices when none is close, of a long one the
+    beginning, `most` characters in all, or fewer behind a long word."""
     names = sorted(choices)
     close = difflib.get_close_matches(word[:MOST_SHOWN], names, n=1, cutoff=0.6)
     if close:
         return f' (did you mean "{close[0]}"?)'
     if not names:
         return ""
-    listed = _shorter(names, MOST_SHOWN - 20)
+    listed = _shorter(names, most - 20 - max(min(len(word), MOST_SHOWN) - 40, 0))
     more = f" and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
     return f" (choose from: {', '.join(listed)}{more})"
 

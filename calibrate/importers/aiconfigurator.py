@@ -60,8 +60,21 @@ _LATENT = ("mla_context_module_perf", "mla_generation_module_perf")
 _LATENT_OF = {"b300_sxm": "gb300", "gb200": "b200_sxm"}
 """Systems whose latent attention is that of another with the same chip in another box: their own was timed with its
 launches (a module over 16 sequences of 511 tokens takes 93 and 99 us there, 41 and 42 us on the other two)."""
+_LATENT_KERNEL, _BF16 = "generation_mla_perf", "_bf16"
+_ONE_KERNEL = ("vllm", "sglang")
+_ON_HOPPER = ("h100_sxm", "h200_sxm")
+"""Where vLLM's decode of latent attention over keys and values in 16 bits is FlashAttention 3 as SGLang's is, whose
+rows are the kernel alone. vLLM's own of these systems are a whole module with norms and rotation launched one by one,
+"the never-in-serving native chain" (the package's collection_meta.yaml for B200, measured again since): 83 us for one
+token on an H200, 34 on a B200."""
 _DEALT = (2, 4, 8)
-"""GPUs of one server that experts are dealt out to."""
+"""GPUs of one server that experts are dealt out to. Rows of more put the most loaded experts on one GPU (of 64 it has
+18 times the mean load), which no server is known to do."""
+_DEEPEP = {"all_to_all_ll": "wideep_deepep_ll_perf", "all_to_all_ht": "wideep_deepep_normal_perf"}
+_DEEPEP_SMS = 20
+"""Multiprocessors DeepEP's normal kernels communicate with: its default."""
+_BOX = 8
+"""GPUs of a node in those tables."""
 _NOT_MEASURED = (
     "norms, activations, rotary embedding, embedding lookup, sampling, host time and launch gaps; spread of "
     "the timings; prefill attention over cached context; sequences of unequal length"
@@ -85,6 +98,11 @@ def import_aiconfigurator(
     tables |= newest(files, system, ("trtllm",), "gemm_perf", (_BLOCK,))
     if (sibling := _LATENT_OF.get(system)) is not None and _has_system(files, sibling):
         tables |= {key: found for key, found in newest(files, sibling, (framework,)).items() if key in _LATENT}
+    if framework == _ONE_KERNEL[0] and system in _ON_HOPPER:
+        others = newest(files, system, _ONE_KERNEL[1:], _LATENT_KERNEL)
+        tables |= {f"{key}{_BF16}": found for key, found in others.items()}
+    if framework == "vllm":  # one copy for each GPU
+        tables |= _deepep_of(files, system)
     tables |= _mxfp8_of(newest(files, system, ("sglang",)), tables)
     written = {}
     for name, parts in _FILES:
@@ -93,6 +111,18 @@ def import_aiconfigurator(
         if rows:
             written[f"{name}.parquet"] = rows
     return written
+
+
+def _deepep_of(files: Files, system: str) -> Found:
+    """Return SGLang's measurements of DeepEP, whichever the framework: the library is the same, and vLLM's were timed
+    with their launches (32 tokens over 8 H200: 103 us for 45). `+` marks the older ones, over several nodes."""
+    found: Found = {}
+    for stem in _DEEPEP.values():
+        paths = [path for path in files if path.parts[2:5] == (system, "comm", "sglang") and path.stem == stem]
+        paths.sort(key=lambda path: tuple(int(x) for x in path.parts[5].split(".") if x.isdigit()))
+        for name, path in zip((stem, f"{stem}+"), reversed(paths), strict=False):
+            found[name] = (path, files[path])
+    return found
 
 
 def _has_system(files: Files, system: str) -> bool:
@@ -204,6 +234,10 @@ def _latent_kernel_decode(raw: Any) -> Any:
     return raw.assign(new_tokens=1, past_tokens=raw["step"])
 
 
+def _latent_kernel_decode_bf16(raw: Any) -> Any:
+    return _latent_kernel_decode(raw[raw["kv_cache_dtype"] == "bfloat16"])
+
+
 def _prefill(raw: Any, full: bool = True) -> Any:
     raw = _attention(raw, "attention_prefill", full)
     return raw.assign(new_tokens=raw["isl"], past_tokens=0)
@@ -223,6 +257,23 @@ def _all_reduce(raw: Any) -> Any:
 def _nccl(raw: Any) -> Any:
     raw = raw[raw["op_name"].isin(_NCCL) & (raw["nccl_dtype"] == "half")]
     return raw.assign(op=raw["op_name"].map(_NCCL), dtype="bf16", gpus=raw["num_gpus"], bytes=2 * raw["message_size"])
+
+
+def _deepep(raw: Any, op: str, nodes: int) -> Any:
+    raw = raw[raw["node_num"] == 1] if nodes == 1 else raw[raw["node_num"] >= nodes]
+    if op == "all_to_all_ht":
+        raw = raw[(raw["dispatch_sms"] == _DEEPEP_SMS) & (raw["combine_sms"] == _DEEPEP_SMS)]
+        ways: tuple[str, ...] = (
+            "dispatch_transmit_us",
+            "dispatch_notify_us",
+            "combine_transmit_us",
+            "combine_notify_us",
+        )
+    else:
+        ways = ("dispatch_avg_t_us", "combine_avg_t_us")
+    names = {"num_token": "m", "hidden_size": "k", "num_topk": "topk", "num_experts": "experts"}
+    found = raw.rename(columns=names).assign(op=op, dtype="bf16", gpus=_BOX * raw["node_num"])
+    return found.assign(latency=sum(raw[way] for way in ways) / 1e3)
 
 
 _REQUIRED = (
@@ -247,8 +298,23 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
         ],
     ),
     ("mla", [("mla_context_module_perf", _latent_prefill), ("mla_generation_module_perf", _latent_decode)]),
-    ("mla_kernel", [("context_mla_perf", _latent_kernel_prefill), ("generation_mla_perf", _latent_kernel_decode)]),
+    (
+        "mla_kernel",
+        [
+            ("context_mla_perf", _latent_kernel_prefill),
+            (_LATENT_KERNEL, _latent_kernel_decode),
+            (_LATENT_KERNEL + _BF16, _latent_kernel_decode_bf16),
+        ],
+    ),
     ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _nccl)]),
+    (
+        "all_to_all",
+        [
+            (f"{stem}{'+' * (nodes > 1)}", partial(_deepep, op=op, nodes=nodes))
+            for op, stem in _DEEPEP.items()
+            for nodes in (1, 2)
+        ],
+    ),
 )
 """Sources of each file written: source table (of GEMMs from other frameworks: dtype) and its conversion."""
 

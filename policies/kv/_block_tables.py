@@ -65,8 +65,16 @@ class FreeStack:
 
     def order(self) -> list[int]:
         """Return all of them, in that order."""
-        unused = self.num_blocks - self._top
-        return self._given[: self._top][::-1].tolist() + list(range(self._next, self._next + unused))
+        return self.returned() + list(self.unused)
+
+    def returned(self) -> list[int]:
+        """Return those given back, the last one first."""
+        return self._given[: self._top][::-1].tolist()
+
+    @property
+    def unused(self) -> range:
+        """Those never used."""
+        return range(self._next, self._next + self.num_blocks - self._top)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -92,6 +100,22 @@ class BlockTables(KVAllocator):
     def free_order(self) -> list[int]:
         """Return the free blocks in the order in which they would be handed out."""
         return self._fresh.order()
+
+    def check_free(self, held: list[int]) -> None:
+        """Raise AssertionError where a block is not either free or held. Blocks never used are told by their number
+        alone, so that a large memory costs no more than what was used of it."""
+        free, unused = self._returned(), self._fresh.unused
+        used = [*free, *held]
+        assert len(free) == len(set(free)), "a block is free twice"
+        assert not set(free) & set(held), "a block is free and held"
+        assert not used or not unused or max(used) < unused.start, "a block that was never used is in use"
+        assert not unused or unused.stop == self.num_blocks, "a block is lost"
+        assert len(set(used)) + len(unused) == self.num_blocks - 1, "a block is lost"
+        assert 0 not in used, "the null block is in use"
+
+    def _returned(self) -> list[int]:
+        """Return the free blocks that were used before."""
+        return self._fresh.returned()
 
     def slots(self, request: Request) -> int:
         table = self._tables.get(request)

@@ -38,6 +38,9 @@ class BlockwisePrefix(PrefixCaching):
     def free_order(self) -> list[int]:
         return self._fresh.order() + list(self._idle)
 
+    def _returned(self) -> list[int]:
+        return self._fresh.returned() + list(self._idle)
+
     def lookup(self, request: Request) -> Hit:
         """Return the longest run of cached blocks from the start, short of the last token: it is always recomputed."""
         cached = self._cached
@@ -193,7 +196,8 @@ class BlockwisePrefix(PrefixCaching):
     def _check_sharing(self, held: list[int]) -> None:
         super()._check_sharing(held)
         assert not self._idle.keys() & set(held), "a block is idle and held"
-        assert not any(self.is_cached(b) for b in self._fresh.order()), "a cached block is among the fresh ones"
+        assert not any(self.is_cached(b) for b in self._fresh.returned()), "a cached block is among the fresh ones"
+        assert not any(b in self._fresh.unused for b in self._key_of), "a block that was never used is cached"
         for key, there in self._cached.items():
             for block in [there] if isinstance(there, int) else list(there):
                 assert self._key_of.get(block) == key, f"block {block} is cached under a key it does not have"

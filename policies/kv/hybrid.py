@@ -164,14 +164,11 @@ class Hybrid(BlockwisePrefix):
     def check_integrity(self) -> None:
         flat = {request: [b for table in tables for b in table] for request, tables in self._tables.items()}
         held = [b for blocks in flat.values() for b in blocks if b != NULL]
-        usage, free = self.usage(), self.free_order()
+        usage = self.usage()
         assert min(usage) >= 0, f"negative memory: {usage}"
         assert sum(usage) == self.capacity_tokens, f"{usage} do not add up to {self.capacity_tokens}"
-        assert len(free) == len(set(free)), "a block is free twice"
         assert self._table_blocks == sum(map(len, flat.values())), "table blocks miscounted"
-        assert not set(free) & set(held), "a block is free and held"
-        assert len(set(held)) + len(free) == self.num_blocks - 1, "a block is lost"
-        assert NULL not in free, "the null block is free"
+        self.check_free(held)
         for tables in self._tables.values():
             assert len({len(table) for table in tables}) == 1, "groups of different lengths"
             for table, window in zip(tables, self.windows, strict=True):

@@ -135,13 +135,9 @@ class Paged(BlockTables):
 
     def check_integrity(self) -> None:
         super().check_integrity()
-        free = self.free_order()
-        assert len(free) == len(set(free)), "a block is free twice"
         held = [b for table in self.tables.values() for b in table]
         assert self._table_blocks == len(held), "table blocks miscounted"
-        assert not set(free) & set(held), "a block is free and held"
-        assert len(set(held)) + len(free) == self.num_blocks - 1, "a block is lost"
-        assert 0 not in held + free, "the null block is in use"
+        self.check_free(held)
         self._check_sharing(held)
 
     def _host_blocks(self, request: Request, samples: Sequence[Request] = ()) -> int:

@@ -43,7 +43,13 @@ class PrefixHash(PrefixCaching):
         return self._fresh.num_blocks + self._queue.num_blocks
 
     def free_order(self) -> list[int]:
-        return self._fresh.order() + [block for extent in self._queue for block in reversed(extent.blocks)]
+        return self._fresh.order() + self._idle_blocks()
+
+    def _returned(self) -> list[int]:
+        return self._fresh.returned() + self._idle_blocks()
+
+    def _idle_blocks(self) -> list[int]:
+        return [block for extent in self._queue for block in reversed(extent.blocks)]
 
     def lookup(self, request: Request) -> Hit:
         """Return the longest run of cached blocks from the start, short of the last token: it is always recomputed."""

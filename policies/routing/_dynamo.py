@@ -7,6 +7,8 @@ the prefill that it adds to what is booked there and the KV that decoding then h
     decode  = different blocks of live prompts, this one's among them, + blocks of answers
     cost    = prefill_load_scale * prefill + decode + decode_active_request_weight * active requests
 
+Among prefill workers the decode term is 0; among decode workers that is all, and blocks count once for each request.
+
 Bookings are made when a request is sent: its blocks until it ends, the prompt tokens not found until its first token.
 Left out: tiers below the GPU's memory, shared pools, the selection function `lmetric`.
 """
@@ -84,6 +86,8 @@ class DynamoRouter(InFlightRouter):
         self.prefill_tokens = [0] * num_replicas
         """Prompt tokens booked and not done."""
         self.output_blocks = [0] * num_replicas
+        self.prompt_blocks = [0] * num_replicas
+        """Blocks of live prompts, shared ones counted for each."""
         self._bookings: dict[Request, Booking] = {}
         self._asked: tuple[Request | None, Sequence[Hashable]] = (None, ())
 
@@ -113,6 +117,9 @@ class DynamoRouter(InFlightRouter):
     def costs(self, request: Request, counters: Counters, choices: Sequence[int]) -> dict[int, float]:
         """Return the cost of a request at each of the replicas that may be chosen."""
         params, size = self.params, self.output_block
+        if self.role == "decode":
+            own = len(self.keys(request))
+            return {i: own + self.prompt_blocks[i] + self.output_blocks[i] for i in choices}
         least = min(self.prefill_tokens[i] for i in choices)
         prompt_blocks = max(ceil(request.prompt_len / size), 1)
         costs = {}
@@ -122,7 +129,7 @@ class DynamoRouter(InFlightRouter):
             blocks = (self.prefill_tokens[i] + request.prompt_len) / size - credit * counters.overlap_blocks[i]
             costs[i] = (
                 params.prefill_load_scale * max(blocks, 0.0)
-                + counters.potential_decode_blocks[i]
+                + (counters.potential_decode_blocks[i] if self.role == "both" else 0)
                 + params.decode_active_request_weight * self.load[i]
             )
         return costs
@@ -162,6 +169,7 @@ class DynamoRouter(InFlightRouter):
         super().on_sent(request, replica)
         self._bookings[request] = booking
         self.active.add(replica, keys)
+        self.prompt_blocks[replica] += len(keys)
         self.prefill_tokens[replica] += booking.prefill_tokens
         self._asked = None, ()
 
@@ -178,9 +186,11 @@ class DynamoRouter(InFlightRouter):
         super().on_finish(request, replica, status)
         self.prefill_tokens[replica] -= booking.prefill_tokens
         self.active.discard(replica, booking.keys)
+        self.prompt_blocks[replica] -= len(booking.keys)
 
     def on_replica(self, replica: int, state: ReplicaState) -> None:
         super().on_replica(replica, state)
         while len(self.output_blocks) <= replica:
             self.output_blocks.append(0)
             self.prefill_tokens.append(0)
+            self.prompt_blocks.append(0)

@@ -22,8 +22,12 @@ class VllmDPParams:
     client_count: int = 1
     """API processes: each takes its own choices for that many."""
 
+    ranks: int = 0
+    """Ranks of a replica, of which one after the other is taken; 0: all there are."""
+
     def __post_init__(self) -> None:
         check_least(self, 1, "client_count")
+        check_least(self, 0, "ranks")
 
 
 @routers.register("vllm-dp")
@@ -35,12 +39,21 @@ class VllmDP(Router):
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
         self._chosen = [(-1, 0)] * num_replicas  # since the report of a time
+        self._turn = -1
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
         for i, view in enumerate(views):
             if view.at_ns != self._chosen[i][0]:
                 self._chosen[i] = view.at_ns, 0
-        return min(ready(views), key=lambda i: self._score(views[i], self.clock()))
+        return min(self._offered(ready(views)), key=lambda i: self._score(views[i], self.clock()))
+
+    def _offered(self, known: Sequence[int]) -> Sequence[int]:
+        ranks = self.params.ranks
+        replicas = sorted({i // ranks for i in known}) if ranks else []
+        if len(replicas) < 2:
+            return known
+        self._turn += 1
+        return [i for i in known if i // ranks == replicas[self._turn % len(replicas)]]
 
     def on_sent(self, request: Request, replica: int) -> None:
         at_ns, chosen = self._chosen[replica]

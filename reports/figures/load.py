@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -152,35 +152,62 @@ def attainment(
     return half("attainment", "Within every limit", alt + ".", paint, 320, caption, legend=legend)
 
 
-def pareto(rows: Sequence[tuple[str, str, float, float, float, bool]]) -> Drawing:
-    """Draw price against latency; the area of a dot is its throughput. Rows: (label, colour, $ per million tokens, p99
-    end-to-end ms, output tokens/s, on the front)."""
+class Dot(NamedTuple):
+    """A variant of a Pareto front's figure."""
+
+    label: str
+    colour: str
+    price: float
+    """$ per million tokens."""
+    ms: float
+    """p99 end to end."""
+    flow: float
+    """Output tokens/s."""
+    front: bool
+    bars: tuple[float, float] | None = None
+    """Ends of `ms` by the ratio to the variant it is told apart from least surely."""
+    doubtful: bool = False
+    """Whether it may be off the front, or a member though it is not among them."""
+
+
+def pareto(rows: Sequence[Dot]) -> Drawing:
+    """Draw price against latency; the area of a dot is its throughput, a bar what the model's error leaves open."""
     from matplotlib.ticker import MaxNLocator
 
-    lows, highs = min(r[2] for r in rows), max(r[2] for r in rows)
+    lows, highs = min(r.price for r in rows), max(r.price for r in rows)
     room = (highs - lows) * 0.22 or highs * 0.2
 
     def paint(figure: Any, narrow: bool) -> None:
         axes = figure.subplots()
-        most = max(r[4] for r in rows) or 1.0
-        for _, colour, price, ms, flow, front in rows:
-            size, edge = 5 + 15 * (max(flow, 0.0) / most) ** 0.5, INK["ink"] if front else INK[colour]
-            axes.plot([price], [ms], "o", color=INK[colour], markersize=size, alpha=0.85 if front else 0.3, mec=edge)
+        most = max(r.flow for r in rows) or 1.0
+        for r in rows:
+            size, edge = 5 + 15 * (max(r.flow, 0.0) / most) ** 0.5, INK["ink"] if r.front else INK[r.colour]
+            if r.bars is not None:
+                axes.plot([r.price, r.price], list(r.bars), color=INK[r.colour], linewidth=1.3, alpha=0.7)
+            fill, alpha = INK["surface"] if r.doubtful else INK[r.colour], 0.85 if r.front or r.doubtful else 0.3
+            axes.plot([r.price], [r.ms], "o", color=fill, markersize=size, alpha=alpha, mec=edge)
         axes.set_xlim(max(lows - room, 0), highs + room)
-        _axes_time(axes, [r[3] for r in rows])
+        _axes_time(axes, [ms for r in rows for ms in (r.ms, *(r.bars or ()))])
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(lambda v, _: f"${v:.3g}")
         axes.set_xlabel("price per million tokens")
         axes.set_title("p99 end to end", fontsize=11, fontweight="normal", color=INK["muted"])
         figure.subplots_adjust(left=0.11, right=0.98, top=0.91, bottom=0.15)
-        _name(axes, [(label, price, ms) for label, _, price, ms, _, front in rows if front])
+        _name(axes, [(r.label, r.price, r.ms) for r in rows if r.front])
 
-    best = [r for r in rows if r[5]]
+    doubt = " (by the model's error it may not be)"
     alt = "Price, p99 end-to-end latency and output throughput. On the Pareto front: " + "; ".join(
-        f"{label} at {amount(price, '$')} per million tokens, {amount(ms, 'ms')}, {amount(flow, 'tokens/s')}"
-        for label, _, price, ms, flow, _ in best
+        f"{r.label} at {amount(r.price, '$')} per million tokens, {amount(r.ms, 'ms')}, {amount(r.flow, 'tokens/s')}"
+        f"{doubt if r.doubtful else ''}"
+        for r in rows
+        if r.front
     )
     caption = "Dots grow with throughput. Outlined: nothing else is at least as good in all three and better in one."
+    if any(r.bars for r in rows):
+        caption += (
+            " Bars: p99 by 80 % of the ratios of measured pairs to the variant it is told apart from least surely "
+            "(propagated, not validated); hollow where that leaves open what is on the front."
+        )
     return half("pareto", "Price, latency, throughput", alt + ".", paint, 320, caption)
 
 

@@ -27,7 +27,8 @@ from servesim.contracts import (
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.failures import Failures
-from servesim.engine.pool import Pool
+from servesim.engine.handoff import Handoff
+from servesim.engine.pool import DataParallel, Pool
 from servesim.hardware import ModelSpec
 from servesim.plugins.user_policies import blaming
 from servesim.records.recorder import Recorder
@@ -132,6 +133,8 @@ class World:
     """ns between two reports of what the router sees; 0: it sees what is."""
     report_lag: int = 0
     failures: Failures | None = None
+    data_parallel: DataParallel | None = None
+    """The replicas are data-parallel ranks."""
     speculation: str = ""
     """Heeded where the scheduler can verify drafts; empty: none."""
     acceptance: str = "independent:alpha=0.7"
@@ -213,7 +216,11 @@ class World:
     def pools(self, mode: str, check: bool) -> list[Pool]:
         """The replicas: one pool of them."""
         cores = [self.core(check, mode) for _ in range(self.replicas)]
-        return [Pool(cores, self.cost, self.depth, lambda: self.core(check, mode))]
+        return [Pool(cores, self.cost, self.depth, lambda: self.core(check, mode), data_parallel=self.data_parallel)]
+
+    def handoff(self) -> Handoff | None:
+        """How prompts get from one pool to another; none."""
+        return None
 
     def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
         """The replicas behind their router, ready to run."""
@@ -231,6 +238,7 @@ class World:
             report_every=self.report_every,
             report_lag=self.report_lag,
             failures=self.failures,
+            handoff=self.handoff(),
         )
 
     def run(self, mode: str = "fast", check: bool = False) -> Cluster:

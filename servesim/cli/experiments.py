@@ -1,4 +1,4 @@
-"""`servesim compare`, `sweep` and `capacity`: the command line of experiments."""
+"""`servesim compare`, `sweep`, `capacity` and `worth`: the command line of experiments."""
 
 from __future__ import annotations
 
@@ -53,6 +53,14 @@ Examples:
   servesim capacity --trace preset:azure-conv-2023 --requests 900 --model llama-3.1-8b --gpu h100,h200 --slo ttft:500
   servesim capacity --trace preset:azure-conv-2023 --model llama-3.1-8b --gpu h100,h200 --tp 1,2 --slo tpot:30 --rate 9
 """
+WORTH_EXAMPLES = """
+\b
+Examples:
+  servesim worth --of prefix-caching,fp8 --trace preset:mooncake-conversation --model qwen3-8b --gpu h100 --slo ttft:2s
+  servesim worth scenario.yaml --of speculation --of engine.block_size=32 --rate 9
+
+Each is compared with a deployment that has none of them, and all of them together, too.
+"""
 Files = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help="In YAML; options and --set override it.")]
 Out = Annotated[Path | None, typer.Option(help="Directory for results; a rerun computes only what is missing.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes. [default: one a core]")]
@@ -90,6 +98,9 @@ def compare(
     require: Require = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    intervals: Annotated[
+        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, by further runs.")
+    ] = True,
 ) -> None:
     """Which policy is better, by how much, and how sure is that?
 
@@ -115,6 +126,9 @@ def sweep(
     as_json: Json = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    intervals: Annotated[
+        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model; they take no run.")
+    ] = True,
 ) -> None:
     """Run every combination of the axes.
 
@@ -150,6 +164,37 @@ def capacity(
 
     With --rate: the cheapest deployment that carries it."""
     _answer("capacity", **locals())
+
+
+def worth(
+    context: typer.Context,
+    scenarios: Files = None,
+    of: Annotated[
+        list[str] | None,
+        typer.Option(help="prefix-caching, fp8, fp8-kv, speculation, tp, ..., or a setting such as tp=4; several."),
+    ] = None,
+    attainment: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    replicates: Annotated[int | None, typer.Option(help="Seeds, or windows of a recorded trace. [default: 5]")] = None,
+    window: Window = None,
+    tolerance: Annotated[float, typer.Option(help="Where bisection of a rate stops, as a ratio.")] = 0.02,
+    max_replicas: Annotated[int, typer.Option(help="Most replicas to try for a given rate.")] = 64,
+    by_formula: Annotated[bool, typer.Option("--by-formula", help="Also GPUs that have no kernel tables.")] = False,
+    warmup: Warmup = None,
+    cooldown: Cooldown = None,
+    jobs: Jobs = None,
+    executor: Where = "local",
+    out: Out = None,
+    as_json: Json = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    intervals: Annotated[
+        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, by further runs.")
+    ] = True,
+) -> None:
+    """Say what prefix caching, FP8, drafts, TP or a setting is worth.
+
+    The price within the SLO with it and without, on the same requests."""
+    _answer("worth", **{**locals(), "of": of or []})
 
 
 def _answer(
@@ -248,3 +293,4 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=LISTS + COMPARE_EXAMPLES, cls=ListingCommand)(compare)
     app.command(epilog=LISTS + SWEEP_EXAMPLES, cls=ListingCommand)(sweep)
     app.command(epilog=LISTS + CAPACITY_EXAMPLES, cls=ListingCommand)(capacity)
+    app.command(epilog=WORTH_EXAMPLES, cls=ListingCommand)(worth)

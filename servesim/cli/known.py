@@ -29,6 +29,7 @@ MODELS_EXAMPLES = """
 Examples:
   servesim models
   servesim models llama --json
+  servesim models qwen3-32b --matrix
 
 Any other decoder: --model path/to/config.json.
 """
@@ -141,11 +142,18 @@ def matching(found: Sequence[dict[str, Any]], words: Sequence[str]) -> list[dict
     return [one for one in found if has(one, "key")] or [one for one in found if has(one, "key", "doc")]
 
 
-def models(words: Words = None, as_json: Json = False) -> None:
-    """List the bundled models: size, KV cache, context."""
+def models(
+    words: Words = None,
+    as_json: Json = False,
+    matrix: Annotated[bool, typer.Option("--matrix", help="How much is measured, by GPU, engine and weights.")] = False,
+) -> None:
+    """List the bundled models: size, KV cache, context; or what can be priced of them."""
     from servesim.hardware import ModelSpec, bundled_models
 
     wanted = [word.lower() for word in words or ()]
+    if matrix:
+        _support(wanted, as_json)
+        return
     found: list[dict[str, Any]] = []
     for name in bundled_models():
         if not all(word in name for word in wanted):
@@ -175,6 +183,21 @@ def models(words: Words = None, as_json: Json = False) -> None:
         for one in found
     ]
     _table(("model", "weights", "layers", "experts", "KV KiB/token (bf16)", "context"), rows)
+
+
+def _support(wanted: Sequence[str], as_json: bool) -> None:
+    """Print the support matrix of the bundled models with these words in their names."""
+    from servesim.cost.support import LEGEND, as_tables, matrix
+    from servesim.hardware import bundled_models
+
+    names = [name for name in bundled_models() if all(word in name for word in wanted)]
+    if not names:
+        raise UserError(f"no bundled model has {' and '.join(wanted)} in its name")
+    found = list(matrix(names))
+    if as_json:
+        print_json({"matrix": [dataclasses.asdict(one) for one in found]})
+    else:
+        sys.stdout.write(f"{LEGEND}\n\n{as_tables(found)}")
 
 
 def gpus(as_json: Json = False) -> None:

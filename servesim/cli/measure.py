@@ -61,6 +61,10 @@ def measure(
         str | None, typer.Option(metavar="NAME", help="Environment variable with the server's API key.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the lengths.")] = 0,
+    client: Annotated[str, typer.Option(help="What sends: own, aiperf or vllm-bench (if installed).")] = "own",
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Of aiperf and vllm-bench: name or folder. [default: the model's]")
+    ] = None,
 ) -> None:
     """Measure a running server: TTFT and TPOT, idle and under load.
 
@@ -69,13 +73,21 @@ def measure(
     import datetime
 
     from servesim.experiments.measure import files
+    from servesim.experiments.measure.clients import NAMES, Client
     from servesim.experiments.measure.startup import read_flags, read_log, together
     from servesim.experiments.measure.study import Plan
     from servesim.experiments.measure.study import measure as run
     from servesim.experiments.measure.wire import Address
     from servesim.hardware import Gpu
 
-    address = Address.parse(url, _key(key_variable))
+    key = _key(key_variable)
+    address = Address.parse(url, key)
+    if client not in NAMES:
+        raise UserError(f"--client {client}: unknown{suggest(client, NAMES)}")
+    if client == "own" and tokenizer is not None:
+        raise UserError("--tokenizer: the own client takes the server's counts; it is of aiperf and vllm-bench")
+    if client != "own":
+        Client.find(client, "", key)
     name = Gpu.load(gpu).name if not gpu.endswith((".yaml", ".yml")) else gpu
     if dtype is not None and dtype not in files.FORMATS:
         raise UserError(f"--dtype {dtype}: unknown{suggest(dtype, files.FORMATS)}")
@@ -101,6 +113,7 @@ def measure(
             chat=chat,
             timeout_s=timeout,
             told=told,
+            client=None if client == "own" else lambda name: Client.find(client, tokenizer or model or name, key),
             on_start=_tell_start,
             on_run=Teller(),
         )

@@ -78,6 +78,7 @@ def run(
             overwrite=overwrite,
             step_requests=step_requests,
             metrics=metrics,
+            burst_replicas=True,
         )
     if as_json:
         from servesim.run.result_files import to_json

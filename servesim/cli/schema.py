@@ -157,10 +157,12 @@ def _compare() -> Schema:
 
 def _sweep() -> Schema:
     variant = _object(label=TEXT, axes=_map(ANY), error={"type": ["string", "null"]}, values=_or_null(_map(FIGURE)))
-    return _experiment(variants=_list(variant), metrics=_metrics(), axes=_map(_list(ANY)), best=ANY)
+    entry = _object(label=TEXT, on=FLAG, told=_or_null(FLAG), sure=FIGURE, low=FIGURE, high=FIGURE, says=TEXT)
+    error = _or_null(_object(level=SHARE, says=TEXT, front=_list(entry)))
+    return _experiment(variants=_list(variant), metrics=_metrics(), axes=_map(_list(ANY)), best=ANY, model_error=error)
 
 
-def _capacity() -> Schema:
+def _capacity(**more: Schema) -> Schema:
     row = _object(
         label=TEXT,
         gpu=TEXT,
@@ -176,7 +178,16 @@ def _capacity() -> Schema:
     decision = _object(cheapest=TEXT, against=TEXT, holds={"type": ["boolean", "null"]}, factor=FIGURE, says=TEXT)
     error = _object(level=SHARE, says=TEXT, runs=COUNT, decisions=_list(decision))
     points = _list(_object(label=TEXT, rate=FIGURE))
-    return _experiment(question=TEXT, model_error=_or_null(error), rows=_list(row), points=points)
+    return _experiment(question=TEXT, model_error=_or_null(error), rows=_list(row), points=points, **more)
+
+
+def _worth() -> Schema:
+    bars = _or_null(_object(low=FIGURE, high=FIGURE, level=SHARE, says=TEXT))
+    both = _list(FIGURE)
+    one = _object(
+        of=TEXT, price_ratio=FIGURE, gain=FIGURE, low=FIGURE, high=FIGURE, says=TEXT, model_error=bars, rate=both
+    )
+    return _capacity(answer=TEXT, worth=_list(one))
 
 
 def _roofline() -> Schema:
@@ -251,7 +262,9 @@ def _settings() -> Schema:
 
 def _models() -> Schema:
     counts = "weight_bytes layers experts kv_bytes_per_token max_position"
-    return _object(models=_list(_object(name=TEXT, dtype=TEXT, **dict.fromkeys(counts.split(), COUNT))))
+    listed = _object(models=_list(_object(name=TEXT, dtype=TEXT, **dict.fromkeys(counts.split(), COUNT))))
+    texts = dict.fromkeys(("model", "gpu", "engine", "dtype", "state", "reason"), TEXT)
+    return {"anyOf": [listed, _object(matrix=_list(_object(tp=COUNT, known=SHARE, **texts)))]}
 
 
 def _gpus() -> Schema:
@@ -305,6 +318,7 @@ _OUTPUTS: dict[str, Callable[[], Schema]] = {
     "compare": _compare,
     "sweep": _sweep,
     "capacity": _capacity,
+    "worth": _worth,
     "roofline": _roofline,
     "size": _size,
     "trace inspect": _inspect,

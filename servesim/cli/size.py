@@ -22,6 +22,11 @@ Examples:
 """
 
 
+NO_BARS = (
+    "KV blocks, as vLLM counts them at start-up, have no error bars: those of six recorded servers are met within 1.1 %"
+)
+
+
 def size(
     models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Bundled names, or config.json files.")],
     gpu: Annotated[
@@ -65,7 +70,7 @@ def size(
     formats = names("--weights", weights) if weights is not None else []
     found = [footprint(changed(name, settings), gpus, load, formats, degrees) for name in models]
     if as_json:
-        sys.stdout.write(to_json({"models": found}))
+        sys.stdout.write(to_json({"models": found, "notes": [NO_BARS]}))
         return
     for one in found:
         _print(one)
@@ -127,6 +132,7 @@ def _print(found: Mapping[str, Any]) -> None:
             row["gpu"], row["weights"], str(row["tp"]), *numbers, "" if enough else row["reason"] or "too few"
         )
     _right(console, table)
+    console.print(f"note: {NO_BARS}", style="dim")
     if load["context"] > found["max_position"]:
         console.print(f"note: the model was made for {found['max_position']:,} positions", style="dim")
 

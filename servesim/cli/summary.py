@@ -117,6 +117,8 @@ def _title(summary: dict[str, Any]) -> str:
     gpus = scenario["gpu"] if scenario["tp"] == 1 else f"{scenario['tp']} x {scenario['gpu']}"
     if scenario["pp"] > 1:
         gpus = f"{scenario['pp']} stages of {gpus}"
+    if scenario.get("dp", 1) > 1:
+        gpus = f"{scenario['dp']} data-parallel ranks of {gpus}"
     if scenario.get("pools"):
         each = [f"{pool['replicas']} of {pool['gpu']}" for pool in scenario["pools"]]
         gpus = f"{scenario['replicas']} replicas ({', '.join(each)})"
@@ -207,6 +209,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("queue", _queue(summary["stability"])),
         *_pools(summary),
+        *_stages(summary.get("disaggregation")),
         *((name, number(value)) for name, value in summary.get("custom_metrics", {}).items()),
     ]
     return rows
@@ -230,6 +233,21 @@ def _pools(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f"queue {number(pool['queue_ms'])} ms, {percent(pool['hit_rate'])} found, ${number(pool['usd'])}",
         )
         for name, pool in summary["pools"].items()
+    ]
+
+
+def _stages(found: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Where requests spent their time, where prompts and answers were computed apart."""
+    if found is None:
+        return []
+    means = [f"{name.replace('_', ' ')} {number(ms['mean'])}" for name, ms in found["stages_ms"].items() if ms]
+    return [
+        ("stages, mean ms", ", ".join(means)),
+        (
+            f"wire, {found['protocol']}",
+            f"{found['transfers']:,} transfers, {number(found['gigabytes'])} GB, "
+            f"{number(found['gb_s'])} GB/s in the mean, busy {percent(found['wire_busy_share'])}",
+        ),
     ]
 
 

@@ -13,8 +13,9 @@ from servesim.cli.console import open_console
 from servesim.cli.summary import number, percent
 from servesim.experiments.capacity_answer import never_text
 from servesim.experiments.capacity_error import error_sentences, gpu_bars, rate_bars
+from servesim.experiments.front_error import best_text, entries_of, front_sentences, front_word
 from servesim.experiments.goals import header
-from servesim.experiments.model_error import sentences
+from servesim.experiments.model_error import baseline_sentence, sentences
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
 from servesim.experiments.run_metrics import metric_label
@@ -38,6 +39,8 @@ def print_compare(document: Mapping[str, Any], out: Path | None) -> None:
     console.print(_comparison_table(document))
     for line in (*document["headline"], *sentences(document.get("model_error", ()), document["baseline"])):
         console.print(line)
+    if own := baseline_sentence(document.get("baseline_bars"), document["baseline"]):
+        console.print(own)
     for found in document["drill_down"]:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in found["causes"].items())
         console.print(
@@ -96,7 +99,8 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
     metrics = [m for m in metrics if m["name"].replace("_mean", "_p99") not in names or "_mean" not in m["name"]]
     metrics.sort(key=lambda m: m["name"] not in document["settings"]["best_by"])  # those of the best come first
     columns = [[axis, *(str(v["axes"].get(axis, "")) for v in document["variants"])] for axis in axes]
-    columns.append(["", *(_state(v) for v in document["variants"])])
+    entries = entries_of(document)
+    columns.append(["", *(_state(v, entries.get(v["label"])) for v in document["variants"])])
     shown = [_metric_column(m, [v["values"][m["name"]] for v in document["variants"]]) for m in metrics]
     left = _fitting(columns, shown, console.width)
     columns[-1:-1] = shown[: len(shown) - left]
@@ -119,7 +123,9 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
         at = "" if best["rate"] is None else f" at {rate_words(best['rate'])}"
         also = "".join(f" = {label}" for label in best["equal"])
         value = value_text(best["value"], unit)
-        console.print(f"best {metric_label(best['metric'])}{at}: {best['label']}{also}, {value}")
+        console.print(f"best {metric_label(best['metric'])}{at}: {best['label']}{also}, {value}{best_text(best)}")
+    for line in front_sentences(document.get("model_error")):
+        console.print(line)
     for note in document["notes"]:
         console.print(f"note: {note}", style="dim")
     if out is not None:
@@ -148,14 +154,14 @@ def _fitting(columns: Sequence[Sequence[str]], more: Sequence[Sequence[str]], ro
     return 0
 
 
-def _state(variant: Mapping[str, Any]) -> str:
+def _state(variant: Mapping[str, Any], entry: Mapping[str, Any] | None) -> str:
     if variant["status"] == "failed":
         return "failed"
     if variant["unstable"] or variant["stability"] == "unstable":
         return "unstable"
     if variant["equal_to"] is not None:
         return f"= {variant['equal_to']}"
-    return "Pareto" if variant["pareto"] else ""
+    return front_word(entry, variant["pareto"])
 
 
 def _coloured(state: str) -> Text:
@@ -192,6 +198,10 @@ def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
         console.print(f"note: {note}", style="dim")
     if out is not None:
         console.print(f"written to {out}", style="dim")
+
+
+print_worth = print_capacity
+"""What things are worth is the answer of a capacity question."""
 
 
 def _capacity_row(row: Mapping[str, Any]) -> list[str]:

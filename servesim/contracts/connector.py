@@ -8,9 +8,12 @@ computed those tokens itself; the last token of all it knows is computed here in
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from servesim.contracts.request import Request, State
+
+LATER: Final = -1
+"""Answer of `Connector.load`: the end is not known yet; the replica is told when it has come (`Replica.loaded`)."""
 
 
 class Connector(ABC):
@@ -24,7 +27,7 @@ class Connector(ABC):
     @abstractmethod
     def load(self, request: Request, start: int, stop: int, now: int) -> int:
         """Begin to transfer the KV of tokens `start` to `stop`, whose memory is allocated; return when it is there, in
-        ns, not before `now`."""
+        ns, not before `now`; or LATER."""
 
 
 class Load(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -207,6 +208,11 @@ class CostModel(ABC):
         """Return the price of one step."""
         gpu, host = int(self.gpu_run(batch, 1)[0]), self.host(batch)
         return Price(self.step_ns(gpu, host), gpu, host, by_source(gpu, self.shares(batch)))
+
+    def prices(self, batches: Sequence[Batch | None]) -> list[Price]:
+        """Return the prices of one step of data-parallel ranks that wait for each other (None: a rank without work),
+        each as if no other were slower. Default: each by itself, a rank without work taking no time."""
+        return [self.price(batch) if batch is not None else Price(1, 0, NO_HOST) for batch in batches]
 
     def step_ns(self, gpu_ns: int, host: Host) -> int:
         """Combine GPU and host time into the duration of a step."""

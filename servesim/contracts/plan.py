@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mypy_extensions import mypyc_attr
 
-from servesim.contracts.connector import Connector, Load
+from servesim.contracts.connector import LATER, Connector, Load
 from servesim.contracts.kv import Hit
 from servesim.contracts.ledger import Ledger
 from servesim.contracts.request import Request, State
@@ -193,7 +193,7 @@ class PlanContext:
         request._num_computed_tokens = start
         self._ledger.hold(start)
         end_ns = connector.load(request, start, start + tokens, self._now)
-        if type(end_ns) is not int or end_ns < self._now:
+        if type(end_ns) is not int or (end_ns < self._now and end_ns != LATER):
             raise PolicyError(f"connector: a transfer that begins at {self._now} ns ends at {end_ns!r} ns")
         self.fetched[request] = Load(start, start + tokens, end_ns, before)
         self.plan.loading.append(request)

@@ -81,6 +81,11 @@ class Request:
     deadlines: tuple[Deadline, ...] = ()
     """When its client gives up."""
     _stops: bool = False  # the engine's: its last token is a stop token, also where that is the last allowed
+    owner: Request | None = None
+    """The request whose prompt this one computes, on a replica of prompts; its memory there is kept when it has
+    finished, until the KV has been read (servesim.engine.handoff)."""
+    leg: Request | None = None
+    """The request that computes its prompt on another replica, if any does."""
     parent: ParentRequest | None = None
     """The parent of one sample of several (n > 1)."""
     sample: int = 0

@@ -17,7 +17,7 @@ ReplicaState = Literal["starting", "ready", "draining", "gone", "failed"]
 """Life of a replica. Requests are sent to ready ones alone; a draining one finishes what it has; a failed one may start
 again with a cold cache, under its old index; one that is gone never comes back, and its index is not used again."""
 Role = Literal["both", "prefill", "decode"]
-"""What a replica computes of a request: all of it, the prompt, or the answer."""
+"""What a replica does: whole requests; prompts alone, whose KV another one reads; answers to such prompts."""
 FinishStatus = Literal["finished", "cancelled", "failed"]
 """How a request left a replica: with its last token; given up by its client; or lost with the replica, or refused by
 its engine."""
@@ -140,6 +140,8 @@ class Router(ABC):
     """Seed of its draws: the scenario's, from before the first request."""
     output_block = 16
     """Tokens between two calls of `on_output_block`: the engine's block size, from before the first request."""
+    role: Role = "both"
+    """What it chooses replicas for, where prompts and answers are computed apart: two routers of one class do that."""
     _drawn = 0
 
     def __init__(self, params: Any, num_replicas: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.contracts.speculator import Speculator
+from servesim.cost.data_parallel import check_ranks, mixture
 from servesim.cost.draft import drafting
 from servesim.cost.formula import COMPUTE_DTYPE, Roofline
 from servesim.cost.graph import LayerGraph
@@ -39,7 +40,10 @@ def build_cost_model(
     host: HostTerms | None = None,
     speculator: Speculator | None = None,
     moe_backend: str = "auto",
-    expert_parallel: bool = False,
+    dp: int = 1,
+    ep: int = 1,
+    all2all: str = "auto",
+    load: float | None = None,
     attention_backend: str = "auto",
     engine: EngineFacts | None = None,
 ) -> TableCostModel:
@@ -51,11 +55,14 @@ def build_cost_model(
     sheet, or "ideal": the same at the data sheet's full rates (`Roofline.ideal`). What the tables lack is priced by
     formula and shows in `Price.shares`. `host` is what the engine adds to its kernels; None: nothing. `speculator`
     drafts after every step, at a cost. `moe_backend` is the kernel of routed experts (`servesim.cost.moe.MOE_BACKENDS`;
-    auto: the one that `engine` is known to run, else the fastest measured); `expert_parallel` deals them out to the
-    GPUs whole. `engine`: what is known about the serving engine's choice of kernels; None: nothing.
-    `attention_backend` "eager": no fused attention kernel (`servesim.cost.eager`).
+    auto: the one that `engine` is known to run, else the fastest measured); `ep` of the GPUs get them dealt out
+    whole, in groups of the others they are split by width. `dp` data-parallel ranks of `tp` GPUs each compute the
+    experts together (`servesim.cost.data_parallel`), tokens going there and back by `all2all`; `load`: the load of the
+    most loaded GPU in mean loads (None: as measured). `engine`: what is known about the serving engine's choice of
+    kernels; None: nothing. `attention_backend` "eager": no fused attention kernel (`servesim.cost.eager`).
     """
     _check(model, gpu, tp, dtype, kv_dtype)
+    check_ranks(model, tp, pp, dp, ep)
     kernels, measured_on, rows = _kernels(model, gpu, tables, engine)
     if gpu.name == measured_on.name and _same_rates(
         gpu, measured_on, arithmetic(model, dtype, kv_dtype), links=tp * pp > 1
@@ -65,12 +72,12 @@ def build_cost_model(
     smooth = host is not None and host.monotone_gemms
     roofline = Roofline.ideal if tables == IDEAL else Roofline
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth, rows.get("fp8_quantizing_us", 0.0) * 1e3)
-    if moe_backend == "auto" and engine is not None:
-        moe_backend = engine.get("mxfp4_experts", "auto")
     eager = attention_backend == "eager"
     if eager and model.latent is not None:
         raise UserError(f"attention_backend eager: {model.name} has latent attention, which is priced fused alone")
     weights = "fp8_block" if dtype == "fp8" and model.block_scaled and _has(kernels, "fp8_block") else dtype
+    if moe_backend == "auto" and engine is not None and model.experts is not None:
+        moe_backend = _experts_kernel(engine, model.experts.dtype or weights, tp * dp, ep > 1)
     graph = LayerGraph(
         model,
         gpu,
@@ -80,11 +87,13 @@ def build_cost_model(
         gemms,
         host,
         moe_backend,
-        expert_parallel,
+        ep,
         eager,
         _own_all_reduce_below(engine, tp),
         engine.get("fused_all_reduce_norm_mib", {}).get(tp, 0.0) * 2**20 if engine is not None else 0.0,
         frozenset(rows.get("attention_with", ())),
+        dp,
+        load,
     )
     stages = [
         Stage(
@@ -97,17 +106,23 @@ def build_cost_model(
         )
         for layers in pipeline_layers(model.num_layers, pp)
     ]
+    shared = mixture(graph, all2all) if dp > 1 else None
+    if shared is not None:
+        stages[0].mixtures = sum(layer.experts for layer in model.layers)
     gpus = f"{tp} x {gpu.name}" if pp == 1 else f"{pp} stages of {tp} x {gpu.name}"
+    gpus = f"{dp} ranks of {gpus}" if dp > 1 else gpus
     description = f"{model.name} on {gpus}, {dtype} weights, {kv_dtype} KV"
     if model.experts is not None:
         description += "; tokens assumed routed by a power law where experts were measured, uniformly where not"
+    if moe_backend.startswith("deepgemm"):
+        description += "; fp8 experts in DeepGEMM's grouped kernel, by its dense rows"
     if model.experts is not None and (model.experts_dtype or weights) == "fp8":
         description += "; of the kernels measured for fp8 experts the fastest, which no engine is known to choose"
     suspect = []
     if kernels is not None and tp > 1:
         suspect = [*slow_collectives(kernels, measured_on, tp), *missing_collectives(kernels, tp)]
     drafts = drafting(speculator, graph) if speculator is not None else None
-    return TableCostModel(stages, description, host, kernels, suspect, drafts)
+    return TableCostModel(stages, description, host, kernels, suspect, drafts, shared)
 
 
 def _kernels(
@@ -147,6 +162,15 @@ def _same_rates(gpu: Gpu, other: Gpu, dtypes: frozenset[str], links: bool) -> bo
         return one.bandwidth, one.link_bandwidth if links else None, flops
 
     return rates(gpu) == rates(other)
+
+
+def _experts_kernel(engine: EngineFacts, weights: str, tp: int, expert_parallel: bool) -> str:
+    """Return the kernel the engine runs experts with (see `servesim.cost.moe.MOE_BACKENDS`)."""
+    if weights != "fp8_block":
+        return str(engine.get("mxfp4_experts", "auto"))
+    known = engine.get("fp8_experts", {})
+    applies = known.get("kernel", "measured") != "measured" and (expert_parallel or tp < known.get("below_tp", inf))
+    return str(known["kernel"]) if applies else "auto"
 
 
 def _own_all_reduce_below(engine: EngineFacts | None, tp: int) -> float:

@@ -14,8 +14,9 @@ from servesim.errors import UserError
 _LEAST_US = 0.1
 """No kernel takes less from launch to end."""
 _MOST_FLOPS = 2e16
+"""Arithmetic per second no GPU reaches."""
 _LEAST_FLOPS = 1e8
-"""Arithmetic per second no GPU reaches, and every CPU does in its best GEMM."""
+"""Arithmetic per second every CPU reaches in its best GEMM."""
 _AGREE = 0.05
 """Rows of one shape may differ by this share: they are repeats. Others contradict each other."""
 

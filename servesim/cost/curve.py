@@ -99,11 +99,9 @@ class Curve:
         parts = []
         i = bisect_right(xs, first) - 1
         while i + 1 < len(xs) and xs[i + 1] <= last:
-            within = int((xs[i + 1] - first) // step)  # points before the next knot, up to rounding of the division
-            while first + within * step < xs[i + 1]:
-                within += 1
-            while first + (within - 1) * step >= xs[i + 1]:
-                within -= 1
+            within = int((xs[i + 1] - first) // step)  # nothing is rounded: `first` is a whole number below the knot
+            if first + within * step < xs[i + 1]:
+                within += 1  # points before the knot
             parts.append(self._segment(base, i, first, step, within))
             first += within * step
             i = bisect_right(xs, first) - 1

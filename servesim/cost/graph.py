@@ -38,7 +38,8 @@ class LayerGraph:
     gemms: GemmTables
     host: HostTerms | None
     moe_backend: str = "auto"
-    expert_parallel: bool = False
+    ep: int = 1
+    """GPUs, of those of all ranks, that experts are dealt out to whole; they are split by width over the rest."""
     eager_attention: bool = False
     own_all_reduce_below: float = inf
     """Bytes of a message from which on NCCL reduces it instead of the engine's own kernels."""
@@ -46,6 +47,10 @@ class LayerGraph:
     """Bytes of a message up to which all-reduce adds the residual and normalizes in the same kernel."""
     within_attention: frozenset[str] = frozenset()
     """Of `kv_write` and `rotary` those that the attention table's rows hold; the latter where no norm comes first."""
+    dp: int = 1
+    """Data-parallel ranks, each of `tp` GPUs."""
+    load: float | None = None
+    """Load of the most loaded GPU in mean loads; None: as measured."""
 
     @property
     def roofline(self) -> Roofline:
@@ -188,10 +193,9 @@ class LayerGraph:
         """Return router, routed experts, and the expert every token passes."""
         moe, hidden = self.model.experts, self.model.hidden_size
         assert moe is not None
-        found = [
-            Operator("router", self.gemms.curve(moe.count, hidden, "bf16")),
-            Operator("experts", self._routed(moe)),
-        ]
+        found = [Operator("router", self.gemms.curve(moe.count, hidden, "bf16"))]
+        if self.dp == 1:  # else they compute the tokens of all ranks together: see mixture
+            found.append(Operator("experts", self.routed(moe)))
         return found + (self._mlp("shared_", moe.shared_size) if moe.shared_size else [])
 
     def _gemm(self, name: str, n: int, k: int) -> Operator:
@@ -204,9 +208,10 @@ class LayerGraph:
         ns_per_token = 2.0 * n * k / (self.gpu.flops[arithmetic] * share / 1e9)
         return Operator(name, curve, upper(curve, line(0.0, ns_per_token)))
 
-    def _routed(self, moe: Experts) -> Curve:
-        dtype, hidden = moe.dtype or self.dtype, self.model.hidden_size
-        curve = experts_curve(self.gemms, moe, hidden, self.tp, dtype, self.moe_backend, self.expert_parallel)
+    def routed(self, moe: Experts) -> Curve:
+        """Return the routed experts of one layer over the tokens of all ranks."""
+        dtype, hidden, gpus = moe.dtype or self.dtype, self.model.hidden_size, self.tp * self.dp
+        curve = experts_curve(self.gemms, moe, hidden, gpus, dtype, self.moe_backend, self.ep, self.load)
         return monotone(curve) if self.gemms.monotone else curve
 
     def _send(self) -> list[Operator]:

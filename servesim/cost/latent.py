@@ -2,9 +2,10 @@
 
 Most tables measure DeepSeek-V3's whole attention module, projections included. Tokens of prefill and decode share the
 projections of a step, so those are priced apart (as any linear layer) and taken off here: what remains is the kernel,
-the expansion of the latents to heads, and small operators. SGLang's measure the kernel alone: to it the expansion is
-added, in prefill as the linear layer it is, in decode, where it is absorbed into queries and outputs, as two batched
-products that read its weights. Without a table it is a roofline: a token's latent vector
+the expansion of the latents to heads, and small operators. Others measure the kernel alone, which counts first in
+decode, where the modules measured on Hopper hold operators that no engine launches one by one. To a kernel the
+expansion is added, in prefill as the linear layer it is, in decode, where it is absorbed into queries and outputs, as
+two batched products that read its weights. Without a table it is a roofline: a token's latent vector
 is read once for all heads, the weights of the expansion once a call, and arithmetic runs over the latent width
 (decode, weights absorbed) or the width of a head (prefill).
 """
@@ -45,20 +46,34 @@ def latent_attention(gemms: GemmTables, latent: Latent, heads: int, kv_dtype: st
     widths = (latent.kv_rank, latent.rope_dim, latent.nope_dim, latent.v_dim)
     measured = (DEEPSEEK.kv_rank, DEEPSEEK.rope_dim, DEEPSEEK.nope_dim, DEEPSEEK.v_dim)
     if widths == measured and gemms.roofline == gemms.measured_on and gemms.tables is not None:
-        for name, beside in (("mla", _module), ("mla_kernel", _kernel)):
-            rows = [gemms.tables.rows(f"{name}_{phase}", dtype) for phase in ("decode", "prefill")]
-            if all(rows) and all(heads in one["heads"] for one in rows):
-                parts = zip(rows, beside(gemms, heads), strict=True)
-                decode, prefill = (_entries(one, heads, rest) for one, rest in parts)
-                return GridAttention(Grid(at_best_rate(decode)), Grid(prefill), decode[0][1].at(0.0))
+        decode = _measured(gemms, "decode", ("mla_kernel", "mla"), dtype, heads)
+        prefill = _measured(gemms, "prefill", ("mla", "mla_kernel"), dtype, heads)
+        if decode and prefill:
+            return GridAttention(Grid(at_best_rate(decode)), Grid(prefill), decode[0][1].at(0.0))
     return _formula(gemms.roofline, latent, heads, kv_dtype)
 
 
-_Beside = Callable[[float], float]
+def _measured(gemms: GemmTables, phase: str, ops: tuple[str, str], dtype: str, heads: int) -> Entries:
+    """Return the curves of the first of `ops` that was measured in `phase` with these heads; none where none was."""
+    assert gemms.tables is not None
+    for op in ops:
+        rows = gemms.tables.rows(f"{op}_{phase}", dtype)
+        if rows and heads in rows["heads"]:
+            beside = beside_of(op)(gemms, heads)
+            return _entries(rows, heads, beside[phase == "prefill"])
+    return []
+
+
+Beside = Callable[[float], float]
 """Nanoseconds, by tokens of a call, that are added to what was measured."""
 
 
-def _module(gemms: GemmTables, heads: int) -> tuple[_Beside, _Beside]:
+def beside_of(op: str) -> Callable[[GemmTables, int], tuple[Beside, Beside]]:
+    """Return the function that tells what is added, in decode and in prefill, to rows of a module or a kernel alone."""
+    return _kernel if op.startswith("mla_kernel") else _module
+
+
+def _module(gemms: GemmTables, heads: int) -> tuple[Beside, Beside]:
     """Return what a module has beside attention, decode and prefill: its projections, which are taken off."""
     curves = [gemms.curve(n, k, "bf16") for n, k in token_linears(DEEPSEEK, DEEPSEEK_HIDDEN, heads)]
 
@@ -68,7 +83,7 @@ def _module(gemms: GemmTables, heads: int) -> tuple[_Beside, _Beside]:
     return projections, projections
 
 
-def _kernel(gemms: GemmTables, heads: int) -> tuple[_Beside, _Beside]:
+def _kernel(gemms: GemmTables, heads: int) -> tuple[Beside, Beside]:
     """Return what a kernel lacks of attention, decode and prefill: the expansion of the latents."""
     width = heads * (DEEPSEEK.nope_dim + DEEPSEEK.v_dim)
     expansion = gemms.curve(width, DEEPSEEK.kv_rank, "bf16")
@@ -77,7 +92,7 @@ def _kernel(gemms: GemmTables, heads: int) -> tuple[_Beside, _Beside]:
     return (lambda tokens: absorbed + 2.0 * tokens * width * DEEPSEEK.kv_rank / roofline.peak("bf16")), expansion.at
 
 
-def _entries(rows: dict[str, NDArray[Any]], heads: int, beside: _Beside) -> Entries:
+def _entries(rows: dict[str, NDArray[Any]], heads: int, beside: Beside) -> Entries:
     """Return the curves by sequences, over context (decode) or work (prefill), with what is beside them."""
     entries: Entries = []
     mine = rows["heads"] == heads

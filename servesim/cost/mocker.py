@@ -77,13 +77,17 @@ class MockerCost(CostModel):
 
     Where steps mix both (vLLM), a request that computes again what it lost pays for the tokens of its prompt and, as a
     decode, for its context, but not for tokens it had generated. Where a batch is one or the other (`separate`:
-    SGLang), all that is computed again counts as prompts.
+    SGLang), all that is computed again counts as prompts. On a decode worker (`decodes`) the last token of a prompt
+    that came over the wire is decoded.
     """
 
-    def __init__(self, timing: Polynomial | Fixed, kv_tokens: int, separate: bool = False) -> None:
+    def __init__(
+        self, timing: Polynomial | Fixed, kv_tokens: int, separate: bool = False, decodes: bool = False
+    ) -> None:
         self.timing = timing
         self.kv_tokens = kv_tokens
         self.separate = separate
+        self.decodes = decodes
 
     def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
         count, tokens, decodes, context = self._parts(batch)
@@ -100,6 +104,8 @@ class MockerCost(CostModel):
         count = end = start = 0
         decodes, context = batch.sampled, batch.sampled_context
         for new, past, prompt_len, known in batch.prompts:
+            if self.decodes and new == 1 and known == prompt_len:
+                continue
             stop = past + new if self.separate else min(past + new, prompt_len)
             if stop > past:
                 count, end, start = count + 1, end + stop, start + past

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price, RunSources
 from servesim.cost.context_pricing import OverContexts
 from servesim.cost.curve import Curve, rounded
+from servesim.cost.data_parallel import Mixture
 from servesim.cost.draft import Drafting
 from servesim.cost.host import HostTerms
 from servesim.cost.sources import CurveSources, SumSources, whole
@@ -37,6 +38,7 @@ class TableCostModel(CostModel):
         tables: KernelTables | None = None,
         suspect: Sequence[str] = (),
         drafting: Drafting | None = None,
+        mixture: Mixture | None = None,
     ) -> None:
         self.description = description
         self.terms = host
@@ -45,6 +47,8 @@ class TableCostModel(CostModel):
         """Measurements priced from that cannot be right, a line each."""
         self._stages = stages
         self._drafting = drafting
+        self._mixture = mixture
+        """What data-parallel ranks compute together, over the tokens of all of them."""
         self.num_stages = len(stages)
         self._hosts: dict[tuple[int, int, bool], Host] = {}  # by sequences, sampled ones, prompts: all it depends on
         self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # by all that steps have besides contexts
@@ -69,7 +73,8 @@ class TableCostModel(CostModel):
             stage.add_priced(priced)
 
     def _all_stages(self) -> tuple[Stage, ...]:
-        return (*self._stages, *(self._drafting.stages if self._drafting is not None else ()))
+        shared = () if self._mixture is None else tuple(dict.fromkeys(self._mixture))
+        return (*self._stages, *shared, *(self._drafting.stages if self._drafting is not None else ()))
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
         """Return the GPU ns of a step on each pipeline stage, sending to the next one included; their sum is
@@ -163,6 +168,7 @@ class TableCostModel(CostModel):
         host = self.terms.host(batch) if self.terms is not None else NO_HOST
         if self.terms is not None and self.terms.launch_per_kernel:
             kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in self._passes(batch))
+            kernels += self._mixture.decoding.launches(False) if self._mixture is not None else 0
             host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
         if self.terms is not None and batch.prefill:
             eager = sum(self.terms.eager_ns(stage.layers, stage.mixtures) for stage in self._stages)
@@ -185,6 +191,26 @@ class TableCostModel(CostModel):
             gpu, a, b, c, d = gpu + ns, a + p, b + q, c + r, d + s
         host = self.host(batch)
         return Price(self.step_ns(gpu, host), gpu, host, (a, b, c, d))
+
+    def prices(self, batches: Sequence[Batch | None]) -> list[Price]:
+        """Return the prices of one step of data-parallel ranks. A rank without work takes part with one token. Where
+        all decode, the steps are CUDA graphs of one size, that of the fullest rank, as all three engines pad
+        them; beside prompts ranks compute the tokens they have."""
+        busy = [batch for batch in batches if batch is not None]
+        dummy = Batch(1, None, 1, 1, 1, 1)
+        tokens = [self._tokens(batch if batch is not None else dummy) for batch in batches]
+        prompts = any(batch.prefill for batch in busy)
+        of_all = sum(tokens) if prompts else max(tokens) * len(tokens)
+        alone = [self.price(batch if batch is not None else dummy) for batch in batches]
+        if self._mixture is None:
+            return alone
+        shared = self._mixture.prompts if prompts else self._mixture.decoding
+        ns, (a, b, c, d) = shared.cost(Batch(of_all), of_all)
+        found = []
+        for price in alone:
+            gpu, (p, q, r, s) = price.gpu_ns + ns, price.sources
+            found.append(Price(self.step_ns(gpu, price.host), gpu, price.host, (a + p, b + q, c + r, d + s)))
+        return found
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
         """See `RunCost.decode_run`."""

@@ -15,8 +15,8 @@ error 5 to 8 %, the formula alone 28 to 86 %.) Marlin's kernel is taken apart in
 GPU then has its share of the experts and of the work. Where expert parallelism was measured, its most loaded GPU was
 (in prompts up to twice the mean); shapes it was not measured with take as many times the mean share as the nearest one
 that was; where none was, the largest share is taken to be the mean one. Attention stays tensor-parallel, so every GPU
-has every token and one all-reduce adds up what they made, as in vLLM with one data-parallel rank (all-to-alls belong to
-several).
+has every token and one all-reduce adds up what they made, as in vLLM with one data-parallel rank. With several
+(`servesim.cost.data_parallel`) tokens go to the GPUs of their experts and back, and the tokens are those of all ranks.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ from servesim.cost.formula import (
     WEIGHT_BYTES,
     Roofline,
 )
+from servesim.cost.grouped import grouped_curve
 from servesim.cost.linear import GemmTables
 from servesim.errors import UserError, suggest
 from servesim.hardware.layers import Experts
 
-MOE_BACKENDS = ("auto", "triton", "marlin", "mxfp8")
+MOE_BACKENDS = ("auto", "triton", "marlin", "mxfp8", "deepgemm", "deepgemm_padded")
 """The choices of vLLM's `--moe-backend`: Marlin's kernel for 4-bit weights and bf16 arithmetic; mxfp8, FlashInfer's on
-Blackwell for mxfp4 weights and activations in mxfp8; the other two are the fastest kernel a table has for the weights
+Blackwell for mxfp4 weights and activations in mxfp8; DeepGEMM's for weights in FP8 blocks, padded where it computes
+blocks without a token, too (`servesim.cost.grouped`); the other two are the fastest kernel a table has for the weights
 and bf16 activations, which for mxfp4 on Hopper is the Triton one."""
 _MARLIN = "mxfp4_marlin"
 """Marlin's rows on mxfp4 weights in a table whose `mxfp4` is another kernel."""
@@ -82,26 +84,33 @@ def experts_curve(
     tp: int,
     dtype: str,
     backend: str = "auto",
-    expert_parallel: bool = False,
+    ep: int = 1,
+    load: float | None = None,
 ) -> Curve:
-    """Return the time from routing to the sum of the routed experts of one layer on one of `tp` GPUs, over tokens.
-    `backend`: see `MOE_BACKENDS`; those a weight format does not have leave it as it is. Under expert parallelism the
-    GPU is the most loaded one where that was measured."""
-    curve = _mean_curve(gemms, experts, hidden, tp, dtype, backend, expert_parallel)
-    if not expert_parallel or tp == 1:
+    """Return the time from routing to the sum of the routed experts of one layer on one of `tp` GPUs, over the tokens
+    of all of them. Experts are dealt out to `ep` of the GPUs whole and split by width over the rest. `backend`: see
+    `MOE_BACKENDS`; those a weight format does not have leave it as it is. Under expert parallelism the GPU is the most
+    loaded one where that was measured; `load`: instead, one with so many times the mean load."""
+    grouped = backend in ("deepgemm", "deepgemm_padded") and dtype == "fp8_block"
+    if grouped:
+        curve = grouped_curve(gemms, experts, hidden, tp, ep, backend == "deepgemm_padded")
+    else:
+        curve = _mean_curve(gemms, experts, hidden, tp, dtype, backend, ep)
+    if load is not None and ep > 1:
+        return _loaded(curve, load)
+    if ep == 1 or grouped:
         return curve
-    shape = ExpertShape(experts.size, hidden, experts.count, experts.per_token)
-    groups = [[k for kernel in kernels for k in _rows(gemms, kernel, tp)] for kernels in _kernels(dtype, backend)]
-    found = next(filter(None, groups), [])
+    shape = ExpertShape(experts.size // (tp // ep), hidden, experts.count, experts.per_token)
+    dealt, found = _dealt(gemms, _kernels(dtype, backend), ep)
     if not found:
         return curve
     near = _nearest(found, shape)
-    if near.shape == shape and _same_bytes(near.kernel, dtype) and gemms.roofline == gemms.measured_on:
+    if near.shape == shape and dealt == ep and _same_bytes(near.kernel, dtype) and gemms.roofline == gemms.measured_on:
         return Curve(near.tokens, near.times)
     there = replace(experts, count=near.shape.experts, per_token=near.shape.per_token, size=near.shape.size)
     alike = "marlin" if near.kernel == _MARLIN else backend
     measured = replace(gemms, roofline=gemms.measured_on)
-    mean = _mean_curve(measured, there, near.shape.hidden, tp, _weights(near.kernel), alike, True)
+    mean = _mean_curve(measured, there, near.shape.hidden, dealt, _weights(near.kernel), alike, dealt)
     beyond = [ns / mean.at(m) for m, ns in zip(near.tokens, near.times, strict=True)]
     return Curve(near.tokens, [curve.at(m) * r for m, r in zip(near.tokens, beyond, strict=True)], EXTRAPOLATED)
 
@@ -113,15 +122,13 @@ def _mean_curve(
     tp: int,
     dtype: str,
     backend: str,
-    expert_parallel: bool,
+    ep: int,
 ) -> Curve:
     """Return that time where every GPU has the mean share of the experts and of their work."""
     if backend not in MOE_BACKENDS:
         raise UserError(f"unknown moe_backend {backend!r}{suggest(backend, MOE_BACKENDS)}")
-    share = 1.0 / tp if expert_parallel else 1.0
-    shape = ExpertShape(
-        experts.size if expert_parallel else experts.size // tp, hidden, experts.count, experts.per_token
-    )
+    share = 1.0 / ep
+    shape = ExpertShape(experts.size // (tp // ep), hidden, experts.count, experts.per_token)
     dtype = "bf16" if dtype == "fp16" else dtype
     groups = [[known for kernel in kernels for known in _rows(gemms, kernel)] for kernels in _kernels(dtype, backend)]
     if found := next(filter(None, groups), []):
@@ -135,6 +142,21 @@ def _mean_curve(
         return _transferred(gemms, near, found, shape, dtype, share)
     times = [experts_ns(gemms.roofline, shape, dtype, t, share) for t in _TOKENS]
     return Curve(_TOKENS, times, ROOFLINE, beyond=ROOFLINE)
+
+
+def _dealt(gemms: GemmTables, groups: list[list[str]], ep: int) -> tuple[int, list[_Measured]]:
+    """Return the most GPUs up to `ep` that experts were dealt out to when measured, and what was."""
+    for kernels in groups:
+        for gpus in (2**i for i in range(ep.bit_length() - 1, 0, -1)):
+            if found := [known for kernel in kernels for known in _rows(gemms, kernel, gpus)]:
+                return gpus, found
+    return ep, []
+
+
+def _loaded(curve: Curve, load: float) -> Curve:
+    """Return the curve of a GPU with `load` times the mean load: it computes what as many more tokens bring it."""
+    tokens = [float(m) for m in curve.xs]
+    return Curve(tokens, [curve.at(m * load) for m in tokens], EXTRAPOLATED, beyond=max(curve.knot_source))
 
 
 def experts_ns(roofline: Roofline, shape: ExpertShape, dtype: str, tokens: float, share: float = 1.0) -> float:

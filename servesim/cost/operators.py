@@ -139,7 +139,7 @@ class _Counting(LayerGraph):
 
     tokens: int = 0
 
-    def _routed(self, moe: Experts) -> Curve:
+    def routed(self, moe: Experts) -> Curve:
         dtype = moe.dtype or self.dtype
         shape = ExpertShape(moe.size // self.tp, self.model.hidden_size, moe.count, moe.per_token)
         flops, weights, activations = experts_work(shape, dtype, self.tokens)

@@ -9,14 +9,16 @@ below; columns an operator does not use are null. Times are microseconds of one 
 `attention_decode`, `attention_mixed` (decodes and one prompt in one call), `attention_skew` (decodes of unequal
 contexts, alone or beside one prompt), `window_prefill`, `window_decode` (attention limited to a window), `mla_prefill`,
 `mla_decode` (latent attention with its projections), `mla_kernel_prefill`, `mla_kernel_decode` (its kernel alone),
-`all_reduce` (as the engine chooses among its kernels), `all_reduce_nccl`, `all_gather`, `norm` (with the residual
+`all_reduce` (as the engine chooses among its kernels), `all_reduce_nccl`, `all_gather`, `all_to_all_ll`,
+`all_to_all_ht` (DeepEP to the experts' GPUs and back, low latency and high throughput), `norm` (with the residual
 addition), `activation`, `rotary`, `kv_write`, `embedding`, `sampler` |
 | dtype | string | of weights and activations (gemm, moe: `bf16`, `fp8`, `fp8_block`, `int8`, `int8_wo`, `int4`,
 `mxfp4`, `fp32`), of keys and values (attention: `bf16`, `fp8`, `fp32`), of activations (small operators), of the
 message |
 | m, n, k | int32 | gemm: tokens, output width, input width; moe: tokens, width of an expert on this GPU, hidden
-size; norm, activation, rotary, kv_write, embedding, sampler: rows, output width (no k) |
-| experts, topk | int32 | moe, moe_ep: experts on all GPUs, and how many of them a token uses |
+size; all_to_all: tokens of each GPU, hidden size (no n);
+norm, activation, rotary, kv_write, embedding, sampler: rows, output width (no k) |
+| experts, topk | int32 | moe, moe_ep, all_to_all: experts on all GPUs, and how many of them a token uses |
 | window | int32 | window_*: tokens attended |
 | longest | int32 | attention_skew: the largest of the past_tokens |
 | batch | int32 | attention: sequences of the call (mixed: that decode) |
@@ -26,7 +28,7 @@ skew: 0 without one) |
 their mean; a row whose longest is the mean is of equal contexts) |
 | heads, kv_heads, head_dim | int32 | attention: on this GPU, after tensor parallelism |
 | gpus | int32 | moe_ep: GPUs the experts are dealt out to, whole; all_reduce, all_reduce_nccl, all_gather: GPUs
-taking part |
+taking part (all_to_all, too) |
 | bytes | int64 | all_reduce, all_reduce_nccl: size of the tensor; all_gather: size of the gathered result |
 | kernel | string | the kernel measured |
 | time_us | float64 | median time of one call |

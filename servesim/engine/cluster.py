@@ -14,14 +14,18 @@ from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaState, Router
 from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, Clock
 from servesim.engine.core import EngineCore
+from servesim.engine.data_parallel import Rank, join
 from servesim.engine.failures import Failing, Failures
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.memory import fast_memory
+from servesim.engine.fast.rank import FastRank
 from servesim.engine.fast.replica import FastReplica
 from servesim.engine.fleet import Fleet
+from servesim.engine.handoff import Handoff
 from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
 from servesim.engine.reports import Reporting
+from servesim.engine.scaling import Scaled, Scaling
 from servesim.engine.telling import Telling
 from servesim.engine.waiting import Waiting
 from servesim.errors import PolicyError, UserError
@@ -39,9 +43,14 @@ class Mode(NamedTuple):
     replica: type[Replica]
     memory: Callable[[type[KVAllocator]], type[KVAllocator]]
     """Returns the class that serves as an allocator's."""
+    rank: type[Replica]
+    """Of replicas that are data-parallel ranks."""
 
 
-MODES = {"reference": Mode(EngineCore, Replica, lambda cls: cls), "fast": Mode(FastCore, FastReplica, fast_memory)}
+MODES = {
+    "reference": Mode(EngineCore, Replica, lambda cls: cls, Rank),
+    "fast": Mode(FastCore, FastReplica, fast_memory, FastRank),
+}
 
 
 class Cluster:
@@ -51,7 +60,9 @@ class Cluster:
     prices and commits every step by itself, and fast mode equals it to the nanosecond. `only`: of all requests those
     routed to these replicas are served, and the others are another process's (servesim.run.processes). `report_every`
     and `report_lag`, in ns: the age of what the router sees (servesim.engine.reports); 0: it sees what is. `failures`:
-    what breaks (servesim.engine.failures).
+    what breaks (servesim.engine.failures). `scaled`: pools whose replicas come and go (servesim.engine.scaling).
+    `handoff`: how requests whose prompt and answer are computed by different
+    replicas get from one to the other.
     """
 
     def __init__(
@@ -67,8 +78,10 @@ class Cluster:
         report_every: int = 0,
         report_lag: int = 0,
         failures: Failures | None = None,
+        scaled: Sequence[Scaled] = (),
+        handoff: Handoff | None = None,
     ) -> None:
-        self._replica_class = MODES[mode].replica
+        self._parts = MODES[mode]
         self.clock = Clock()
         self.recorder = recorder or Recorder()
         self._only = only
@@ -77,6 +90,7 @@ class Cluster:
         self.router = router
         self.fleet = Fleet(pools, self._make)
         self.replicas = self.fleet.replicas
+        self.groups = join(self.clock, self.replicas, pools)
         for replica in self.replicas:
             if "future" in replica.core.kv.needs:
                 self._foretell(replica.core.kv)
@@ -85,6 +99,8 @@ class Cluster:
         self._on_progress = on_progress
         self._armed: Event | None = None
         self._armed_ns = -1
+        self.arrive_order = ARRIVE
+        self.handoff = handoff
         self.reporting: Reporting | None = None
         if report_every:
             self.reporting = Reporting(self, report_every, report_lag)
@@ -96,14 +112,25 @@ class Cluster:
         self.failing: Failing | None = None
         if failures is not None:
             self.failing = Failing(self, failures)
+        self.scaling: Scaling | None = None
+        self.scale(scaled)
+        if handoff is not None:
+            handoff.join(self)
+
+    def scale(self, scaled: Sequence[Scaled]) -> None:
+        """Have the replicas of these pools come and go; to be called before the first event."""
+        self.scaling = Scaling(self, list(scaled)) if scaled else None
 
     def set_state(self, index: int, state: ReplicaState) -> None:
         """Let the router know a replica's state."""
         self.fleet.set_state(index, state)
+        if self.handoff is not None:
+            self.handoff.retry()
         self.telling.state(index, state)
 
     def _make(self, index: int, core: EngineCore, pool: Pool) -> Replica:
-        replica = self._replica_class(self.clock, index, core, pool.cost, self.recorder, pool.depth)
+        of = self._parts.replica if pool.data_parallel is None else self._parts.rank
+        replica = of(self.clock, index, core, pool.cost, self.recorder, pool.depth)
         replica.on_leave, replica.horizon = self._leave, self._horizon
         return replica
 
@@ -164,6 +191,8 @@ class Cluster:
             self.reporting.start()
         if self.failing is not None:
             self.failing.start()
+        if self.scaling is not None:
+            self.scaling.start()
         self._arm()
 
     def step(self) -> bool:
@@ -180,7 +209,7 @@ class Cluster:
         due = self.workload.next_ns()
         if due is None or (self._armed is not None and self._armed_ns <= due):
             return
-        self._armed = self.clock.at(due, ARRIVE if due > self.clock.ns else FOLLOW, self._arrive)
+        self._armed = self.clock.at(due, self.arrive_order if due > self.clock.ns else FOLLOW, self._arrive)
         self._armed_ns = due
 
     def _arrive(self, event: Event) -> None:
@@ -219,7 +248,9 @@ class Cluster:
         return self.router.route(request, self.fleet.views)
 
     def _act(self, request: Request, output_len: int, decision: Decision) -> None:
-        if isinstance(decision, int):
+        if self.handoff is not None and self.handoff.takes(decision):
+            self.handoff.begin(request, output_len, decision)
+        elif isinstance(decision, int):
             self._send(request, output_len, decision)
         elif isinstance(decision, Reject):
             if self._only is None or 0 in self._only:
@@ -239,6 +270,8 @@ class Cluster:
         request.replica = index
         if self.telling.sent:
             self.router.on_sent(request, index)
+        if self.scaling is not None:
+            self.scaling.sent(request, index)
         if self.failing is not None and not self.failing.reaches(request, output_len, index):
             return
         self.replicas[index].arrive(request, output_len)
@@ -251,19 +284,30 @@ class Cluster:
 
     def _give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
         """Cancel a request whose client's patience ends at this instant."""
+        if self.handoff is not None and self.handoff.give_up(request, deadline):
+            return
         if request.replica >= 0:
             self.replicas[request.replica].give_up(request, deadline)
         elif request.state < State.FINISHED:
             self.end(request, State.ABORTED, deadline.reason)
 
     def _leave(self, request: Request) -> None:
+        if request.owner is not None:
+            assert self.handoff is not None
+            self.handoff.left(request)
+            return
+        telling = self.telling if self.handoff is None else self.handoff.telling_of(request)
         self._left(request)
-        self.telling.finish(request)
+        telling.finish(request)
 
     def _left(self, request: Request) -> None:
         self.num_left += 1
+        if self.handoff is not None:
+            self.handoff.forget(request)
         if self.failing is not None:
             self.failing.forget(request)
+        if self.scaling is not None:
+            self.scaling.left(request)
         self.workload.on_finish(request, self.clock.ns)
         if self._answers_matter:
             self._arm()

@@ -9,7 +9,7 @@ from typing import Any
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.acceptance import AcceptanceModel
-from servesim.contracts.connector import Connector, Load
+from servesim.contracts.connector import LATER, Connector, Load
 from servesim.contracts.cost import Batch
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.kv_events import KVEvent
@@ -154,6 +154,32 @@ class EngineCore:
         if self.checks:
             self.check_integrity()
 
+    def load_failed(self, request: Request, now: int, reason: str = "") -> None:
+        """Take in that the KV of a request will not come. With a `reason` it fails, else it waits again, to be computed
+        here."""
+        load = self.fetched.pop(request)
+        self.kv.free(request)
+        self.ledger.release(load.start)
+        if request.state is not State.LOADING:
+            return  # its client has given up
+        request._num_computed_tokens = 0
+        if reason:
+            request.state, request.finished_ns, request.reason = State.ABORTED, now, reason
+            self.on_leave(request)
+        else:
+            request.state = load.state
+            self.scheduler.on_arrival(request)
+        if self.checks:
+            self.check_integrity()
+
+    def release(self, request: Request) -> None:
+        """Free the memory of a request that has ended and whose memory was kept."""
+        del self._keeping[request]
+        self.kv.free(request)
+        self.ledger.release(request._num_computed_tokens)
+        if self.checks:
+            self.check_integrity()
+
     def _reject(self, request: Request, now: int, reason: str) -> None:
         request.state = State.REJECTED
         request.finished_ns = now
@@ -200,7 +226,8 @@ class EngineCore:
                 if request.state is not State.RUNNING and request in planned.sampled:
                     planned.stale = (planned.stale or set()) | {request}
         for request in plan.loading:
-            self.on_load(request, self.fetched[request].end_ns)
+            if (end_ns := self.fetched[request].end_ns) != LATER:
+                self.on_load(request, end_ns)
         step = self.enter(plan, now)
         if step is not None:
             self._empty = 0

@@ -136,9 +136,13 @@ class Failing:
         cluster.telling.listen(replica)
         clock, now = cluster.clock, cluster.clock.ns
         down = crash.restart_ns
-        if down >= 0:
+        if replica.state == "draining":  # nobody would start it again
+            cluster.set_state(crash.replica, "gone")
+        elif down >= 0:
             clock.at(now + down, CHANGE, partial(self._restart, crash.replica))
-        if self._failures.detect_ns == 0:
+        if replica.state == "gone":
+            pass
+        elif self._failures.detect_ns == 0:
             self._detect(crash.replica)
         elif down < 0 or self._failures.detect_ns < down:
             clock.at(now + self._failures.detect_ns, CHANGE, lambda event: self._detect(crash.replica))
@@ -146,10 +150,13 @@ class Failing:
             self._lose(request)
 
     def _detect(self, index: int) -> None:
-        self._cluster.set_state(index, "failed")
+        if self._cluster.replicas[index].state != "gone":
+            self._cluster.set_state(index, "failed")
 
     def _restart(self, index: int, event: Event) -> None:
         cluster = self._cluster
+        if cluster.replicas[index].state == "gone":
+            return
         if cluster.replicas[index].state == "ready":
             self._detect(index)
         cluster.set_state(index, "starting")

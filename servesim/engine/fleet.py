@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from servesim.contracts.request import Request
-from servesim.contracts.router import ReplicaState, Views
+from servesim.contracts.router import ReplicaState, ReplicaView, Views
 from servesim.engine.core import EngineCore
 from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
@@ -27,6 +27,8 @@ class Fleet:
         """By replica: when it began to start, and when it was gone, in ns; None: it is not."""
         self.changed = False
         """Whether replicas came or went for good."""
+        self.view: Callable[[Replica], ReplicaView] = lambda replica: replica
+        """Returns what the router sees of a replica."""
         self.views = Views()
         """What the router sees; those ready may be chosen by the request that is decided on."""
         self.models = any(pool.models for pool in pools)
@@ -34,7 +36,7 @@ class Fleet:
         self._ready: dict[str, list[int]] = {}  # by model asked for
         for pool in pools:
             for core in pool.cores:
-                self.views.append(self.add(core, pool))
+                self.add(core, pool)
         self.changed = False
         self.sort()
 
@@ -44,6 +46,7 @@ class Fleet:
         replica.pool, replica.role = pool.name, pool.role
         replica.model = pool.models[0] if pool.models else ""
         self.replicas.append(replica)
+        self.views.append(self.view(replica))
         self.pool_of.append(pool)
         self.spans.append((replica.clock.ns, None))
         self.changed = True

@@ -56,6 +56,7 @@ class Replica:
         self.on_leave: Callable[[Request], None] = lambda request: None
         self._awaited: Event | None = None  # the completion event that counts; earlier ones are void
         self._plan_due = False
+        self._at_boundary: list[Callable[[], None]] = []
         self._wire(core)
 
     def _wire(self, core: EngineCore) -> None:
@@ -128,9 +129,35 @@ class Replica:
 
     def _loaded(self, request: Request, event: Event) -> None:
         """Go on at the instant at which the KV of a request has come."""
+        self.loaded(request)
+
+    def loaded(self, request: Request) -> None:
+        """Take in that the KV of a request has come at this instant."""
+        self.catch_up()
         self.core.loaded(request)
         if not self.core.in_flight:
             self._want_plan()
+
+    def load_failed(self, request: Request, reason: str) -> None:
+        """Take in at this instant that the KV of a request will not come: see `EngineCore.load_failed`."""
+        self.catch_up()
+        self.core.load_failed(request, self.clock.ns, reason)
+        if not self.core.in_flight:
+            self._want_plan()
+
+    def release(self, request: Request) -> None:
+        """Free at this instant the memory of a request that has ended and whose memory was kept."""
+        self.catch_up()
+        self.core.release(request)
+        if not self.core.in_flight:
+            self._want_plan()
+
+    def at_boundary(self, call: Callable[[], None]) -> None:
+        """Call when the step that is running ends, or now if none is."""
+        if self.core.in_flight:
+            self._at_boundary.append(call)
+        else:
+            call()
 
     def arrive(self, request: Request, output_len: int) -> None:
         """Take a request that arrives at this instant."""
@@ -212,7 +239,12 @@ class Replica:
         step = self.core.in_flight[0]
         self.core.commit(self.clock.ns)
         self.recorder.step(step, self.index)
+        if self._at_boundary:
+            due, self._at_boundary = self._at_boundary, []
+            for call in due:
+                call()
 
     def _leave(self, request: Request) -> None:
-        self.recorder.leave(request, self.index)
+        if request.owner is None:
+            self.recorder.leave(request, self.index)
         self.on_leave(request)

@@ -87,9 +87,14 @@ class Reporting:
         self._every, self._lag = every, lag
         self._tells = "on_report" in life(cluster.router)
         self._idle = 0
-        self._reported = [Reported(replica) for replica in cluster.replicas]
-        cluster.fleet.views = Views(self._reported)
+        self._reported: list[Reported] = []
+        cluster.fleet.view = self._view
+        cluster.fleet.views = Views([self._view(replica) for replica in cluster.replicas])
         cluster.fleet.sort()
+
+    def _view(self, replica: Replica) -> Reported:
+        self._reported.append(Reported(replica))
+        return self._reported[-1]
 
     def start(self) -> None:
         """Report for the first time; to be called once, before the clock runs."""

@@ -33,6 +33,11 @@ class Waiting:
         """Requests that wait here; those that their clients gave up do not count."""
         return sum(request.state < State.FINISHED for heap in self._heaps.values() for _, _, request, _ in heap)
 
+    def num_for(self, serves: Callable[[str], bool]) -> int:
+        """Return how many wait that ask for a model which `serves` holds for."""
+        heaps = [heap for model, heap in self._heaps.items() if serves(model)]
+        return sum(request.state < State.FINISHED for heap in heaps for _, _, request, _ in heap)
+
     def hold(self, key: Any, request: Request, output_len: int, model: str) -> None:
         """Let a request wait, with those that ask for the same model."""
         heappush(self._heaps.setdefault(model, []), (key, self._num_held, request, output_len))

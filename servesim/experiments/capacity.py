@@ -49,9 +49,9 @@ deployment, whatever the rate); failed (see error: often the model does not fit)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, load_grid, product
@@ -79,92 +79,156 @@ CAPACITY, POINTS = "capacity.json", "capacity.parquet"
 REPLICATES = 5
 
 
-def capacity(
-    scenario: str | Path | Mapping[str, Any] | None = None,
-    *,
-    attainment: float = 0.99,
-    replicates: int | None = None,
-    window: int | None = None,
-    window_minutes: float = 10.0,
-    window_requests: int = 300,
-    tolerance: float = 0.02,
-    max_replicas: int = 64,
-    warmup: float | None = None,
-    cooldown: float | None = None,
-    jobs: int | None = None,
-    executor: str = "local",
-    out: str | Path | None = None,
-    on_progress: OnProgress | None = None,
-    overwrite: bool = False,
-    intervals: bool = True,
-    by_formula: bool = False,
-    **axes: Any,
-) -> pd.DataFrame:
+class Terms(NamedTuple):
+    """How a capacity question is asked; every field is a keyword of `capacity`."""
+
+    attainment: float = 0.99
+    """Share of requests that must meet every SLO."""
+    replicates: int | None = None
+    """Seeds, or windows of a recorded trace; None: 5."""
+    window: int | None = None
+    """Requests of such a window; None: the trace divided by the replicates."""
+    window_minutes: float = 10.0
+    """Of a recorded trace every window of as many minutes must pass too."""
+    window_requests: int = 300
+    """Requests from which on it counts."""
+    tolerance: float = 0.02
+    """Where bisection of a rate stops, as a ratio."""
+    max_replicas: int = 64
+    """Most replicas to try for a given rate."""
+    warmup: float | None = None
+    """Share of the arrivals left out at the start; None: 0.1, of a recorded trace nothing."""
+    cooldown: float | None = None
+    """The same at the end."""
+    jobs: int | None = None
+    """Processes; None: one a core."""
+    executor: str = "local"
+    """local, ray, or ray:ADDRESS of a running cluster."""
+    out: str | Path | None = None
+    """Directory for results; what is there already is not run again."""
+    on_progress: OnProgress | None = None
+    """Called after each run."""
+    overwrite: bool = False
+    """Let `out` replace another experiment's results."""
+    intervals: bool = True
+    """Error bars of the model, which take further runs."""
+    by_formula: bool = False
+    """Answer also for GPUs without kernel tables, whose steps are priced by formula alone."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
+        """Take the terms out of keywords; return them and the settings left. UserError where one makes no sense."""
+        terms = cls(**{name: given[name] for name in cls._fields if name in given})
+        terms.check()
+        return terms, {name: value for name, value in given.items() if name not in cls._fields}
+
+    def check(self) -> None:
+        """Raise UserError where a number makes no sense."""
+        check_window(self.warmup or 0.0, self.cooldown or 0.0)
+        if not 0 < self.attainment <= 1:
+            raise UserError(f"attainment is {self.attainment:g}, must be a share above 0")
+        if not 0.001 <= self.tolerance <= 0.5:
+            raise UserError(f"tolerance is {self.tolerance:g}, must be from 0.001 to 0.5")
+        if self.max_replicas < 1:
+            raise UserError(f"max_replicas is {self.max_replicas}, must be at least 1")
+        if not 0 < self.window_minutes < math.inf:
+            raise UserError(f"window_minutes is {self.window_minutes:g}, must be above 0")
+        if self.window_requests < 1:
+            raise UserError(f"window_requests is {self.window_requests}, must be at least 1")
+
+
+def capacity(scenario: str | Path | Mapping[str, Any] | None = None, **asked: Any) -> pd.DataFrame:
     """Find the highest rate each variant carries within its SLO; with `rate`, the replicas each needs and the cheapest.
 
-    `attainment`: share of requests that must meet every SLO; `tolerance`: where bisection stops, as a ratio.
-    `replicates` (5): seeds, or windows of a recorded trace, each of `window` requests. Of such a trace every window of
-    `window_minutes` with at least `window_requests` must pass too. `warmup`, `cooldown`: shares of the arrivals left
-    out at the ends (0.1; of a recorded trace nothing). The document is in `.attrs["document"]`. `overwrite`: let
-    `out` replace another experiment's. `intervals`: of the model's error, which take further runs. `by_formula`: answer
-    also for GPUs without kernel tables, whose steps are priced by formula alone. UserError for these otherwise, and
+    Keywords are those of `Terms`, and settings of the scenario, each of which may be a list: every combination is a
+    variant. The document is in `.attrs["document"]`. UserError for GPUs without kernel tables unless `by_formula`, and
     where the question makes no sense.
     """
-    import pandas as pd
-
-    check_window(warmup or 0.0, cooldown or 0.0)
-    _check(attainment, tolerance, max_replicas, window_minutes, window_requests)
+    terms, axes = Terms.of(asked)
     objects = Objects()
     settings, lists = load_grid(objects.named(scenario), objects.named(axes))
-    variants = product(settings, lists)
+    return answer(product(settings, lists), objects, terms)
+
+
+class Found(NamedTuple):
+    """What was found, before it is written."""
+
+    study: Study
+    rows: list[dict[str, Any]]
+    error: CapacityError | None
+    document: dict[str, Any]
+
+
+def answer(
+    variants: Sequence[Variant], objects: Objects, terms: Terms, finish: Callable[[Found], None] = lambda found: None
+) -> pd.DataFrame:
+    """Answer the question for these variants, as `capacity` does. `finish` adds to the document before it is written,
+    and may ask for further runs."""
     check_names(variants, objects)
     known = Scenario.of(variants[0].settings)
     _check_question(known, variants)
-    if not by_formula:
+    if not terms.by_formula:
         _check_measured(variants)
-    goals = goals_of(known, attainment)
-    shared = shared_settings([v.settings for v in variants])
-    with open_runner(out, CAPACITY, executor, jobs, on_progress, objects, shared, overwrite) as runner:
-        repeats = replicates_of(variants[0].settings, replicates, objects, window, REPLICATES)
-        ends = repeats.margins(warmup, cooldown)
+    goals = goals_of(known, terms.attainment)
+    shared, out = shared_settings([v.settings for v in variants]), terms.out
+    with open_runner(
+        out, CAPACITY, terms.executor, terms.jobs, terms.on_progress, objects, shared, terms.overwrite
+    ) as runner:
+        repeats = replicates_of(variants[0].settings, terms.replicates, objects, terms.window, REPLICATES)
+        ends = repeats.margins(terms.warmup, terms.cooldown)
         metrics = [METRICS[name] for name in REPORTED]
-        study = Study(runner, variants, Measuring(metrics, goals, repeats, ends, window_minutes, window_requests))
-        answer = Answer(study, goals)
-        rate = None
-        if known.rate is None:
-            rows = answer.by_rate(study.highest_rates(tolerance))
-        else:
-            rate = study.rate_of(variants[0], known.rate)
-            rows = answer.by_price(rate, study.fewest_replicas(max_replicas))
-        error = CapacityError(study, rows, max_replicas, rate is not None).add() if intervals else None
+        measuring = Measuring(metrics, goals, repeats, ends, terms.window_minutes, terms.window_requests)
+        study = Study(runner, variants, measuring)
+        rows, rate = _rows(study, known, terms)
+        error = CapacityError(study, rows, terms.max_replicas, rate is not None) if terms.intervals else None
         document = {
             "schema": SCHEMA,
             "question": "highest rate" if rate is None else "cheapest deployment",
             "answer": sentence(rows, rate is not None, goals, rate),
-            "settings": {
-                "slo": known.slo,
-                **({"slo_classes": known.slo_classes} if known.slo_classes else {}),
-                "goals": [{"limits": goal.limits, "share": goal.share, "text": goal.text} for goal in goals],
-                "attainment": attainment,
-                **({"window_minutes": window_minutes, "window_requests": window_requests} if repeats.recorded else {}),
-                "tolerance": tolerance,
-                "level": LEVEL,
-                "warmup": ends[0],
-                "cooldown": ends[1],
-                "max_replicas": max_replicas,
-            },
-            "workload": shared_settings([v.settings for v in variants]),
+            "settings": _settings(known, terms, measuring),
+            "workload": shared,
             "replicates": {"kind": repeats.kind, "count": len(repeats)},
             "rows": rows,
-            "points": [{k: x for k, x in p.items() if k != "values"} for p in study.points],
             "notes": notes(rows, repeats, goals, known.price),
-            "model_error": error,
+            "model_error": error.add() if error is not None else None,
         }
+        finish(Found(study, rows, error, document))
+        document["points"] = [{k: x for k, x in p.items() if k != "values"} for p in study.points]
         if out is not None:
             write_document(Path(out), CAPACITY, document, POINTS, study.columns())
-    flat = [
-        {k: x for k, x in row.items() if k not in ("values", "axes", "model_error")} | row["values"] for row in rows
-    ]
+    return _frame(document, out)
+
+
+def _rows(study: Study, known: Scenario, terms: Terms) -> tuple[list[dict[str, Any]], float | None]:
+    """Return a row for each deployment, and the rate asked for in requests/s, if any is."""
+    found = Answer(study, study.measuring.goals)
+    if known.rate is None:
+        return found.by_rate(study.highest_rates(terms.tolerance)), None
+    rate = study.rate_of(study.variants[0], known.rate)
+    return found.by_price(rate, study.fewest_replicas(terms.max_replicas)), rate
+
+
+def _settings(known: Scenario, terms: Terms, measuring: Measuring) -> dict[str, Any]:
+    windows = {"window_minutes": terms.window_minutes, "window_requests": terms.window_requests}
+    return {
+        "slo": known.slo,
+        **({"slo_classes": known.slo_classes} if known.slo_classes else {}),
+        "goals": [{"limits": goal.limits, "share": goal.share, "text": goal.text} for goal in measuring.goals],
+        "attainment": terms.attainment,
+        **(windows if measuring.repeats.recorded else {}),
+        "tolerance": terms.tolerance,
+        "level": LEVEL,
+        "warmup": measuring.ends[0],
+        "cooldown": measuring.ends[1],
+        "max_replicas": terms.max_replicas,
+    }
+
+
+def _frame(document: Mapping[str, Any], out: str | Path | None) -> pd.DataFrame:
+    import pandas as pd
+
+    left = ("values", "axes", "model_error")
+    flat = [{k: x for k, x in row.items() if k not in left} | row["values"] for row in document["rows"]]
     frame = pd.DataFrame(flat)
     frame.attrs |= {"document": document, "folder": str(out) if out is not None else None}
     return frame
@@ -194,16 +258,3 @@ def _check_measured(variants: Sequence[Variant]) -> None:
                 "answers all the same, --kernel-tables names tables of one's own (there are tables of "
                 f"{', '.join(measured)})"
             )
-
-
-def _check(attainment: float, tolerance: float, max_replicas: int, minutes: float, least: int) -> None:
-    if not 0 < attainment <= 1:
-        raise UserError(f"attainment is {attainment:g}, must be a share above 0")
-    if not 0.001 <= tolerance <= 0.5:
-        raise UserError(f"tolerance is {tolerance:g}, must be from 0.001 to 0.5")
-    if max_replicas < 1:
-        raise UserError(f"max_replicas is {max_replicas}, must be at least 1")
-    if not 0 < minutes < math.inf:
-        raise UserError(f"window_minutes is {minutes:g}, must be above 0")
-    if least < 1:
-        raise UserError(f"window_requests is {least}, must be at least 1")

@@ -78,7 +78,7 @@ class Answer:
         if v.label in self._study.errors:
             return row
         scenario = Scenario.of(v.settings)
-        each = scenario.tp * scenario.pp
+        each = scenario.tp * scenario.pp * scenario.dp
         row |= {"gpu": scenario.gpu, "replicas": replicas, **self._best(v.label)}
         if replicas is not None:
             price = price_of(Gpu.load(scenario.gpu), scenario.price, scenario.usd_per_gpu_hour)

@@ -199,15 +199,45 @@ class CapacityError:
         where no spread is known."""
         found: dict[str, End | None] = {}
         for row in self._rows[1:SOUGHT]:
-            what = self._spread(row["label"])
+            what = self._spread(self._rows[0], row)
             if isinstance(what, Spread) and self._rows[0]["model_error"]["says"] == SAYS:
                 by = dict.fromkeys(LATENCY_KEYS.values(), what.factor)
                 found[row["label"]] = self._end(self._rows[0], by)
         return found
 
-    def _spread(self, label: str) -> Spread | str:
-        """Return the spread of the ratio of mean E2E of the cheapest and another, or in words why none is known."""
-        a, b = self._cases[self._rows[0]["label"]], self._cases[label]
+    def price_ratios(self, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[dict[str, Any]]:
+        """Return for each pair of rows that carry something how far the price of the first over that of the second may
+        be off: its `low` and `high` where the first is faster and slower by the spread of the pair, null where that is
+        not known or not found, and in words by what."""
+        asked: list[tuple[Spread | str, list[End]]] = []
+        for pair in pairs:
+            why = [self._unlike(row) for row in pair if row["label"] not in self._cases]
+            what = next(filter(None, why), "") or self._spread(*pair)
+            factors = (1 / what.factor, what.factor) if isinstance(what, Spread) else ()
+            ends = [self._end(pair[0], dict.fromkeys(LATENCY_KEYS.values(), factor)) for factor in factors]
+            asked.append((what, ends))
+        self._run([end for _, ends in asked for end in ends])
+        found = []
+        for (a, b), (what, ends) in zip(pairs, asked, strict=True):
+            bars: dict[str, Any] = {"low": None, "high": None, "level": LEVEL, "says": what}
+            if isinstance(what, Spread):
+                ratio = price_of_row(a) / price_of_row(b)
+                low, high = (self._times(a, end, fast) for end, fast in zip(ends, (True, False), strict=True))
+                bars |= {"low": low and ratio * min(low, 1), "high": high and ratio * max(high, 1), "says": what.says}
+            found.append(bars)
+        return found
+
+    def _times(self, row: Mapping[str, Any], end: End, fast: bool) -> float | None:
+        """Return how many times the price of a row an end has; None where it was not found."""
+        carried, not_carried = end.found()
+        if self._by_price:
+            return None if carried is None else carried / row["replicas"]
+        rate = not_carried if fast else carried
+        return None if rate is None else float(row["rate"] / rate)
+
+    def _spread(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> Spread | str:
+        """Return the spread of the ratio of mean E2E of two rows, or in words why none is known."""
+        a, b = self._cases[one["label"]], self._cases[other["label"]]
         if isinstance(a, str):
             return a
         return b if isinstance(b, str) else spread(self._fitted, a, b, "e2e")
@@ -215,7 +245,7 @@ class CapacityError:
     def _decision(self, row: Mapping[str, Any], end: End | None) -> dict[str, Any]:
         """Return whether the cheapest stays cheaper than another where it is slower by the spread of the pair: `holds`
         (null: not known) and in words why."""
-        best, what = self._rows[0], self._spread(row["label"])
+        best, what = self._rows[0], self._spread(self._rows[0], row)
         told = {"cheapest": best["label"], "against": row["label"], "holds": None, "factor": None}
         names = f"{best['label']} against {row['label']}"
         if end is None or isinstance(what, str):
@@ -286,7 +316,16 @@ def error_sentences(document: Mapping[str, Any]) -> list[str]:
             f"({SAYS}; {error['runs']} more runs)"
         )
     found += [one["says"] for one in error["decisions"]]
+    found += [one["says_error"] for one in document.get("worth", ())]
     without = {
         row["label"]: row["model_error"]["says"] for row in bars if row["model_error"]["says"].startswith("none")
     }
-    return found + [f"{label or 'this'}: error bars {says}" for label, says in without.items()]
+    found += [f"{label or 'this'}: error bars {says}" for label, says in without.items()]
+    later = [row["label"] for row in bars if row["model_error"]["says"].startswith("not sought")]
+    if later:
+        found.append(
+            f"no brackets are sought of the {len(later)} behind the {SOUGHT} cheapest; the Pareto front has none"
+        )
+    if bars:
+        found.append("TTFT p99 and $/M tokens are as simulated at the rate shown, and move with it")
+    return found

@@ -10,13 +10,14 @@ import numpy as np
 
 from servesim.experiments.axes import Variant
 from servesim.experiments.idle import Alone, trace_of
-from servesim.experiments.limit_search import START, RateSearch, ReplicaSearch
+from servesim.experiments.limit_search import START, RateSearch
 from servesim.experiments.outcome import Judged, Measuring, Outcome, judge
 from servesim.experiments.ranking import PARETO
 from servesim.experiments.replicates import WORKLOAD
 from servesim.experiments.run_metrics import Run
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
+from servesim.run.replica_search import ReplicaSearch
 from servesim.run.scenario import Scenario, Settings
 from servesim.run.trace_source import open_scenario
 from servesim.workload.trace import Trace

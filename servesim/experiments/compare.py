@@ -27,8 +27,13 @@ comparison.json, keys sorted, NaN and infinity as null:
                   window_mean: the mean over them}]
     ranking       {metric, order: [labels, best first], unstable: [labels], failed: [labels]}
     headline      [sentences]
-    model_error   [{variant, metric, change, low, high, level, says}] of mean latencies: what of the change may be the
-                  model's error (servesim.experiments.model_error); low and high null: not known, `says` why
+    model_error   [{variant, metric, change, low, high, level, says, differ_in}]: what of the change may be the model's
+                  error, of mean latencies by measured pairs (servesim.experiments.model_error), of percentiles,
+                  goodput, throughput and price propagated (servesim.experiments.compare_error, which also gives scale);
+                  low and high null: not known, `says` why; one of them null: at that end a queue grows without end
+    baseline_bars where eight of ten measured servers would have the means of the baseline's first run, as `intervals`
+                  of summary.json; null: error bars were left out
+    error_runs    how many more runs that took; null: error bars were left out
     drill_down    [{variant, baseline, replicate, compared, worse, better, not_completed, causes: {cause: requests},
                   worst: [{row, prompt_len, output_len, e2el_ms: [baseline, variant], more_ms: {queue, prefill, decode},
                   cause}], divergence: null or {replica, step, time_s, baseline, variant}, divergence_text}]
@@ -64,9 +69,11 @@ from servesim.experiments.against_recording import (
     read_recording,
 )
 from servesim.experiments.axes import Variant, load_grid
+from servesim.experiments.compare_error import propagated_changes
 from servesim.experiments.documents import write_document
 from servesim.experiments.drill import divergence_text, drill_down
-from servesim.experiments.model_error import model_errors
+from servesim.experiments.model_error import model_errors, side_of
+from servesim.experiments.model_error import words as error_words
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
@@ -88,6 +95,7 @@ from servesim.experiments.variants import (
     variants_of,
 )
 from servesim.experiments.verdicts import AT_THE_RATE, Settings, is_unstable, judge, ranking, sentence, set_by_rate
+from servesim.run.intervals import intervals as error_bars
 from servesim.run.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -115,6 +123,7 @@ def compare(
     out: str | Path | None = None,
     on_progress: OnProgress | None = None,
     overwrite: bool = False,
+    intervals: bool = True,
     **axes: Any,
 ) -> pd.DataFrame:
     """Compare policies on one workload under common random numbers; the rows of the document as a DataFrame.
@@ -127,7 +136,8 @@ def compare(
     recorded trace nothing). `margin`: changes within it (2 %, for shares
     2 percentage points) do not matter. A scenario may be a measured run (JSON of `vllm bench serve --save-detailed`):
     then its requests are replayed, and it is the baseline. `overwrite`: let `out` replace another experiment's
-    document. The whole document is in `.attrs["document"]`. UserError where the question makes no sense.
+    document. `intervals`: of the model's error; those of p99, goodput and price take two more runs of each variant that
+    is like a measured pair. The whole document is in `.attrs["document"]`. UserError where the question makes no sense.
     """
     import pandas as pd
 
@@ -158,7 +168,7 @@ def compare(
             repeats = replicates_of(known.model_dump(), replicates, runner.objects, window, REPLICATES)
             warmup, cooldown = repeats.margins(*ends)
             settings = settings._replace(warmup=warmup, cooldown=cooldown)
-            document = _simulated(runner, variants, repeats, baseline, metrics, settings)
+            document = _simulated(runner, variants, repeats, baseline, metrics, settings, intervals)
         values = document.pop("values")
         if out is not None:
             write_document(Path(out), COMPARISON, document, VALUES, values)
@@ -174,6 +184,7 @@ def _simulated(
     baseline: str | None,
     metrics: Sequence[Any] | str | None,
     settings: Settings,
+    intervals: bool,
 ) -> dict[str, Any]:
     """Compare policies against each other."""
     if baseline is not None:
@@ -189,7 +200,7 @@ def _simulated(
         runs = [i for i, m in enumerate(found) if m.error is None]
         best = (usable or runs or [0])[0]
         found, cells, variants = put_first(found, best), put_first(cells, best), put_first(variants, best)
-    judged = _judged(runner, variants, cells, found, repeats, wanted, settings)
+    judged = _judged(runner, variants, cells, found, repeats, wanted, settings, intervals)
     if baseline is None and best:
         judged["notes"].insert(0, f"{variants[0].label} is the baseline: the first that runs and is stable")
     return _document(judged, repeats, wanted, settings)
@@ -273,6 +284,7 @@ def _judged(
     repeats: Replicates,
     metrics: Sequence[Metric],
     settings: Settings,
+    intervals: bool,
 ) -> dict[str, Any]:
     """Return the part of the document that depends on what is compared."""
     values = np.stack([m.values for m in found])
@@ -306,17 +318,42 @@ def _judged(
             row |= {"window_mean": row["value"], "value": _finite(whole[row["variant"]].get(row["metric"]))}
             row["baseline_value"] = _finite(whole[variants[0].label].get(row["metric"]))
             row["more_replicates"] = None  # a recorded trace has no more than it has
+    errors_by_model = _errors(runner, variants, firsts, rows, settings, intervals)
     return {
         "workload": shared_settings([v.settings for v in variants]),
         "variants": described,
         "equal": equal,
         "warnings": warnings_of(described, synchronous_ones(described)),
         "rows": rows,
-        "model_error": model_errors([None if c is None else runner.load(c).summary for c in firsts], rows),
+        **errors_by_model,
         "values": values,
         "drill_down": _drill_downs(runner, variants, cells),
-        "notes": [*map(equal_text, equal), *_notes(described, repeats), *_at_the_rate(rows)],
+        "notes": [
+            *map(equal_text, equal),
+            *_notes(described, repeats),
+            *_at_the_rate(rows),
+            *error_words(errors_by_model["model_error"]),
+        ],
     }
+
+
+def _errors(
+    runner: Runner,
+    variants: Sequence[Variant],
+    firsts: Sequence[Cell | None],
+    rows: Sequence[Mapping[str, Any]],
+    settings: Settings,
+    intervals: bool,
+) -> dict[str, Any]:
+    """Return what of the changes may be the model's error, and how many more runs that took."""
+    if not intervals:
+        return {"model_error": [], "error_runs": None, "baseline_bars": None}
+    summaries = [None if cell is None else runner.load(cell).summary for cell in firsts]
+    sides = [side_of(summary) for summary in summaries]
+    ends = (settings.warmup, settings.cooldown)
+    drawn, runs = propagated_changes(runner, variants, firsts, sides, rows, ends)
+    own = None if summaries[0] is None else error_bars(summaries[0])
+    return {"model_error": [*model_errors(sides, rows), *drawn], "error_runs": runs, "baseline_bars": own}
 
 
 def _finite(value: float | None) -> float | None:

@@ -26,6 +26,8 @@ from servesim.workload.trace import Trace
 from servesim.workload.workload import TraceWorkload
 
 BACKENDS = ("vllm", "sglang")
+WORKER_TYPES = ("aggregated", "prefill", "decode")
+TIMING_MODES = ("full_prompt", "destination_missing")
 SGLANG_CHUNK = 8192
 LONGEST = 1 << 40  # no limit of a request's length but memory
 
@@ -43,6 +45,12 @@ class MockEngine:
     """vllm or sglang."""
     timing_model: Polynomial | Fixed = field(default_factory=Polynomial)
     worker_type: str = "aggregated"
+    """aggregated, or (servesim.experiments.dynamo_pd) prefill or decode."""
+    kv_transfer_bytes_per_token: int = 0
+    kv_transfer_bandwidth: float = 0.0
+    """GB/s."""
+    kv_transfer_timing_mode: str = "full_prompt"
+    """full_prompt or destination_missing."""
 
     LEAST: ClassVar = ("num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
 
@@ -53,8 +61,9 @@ class MockEngine:
                 raise UserError(f"engine: {name} is {value!r}, must be a whole number of at least 1")
         if self.backend not in BACKENDS:
             raise UserError(f"engine: backend is {self.backend!r}, must be one of {', '.join(BACKENDS)}")
-        if self.worker_type != "aggregated":
-            raise UserError(f"engine: worker_type is {self.worker_type!r}; only aggregated workers are replayed")
+        for name, known in (("worker_type", WORKER_TYPES), ("kv_transfer_timing_mode", TIMING_MODES)):
+            if getattr(self, name) not in known:
+                raise UserError(f"engine: {name} is {getattr(self, name)!r}, must be one of {', '.join(known)}")
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> MockEngine:
@@ -82,7 +91,8 @@ class MockEngine:
 
     def cost(self) -> MockerCost:
         """Return its step clock."""
-        return MockerCost(self.timing_model, self.num_gpu_blocks * self.block_size, self.backend == "sglang")
+        kv_tokens, decodes = self.num_gpu_blocks * self.block_size, self.worker_type == "decode"
+        return MockerCost(self.timing_model, kv_tokens, self.backend == "sglang", decodes)
 
 
 @dataclass(frozen=True)

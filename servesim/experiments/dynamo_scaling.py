@@ -63,24 +63,26 @@ class ScaledRoundRobin(Router):
     """Each active worker in turn, by number. Its place is a position, not a worker: one behind that of the last choice,
     modulo how many are active by then. At one instant workers are ready first, requests arrive next, targets come last.
 
-    `targets`: (ns, workers), ascending. Replicas of the cluster are all workers that ever start: `most_workers`.
+    `targets`: (ns, workers), ascending. Replicas of the cluster from `first` on are all workers that ever start:
+    `most_workers`.
     """
 
     name = "scaled-round-robin"
     blind = True
 
-    def __init__(self, targets: Sequence[tuple[int, int]], num_workers: int, startup_ns: int) -> None:
+    def __init__(self, targets: Sequence[tuple[int, int]], num_workers: int, startup_ns: int, first: int = 0) -> None:
         self.workers = Workers(num_workers, startup_ns)
+        self.first = first
         super().__init__(None, most_workers(targets, num_workers, startup_ns))
         self._targets = list(targets)
         self._position = 0
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
-        self.advance(request.arrival_ns)
+        self.advance(self.clock())
         active = self.workers.active
         position = self._position % len(active)
         self._position = position + 1
-        return active[position]
+        return self.first + active[position]
 
     def advance(self, ns: int) -> None:
         """Let happen what comes before the requests of an instant."""

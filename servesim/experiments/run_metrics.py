@@ -292,7 +292,7 @@ def within(run: Run, slo: Mapping[str, float], classes: Mapping[str, Mapping[str
 
 def _usd(run: Run, start: float, end: float) -> float:
     scenario = run.summary["scenario"]
-    gpus = scenario["tp"] * scenario["pp"] * scenario["replicas"]
+    gpus = scenario["tp"] * scenario["pp"] * scenario.get("dp", 1) * scenario["replicas"]
     return float(gpus * scenario["usd_per_gpu_hour"] * (end - start) / SECOND / 3600)
 
 

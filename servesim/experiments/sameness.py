@@ -42,7 +42,13 @@ def _outcome(runner: Runner, cells: Sequence[Cell]) -> tuple[Any, ...]:
         with reading(folder):
             digests.append(hashlib.sha256((folder / REQUESTS).read_bytes()).digest())
             scenario = read_json(folder / SUMMARY)["scenario"]
-        price = scenario["usd_per_gpu_hour"] * scenario["tp"] * scenario["pp"] * scenario["replicas"]
+        price = (
+            scenario["usd_per_gpu_hour"]
+            * scenario["tp"]
+            * scenario["pp"]
+            * scenario.get("dp", 1)
+            * scenario["replicas"]
+        )
     return price, *digests
 
 

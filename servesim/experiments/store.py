@@ -26,8 +26,9 @@ from typing import Any
 from servesim.errors import UserError
 from servesim.experiments.input_files import digest_of, input_digests
 from servesim.experiments.objects import TRACES, kept_trace
+from servesim.run.intact import as_written
 from servesim.run.result import Result
-from servesim.run.result_files import REPORT, REQUESTS, STREAMED, SUMMARY, reading
+from servesim.run.result_files import REPORT, REQUESTS, STREAMED, SUMMARY, TIMING, reading
 from servesim.run.scenario import Scenario, Settings
 from servesim.run.simulate import simulate, versions
 
@@ -104,7 +105,8 @@ class Store:
         return (self.folder(address) / SUMMARY).is_file()
 
     def damage(self, address: str) -> str | None:
-        """Return in one line what is wrong with the files of a stored result; None if they can all be read."""
+        """Return in one line what is wrong with the files of a stored result; None if they can all be read and are what
+        was written."""
         import pyarrow.parquet as pq
 
         folder = self.folder(address)
@@ -115,7 +117,7 @@ class Store:
                     pq.read_table(folder / file, use_threads=False)
         except UserError as error:
             return str(error)
-        return None
+        return None if as_written(folder, TIMING) else f"{folder}: damaged result: its files are not what was written"
 
     def drop(self, address: str) -> None:
         """Remove a result."""

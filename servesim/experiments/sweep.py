@@ -18,11 +18,18 @@ sweep.json, keys sorted, NaN as null:
     variants    [{label, axes, status: "ok" | "failed", error: null or text, unstable: unstable runs, decided: runs long
                 enough to tell, stability: "stable" | "unstable" | "undecided" (null: failed), cells: [address or null
                 by replicate], values: {metric: mean over replicates}, pareto, equal_to: null or the label of the first
-                variant that served every request at the same times, at the same price}], in the order of the axes
+                variant that served every request at the same times, at the same price; with intervals also bars:
+                {says, and by mean latency low and high: eight of ten measured servers}}], in the order of the axes
     equal       [{labels, why: null or text}]: groups of such variants
     best        null or {label, metric, value, rate, equal: [labels of variants equal to it]}: of the variants that are
-                stable and did not fail; where rate is an axis, of those at the highest rate at which several did
+                stable and did not fail; where rate is an axis, of those at the highest rate at which several did;
+                with intervals also sure: share of measured pairs by which it stays the best, against the variant
+                that is most doubtful of (null: not known), says
     best_by_rate  null, or, where rate is an axis, such an entry for each rate with several of them
+    model_error null, or {level, says, front: [{label, rate, on: whether it is on the front, told: apart from others
+                (null: not known), sure: share of measured pairs by which that stays so, against the variant it is
+                least sure of, low, high: p99 end-to-end latency by the ratio to that one, ms, says}]}: members of the
+                fronts, and what may belong there (servesim.experiments.front_error)
     notes       [sentences]
 
 Variants are ranked within a rate: at a lower one every server looks better. What is unstable at a rate is so at every
@@ -53,6 +60,7 @@ from servesim.experiments.run_metrics import METRICS, Metric, check_window, meas
 from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
 from servesim.experiments.sameness import equal_ones, equal_text
 from servesim.experiments.store import Cell
+from servesim.experiments.sweep_bars import SweepBars
 from servesim.experiments.variants import shared_settings
 from servesim.experiments.verdicts import is_unstable
 from servesim.run.scenario import Scenario
@@ -79,6 +87,7 @@ def sweep(
     out: str | Path | None = None,
     on_progress: OnProgress | None = None,
     overwrite: bool = False,
+    intervals: bool = True,
     **axes: Any,
 ) -> pd.DataFrame:
     """Run every combination of the axes; return one row per run. The document is in `.attrs["document"]`.
@@ -87,7 +96,8 @@ def sweep(
     fails is recorded with its error and the rest goes on. `best_by`: the metric of the best so far (goodput with an
     SLO, else mean end-to-end latency). `trials`: let Optuna (extra `search`) choose N combinations instead of
     trying all, for best_by, or for several metrics with commas between. `overwrite`: let `out` replace another
-    experiment's document. UserError where the question makes no sense.
+    experiment's document. `intervals`: error bars of means, of the front and of the best, which take no run. UserError
+    where the question makes no sense.
     """
     import pandas as pd
 
@@ -104,7 +114,7 @@ def sweep(
     wanted += [m for m in (*goals, *(METRICS[name] for name in PARETO)) if m not in wanted]
     shared = shared_settings([v.settings for v in variants])
     with open_runner(out, SWEEP, executor, jobs, on_progress, objects, shared, overwrite) as runner:
-        table = Table(runner, wanted, warmup, cooldown, goals[0], replicates, window)
+        table = Table(runner, wanted, warmup, cooldown, goals[0], replicates, window, intervals)
         if trials is None:
             table.run(variants)
         else:
@@ -140,7 +150,9 @@ class Table:
         goal: Metric,
         replicates: int | None = None,
         window: int | None = None,
+        intervals: bool = True,
     ) -> None:
+        self._bars = SweepBars() if intervals else None
         self._runner, self._metrics, self._goal = runner, metrics, goal
         self._ends = (warmup, cooldown)
         self._count, self._window = replicates, window
@@ -199,7 +211,9 @@ class Table:
         if cell.address in self._unstable:
             return
         run = self._runner.load(cell)
-        _, repeats, cells = self._cells[label]
+        v, repeats, cells = self._cells[label]
+        if self._bars is not None and cell.address == cells[0].address:
+            self._bars.add(v, run.summary)
         for j in (j for j, other in enumerate(cells) if other.address == cell.address):
             part = repeats.rows(j) if len(repeats) > 1 else None
             found = measure(run, self._metrics, *repeats.margins(*self._ends), part=part)
@@ -244,7 +258,8 @@ class Table:
         found = [self._variant(label) for label in self._cells]
         judge_stability(found)
         usable = [v for v in found if v["status"] == "ok" and v["stability"] != "unstable"]
-        front = {label for group in by_rate(usable).values() for label in pareto_front(group)}
+        groups = by_rate(usable)
+        front = {label for group in groups.values() for label in pareto_front(group)}
         for v in found:
             v["pareto"] = v["label"] in front
         entries = list(self._cells.values())
@@ -255,6 +270,7 @@ class Table:
         best = best_by_rate(usable, self._goal)
         for entry in best:
             entry["equal"] = [label for label, other in first.items() if other == entry["label"]]
+        error = self._bars.judge(found, groups, best, self._goal.name, first) if self._bars is not None else None
         shared = [v.settings for v, _, _ in entries]
         return {
             "workload": shared_settings(shared),
@@ -264,6 +280,7 @@ class Table:
             "equal": equal,
             "best": best[-1] if best else None,
             "best_by_rate": best if by_rate(found).keys() != {None} else None,
+            "model_error": error,
             "notes": [
                 *map(equal_text, equal),
                 *(note for note in dict.fromkeys(n for _, r, _ in entries for n in r.notes)),

@@ -66,7 +66,7 @@ def price_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _usd_per_hour(scenario: Scenario) -> float:
     price = scenario.usd_per_gpu_hour
     price = Gpu.load(scenario.gpu).usd_per_hour if price is None else price
-    return price * scenario.tp * scenario.pp * scenario.replicas
+    return price * scenario.tp * scenario.pp * scenario.dp * scenario.replicas
 
 
 def synchronous_ones(described: Sequence[Mapping[str, Any]]) -> list[str]:

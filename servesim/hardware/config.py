@@ -7,6 +7,7 @@ from typing import Any
 
 from servesim.errors import UserError, shown, suggest
 from servesim.hardware.layers import Experts, Latent, Layer
+from servesim.hardware.nearest import layers_of, nearest
 from servesim.untrusted import parse_yaml
 
 _UNSUPPORTED = {
@@ -15,6 +16,7 @@ _UNSUPPORTED = {
     "ssm_cfg": "a state-space model",
     "state_size": "a state-space model",
     "mamba_d_state": "a state-space model",
+    "hybrid_override_pattern": "a state-space model (Mamba2 layers)",
     "vision_config": "a multi-modal model (give the config.json of its text model)",
     "text_config": "a multi-modal model (give the config.json of its text model)",
     "index_topk": "sparse attention",
@@ -239,15 +241,21 @@ def _refuse_unknown(config: dict[str, Any], where: str) -> None:
     kind = config.get("model_type")
     if kind and kind not in KNOWN_TYPES:
         raise UserError(
-            f"{where}: model_type {shown(kind)} is not known{suggest(str(kind), KNOWN_TYPES)}; if its layers are those "
-            'of one that is, say so in a copy of the file ("model_type": "llama" for a dense decoder)'
+            f"{where}: model_type {shown(kind)} is not known{suggest(str(kind), KNOWN_TYPES, 90)}; if its layers are "
+            'those of one that is, say so in a copy of the file ("model_type": "llama" for a dense decoder)'
+            + (f"; {near} is the nearest in size that is known" if (near := nearest(config)) else "")
         )
 
 
 def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
-    for key, what in _UNSUPPORTED.items():
-        if config.get(key):
-            raise UserError(f"{where}: {key} makes it {what}, which is not supported")
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else {}  # what cannot be priced there is more than a wrapping
+    for key, what in [*(pair for pair in _UNSUPPORTED.items() if text.get(pair[0])), *_UNSUPPORTED.items()]:
+        if config.get(key) or text.get(key):
+            which = "" if key in ("vision_config", "text_config") else layers_of(config, key)
+            found = f"{where}: {key} makes it {what}, which is not supported" + (f": {which}" if which else "")
+            near = nearest(config)
+            raise UserError(found + (f"; of the models that are, {near} is nearest in size" if near else ""))
     if config.get("is_encoder_decoder"):
         raise UserError(f"{where}: is_encoder_decoder is set; only decoders are supported")
     hidden = config.get("hidden_size")

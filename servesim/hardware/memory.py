@@ -164,12 +164,33 @@ def stage_weight_bytes(model: ModelSpec, layers: range, dtype: str) -> int:
     return int(body + ends * model.hidden_size * wide_bytes(dtype))
 
 
+def expert_bytes(model: ModelSpec, layers: range, dtype: str) -> float:
+    """Return the bytes of the routed experts in some layers, padding included, on all GPUs together."""
+    moe = model.experts
+    if moe is None:
+        return 0.0
+    count = sum(model.layers[i].experts for i in layers)
+    return count * moe.params(model.hidden_size) * dtype_bytes(moe.dtype or dtype) + padding_bytes(model, layers)
+
+
+def _weights_of_gpu(model: ModelSpec, stage: range, dtype: str, tp: int, dp: int, redundant: int) -> int:
+    """Return the bytes of weights on one GPU: of routed experts, copies included, its share among all ranks."""
+    whole = stage_weight_bytes(model, stage, dtype) + padding_bytes(model, stage)
+    if dp == 1 and not redundant:
+        return whole // tp
+    experts = expert_bytes(model, stage, dtype)
+    copies = 1 + redundant / model.experts.count if model.experts is not None else 1.0
+    return int((whole - experts) / tp + experts * copies / (tp * dp))
+
+
 def memory_budget(
     model: ModelSpec,
     gpu: Gpu,
     tp: int = 1,
     *,
     pp: int = 1,
+    dp: int = 1,
+    redundant_experts: int = 0,
     dtype: str = "bf16",
     kv_dtype: str = "bf16",
     block_size: int = 16,
@@ -190,7 +211,8 @@ def memory_budget(
     (`kv_groups`), as vLLM lays out models with windows in some layers; without it every layer keeps every token (vLLM's
     disable_hybrid_kv_cache_manager), and one block table is all a request has. `draft`: its weights and the KV of its
     layers lie beside the model's, on the last stage. `version`: the release of vLLM that counts (None: the latest
-    known), and whose utilization holds where none is given.
+    known), and whose utilization holds where none is given. `dp`: data-parallel ranks of `tp` GPUs, over all of which
+    experts are spread, `redundant_experts` further copies in each layer among them.
     """
     counted = accounting(version)
     if gpu_memory_utilization is None:
@@ -207,11 +229,11 @@ def memory_budget(
         samples = stage.stop == model.num_layers
         budget = MemoryBudget(
             usable=math.ceil(gpu.memory_bytes * gpu_memory_utilization),
-            weights=(stage_weight_bytes(model, stage, dtype) + padding_bytes(model, stage)) // tp,
+            weights=_weights_of_gpu(model, stage, dtype, tp, dp, redundant_experts),
             activations=peak_activation_bytes(
                 model, tp, max_num_batched_tokens, max_num_seqs, samples, counted.sampler_bytes_per_logit
             ),
-            non_torch=NON_TORCH_BYTES + NCCL_BYTES.get(tp * pp, NCCL_BYTES[8]),
+            non_torch=NON_TORCH_BYTES + NCCL_BYTES.get(tp * pp * dp, NCCL_BYTES[8]),
             cuda_graphs=counted.cuda_graphs,
             block_bytes=block_bytes(kv_groups(layers), page) if hybrid else page * sum(x.owns_kv for x in layers),
             num_blocks=num_blocks or 2**31,
@@ -224,7 +246,8 @@ def memory_budget(
                 weights=budget.weights + draft.weight_bytes("bf16") // tp,
                 block_bytes=budget.block_bytes + draft.kv_layers * drafts_page,
             )
-        what = f"{model.name} ({dtype}, tp {tp}{f', pp {pp}' if pp > 1 else ''})"
+        ranks = f", pp {pp}" if pp > 1 else f", dp {dp}" if dp > 1 else ""
+        what = f"{model.name} ({dtype}, tp {tp}{ranks})"
         budgets.append(budget if ignore_memory else _fit(budget, what, gpu, dtype, num_blocks))
     return min(budgets, key=lambda budget: budget.num_blocks)
 

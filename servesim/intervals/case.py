@@ -57,6 +57,11 @@ class Case:
         return band(self.in_flight, LOADS)
 
     @property
+    def crowd(self) -> str:
+        """The last band of `LOADS`, or all others together: in the last errors are several times as large."""
+        return LOADS[-1][1] if self.load == LOADS[-1][1] else f"1-{LOADS[-2][0]:.0f}"
+
+    @property
     def short(self) -> bool:
         """Whether TTFT is simulated below `SHORT_TTFT_MS`."""
         return self.ttft_ms < SHORT_TTFT_MS
@@ -88,6 +93,7 @@ def features(case: Case) -> Iterator[tuple[str, str]]:
         ("gpu", case.gpu),
         ("model", case.model),
         ("load", case.load),
+        ("crowd", case.crowd),
         ("ttft", short),
         ("beyond", case.beyond),
         ("tp", str(case.tp)),

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from servesim.intervals.case import METRICS, Case
 from servesim.intervals.distance import label
 from servesim.intervals.fitted import Fitted
@@ -21,6 +23,8 @@ WORDS = {
     "engine": "two engines",
 }
 """What the cases of a pair differ in."""
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Shares of measured pairs whose ratio is off by no more than the stored multiples of the scale."""
 
 
 def kind_of_pair(a: Case, b: Case) -> tuple[str, str]:
@@ -63,6 +67,15 @@ class Spread:
     factor: float
     """At least 1: eight of ten measured ratios lie between the simulated one over and times this."""
     says: str
+    by_level: tuple[float, ...]
+    """The factors at LEVELS."""
+
+    def beyond(self, factor: float) -> float:
+        """Return the share of measured pairs whose ratio lies beyond the simulated one times a factor of at least 1, on
+        that side: a half at 1, (1 - the last of LEVELS) / 2 at the least."""
+        halves = (0.0, *(math.log(one) for one in self.by_level))
+        level = float(np.interp(math.log(factor), np.maximum.accumulate(halves), (0.0, *LEVELS)))
+        return (1 - level) / 2
 
 
 def spread(fitted: Fitted, a: Case, b: Case, metric: str) -> Spread | str:
@@ -84,6 +97,7 @@ def spread(fitted: Fitted, a: Case, b: Case, metric: str) -> Spread | str:
     found = document["folds"][fold]
     column = METRICS.index(metric)
     log_scale = math.fsum(found["terms"].get(name, (0.0,) * 3)[column] for _, name in pair_features(kind, a, b))
-    half = math.exp(log_scale) * found["quantile"][metric]
+    scale = math.exp(log_scale)
     of = "models" if new else "servers"
-    return Spread(kind, math.exp(half), f"by pairs of {WORDS[kind]}, {of} left out")
+    factor, *by_level = (math.exp(scale * one) for one in (found["quantile"][metric], *found["levels"][metric]))
+    return Spread(kind, factor, f"by pairs of {WORDS[kind]}, {of} left out", tuple(by_level))

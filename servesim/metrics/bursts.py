@@ -17,7 +17,7 @@ def burst(table: Mapping[str, NDArray[np.int64]], at_s: float, for_s: float, tim
 
     `recovery_s`: from the end of the burst until no more requests wait than at most before it (0: at once; None: not
     within the run); `waited`: requests that came since its beginning and until then, and waited longer than any of
-    those before it; `rows`: the first and the last of them.
+    those before it; `rows`: the first and the last of them; `longest_wait_before_ms`: of those before it.
     """
     arrival = table["arrival_ns"]
     start, end = at_s * SECOND, (at_s + for_s) * SECOND
@@ -46,11 +46,18 @@ def burst(table: Mapping[str, NDArray[np.int64]], at_s: float, for_s: float, tim
         "waited": len(slow),
         "rows": [int(table["row"][slow].min()), int(table["row"][slow].max())] if len(slow) else None,
         "longest_wait_ms": float(wait[slow].max(initial=0)) / 1e6,
+        "longest_wait_before_ms": usual / 1e6,
     }
 
 
 def burst_text(found: Mapping[str, Any]) -> str:
-    """Return the figures in words."""
+    """Return the figures in words, with the replicas that would have held it where they were sought
+    (servesim.run.burst_replicas)."""
+    held = found.get("held")
+    return _what_came_of_it(found) + (f"; {held['says']}" if held else "")
+
+
+def _what_came_of_it(found: Mapping[str, Any]) -> str:
     begun = f"burst at {found['at_s']:g} s, {found['for_s']:g} s long: {found['requests']:,} requests came"
     if not found["waited"]:
         return f"{begun}, and none waited longer than those before it"

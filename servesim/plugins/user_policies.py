@@ -66,6 +66,7 @@ _TERMS = {
         },
         required="route",
     ),
+    "Scaler": _Terms({"int": "wanted"}, required="wanted every_s", made={object: "params profile"}),
     "Speculator": _Terms(
         {"int": "limit verified depth host_ns", "bool": "follows steady", "None": "observe"},
         has={int: "max_drafts lookahead slots_per_request hash_lookahead width", bool: "expands"},

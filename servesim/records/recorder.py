@@ -305,6 +305,7 @@ class Recorder:
         """A request has finished or was rejected."""
         self.reasons[request.row] = request.reason
         out, parent = self._out_ns, request.parent
+        first = request if request.leg is None else request.leg
         self.requests.add(
             (
                 request.row,
@@ -315,11 +316,11 @@ class Recorder:
                 request.max_tokens,
                 request.priority,
                 request.arrival_ns,
-                request.scheduled_ns,
+                first.scheduled_ns,
                 request.first_token_ns + out if request.first_token_ns >= 0 else -1,
                 request.last_token_ns + out if request.last_token_ns >= 0 else -1,
                 request.finished_ns + out,
-                request.hit_tokens,
+                first.hit_tokens,
                 request.num_preemptions,
                 request.recomputed_tokens,
                 request.sample,

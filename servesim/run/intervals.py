@@ -30,8 +30,8 @@ def case_of(summary: Mapping[str, Any]) -> Case | None:
         gpu=scenario["gpu"],
         precision=scenario["dtype"],
         tp=scenario["tp"],
-        ep=scenario["tp"] if scenario["engine"]["enable_expert_parallel"] else 1,
-        in_flight=in_flight / scenario["replicas"],
+        ep=_dealt(scenario),
+        in_flight=in_flight / (scenario["replicas"] * scenario.get("dp", 1)),
         prompt=(flow["total_token_throughput"] - flow["output_throughput"]) / per_s,
         ttft_ms=means["ttft"],
         tpot_ms=means["tpot"],
@@ -39,15 +39,25 @@ def case_of(summary: Mapping[str, Any]) -> Case | None:
     )
 
 
+def _dealt(scenario: Mapping[str, Any]) -> int:
+    """Return the GPUs that experts are dealt out to."""
+    whole = scenario["tp"] * scenario.get("dp", 1) if scenario["engine"]["enable_expert_parallel"] else 1
+    return int(scenario.get("ep") or whole)
+
+
 def unlike(summary: Mapping[str, Any]) -> str:
     """Return in words why a run is like nothing that was measured; empty where that is not so."""
     scenario = summary["scenario"]
     if summary["stability"]["unstable"]:
         return "the queue grows without end"
+    if "disaggregation" in summary:
+        return "no server with prompts and answers apart is among the measured ones"
     if scenario["speculation"]["name"] != "none":
         return "no server with speculative decoding is among the measured ones"
     if scenario["pp"] > 1:
         return "no server with pipeline stages is among the measured ones"
+    if scenario.get("dp", 1) > 1:
+        return "too few servers with data-parallel ranks are among the measured ones"
     if scenario["kernel_tables"] is not None or scenario["host"] == "none":
         return "kernel tables or host terms are not those that were compared with measured servers"
     if scenario["engine"]["attention_backend"] != "auto":
@@ -64,7 +74,8 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[
     `kind`: how far it is from what was measured, which names the folds the interval is from (null: too far), `says`:
     the same in words; `level`: share of measured servers inside; by metric `mean` (simulated), `low` and `high` in ms,
     and the `coverage` that such intervals had on cells left out like this one (value, and its 95 % interval); `fitted`:
-    date, cells and deployments.
+    date, cells and deployments. A run adds `propagated`: those of percentiles, goodput and price, or why there are
+    none.
     """
     fitted = shipped() if fitted is None else fitted
     on = fitted.document["fitted_on"]

@@ -42,7 +42,10 @@ def before_run(
     yield from _clients(scenario, trace)
     if scenario.price and (given := unpriced(scenario)) is not None:
         yield given
-    if scenario.replicas == 1 and scenario.router["name"] != Scenario.model_fields["router"].default["name"]:
+    if (
+        scenario.replicas * scenario.dp == 1
+        and scenario.router["name"] != Scenario.model_fields["router"].default["name"]
+    ):
         yield f"router {scenario.router['name']} changes nothing with one replica"
     if scenario.scheduler.get("policy") == "priority" and trace.one_priority:
         yield "scheduler policy=priority: all requests have the same priority; only ties of arrival go by request id"
@@ -115,8 +118,9 @@ def after_run(
     if scenario.speculation["name"] != "none" and (speculation is None or not speculation["num_drafts"]):
         yield f"speculation {scenario.speculation['name']} changed nothing but costs: no draft was ever verified"
     used = summary["engine"]["replicas_used"]
-    if 0 < used < scenario.replicas:
-        yield f"replicas={scenario.replicas}: only {used} of them served a request"
+    if 0 < used < scenario.replicas * scenario.dp:
+        what = f"replicas={scenario.replicas}" + (f" of dp={scenario.dp}" if scenario.dp > 1 else "")
+        yield f"{what}: only {used} of them served a request"
     beyond = summary["cost_shares"]["extrapolated"]
     if beyond is not None and beyond > 0.3:
         yield f"{beyond:.0%} of the cost is extrapolated beyond what was measured: trust latencies accordingly"

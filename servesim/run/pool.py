@@ -9,6 +9,7 @@ from typing import Any
 
 from servesim.contracts import KVAllocator, KVMemory, Limits, make
 from servesim.contracts.router import Role
+from servesim.contracts.scaler import scalers
 from servesim.cost import TableCostModel
 from servesim.cost.host import HostTerms
 from servesim.engine.cluster import MODES
@@ -19,6 +20,7 @@ from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec
 from servesim.hardware.kv import longest
 from servesim.metrics.summary import Deployment
 from servesim.run.changes import on_changes
+from servesim.run.data_parallel import on_ranks, ranks_of
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.observed import ObservedCore
 from servesim.run.prices import price_of
@@ -82,7 +84,7 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
     limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
     memory = _kv_memory(scenario, budget, max_model_len, groups, in_flight, depth * (1 + drafts))
     spawn = partial(_core, policies, limits, scenario, memory, speculation, cost)
-    cores = [spawn() for _ in range(scenario.replicas)]
+    cores = [spawn() for _ in range(scenario.replicas * scenario.dp)]
     cost.asynchronous = asynchronous
     one = cores[0] if cores else spawn()
     notes = [
@@ -90,9 +92,10 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
         *on_changes(scenario, gpu, model, cost, fitting),
         *on_version(scenario, server.engine, server.terms),
         *on_windows(scenario, model, one.kv),
+        *on_ranks(scenario, model),
         *(speculation.notes(facts) if speculation is not None else ()),
     ]
-    pool = Pool(cores, cost, depth, spawn, name, role)
+    pool = Pool(cores, cost, depth, spawn, name, role, data_parallel=ranks_of(scenario))
     deployment = _deployment(scenario, model, gpu, budget, one.kv)
     return PoolSetup(name, scenario, pool, cost, deployment, server, notes, asked)
 
@@ -129,6 +132,11 @@ def _resolved(server: Server, budget: MemoryBudget, max_model_len: int) -> Scena
             "usd_per_gpu_hour": price,
             "scheduler": settings(scenario.scheduler, policies.scheduler_params),
             "kv": settings(scenario.kv, policies.kv_params),
+            **(
+                {"scaler": settings(scenario.scaler, scalers.configured(scenario.scaler)[1])}
+                if scenario.scaler is not None
+                else {}
+            ),
         }
     )
     drafting = server.speculation
@@ -162,7 +170,7 @@ def _deployment(scenario: Scenario, model: ModelSpec, gpu: Gpu, budget: MemoryBu
     return Deployment(
         model=model,
         gpu=gpu,
-        replicas=scenario.replicas,
+        replicas=scenario.replicas * scenario.dp,
         tp=scenario.tp,
         pp=scenario.pp,
         dtype=scenario.dtype,

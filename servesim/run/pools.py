@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from servesim.run.scenario import Scenario
 
 FIELDS = (
-    "model", "gpu", "dtype", "kv_dtype", "tp", "pp", "replicas", "preset", "scheduler", "kv", "speculation",
-    "acceptance", "engine", "host", "kernel_tables", "usd_per_gpu_hour", "price",
+    "model", "gpu", "dtype", "kv_dtype", "tp", "dp", "ep", "pp", "replicas", "preset", "scheduler", "kv", "speculation",
+    "acceptance", "engine", "host", "kernel_tables", "usd_per_gpu_hour", "price", "scaler", "start",
 )  # fmt: skip
 """Settings that pools may have of their own."""
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -46,19 +47,37 @@ def with_pools(settings: Mapping[str, Any], complete: Callable[[Settings], Scena
             whole = complete(_changed(base, pool)).model_dump()
         except UserError as error:
             raise UserError(f"pools: {name}: {error}") from None
-        pools.append({"name": name, "role": role, **{key: whole[key] for key in FIELDS}})
-    first = {key: pools[0][key] for key in FIELDS}
+        pools.append({"name": name, "role": role, **{key: whole[key] for key in FIELDS if key in whole}})
+    first = {key: pools[0][key] for key in FIELDS if key in pools[0]}
     return base | first | {"replicas": sum(pool["replicas"] for pool in pools), "pools": pools}
+
+
+def with_pd(settings: Mapping[str, Any]) -> Settings:
+    """Return settings with the two pools that `pd` is short for; UserError where it is none of its kind."""
+    text = settings["pd"]
+    found = re.fullmatch(r"(\d+)x(\d+):(\d+)x(\d+)", str(text))
+    if found is None:
+        raise UserError(f"pd is {shown(text)}, must be REPLICASxTP:REPLICASxTP of prefill and decode, such as 2x1:1x4")
+    if settings.get("pools"):
+        raise UserError("pd and pools are both given; pd is short for two pools")
+    prefill, prefill_tp, decode, decode_tp = map(int, found.groups())
+    pools = [
+        {"name": "prefill", "role": "prefill", "replicas": prefill, "tp": prefill_tp},
+        {"name": "decode", "role": "decode", "replicas": decode, "tp": decode_tp},
+    ]
+    return {key: value for key, value in settings.items() if key != "pd"} | {"pools": pools}
 
 
 def pool_scenarios(scenario: Scenario) -> list[PoolScenario]:
     """Return the scenario of each pool; without pools the scenario itself."""
     if not scenario.pools:
         return [PoolScenario("default", "both", scenario)]
-    base = scenario.model_dump(exclude={"pools", "router"})  # whose router is one of all
+    base = scenario.model_dump(exclude={"pools", "router", "handoff"})  # whose router is one of all
     return [
         PoolScenario(
-            pool["name"], pool["role"], type(scenario).model_validate(base | {key: pool[key] for key in FIELDS})
+            pool["name"],
+            pool["role"],
+            type(scenario).model_validate(base | {key: pool[key] for key in FIELDS if key in pool}),
         )
         for pool in scenario.pools
     ]

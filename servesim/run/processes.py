@@ -67,8 +67,10 @@ def check_independent(setup: Setup) -> None:
     """Raise UserError where replicas depend on each other, or on answers."""
     scenario, clients = setup.scenario, setup.scenario.clients
     reasons = {
+        "data-parallel ranks step together": scenario.dp > 1,
         f"router {scenario.router['name']} looks at the replicas": not setup.router.blind or bool(life(setup.router)),
         "there are several pools": bool(scenario.pools),
+        "scaler starts and drains them by load": scenario.scaler is not None,
         "cluster.failures moves requests from one to another": bool(scenario.cluster.failures),
         "requests wait for others": setup.trace.after is not None or clients.max_sessions is not None,
         "requests ask for several samples (n > 1)": setup.trace.samples is not None,

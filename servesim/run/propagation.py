@@ -22,6 +22,7 @@ from servesim.run.scenario import ClientSettings, Scenario
 from servesim.workload.trace_stream import TraceFacts
 
 SAYS = "propagated, not validated"
+NOT_ASKED = "none of p99, goodput, throughput and price: --propagate gives them, by two more runs"
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 _SCALED_CLIENTS = ("max_concurrency", "burstiness")
 """Client settings that are no times."""

@@ -94,6 +94,13 @@ class Records:
         self.table: Any = request_table(self._columns, self._texts())
         self.samples = sample_table(self._columns)
 
+    def add_columns(self, columns: dict[str, Any]) -> None:
+        """Add columns of integers to the table of requests."""
+        from servesim.run.result_files import arrow_array
+
+        for name, column in columns.items():
+            self.table = self.table.append_column(name, arrow_array(column))
+
     def _texts(self) -> dict[str, list[str]]:
         trace = self._setup.trace
         attempts = [divmod(row, len(trace)) for row in self._columns.table["row"].tolist()]

@@ -32,13 +32,13 @@ from servesim.parsing import pairs, policy_parts, spelt, with_changes
 from servesim.run.beside import beside
 from servesim.run.client_tools import under_tool
 from servesim.run.pace import parse_rate
-from servesim.run.pools import with_pools
+from servesim.run.pools import with_pd, with_pools
 from servesim.run.presets import preset_settings, under
 from servesim.run.prices import prices_of
 
 Settings = dict[str, Any]
 
-CLUSTERS = ("pools",)
+CLUSTERS = ("pools", "pd", "handoff", "scaler", "start")
 """Settings that are written only where they say something."""
 _EXAMPLES = {
     "trace": ": a file, preset:NAME or synth:key=value,...",
@@ -88,7 +88,19 @@ class EngineSettings(_Section):
     """eager: no fused attention; scores and probabilities go through memory (by formula; the memory they take is not
     counted)."""
     enable_expert_parallel: bool = False
-    """Deal experts out to the tp GPUs whole instead of splitting each by width."""
+    """Deal experts out to the tp x dp GPUs whole instead of splitting each by width (`ep` says to how many)."""
+    all2all_backend: Literal[
+        "auto", "allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput", "deepep_auto"
+    ] = "auto"
+    """How tokens get to the experts of other data-parallel ranks, and back; auto: the engine's default; deepep_auto:
+    low latency where all ranks decode, else high throughput."""
+    expert_skew: float | None = Field(default=None, ge=0, le=3)
+    """Exponent of the power law that the loads of experts follow (0: all alike; the most loaded GPU sets the time);
+    none: as kernels were measured, 1.2 (over more than 8 GPUs by this law alone)."""
+    enable_eplb: bool = False
+    """Balance experts over GPUs by their loads, each redundant one a second copy of the most loaded (EPLB)."""
+    num_redundant_experts: int = Field(default=0, ge=0, le=4096)
+    """Further copies of experts under EPLB; they take memory."""
     api_server_count: int = Field(default=1, ge=1, le=1024)
     """API server processes of a replica, which tokenize prompts and stream answers (vLLM's --api-server-count)."""
     stream_interval: int = Field(default=1, ge=1, le=1 << 20)
@@ -181,7 +193,7 @@ class Scenario(_Section):
     """When turns of recorded conversations come: think: by pauses after answers; original: also not before their
     recorded times; open: at recorded times whatever has ended; auto: as the format says."""
     shape: list[str] = Field(default=[])
-    """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`."""
+    """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`; one may be a text."""
     columns: str | None = None
     """Columns of a log with names of its own, where they are not guessed right, such as arrival='Request
     Time',prompt=in,output=out; unit=us says the unit of its times, prompt=2000 a number instead of a column."""
@@ -199,6 +211,12 @@ class Scenario(_Section):
     (servesim/versions)."""
     tp: int = Field(default=1, ge=1)
     """GPUs of a stage (tensor parallelism)."""
+    dp: int = Field(default=1, ge=1, le=1024)
+    """Data-parallel ranks of a replica: each has a scheduler and KV memory of its own on tp GPUs, and experts are
+    spread over the GPUs of all, so that every step lasts as long as that of the slowest."""
+    ep: int | None = Field(default=None, ge=1, le=4096)
+    """Of the tp x dp GPUs those that experts are dealt out to, whole, split by width over the rest; none: all of them
+    with engine.enable_expert_parallel, else 1."""
     pp: int = Field(default=1, ge=1)
     """Stages of a replica (pipeline parallelism); one step per stage is in flight, planned synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)
@@ -217,6 +235,17 @@ class Scenario(_Section):
     pools: list[Settings] = Field(default=[])
     """Pools of replicas behind the router, each with a name, a role (both, prefill, decode) and what it has of its own:
     `fast:gpu=h200,replicas=2`, or a mapping of model, gpu, tp, engine, policies and replicas."""
+    scaler: Settings | None = None
+    """Autoscaler of the replicas, written as policies are: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`,
+    with parameters such as `keda:target=4,min=1,max=8`. `replicas` is how many there are at first. None: all stay."""
+    start: dict[str, float] = Field(default={})
+    """Times of which the start of a replica is made, by parts: node_s, pull_s, weights_gb_s (GB/s), compile_s,
+    graphs_s, warm_up_s."""
+    pd: str | None = None
+    """Prompts and answers on different replicas: `2x1:1x4` are 2 prefill replicas of 1 GPU and 1 decode replica of 4,
+    otherwise alike; short for two pools."""
+    handoff: Settings | None = None
+    """How KV gets from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: that."""
     speculation: Settings = Field(default={"name": "none"})
     """How drafts are made: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
     acceptance: Settings | None = None
@@ -251,7 +280,7 @@ class Scenario(_Section):
     price: dict[str, float] = Field(default={})
     """Prices by GPU, $ an hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of them."""
 
-    @field_validator("scheduler", "kv", "router", "speculation", "acceptance", mode="before")
+    @field_validator("scheduler", "kv", "router", "speculation", "acceptance", "scaler", "handoff", mode="before")
     @classmethod
     def _policy(cls, value: Any) -> Settings | None:
         return policy_settings(value) if value is not None else None
@@ -287,6 +316,11 @@ class Scenario(_Section):
             return value
         plain, percentiles = split_slo(limits)
         return {**value, "slo": plain, **({"slo_percentiles": percentiles} if percentiles else {})}
+
+    @field_validator("shape", mode="before")
+    @classmethod
+    def _steps(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
     @field_validator("price", mode="before")
     @classmethod
@@ -326,6 +360,8 @@ class Scenario(_Section):
     def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:
         """Build a scenario from plain settings; `source` names their file, if any, in errors."""
         try:
+            if settings.get("pd"):
+                settings = with_pd(settings)
             if settings.get("pools"):
                 settings = with_pools(settings, cls.of)
             return cls.model_validate(under_name(under_tool(under(settings, policy_settings))))
@@ -429,7 +465,7 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
             raise UserError(f"{key}: no {outer} is named whose {inner} it could be")
         settings[outer] = with_changes(_renamed(current), {inner: value})
         return
-    if outer in ("scheduler", "kv", "router", "speculation", "acceptance"):
+    if outer in ("scheduler", "kv", "router", "speculation", "acceptance", "scaler"):
         preset = preset_settings(settings["preset"]) if settings.get("preset") else {}
         default = preset.get(outer, Scenario.model_fields[outer].default)
         current = policy_settings(default if current is None else current) if current or default else None

@@ -30,7 +30,7 @@ ENGINES = {
 }
 PRESETS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
 SIZES = {"tp": "tp", "tensor-parallel-size": "tp", "tp-size": "tp", "ep-size": "ep", "ep": "ep", "pp-size": "pp"}
-"""Flags that say how many GPUs share what; `ep` has no setting: experts are dealt out over all tp GPUs or none."""
+"""Flags that say how many GPUs share what; SGLang and TensorRT-LLM count the GPUs of all ranks in tp and ep."""
 FILES = ("config", "extra-llm-api-options")
 DRAFTS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram", "medusa": "medusa",
           "deepseek_mtp": "mtp"}  # fmt: skip
@@ -137,7 +137,7 @@ def served(command: str) -> Served:
     dotted: dict[str, Any] = {}
     for name, value in every.items():
         dotted |= _settings(engine, name, str(value), found)
-    _experts(every, dotted, found)
+    _experts(engine, every, dotted, found)
     found.settings = override(found.settings, [f"{key}={value}" for key, value in dotted.items()])
     return found
 
@@ -204,20 +204,29 @@ def _speculation(text: str) -> str | None:
     return f"{DRAFTS[config['method']]}:k={tokens}"
 
 
-def _experts(flags: Mapping[str, Any], dotted: dict[str, Any], found: Served) -> None:
-    """Enter how experts are dealt out, and attention in data parallel, which is not modeled."""
-    ep = next((str(value) for name, value in flags.items() if SIZES.get(name) == "ep"), "1")
-    if ep != "1":
-        if ep == dotted.get("tp", "1"):
-            dotted["engine.enable_expert_parallel"] = "true"
-        else:
-            found.unknown.append(f"--ep-size {ep}")
+def _experts(engine: str, flags: Mapping[str, Any], dotted: dict[str, Any], found: Served) -> None:
+    """Enter how experts are dealt out and what data-parallel ranks are: those of a model with experts step together,
+    those of another are replicas. vLLM's tp is that of a rank; SGLang's and TensorRT-LLM's counts all of its ranks."""
     try:
         experts = ModelSpec.load(found.settings["model"]).experts is not None
     except UserError:  # said where the scenario is run
-        return
-    if experts and dotted.get("replicas", "1") != "1":
-        found.unknown.append(f"--data-parallel-size {dotted.pop('replicas')} (attention in data parallel)")
+        experts = False
+    attention_dp = "enable-dp-attention" in flags or str(flags.get("enable-attention-dp", "")).lower() == "true"
+    tp, dp = int(dotted.get("tp", 1)), int(dotted.get("dp", 1))
+    if engine == "trtllm" and attention_dp and experts:
+        dp = tp
+    ep = next((int(value) for name, value in flags.items() if SIZES.get(name) == "ep"), 1)
+    if dp > 1 and experts and (engine == "vllm" or attention_dp):
+        if engine != "vllm":
+            if tp % dp:
+                raise UserError(f"--serve: tp {tp} is not a multiple of the {dp} data-parallel ranks of attention")
+            dotted["tp"] = tp // dp
+        dotted["dp"] = dp
+    elif dp > 1:
+        dotted.pop("dp", None)
+        dotted["replicas"] = dp
+    if ep > 1:
+        dotted["ep"] = ep
 
 
 def merged(settings: Mapping[str, Any], over: Mapping[str, Any]) -> Settings:

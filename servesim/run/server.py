@@ -12,6 +12,7 @@ from servesim.cost.host import HostTerms, host_terms
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.plugins.user_policies import blaming
+from servesim.run.data_parallel import check_ranks_apart, experts_over, load_of
 from servesim.run.presets import facts_of
 from servesim.run.scenario import Scenario
 from servesim.run.sizing import with_groups
@@ -49,6 +50,7 @@ class Server:
     def of(cls, scenario: Scenario) -> Server:
         """Resolve what a scenario says of its servers; UserError where its parts do not fit together."""
         model, gpu = ModelSpec.load(scenario.model), Gpu.load(scenario.gpu)
+        check_ranks_apart(scenario)
         scenario = with_groups(scenario, model)
         defaults = vllm_defaults(gpu)
         policies = _policies(scenario, model, gpu, defaults)
@@ -109,7 +111,10 @@ def _cost_model(
         engine=engine,
         speculator=speculation.make() if speculation is not None else None,
         moe_backend=scenario.engine.moe_backend,
-        expert_parallel=scenario.engine.enable_expert_parallel,
+        dp=scenario.dp,
+        ep=experts_over(scenario),
+        all2all=scenario.engine.all2all_backend,
+        load=load_of(scenario, model),
         attention_backend=scenario.engine.attention_backend,
     )
 

@@ -17,9 +17,11 @@ from servesim.metrics.requests import SECOND
 from servesim.metrics.summary import Deployment
 from servesim.records.recorder import Recorder
 from servesim.run.breakage import failures_of
+from servesim.run.handoff import handoff_of, on_handoff
 from servesim.run.pool import PoolSetup, set_up_pool
 from servesim.run.pools import PoolScenario, of_each, pool_scenarios, resolved_pools
 from servesim.run.provenance import provenance
+from servesim.run.scaling import scaled_pools
 from servesim.run.scenario import Scenario
 from servesim.run.server import Server, cost_model_of
 from servesim.run.trace_source import open_scenario, open_stream
@@ -61,7 +63,8 @@ class Setup:
     @property
     def several(self) -> bool:
         """Whether there are several replicas, or may come to be."""
-        return self.scenario.replicas > 1
+        several = self.scenario.replicas * self.scenario.dp > 1
+        return several or any(pool.scenario.scaler for pool in self.pools)
 
     @property
     def cores(self) -> list[EngineCore]:
@@ -91,6 +94,13 @@ class Setup:
         """Time a token takes from the engine to the client, in ns."""
         return self.front.out_ns
 
+    def make_router(self) -> Router:
+        """Return another router of the same kind."""
+        cls, params = routers.configured(self.scenario.router)
+        router: Router = make(cls, params, self.scenario.replicas)
+        router.seed, router.output_block = self.scenario.seed, self.scenario.engine.block_size
+        return router
+
     def cluster(self, workload: Workload, recorder: Recorder, **options: Any) -> Cluster:
         """Return the replicas behind router and front end; `options`: further ones of Cluster."""
         return Cluster(
@@ -102,6 +112,8 @@ class Setup:
             report_every=round(self.scenario.cluster.report_every_s * SECOND),
             report_lag=round(self.scenario.cluster.report_lag_s * SECOND),
             failures=failures_of(self.scenario, self.trace),
+            scaled=scaled_pools(self.pools, self.trace),
+            handoff=handoff_of(self.scenario.handoff, self.pools, self.make_router()),
             **options,
         )
 
@@ -126,7 +138,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
     parse_predictor(scenario.predictor)
     tells = any(PREDICTED in each.scheduler.needs for each in policies)
     predictor = scenario.predictor if tells else "max_tokens"
-    router: Router = make(router_class, params, scenario.replicas)
+    router: Router = make(router_class, params, sum(len(pool.cores) for pool in pools))
     router.seed, router.output_block = scenario.seed, scenario.engine.block_size
     return Setup(
         scenario=scenario,
@@ -137,7 +149,10 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         predicted=predict(predictor, trace, scenario.seed),
         pools=pools,
         router=router,
-        notes=list(of_each([pool.name for pool in pools], [pool.notes for pool in pools])),
+        notes=[
+            *of_each([pool.name for pool in pools], [pool.notes for pool in pools]),
+            *on_handoff(scenario.handoff, pools),
+        ],
         provenance=_provenance(scenario, pools, facts[sizes[0]]),
     )
 
@@ -152,6 +167,13 @@ def _resolved(scenario: Scenario, pools: list[PoolSetup], router: dict[str, Any]
 def _check_together(pools: list[PoolSetup], trace: Trace) -> None:
     """Have requests know which pools serve the model they ask for; UserError where none does, or where pools serve
     several samples of a request in different ways."""
+    if any(pool.pool.role != "both" for pool in pools):
+        if trace.samples is not None:
+            raise UserError("pools: several samples of a request (n > 1) are not modeled where prompts are apart")
+        if pools[0].scenario.cluster.failures:
+            raise UserError("cluster.failures: not modeled where prompts and answers are on different replicas")
+        if pools[0].scenario.stream:
+            raise UserError("stream: not possible where prompts and answers are on different replicas")
     if trace.samples is not None:
         for pool in pools:
             check_samples(pool.cores[0].scheduler, pool.cores[0].kv)

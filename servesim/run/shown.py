@@ -13,7 +13,7 @@ STATISTICS = ("mean", "p50", "p90", "p99", "max")
 def title(summary: Mapping[str, Any]) -> str:
     """Return what was run on what."""
     s, trace = summary["scenario"], summary["provenance"]["trace"]
-    gpus = s["tp"] * s["pp"] * s["replicas"]
+    gpus = s["tp"] * s["pp"] * s.get("dp", 1) * s["replicas"]
     policies = f"{s['scheduler']['name']} / {s['kv']['name']}"
     return f"{trace['name']}, {trace['requests']:,} requests: {s['model']} on {gpus} x {s['gpu']}, {policies}"
 

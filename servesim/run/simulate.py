@@ -18,6 +18,7 @@ from servesim.metrics.classes import by_class, by_tenant
 from servesim.metrics.requests import RequestColumns, goodput
 from servesim.metrics.summary import summarize
 from servesim.run.beginning import check_beginning
+from servesim.run.burst_replicas import holding
 from servesim.run.bursts import bursts_of
 from servesim.run.custom_metrics import Function, custom_values, load_metrics
 from servesim.run.fleet import FleetFigures
@@ -25,13 +26,14 @@ from servesim.run.intervals import intervals as error_bars
 from servesim.run.notes import after_run, on_costs
 from servesim.run.pools import of_each
 from servesim.run.processes import check_independent, run_apart
-from servesim.run.propagation import propagated
+from servesim.run.propagation import NOT_ASKED, propagated
 from servesim.run.records import Records, StreamedRecords
 from servesim.run.result import Result
 from servesim.run.result_files import ResultWriter
 from servesim.run.scenario import Scenario, load_settings, with_parts
 from servesim.run.setup import Setup, set_up
 from servesim.run.speculation import figures as speculation_figures
+from servesim.run.stages import stage_columns, stages
 from servesim.run.step_requests import StepRequests, check_step_requests
 from servesim.run.trace_source import OBJECT
 from servesim.workload.trace import Trace
@@ -56,6 +58,7 @@ def simulate(
     overwrite: bool = True,
     step_requests: bool = False,
     metrics: str | Function | Iterable[str | Function] | None = None,
+    burst_replicas: bool = False,
     **settings: Any,
 ) -> Result:
     """Replay a trace and return its result.
@@ -71,7 +74,8 @@ def simulate(
     scenario that stands in `out` is not replaced.
     `step_requests`: with mode="reference", write which requests each step computed (servesim.run.step_requests).
     `metrics`: functions of your own, or `file.py:function` (servesim.run.custom_metrics), whose values are
-    `summary["custom_metrics"]`.
+    `summary["custom_metrics"]`. `burst_replicas`: find out by further runs how many replicas would have held a burst
+    of the scenario's shape (servesim.run.burst_replicas).
 
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
     """
@@ -109,10 +113,23 @@ def simulate(
             told.flush()
         ended = _Clock()
         records.close()
+        if cluster is not None and cluster.handoff is not None:
+            records.add_columns(stage_columns(cluster.handoff, records.table["row"].to_numpy()))
         summary = _summary(setup, records, cluster)
+        if burst_replicas and not asked.pools:
+
+            def with_replicas(count: int) -> pd.DataFrame:
+                more = Scenario.of({**asked.model_dump(), "replicas": count})
+                return simulate(more, trace=given, jobs=jobs, intervals=False).requests
+
+            for i, found in enumerate(summary.get("bursts", ())):
+                found["held"] = holding(found, setup.scenario, records.table.to_pandas(), with_replicas)
+                summary["notes"][i] = burst_text(found)  # notes begin with those of bursts
         if intervals:
             summary["intervals"] = error_bars(summary)
-            if propagate:
+            if not propagate:
+                summary["intervals"]["propagated"] = {"says": NOT_ASKED, "runs": 0}
+            else:
 
                 def again(changes: dict[str, Any]) -> dict[str, Any]:
                     changed = Scenario.of({**asked.model_dump(), **changes})
@@ -167,6 +184,8 @@ def _summary(setup: Setup, records: Records, cluster: Cluster | None) -> dict[st
     figures = summarize(requests, records.itl, totals, fleet.deployments, scenario.slo)
     if records.replicas is not None:
         figures |= fleet.figures(records.replicas)
+    if cluster is not None and cluster.handoff is not None and isinstance(requests, RequestColumns):
+        figures["disaggregation"] = stages(cluster.handoff, requests)
     tables = setup.cost.tables
     figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
     if "class" in records.parts:

@@ -31,6 +31,8 @@ def kv_budget(
             gpu,
             scenario.tp,
             pp=scenario.pp,
+            dp=scenario.dp,
+            redundant_experts=scenario.engine.num_redundant_experts if scenario.engine.enable_eplb else 0,
             dtype=scenario.dtype,
             kv_dtype=scenario.kv_dtype,
             block_size=engine.block_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,23 @@ from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaView
 from servesim.cost.mocker import Fixed
+from servesim.experiments.dynamo_pd import ReplayedApart, replay_apart
 from servesim.experiments.dynamo_replay import MockEngine, Replayed, replay
-from servesim.experiments.dynamo_scaling import ScaledRoundRobin
+from servesim.experiments.dynamo_scaling import ScaledRoundRobin, most_workers
 from servesim.policies.routing.dynamo_kv import DynamoKV, DynamoKVParams
 from servesim.workload.trace import Content, Trace
 from tests.conformance.cases import Case
 
 TIMES = ("first_admit_ms", "first_token_ms", "last_token_ms")
+TIMES_APART = (
+    "prefill_admit",
+    "source_held",
+    "destination_reserved",
+    "destination_activated",
+    "source_released",
+    "first_token",
+    "last_token",
+)
 WITHIN_MS = 1e-3
 
 
@@ -27,7 +38,7 @@ class RecordedKV(DynamoKV):
 
     def __init__(self, choices: Sequence[int], workers: int) -> None:
         super().__init__(DynamoKVParams(), workers)
-        self.choices = choices
+        self.choices, self.among = choices, range(workers)
         self.outside: list[str] = []
         self.coming: list[list[KVEvent]] = [[] for _ in range(workers)]
 
@@ -40,7 +51,7 @@ class RecordedKV(DynamoKV):
         self.coming[replica] = []
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
-        costs = self.costs(request, self.counters(request), range(self.num_replicas))
+        costs = self.costs(request, self.counters(request), self.among)
         choice = self.choices[request.row]
         if costs[choice] > min(costs.values()):
             self.outside.append(f"request {request.row}: costs {costs}, recorded {choice}")
@@ -53,8 +64,6 @@ class ClusterReplay:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        if "prefill_engine_args" in case["options"]:
-            pytest.skip("prefill and decode workers apart are not modeled yet")
         arguments = case["options"]["extra_engine_args"]
         assert arguments.keys() <= {"engine", "startup_time"}, f"this runner does not know all of {list(arguments)}"
         if "native_host_offload" in arguments["engine"]:
@@ -167,4 +176,85 @@ def trace_of(rows: Sequence[Case], block_size: int) -> Trace:
     )
 
 
-RUNNERS = {"cluster_replay": ClusterReplay}
+class RecordedDecode(RecordedKV):
+    """Recorded choices among decode workers, which come behind those of prompts."""
+
+    def __init__(self, choices: Sequence[int], first: int, workers: int) -> None:
+        super().__init__(choices, first + workers)
+        self.among = range(first, first + workers)
+
+
+class ClusterReplayApart:
+    """A replay by prefill workers and decode workers, in both modes; routers as above, one for each kind."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        options, topology = case["options"], case["topology"]
+        self.engines, self.startup_ns = [], []
+        for kind in ("prefill", "decode"):
+            arguments = options[f"{kind}_engine_args"]
+            assert arguments.keys() <= {"engine", "startup_time"}, f"this runner does not know all of {list(arguments)}"
+            self.engines.append(MockEngine.of(arguments["engine"]))
+            self.startup_ns.append(round(arguments.get("startup_time", 0) * 1e9))
+        if self.engines[0].backend == "sglang":
+            pytest.skip("SGLang's prefill and decode workers apart are not modeled")
+        if any(each["readmission_count"] for each in case["per_request"]):
+            pytest.skip("what a decode worker without memory preempts is not modeled")
+        self.trace = trace_of(case["trace"], case["block_size"])
+        self.workers = [topology["num_prefill_workers"], topology["num_decode_workers"]]
+
+    def run(self, case: Case) -> None:
+        for mode in ("reference", "fast"):
+            routers = self.routers()
+            replayed = replay_apart(self.trace, *self.engines, *routers, *self.most, mode=mode)
+            wrong, count = self.differences(replayed), len(case["per_request"])
+            assert not wrong, f"{mode}: {count - len(wrong)} of {count} requests equal; first of the others: {wrong[0]}"
+            for router in routers:
+                assert not getattr(router, "outside", []), f"{len(router.outside)} outside: {router.outside[0]}"
+
+    def routers(self) -> list[Any]:
+        prefill, decode = self.workers
+        if self.case["options"]["router_mode"] != "round_robin":
+            chosen = [
+                [each[f"{kind}_worker_idx"] for each in self.case["per_request"]] for kind in ("prefill", "decode")
+            ]
+            self.most = self.workers
+            return [
+                RecordedKV(chosen[0], prefill + decode),
+                RecordedDecode([prefill + worker for worker in chosen[1]], prefill, decode),
+            ]
+        targets: list[list[tuple[int, int]]] = [[], []]
+        for each in self.case.get("scaling_targets", ()):
+            for pool, kind in zip(targets, ("prefill", "decode"), strict=True):
+                if each[f"target_{kind}"] is not None:
+                    pool.append((round(each["at_ms"] * 1e6), each[f"target_{kind}"]))
+        self.most = [most_workers(*args) for args in zip(targets, self.workers, self.startup_ns, strict=True)]
+        firsts = (0, self.most[0])
+        return [ScaledRoundRobin(*args) for args in zip(targets, self.workers, self.startup_ns, firsts, strict=True)]
+
+    def differences(self, replayed: ReplayedApart) -> list[str]:
+        """Return the requests that came out otherwise, the first in time first."""
+        found = []
+        for row, each in enumerate(self.case["per_request"]):
+            got = {f"{name}_ms": getattr(replayed, f"{name}_ns")[row] / 1e6 for name in TIMES_APART}
+            late = [name for name in got if abs(got[name] - each[name]) > WITHIN_MS]
+            got |= {
+                "prefill_worker_idx": replayed.prefill_worker[row],
+                "decode_worker_idx": replayed.decode_worker[row],
+                "readmission_count": replayed.readmissions[row],
+                "reused_input_tokens": replayed.first_reused_tokens[row],
+            }
+            wrong = late + [name for name in list(got)[len(TIMES_APART) :] if got[name] != each[name]]
+            if wrong:
+                first = min(min(got[name], each[name]) for name in late or ("prefill_admit_ms",))
+                told = ", ".join(f"{name} {got[name]}, recorded {each[name]}" for name in wrong)
+                found.append((first, f"request {row}: {told}"))
+        return [told for _, told in sorted(found)]
+
+
+def cluster_replay(case: Case) -> ClusterReplay | ClusterReplayApart:
+    """Return the runner of a replay."""
+    return ClusterReplayApart(case) if "prefill_engine_args" in case["options"] else ClusterReplay(case)
+
+
+RUNNERS = {"cluster_replay": cluster_replay}

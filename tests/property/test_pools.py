@@ -11,7 +11,7 @@ from tests.support.examples import examples
 from tests.support.pooled import MODELS, Pooled, pooled_worlds
 
 
-@examples(40)
+@examples(12)
 @given(pooled_worlds(), AGES, st.one_of(st.none(), breakages()))
 def test_both_modes_agree_with_two_pools_whose_speed_memory_and_model_differ(
     world: Pooled, ages: tuple[int, int], failures: object
@@ -21,7 +21,7 @@ def test_both_modes_agree_with_two_pools_whose_speed_memory_and_model_differ(
     event(f"models: {world.models}")
 
 
-@examples(25)
+@examples(8)
 @given(pooled_worlds())
 def test_a_request_is_sent_to_a_pool_that_serves_what_it_asks_for(world: Pooled) -> None:
     world.router = f"{LIVELY}:Lively"

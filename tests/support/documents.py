@@ -103,7 +103,7 @@ def run(page: str, folder: Path) -> tuple[list[Outcome], str]:
     return failed, fresh + page[end:]
 
 
-PROGRESS = re.compile(r"(compare|sweep|capacity): \d+ (of|runs) ")
+PROGRESS = re.compile(r"(compare|sweep|capacity|worth): \d+ (of|runs) ")
 """What experiments say while they run, if they run long: as often as the machine is slow."""
 
 
@@ -144,6 +144,8 @@ def _recipe(line: str) -> str:
         "-n",
         "-o",
         ".venv/.ready",
+        "-o",
+        ".venv/.installed",
         *line.partition("#")[0].split()[1:],
     ]
     done = subprocess.run(dry, capture_output=True, text=True, check=True)

@@ -47,6 +47,7 @@ class Lively(Router):
         self.note("finish", request.row, replica, status)
 
     def on_replica(self, replica: int, state: Any) -> None:
+        self._load += [0] * (replica + 1 - len(self._load))
         self.note("replica", replica, state)
 
     def on_report(self, replica: int, report: Any) -> None:

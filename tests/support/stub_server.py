@@ -84,7 +84,9 @@ class Stub:
             await asyncio.sleep(max(due - time.monotonic(), 0))
             due += self.token_s * self.bunch
             text = "" if wrong == "no text" else "a" * min(self.bunch, tokens)
-            _event(writer, {"choices": [{"delta": {"content": text}} if chat else {"text": text}]})
+            kind = "chat.completion.chunk" if chat else "text_completion"
+            piece = {"delta": {"content": text}} if chat else {"text": text}
+            _event(writer, {"object": kind, "choices": [{"index": 0, **piece}]})
             first = first or time.monotonic()
             i += tokens if wrong == "one piece" else self.bunch
             if i >= tokens // 2 and (line := _MIDWAY.get(wrong)) is not None:
@@ -96,7 +98,10 @@ class Stub:
         if wrong == "grows":
             usage["prompt_tokens"] = words * len(self.seen)
         if wrong != "no usage":
-            _event(writer, {"choices": [], "usage": usage})
+            _event(
+                writer,
+                {"object": "chat.completion.chunk" if chat else "text_completion", "choices": [], "usage": usage},
+            )
         if wrong != "no end":
             writer.write(b"e\r\ndata: [DONE]\n\n\r\n")
         writer.write(b"0\r\n\r\n")

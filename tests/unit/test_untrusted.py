@@ -10,7 +10,7 @@ from servesim import untrusted
 from servesim.calibrate.cells import read_cells
 from servesim.calibrate.engines import read_steps_csv
 from servesim.calibrate.importers.columns import read_columns
-from servesim.errors import MOST_LINE, MOST_SHOWN, UserError, one_line, shown
+from servesim.errors import MOST_LINE, MOST_SHOWN, UserError, one_line, shown, suggest
 from servesim.hardware.model import ModelSpec
 from servesim.run.scenario import load_settings
 from servesim.traces import load_trace, save_trace
@@ -95,6 +95,9 @@ def test_what_is_echoed_is_short_and_printable() -> None:
     assert len(line) < 3 * MOST_SHOWN
     assert len(one_line("word " * 10_000)) <= MOST_LINE
     assert len(shown("x" * 10**6)) <= MOST_SHOWN
+    names = [f"scheduler {i}" for i in range(99)]
+    for word in ("novel", "x" * 100_000):
+        assert len(str(UserError(f"unknown scheduler {shown(word)}{suggest(word, names)}"))) < 300
     assert shown(10**5000) == "a int too large to show"
 
 
@@ -161,8 +164,9 @@ def test_an_unknown_architecture_is_refused_and_a_copy_may_say_what_it_is_like(t
     config = {"model_type": "novel", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
     config |= {"intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 512}
     path.write_text(json.dumps(config))
-    with pytest.raises(UserError, match="model_type 'novel' is not known"):
+    with pytest.raises(UserError, match="model_type 'novel' is not known") as error:
         ModelSpec.load(str(path))
+    assert len(str(error.value)) < 300
     path.write_text(json.dumps(config | {"model_type": "llama"}))
     assert ModelSpec.load(str(path)).num_layers == 2
 

@@ -12,6 +12,8 @@ import pytest
 
 from servesim.hardware import Gpu, ModelSpec, memory_budget
 from servesim.hardware.memory import GIB, MemoryBudget
+from servesim.run.scenario import Scenario
+from servesim.run.setup import set_up
 
 STARTED = [
     # model, tp, dtype, utilization; GiB: weights, activations, KV cache; used to set a constant
@@ -94,3 +96,12 @@ def test_block_counts_are_those_of_recorded_servers(
     error = got.num_blocks / recorded - 1
     print(f"{model} {gpu} tp {tp}{' (set on it)' if fitted else ''}: {got.num_blocks} of {recorded} {error:+.2%}")
     assert abs(error) <= (0.0001 if fitted else 0.011)
+
+
+def test_a_default_run_of_gpt_oss_has_the_blocks_its_server_had() -> None:
+    """No layout of memory is asked for: window layers give back what has slid out, as in vLLM."""
+    settings = {"model": "gpt-oss-120b", "gpu": "h200", "trace": "synth:prompt=100,output=10", "requests": 1}
+    server = {"version": "0.22.0", "gpu_memory_utilization": 0.9}
+    resolved = set_up(Scenario.of({**settings, "engine": server})).scenario
+    assert resolved.kv["name"] == "hybrid"
+    assert resolved.engine.num_gpu_blocks == pytest.approx(103_690, rel=0.03)

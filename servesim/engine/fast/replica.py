@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mypy_extensions import mypyc_attr
 from simpy.events import Event
 
@@ -58,9 +60,9 @@ class FastReplica(Replica):
         self.catch_up()
         super().give_up(request, deadline)
 
-    def _loaded(self, request: Request, event: Event) -> None:
+    def at_boundary(self, call: Callable[[], None]) -> None:
         self.catch_up()
-        super()._loaded(request, event)
+        super().at_boundary(call)
 
     def _looked(self) -> None:
         """See `LockstepMemory.look`."""

@@ -58,10 +58,12 @@ def waiting(cell: Cell) -> float:
 
 
 def reach_of(cell: Cell) -> Reach | None:
-    """Return the limits of a cell's server; None where the cell cannot be replayed."""
+    """Return the limits of a cell's server; None where it cannot be replayed, or its ranks share experts."""
     try:
         settings = recipe(cell).settings
     except UserError:
+        return None
+    if "dp" in settings:
         return None
     parallel = bool(settings.get("engine", {}).get("enable_expert_parallel"))
     kv_dtype = settings.get("kv_dtype", "bf16")
@@ -72,7 +74,7 @@ def reach_of(cell: Cell) -> Reach | None:
 def _reach(model: str, gpu: str, tp: int, dtype: str, kv_dtype: str, parallel: bool) -> Reach | None:
     try:
         spec, sheet = ModelSpec.load(model), Gpu.load(gpu)
-        cost = build_cost_model(spec, sheet, tp, dtype, kv_dtype=kv_dtype, expert_parallel=parallel)
+        cost = build_cost_model(spec, sheet, tp, dtype, kv_dtype=kv_dtype, ep=tp if parallel else 1)
     except UserError:
         return None
     free = KV_SHARE * sheet.memory_bytes - spec.weight_bytes(dtype) / tp

@@ -59,10 +59,8 @@ def recipe(cell: Cell) -> Recipe:
         raise UserError("prefill and decode on separate servers")
     if cell.pp > 1:
         raise UserError(f"pipeline of {cell.pp} stages")
-    if cell.gpus > cell.tp:
-        raise UserError("attention in data parallel")
-    if cell.ep not in (1, cell.tp):
-        raise UserError(f"experts over {cell.ep} of {cell.tp} GPUs, split further among the rest")
+    if cell.gpus > cell.tp * max(cell.dp, 1):
+        raise UserError(f"experts over {cell.gpus} GPUs, attention over {cell.tp * max(cell.dp, 1)}")
     if cell.source.startswith(CONTRADICTION):
         raise UserError("the heading of the run names another model or flag than its command")
     own = recipes()["models"].get(cell.model, {})
@@ -80,6 +78,7 @@ def recipe(cell: Cell) -> Recipe:
         "model": model,
         "gpu": _gpu(cell.gpu, cell.gpu if cell.gpu in gpu_names() else ""),
         "tp": cell.tp,
+        **_ranks(cell),
         "dtype": own.get("dtype") or _of("weights", cell.weights, "format of weights"),
         "preset": engine["preset"],
     }
@@ -89,13 +88,19 @@ def recipe(cell: Cell) -> Recipe:
         settings["scheduler"] = dict(engine["scheduler"])
         if own.get("max_num_seqs") == "concurrency":
             settings["scheduler"]["max_num_seqs"] = max(cell.concurrency, 2)
-    if cell.engine == "trtllm" and (limits := _limits(cell, own, source)):
+    if limits := _limits(cell, own, source):
         settings["scheduler"] = {**preset_settings(engine["preset"])["scheduler"], **limits}
     if around := _engine(cell, own, engine["preset"]):
         settings["engine"] = around
     if kv_dtype := _kv_dtype(cell, own, engine, source["name"]):
         settings["kv_dtype"] = kv_dtype
     return Recipe(settings, output_mean(cell))
+
+
+def _ranks(cell: Cell) -> dict[str, int]:
+    """Return data-parallel ranks, and how experts are dealt out where that is neither to one GPU nor to all."""
+    found = {"dp": cell.dp} if cell.dp > 1 else {}
+    return found | ({"ep": cell.ep} if cell.ep not in (0, 1, cell.tp * max(cell.dp, 1)) else {})
 
 
 def _of_measured(cell: Cell, settings: dict[str, Any]) -> Recipe:
@@ -116,13 +121,21 @@ def _put(settings: dict[str, Any], dotted: dict[str, Any]) -> None:
         settings["scheduler"] = {**preset_settings(settings["preset"])["scheduler"], **settings["scheduler"]}
 
 
+_BUDGET = {"trtllm": ("max_bs", "max_num_tokens"), "vllm": ("max_num_seqs", "max_num_batched_tokens")}
+"""What schedulers call the most sequences and the most tokens of a step."""
+
+
 def _limits(cell: Cell, own: dict[str, Any], source: dict[str, Any]) -> dict[str, int]:
-    """Return the most sequences and tokens of a step of TensorRT-LLM, where the source's scripts or rules say them."""
-    if "prompt_and" in source:
+    """Return the most sequences and tokens of a step where the source's scripts or rules say them."""
+    if cell.engine in _BUDGET and "prompt_and" in source:
+        sequences, tokens = _BUDGET[cell.engine]
         most = cell.concurrency + cell.isl + source["prompt_and"]
-        return {"max_bs": cell.concurrency, "max_num_tokens": most + -most % source["multiple_of"]}
-    found = {"max_num_tokens": own["max_num_tokens"]} if "max_num_tokens" in own else {}
-    return found | ({"max_bs": cell.concurrency} if found and own.get("max_bs") == "concurrency" else {})
+        return {sequences: cell.concurrency, tokens: most + -most % source["multiple_of"]}
+    if cell.engine != "trtllm" or "max_num_tokens" not in own:
+        return {}
+    return {"max_num_tokens": own["max_num_tokens"]} | (
+        {"max_bs": cell.concurrency} if own.get("max_bs") == "concurrency" else {}
+    )
 
 
 def _kv_dtype(cell: Cell, own: dict[str, Any], engine: dict[str, Any], source: str) -> str | None:
@@ -150,7 +163,7 @@ def _engine(cell: Cell, own: dict[str, Any], preset: str) -> dict[str, Any]:
     version, _ = version_of(cell)
     if version and recorded_engine(f"{preset} {version}") is not None:
         found["version"] = version
-    if cell.ep > 1 or (cell.tp > 1 and cell.gpu in own.get("expert_parallel_on", ())):
+    if cell.ep == cell.tp * max(cell.dp, 1) > 1 or (cell.tp > 1 and cell.gpu in own.get("expert_parallel_on", ())):
         found["enable_expert_parallel"] = True
     if preset == "vllm" and "gpu_memory_utilization" in own:
         found["gpu_memory_utilization"] = own["gpu_memory_utilization"]
@@ -173,7 +186,8 @@ def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
         "tp": cell.tp,
         "dtype": own.get("dtype") or _of("weights", cell.weights, "format of weights"),
         "preset": _of("engines", cell.engine, "engine")["preset"],
-        "engine": {"enable_expert_parallel": True} if cell.ep > 1 else {},
+        **_ranks(cell),
+        "engine": {"enable_expert_parallel": True} if cell.ep == cell.tp * max(cell.dp, 1) > 1 else {},
     }
     if cell.concurrency < cell.requests:
         settings["clients"] = {"max_concurrency": cell.concurrency}

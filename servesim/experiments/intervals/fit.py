@@ -29,6 +29,9 @@ from servesim.intervals.fitted import LEVEL, PARTS, SCHEMA, SHARES
 _ANY = {"all": 0.5, "engine": 2.0, "ttft": 2.0, "engine ttft": 3.0, "load": 4.0, "engine load": 4.0}
 _PRODUCT = {"gpu": 4.0, "tp": 4.0, "version": 3.0, "prompt": 4.0, "model": 4.0, "engine model": 3.0, "product": 1.5}
 _SERVER = {"product load": 2.0, "deployment": 0.7, "deployment load": 2.0}
+_WIDTH = {"all": 0.1, "crowd": 0.1}
+"""Of the scale at every distance: above 128 clients errors spread several times as far (whether a client waits is then
+a matter of a few KV blocks), which terms shrunk as the others are did not say."""
 _SPREAD_ANY = {"engine": 3.0, "ttft": 3.0, "load": 5.0, "engine ttft": 4.0}
 _SPREAD_PRODUCT = {"product": 3.0, "model": 4.0, "deployment": 2.0}
 _SPREAD_SERVER = {"beyond": 3.0, "deployment load": 3.0, "product load": 3.0}
@@ -38,14 +41,14 @@ def _times(penalties: Mapping[str, float], by: float) -> dict[str, float]:
     return {name: value * by for name, value in penalties.items()}
 
 
-_FAR = _times(_ANY, 2), {"all": 0.1, **_times(_SPREAD_ANY, 4)}
+_FAR = _times(_ANY, 2), {**_WIDTH, **_times(_SPREAD_ANY, 4)}
 PENALTIES: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "server": (
         _times(_ANY | _PRODUCT | _SERVER, 0.5),
-        {"all": 0.1, **_SPREAD_ANY, **_SPREAD_PRODUCT, **_SPREAD_SERVER},
+        {**_WIDTH, **_SPREAD_ANY, **_SPREAD_PRODUCT, **_SPREAD_SERVER},
     ),
-    "deployment": (_times(_ANY | _PRODUCT, 0.5), {"all": 0.1, **_SPREAD_ANY, **_SPREAD_PRODUCT}),
-    "version": (_times(_ANY | _PRODUCT, 2), {"all": 0.1, **_times(_SPREAD_ANY | _SPREAD_PRODUCT, 4)}),
+    "deployment": (_times(_ANY | _PRODUCT, 0.5), {**_WIDTH, **_SPREAD_ANY, **_SPREAD_PRODUCT}),
+    "version": (_times(_ANY | _PRODUCT, 2), {**_WIDTH, **_times(_SPREAD_ANY | _SPREAD_PRODUCT, 4)}),
     **dict.fromkeys(("model", "gpu", "model and version"), _FAR),
 }
 """By kind of distance: penalties of the location's and of the scale's terms, in deployments. Chosen among about ten

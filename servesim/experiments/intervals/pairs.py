@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from servesim.experiments.intervals.regression import Design
 from servesim.experiments.intervals.residuals import Measured
 from servesim.intervals.case import METRICS
 from servesim.intervals.fitted import LEVEL
-from servesim.intervals.pairs import kind_of_pair, pair_features
+from servesim.intervals.pairs import LEVELS, kind_of_pair, pair_features
 
 PENALTIES = {"all": 0.1, "pair": 3.0, "engines": 3.0, "pair engines": 3.0, "short": 3.0, "load": 5.0, "model": 4.0}
 """Of the scale's terms, in pairs of deployments."""
@@ -76,6 +76,19 @@ def _of_group(group: Sequence[Measured]) -> Iterator[Pair]:
             yield Pair(kind, a, b)
 
 
+class HalfWidths(NamedTuple):
+    """How far log ratios may be off."""
+
+    half: Floats
+    """(n), at `LEVEL`."""
+    reach: float
+    """In units of the scale, at `LEVEL`."""
+    reaches: tuple[float, ...]
+    """The same at `LEVELS`; NaN where there are too few pairs of deployments for that."""
+    terms: Floats
+    """Of the log scale."""
+
+
 @dataclass(frozen=True)
 class PairData:
     """Pairs as arrays over n."""
@@ -123,8 +136,8 @@ class PairData:
                 if mine.any():
                     yield Fold(mine, np.asarray(np.isin(ends, (a, b)).any(axis=1), dtype=np.bool_))
 
-    def half_widths(self, metric: str, what: str, used: Bools) -> tuple[Floats, float, Floats]:
-        """Return half-widths of the log ratio (n), their quantile and the scale's terms, by the pairs used (n)."""
+    def half_widths(self, metric: str, what: str, used: Bools) -> HalfWidths:
+        """Return half-widths of the log ratio by the pairs used (n)."""
         size, unit = self.sizes(metric), np.full(len(self.pairs), np.nan)
         weights = np.where(used, self.weights, 0.0)
         for fold in self.folds(what, used):
@@ -134,9 +147,10 @@ class PairData:
                 unit[fold.predicted] = (size / scale)[fold.predicted]
         scored = np.isfinite(unit)
         names = [" | ".join(pair.names) for pair, one in zip(self.pairs, scored, strict=True) if one]
-        reach = quantile(unit[scored], names, LEVEL)
+        reach, *reaches = (quantile(unit[scored], names, level) for level in (LEVEL, *LEVELS))
         terms = self.scale(metric, weights)
-        return np.asarray(np.exp(self.design.values(terms)) * reach, dtype=np.float64), reach, terms
+        half = np.asarray(np.exp(self.design.values(terms)) * reach, dtype=np.float64)
+        return HalfWidths(half, reach, tuple(reaches), terms)
 
 
 def fit_pairs(cells: Sequence[Measured]) -> dict[str, Any]:
@@ -148,14 +162,16 @@ def fit_pairs(cells: Sequence[Measured]) -> dict[str, Any]:
     found: dict[str, Any] = {"kinds": dict(sorted(Counter(pair.kind for pair in data.pairs).items())), "folds": {}}
     for what in FOLDS:
         terms: dict[str, list[float]] = {}
-        reaches = {}
+        reaches, levels = {}, {}
         for column, metric in enumerate(METRICS):
-            _, reach, values = data.half_widths(metric, what, everything)
-            reaches[metric] = round(reach, 3)
-            for name, value in zip(data.design.names, values, strict=True):
+            widths = data.half_widths(metric, what, everything)
+            reaches[metric] = round(widths.reach, 3)
+            known = [value for value in widths.reaches if not np.isnan(value)]
+            levels[metric] = [round(known[min(i, len(known) - 1)], 3) for i in range(len(LEVELS))] if known else []
+            for name, value in zip(data.design.names, widths.terms, strict=True):
                 terms.setdefault(name, [0.0] * len(METRICS))[column] = round(float(value), 3)
         if all(np.isfinite(list(reaches.values()))):
-            found["folds"][what] = {"terms": dict(sorted(terms.items())), "quantile": reaches}
+            found["folds"][what] = {"terms": dict(sorted(terms.items())), "quantile": reaches, "levels": levels}
     return found
 
 
@@ -172,7 +188,7 @@ def judge_pairs(cells: Sequence[Measured], what: str, seed: int = 0) -> dict[str
         half = np.full(len(data.pairs), np.nan)
         for fold in data.folds(what, everything):
             if not fold.barred.all():
-                half[fold.predicted] = data.half_widths(metric, what, ~fold.barred)[0][fold.predicted]
+                half[fold.predicted] = data.half_widths(metric, what, ~fold.barred).half[fold.predicted]
         known = np.isfinite(half)
         inside = np.where(known, data.sizes(metric) <= half, 0.0).astype(np.float64)
         found[metric] = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from servesim.errors import UserError
 from servesim.experiments.measure.answers import Answer, Target
+from servesim.experiments.measure.clients import Client
 from servesim.experiments.measure.loops import Point, closed_loop, probe
 from servesim.experiments.measure.startup import Facts, ask_server, served_model, together
 from servesim.experiments.measure.wire import Address
@@ -92,15 +93,20 @@ async def measure(
     chat: bool = False,
     timeout_s: float = 300.0,
     told: Facts | None = None,
+    client: Callable[[str], Client] | None = None,
     on_start: Callable[[Sequence[Point], Facts], None] = lambda points, facts: None,
     on_run: Callable[[Measured, int], None] = lambda run, total: None,
 ) -> Measurement:
-    """Measure a server. `told`: facts that the user, the flags or the log state, which go before its own. UserError
-    with the first answer that is late, cut off, none, or cannot be true."""
+    """Measure a server. `told`: facts that the user, the flags or the log state, which go before its own; `client`:
+    what sends the loops, by the model's Hugging Face name, in place of servesim's own. UserError with the first answer
+    that is late, cut off, none, or cannot be true."""
     name, listed = await served_model(address, served_name, min(timeout_s, 30.0))
     facts = together(told or {}, await ask_server(address), listed)
     target = Target(address, name, chat, timeout_s)
     points, notes = plan.points(facts.get("max_num_seqs"), facts.get("max_model_len"))
+    sender = None if client is None else client(str(facts.get("model", name)))
+    if sender is not None:
+        notes.append(f"requests were sent by {sender.name}, their prompts made of tokens of {sender.tokenizer}")
     on_start(points, facts)
     prompts = await probe(target, WARM_OUTPUT)
     runs: list[Measured] = []
@@ -108,7 +114,11 @@ async def measure(
     for repeat in range(1, plan.repeats + 1):
         for point in points:
             share = max(end - time.monotonic(), 0.0) / (total - len(runs))
-            answers = await closed_loop(target, prompts, point, plan.seed + len(runs), share)
+            seed = plan.seed + len(runs)
+            if sender is None:
+                answers = await closed_loop(target, prompts, point, seed, share)
+            else:
+                answers = await sender.loop(target, point, seed, share)
             runs.append(Measured(point, repeat, answers))
             on_run(runs[-1], total)
     return Measurement(runs, facts, [*notes, *_notes(runs)])

@@ -92,7 +92,7 @@ def test_the_options_that_were_written_by_hand_are_there(command: str) -> None:
 
 
 SPECIAL = {"acceptance": "positions", "slo": "ttft:5", "slo_classes": "gold: ttft:5", "preset": "orca"}
-LISTS = ("shape", "cluster.failures")
+LISTS = ("shape", "cluster.failures", "pools")
 SPECIAL |= {"spread_ticks": "uniform"}
 
 

@@ -21,13 +21,14 @@ jsonschema = pytest.importorskip("jsonschema")
 
 SMALL = "--trace synth:rate=20,prompt=200,output=20 --model llama-3.1-8b --gpu h200 --requests 20"
 CHEAP = f"{SMALL} --replicates 2 --jobs 1"
-SECONDS = ("compare", "capacity", "policies check")
+SECONDS = ("compare", "capacity", "worth", "policies check")
 """Beginnings of lines that take seconds: run by `make slow`."""
 COMMANDS = {
     "run": [f"run {SMALL}", f"run {SMALL} --slo ttft:500,tpot:50 --speculation ngram --tp 2"],
     "compare": [f"compare {CHEAP} --kv paged,prefix-hash"],
     "sweep": [f"sweep {SMALL} --jobs 1 --rate 2,4"],
     "capacity": [f"capacity {CHEAP} --slo ttft:500 --tolerance 0.5"],
+    "worth": [f"worth {CHEAP} --slo ttft:500 --tolerance 0.5 --of fp8"],
     "roofline": ["roofline result"],
     "size": ["size llama-3.1-8b qwen3-8b --gpu h200"],
     "trace inspect": [
@@ -38,7 +39,7 @@ COMMANDS = {
     "policies": ["policies", "policies sarathi", "policies check static --worlds 1"],
     "reproduce": ["reproduce --list", "reproduce batching-steps"],
     "settings": ["settings", "settings max_num_seqs"],
-    "models": ["models"],
+    "models": ["models", "models llama-68m --matrix"],
     "gpus": ["gpus"],
     "doctor": ["doctor"],
 }

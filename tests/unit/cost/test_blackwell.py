@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from servesim import simulate
@@ -15,6 +17,8 @@ from servesim.errors import UserError
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import Experts
 from servesim.hardware.model import ModelSpec
+from servesim.run.scenario import Scenario
+from servesim.run.server import cost_model_of
 from servesim.versions import engine_facts
 
 B200 = Gpu.load("b200")
@@ -72,11 +76,12 @@ def test_arithmetic_that_a_gpu_lacks_is_refused_also_where_the_experts_alone_nee
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "qwen3-30b-a3b", "minimax-m2.5-nvfp4"])
 def test_expert_parallelism_of_one_gpu_is_the_tensor_parallel_row_to_the_nanosecond(name: str) -> None:
-    model = ModelSpec.load(name)
-    one, dealt = (build_cost_model(model, B200, expert_parallel=ep) for ep in (False, True))
+    alike = {"trace": "synth:prompt=1,output=1", "model": name, "gpu": "b200", "preset": "vllm"}
+    settings: list[dict[str, Any]] = [{}, {"engine": {"enable_expert_parallel": True}}, {"ep": 1}]
+    one, dealt, said = (cost_model_of(Scenario.of({**alike, **more})) for more in settings)
     for tokens in (1, 7, 64, 777, 8192):
         batch = Batch(tokens, prefill=[(tokens, 0)], sampled=1)
-        assert one.gpu_ns(batch) == dealt.gpu_ns(batch)
+        assert one.gpu_ns(batch) == dealt.gpu_ns(batch) == said.gpu_ns(batch)
 
 
 def test_a_run_with_expert_parallelism_of_one_gpu_is_the_run_without() -> None:

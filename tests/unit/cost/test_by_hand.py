@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from servesim.contracts.cost import NO_HOST, Batch
@@ -122,6 +122,7 @@ def test_passes_over_contexts_say_where_their_time_comes_from(context: int, atte
     st.integers(0, 120),
     st.lists(st.sampled_from([0, 7]), min_size=1, max_size=3),
 )
+@example([0, 1], 194, [0, 7])  # one pass within the curve, one beyond it
 def test_sources_of_many_contexts_are_those_of_each(steps: list[int], first: int, shifts: list[int]) -> None:
     over = OverContexts([Pass(10.4, [4.4, 0.0, 0.0, 6.0], CURVE, shift) for shift in shifts], NO_HOST)
     contexts = first + np.cumsum(np.array(steps, dtype=np.int64))
@@ -130,6 +131,26 @@ def test_sources_of_many_contexts_are_those_of_each(steps: list[int], first: int
     assert gpu.tolist() == [ns for ns, _ in each]
     assert over.sources(contexts, gpu).tolist() == [list(sources) for _, sources in each]
     assert all(sum(sources) == ns for ns, sources in each)
+
+
+def test_a_context_at_a_knot_belongs_to_what_begins_there() -> None:
+    """By the line that ends there the knot would be rounded down: 7 times its slope is less than what it has."""
+    over = OverContexts([Pass(0.0, [0.0] * 4, Curve([0, 7], [0, 30.5]), 0)], NO_HOST)
+    assert int(0.5 + 7 * (30.5 / 7)) == 30
+    assert over.at(np.array([1, 7])).tolist() == [over.one(1)[0], 31]
+    over.at(np.array([1]))
+    gpu = np.array([over.one(1)[0], 31])
+    assert over.sources(np.array([1, 7]), gpu).tolist() == [[0, gpu[0], 0, 0], [31, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(("knot", "shift"), [(7.76683114342298, 61), (100.0, 7)])
+def test_many_contexts_are_rounded_as_each_is_where_knots_are_no_whole_numbers(knot: float, shift: int) -> None:
+    """At 2^48 ns a token the last bit of a difference is several nanoseconds, and another order loses it."""
+    over = OverContexts([Pass(0.0, [0.0] * 4, Curve([0, knot], [0, 0], last_slope=2.0**48), shift)], NO_HOST)
+    contexts = np.arange(100, 200) - shift
+    assert over.at(contexts).tolist() == [over.one(int(context))[0] for context in contexts]
+    other = ((contexts - (knot - shift)) * 2.0**48 + 0.5).astype(np.int64)
+    assert (other.tolist() == over.at(contexts).tolist()) is knot.is_integer()
 
 
 @given(st.integers(1, 300), st.integers(1, 60), st.integers(1, 12), st.data())

@@ -23,9 +23,12 @@ from servesim.versions import engine_facts
 GPT_OSS = Experts(128, 4, 2880, dtype="mxfp4")
 
 
-def curve(experts: Experts, hidden: int, dtype: str, tp: int = 1, backend: str = "auto", ep: bool = False) -> Curve:
+TABLES = GemmTables(KernelTables.load("h200"), Roofline(Gpu.load("h200")), Roofline(Gpu.load("h200")))
+
+
+def curve(experts: Experts, hidden: int, dtype: str, tp: int = 1, backend: str = "auto", ep: int = 1) -> Curve:
     h200, tables = Roofline(Gpu.load("h200")), KernelTables.load("h200")
-    for measured in tables.dtypes("moe_ep") if ep else ():
+    for measured in tables.dtypes("moe_ep") if ep > 1 else ():
         tables = tables.with_rows("moe_ep", measured, {})  # the mean GPU
     return experts_curve(GemmTables(tables, h200, h200), experts, hidden, tp, dtype, backend, ep)
 
@@ -63,14 +66,14 @@ def test_a_backend_that_is_none_is_refused() -> None:
 
 def test_expert_parallel_gpus_share_work_and_weights_but_not_routing() -> None:
     model = Experts(128, 8, 1536)
-    alone, dealt = curve(model, 4096, "bf16"), curve(model, 4096, "bf16", tp=4, ep=True)
+    alone, dealt = curve(model, 4096, "bf16"), curve(model, 4096, "bf16", tp=4, ep=4)
     assert dealt.at(8192) / alone.at(8192) == pytest.approx(0.25, abs=0.01)
     assert dealt.at(1) > 0.25 * alone.at(1)
 
 
 def test_expert_parallelism_keeps_wide_gemms_at_large_batches() -> None:
     model = Experts(128, 8, 1536)
-    split, dealt = (curve(model, 4096, "bf16", tp=8, ep=ep) for ep in (False, True))
+    split, dealt = (curve(model, 4096, "bf16", tp=8, ep=ep) for ep in (1, 8))
     assert dealt.at(16384) < split.at(16384)
 
 
@@ -147,14 +150,14 @@ def test_a_shape_nearby_takes_the_kernel_that_the_shape_itself_would_take() -> N
     assert alone.at(64) == 64 * FAST * 1e3
     near = experts_curve(gemms, Experts(128, 8, 1490), 4096, 1, "fp8")  # beside it only the slow kernel was measured
     assert near.at(4096) == pytest.approx(alone.at(4096) * 1490 / 1536, rel=0.02)
-    dealt = experts_curve(gemms, Experts(128, 8, 1536), 4096, 4, "fp8", expert_parallel=True)
+    dealt = experts_curve(gemms, Experts(128, 8, 1536), 4096, 4, "fp8", ep=4)
     assert dealt.at(4096) == pytest.approx(alone.at(4096) / 4, rel=0.02)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8", "fp8_block", "int4"])
 def test_expert_parallelism_on_one_gpu_is_tensor_parallelism(dtype: str) -> None:
     for experts, hidden in ((Experts(128, 8, 1536), 4096), (Experts(100, 6, 1000), 3000)):
-        one, other = (curve(experts, hidden, dtype, ep=ep) for ep in (False, True))
+        one, other = curve(experts, hidden, dtype), experts_curve(TABLES, experts, hidden, 1, dtype, "auto", 1, 3.0)
         assert (one.xs, one.ys) == (other.xs, other.ys)
 
 
@@ -179,9 +182,9 @@ def test_a_checkpoint_of_block_scales_is_priced_in_their_kernels() -> None:
 def test_dealt_out_experts_take_the_times_of_the_most_loaded_gpu_where_those_were_measured() -> None:
     at = (1536, 4096, 128, 8)
     gemms = with_kernels(4, fp8_block={at: FAST}, ep_fp8_block={at: 0.5 * FAST})
-    dealt = experts_curve(gemms, Experts(128, 8, 1536), 4096, 4, "fp8_block", expert_parallel=True)
+    dealt = experts_curve(gemms, Experts(128, 8, 1536), 4096, 4, "fp8_block", ep=4)
     assert (dealt.at(64), dealt.source(64)) == (64 * 0.5 * FAST * 1e3, MEASURED)
-    other = experts_curve(gemms, Experts(128, 8, 1536), 4096, 2, "fp8_block", expert_parallel=True)
+    other = experts_curve(gemms, Experts(128, 8, 1536), 4096, 2, "fp8_block", ep=2)
     assert other.source(64) == EXTRAPOLATED  # four GPUs were measured, not two
 
 
@@ -189,12 +192,9 @@ def test_shapes_not_measured_dealt_out_are_as_unequal_as_the_nearest_one_that_wa
     at = (1536, 4096, 128, 8)
     gemms, mean = (with_kernels(4, fp8_block={at: FAST}, ep_fp8_block=rows) for rows in ({at: 0.5 * FAST}, {}))
     nearby = Experts(128, 8, 1400)
-    loaded, fair = (
-        experts_curve(tables, nearby, 4096, 4, "fp8_block", expert_parallel=True) for tables in (gemms, mean)
-    )
+    loaded, fair = (experts_curve(tables, nearby, 4096, 4, "fp8_block", ep=4) for tables in (gemms, mean))
     known, its_mean = (
-        experts_curve(tables, Experts(128, 8, 1536), 4096, 4, "fp8_block", expert_parallel=True)
-        for tables in (gemms, mean)
+        experts_curve(tables, Experts(128, 8, 1536), 4096, 4, "fp8_block", ep=4) for tables in (gemms, mean)
     )
     for m in (1, 64, 4096):
         assert loaded.at(m) / fair.at(m) == pytest.approx(known.at(m) / its_mean.at(m))

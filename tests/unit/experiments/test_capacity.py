@@ -18,9 +18,10 @@ from servesim.experiments.capacity import capacity
 from servesim.experiments.capacity_answer import never_text
 from servesim.experiments.goals import goals_of, header
 from servesim.experiments.idle import Alone
-from servesim.experiments.limit_search import RateSearch, ReplicaSearch
+from servesim.experiments.limit_search import RateSearch
 from servesim.experiments.objects import Objects
 from servesim.experiments.run_metrics import Run
+from servesim.run.replica_search import ReplicaSearch
 from servesim.run.scenario import Scenario
 from servesim.run.trace_source import open_scenario
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 import servesim
-from servesim.experiments.model_error import model_errors, sentences
+from servesim.experiments.model_error import model_errors, sentences, side_of
 from servesim.intervals.fitted import shipped
 from servesim.intervals.pairs import spread
 from servesim.run.intervals import case_of
+from servesim.run.propagation import SAYS
 
 TRACE = "synth:arrivals=poisson,rate=3,prompt=800,output=10"
 SERVER = {"trace": TRACE, "requests": 20, "model": "gpt-oss-120b", "gpu": "h200", "engine": {"version": "0.18.0"}}
@@ -18,7 +19,9 @@ SERVER = {"trace": TRACE, "requests": 20, "model": "gpt-oss-120b", "gpu": "h200"
 def test_two_sizes_have_an_interval_around_their_ratio() -> None:
     document = servesim.compare(SERVER, tp=[1, 2], replicates=1, jobs=1).attrs["document"]
     found = {one["metric"]: one for one in document["model_error"]}
-    assert set(found) == {"ttft_mean", "tpot_mean", "e2el_mean"}
+    assert {name for name, one in found.items() if one["says"] != SAYS} == {"ttft_mean", "tpot_mean", "e2el_mean"}
+    assert set(found) == {row["metric"] for row in document["rows"]}
+    assert document["error_runs"] == 2
     a, b = (servesim.simulate(SERVER, tp=tp).summary for tp in (1, 2))
     first, second = case_of(a), case_of(b)
     assert first is not None
@@ -27,9 +30,10 @@ def test_two_sizes_have_an_interval_around_their_ratio() -> None:
     tpot = found["tpot_mean"]
     assert (1 + tpot["high"]) / (1 + tpot["change"]) == pytest.approx(factor)
     assert (1 + tpot["low"]) * factor == pytest.approx(1 + tpot["change"])
-    assert len(sentences(document["model_error"], document["baseline"])) == 3
+    said = sentences(document["model_error"], document["baseline"])
+    assert [SAYS in one for one in said] == [False, False, False, True]
     rows = [{"variant": name, "metric": "tpot_mean", "change": 0.1, "verdict": name} for name in ("baseline", "better")]
-    ((same,), (failed,)) = (model_errors(both, rows) for both in ((a, a), (a, None)))
+    ((same,), (failed,)) = (model_errors([side_of(a), side_of(other)], rows) for other in (a, None))
     assert same["low"] is failed["low"] is None
     assert "one deployment" in same["says"]
     assert failed["says"] == "it failed"

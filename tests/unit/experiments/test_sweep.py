@@ -176,6 +176,19 @@ def test_a_damaged_run_of_an_earlier_sweep_is_computed_again_and_named(file: str
     assert contents(tmp_path) == before
 
 
+def test_a_run_whose_figures_were_changed_is_computed_again(tmp_path: Path) -> None:
+    sweep(**WORKLOAD, out=tmp_path, rate=[10])
+    before = contents(tmp_path)
+    (cell,) = (tmp_path / "cells").iterdir()
+    text = (cell / "summary.json").read_text()
+    assert '"completed": ' in text
+    (cell / "summary.json").write_text(text.replace('"completed": ', '"completed": 1', 1))
+    seen: list[Progress] = []
+    sweep(**WORKLOAD, out=tmp_path, rate=[10], on_progress=seen.append)
+    assert [p.damage for p in seen] == [f"{cell}: damaged result: its files are not what was written"]
+    assert contents(tmp_path) == before
+
+
 @pytest.mark.medium
 def test_a_run_that_was_made_again_is_named_on_the_command_line(tmp_path: Path) -> None:
     asked = {key: value for key, value in WORKLOAD.items() if key != "jobs"} | {"rate": "10,20"}
@@ -270,3 +283,22 @@ def test_an_interrupt_while_the_page_is_made_says_what_is_there(
         assert said == f"interrupted: {out} is whole but for its page, which servesim report {out} makes\n"
         assert (out / ("sweep.json" if command[0] == "sweep" else "summary.json")).is_file()
         out = tmp_path / "run"
+
+
+def test_a_sweep_says_how_sure_its_front_and_its_best_are_unless_told_not_to(tmp_path: Path) -> None:
+    server = {**WORKLOAD, "model": "gpt-oss-120b", "engine": {"version": "0.18.0"}, "tp": [1, 2]}
+    document = sweep(**server, out=tmp_path).attrs["document"]
+    error, variants = document["model_error"], document["variants"]
+    assert {entry["label"] for entry in error["front"] if entry["on"]} == {v["label"] for v in variants if v["pareto"]}
+    assert 0.5 < document["best"]["sure"] <= 0.975
+    assert document["best"]["against"] in {v["label"] for v in variants}
+    for v in variants:
+        ends = v["bars"]["e2el_mean"]
+        assert ends["low"] < ends["high"]
+    html = servesim.report(tmp_path)
+    assert "How sure" in html
+    assert "by the model&#39;s error" in html or "by the model's error" in html
+    plain = sweep(**server, out=tmp_path, intervals=False).attrs["document"]
+    assert plain["model_error"] is None
+    assert "sure" not in plain["best"]
+    assert "How sure" not in servesim.report(tmp_path)

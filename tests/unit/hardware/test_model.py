@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -50,6 +51,9 @@ PUBLISHED = {
     "deepseek-v3-nvfp4": 671.03,
     "deepseek-v2-lite": 15.706,
     "gemma-3-1b": 0.99989,
+    "gemma-3-4b": 0.675 + 3.209,
+    "gemma-3-12b": 1.012 + 10.759,
+    "gemma-3-27b": 1.416 + 25.600,
     "mistral-7b": 7.242,
     "llama-3.1-405b": 405.8534,
     "llama-3.2-3b": 3.212750,
@@ -247,3 +251,35 @@ def test_a_damaged_config_is_a_model_or_a_line(data: st.DataObject, name: str, j
     assert model.num_params > 0
     assert model.weight_bytes("int4") > 0
     assert model.kv_bytes(1000) > 0
+
+
+DEEPSEEK = {"hidden_size": 7168, "num_attention_heads": 128, "num_key_value_heads": 128}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {"linear_num_key_heads": 16, "full_attention_interval": 4, "num_hidden_layers": 48},
+            r"linear attention, which is not supported: layers 0-2, 4-6, 8-10, \.\.\. \(36 of 48\); .* qwen2.5-14b is",
+        ),
+        (
+            {"index_topk": 2048, "num_hidden_layers": 61, "n_routed_experts": 256} | DEEPSEEK,
+            r"sparse attention, which is not supported: all 61 layers; .* deepseek-v3(-nvfp4)? is nearest",
+        ),
+        (
+            {"hybrid_override_pattern": "M-M*", "num_hidden_layers": 4},
+            r"Mamba2 layers\), which is not supported: layers 0, 2 \(2 of 4\)",
+        ),
+        (
+            {"text_config": {"mamba_d_state": 128, "hidden_size": 5120, "num_hidden_layers": 48}},
+            r"mamba_d_state makes it a state-space model, which is not supported; .* is nearest",
+        ),
+    ],
+)
+def test_what_cannot_be_priced_is_refused_by_layer_with_the_nearest_model_that_can(
+    more: dict[str, Any], said: str
+) -> None:
+    config = {"hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 151936}
+    with pytest.raises(UserError, match=said):
+        ModelSpec.from_config({**config, **more}, "x")

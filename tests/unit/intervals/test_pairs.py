@@ -13,6 +13,7 @@ from servesim.intervals.pairs import Spread, kind_of_pair, pair_features, spread
 
 CASE = Case("vllm", "0.18.0", "llama-3.1-70b", "h200", "fp8", 4, 1, 20.0, 1000.0, 120.0, 12.0, 0.02)
 TERMS = {"all:": [-3.0, -2.0, -1.0], "pair: size": [0.5, 0.0, 0.0], "load: 9-32": [0.25, 0.0, 0.0]}
+REACHES = dict.fromkeys(("ttft", "tpot", "e2e"), [0.1 * i for i in range(1, 9)] + [1.2, 2.0])
 DOCUMENT = {
     "known": {
         "engine": ["vllm", "sglang"],
@@ -24,8 +25,8 @@ DOCUMENT = {
     "pairs": {
         "kinds": {"size": 40, "engine": 9},
         "folds": {
-            "deployment": {"terms": TERMS, "quantile": {"ttft": 2.0, "tpot": 1.5, "e2e": 1.0}},
-            "model": {"terms": TERMS, "quantile": {"ttft": 4.0, "tpot": 3.0, "e2e": 2.0}},
+            "deployment": {"terms": TERMS, "quantile": {"ttft": 2.0, "tpot": 1.5, "e2e": 1.0}, "levels": REACHES},
+            "model": {"terms": TERMS, "quantile": {"ttft": 4.0, "tpot": 3.0, "e2e": 2.0}, "levels": REACHES},
         },
     },
 }
@@ -83,3 +84,18 @@ def test_pairs_like_none_measured_get_words(changed: dict[str, object], words: s
     found = spread(Fitted(DOCUMENT), CASE, replace(CASE, **changed), "ttft")  # type: ignore[arg-type]
     assert isinstance(found, str)
     assert words in found
+
+
+def test_the_share_of_pairs_beyond_a_factor_is_half_of_those_beyond_its_size() -> None:
+    one = Spread("size", math.exp(0.8), "", (*(math.exp(0.1 * i) for i in range(1, 9)), math.exp(1.2), math.exp(2.0)))
+    assert one.beyond(1.0) == pytest.approx(0.5)
+    assert one.beyond(one.factor) == pytest.approx(0.1)  # eight of ten inside, a tenth beyond either end
+    assert one.beyond(math.exp(0.15)) == pytest.approx((1 - 0.15) / 2)
+    assert one.beyond(math.exp(9)) == pytest.approx(0.025)  # no more is known
+
+
+def test_a_spread_has_its_factor_among_those_by_level() -> None:
+    found = spread(Fitted(DOCUMENT), CASE, replace(CASE, tp=8), "e2e")
+    assert isinstance(found, Spread)
+    assert found.factor == pytest.approx(math.exp(math.exp(-1.0)))
+    assert found.by_level[7] == pytest.approx(math.exp(0.8 * math.exp(-1.0)))

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from servesim.contracts import MISS, KVMemory, Request, State
+import pytest
+
+from servesim.contracts import MISS, KVMemory, NoParams, Request, State
+from servesim.contracts.request import ParentRequest
+from servesim.policies.kv._block_tables import ids
 from servesim.policies.kv._prefix_hash_params import PrefixHashParams
+from servesim.policies.kv.paged import Paged
 from servesim.policies.kv.prefix_hash import PrefixHash
+from servesim.workload.content import Prefixes, RunContent
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -98,3 +104,102 @@ def test_a_block_that_samples_share_is_copied_only_where_a_block_is_free() -> No
     kv.free(last)
     assert kv.grow(other, 1)
     assert kv.tables[other][1] != kv.tables[one][1]
+
+
+def test_a_hit_may_end_within_what_was_cached_together() -> None:
+    """Of a text in four blocks another request holds the first; of the rest, cached together, a third one finds two."""
+    kv, prefixes = PrefixHash(PrefixHashParams(), KVMemory(12, 4, 100)), Prefixes()
+
+    def text(row: int, length: int) -> Request:
+        return Request(row, str(row), length, 100, 0, content=RunContent(row, [(1, length)], prefixes))
+
+    one, other = text(0, 16), text(1, 5)
+    for each in (one, other):
+        kv.admit(each, kv.lookup(each), each.prompt_len - kv.lookup(each).num_tokens, 0)
+        each.state, each.num_computed_tokens = State.RUNNING, each.prompt_len
+        kv.publish(each, each.prompt_len)
+    hit = kv.lookup(text(2, 13))
+    assert (hit.num_tokens, kv.hit_blocks(hit)) == (12, list(kv.tables[one])[:3])
+
+
+def swapped(kv: Paged, *lengths: int) -> list[Request]:
+    """Samples of one request in host memory, all forked off the first."""
+    requests = [Request(row, str(row), length, 20, 0) for row, length in enumerate(lengths)]
+    parent = ParentRequest(0, members=requests)
+    for each in requests:
+        each.parent, each.state, each.num_computed_tokens = parent, State.RUNNING, each.prompt_len
+        kv.fork(requests[0], each) if each is not requests[0] else kv.admit(each, MISS, each.prompt_len, 0)
+    kv.swap_out(requests[0], requests[1:])
+    return requests
+
+
+def test_what_samples_share_stays_in_host_memory_until_the_last_of_them_leaves() -> None:
+    """Ten tokens are three blocks of four, which the first sample answers for: 12 tokens."""
+    kv = Paged(NoParams(), KVMemory(9, 4, 100, host_blocks=5))
+    first, second, third = swapped(kv, 10, 10, 10)
+    assert [kv.drop_swapped(first), kv.drop_swapped(third)] == [0, 0]
+    kv.check_integrity()
+    assert kv.drop_swapped(second) == 3
+    kv.check_integrity()
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_samples_that_come_back_share_a_block_that_is_not_full_until_all_but_one_have_copied_it(others: int) -> None:
+    """Ten tokens each: the third block has two slots that are not used, counted for each sample beyond the first."""
+    kv = Paged(NoParams(), KVMemory(20, 4, 100, host_blocks=5))
+    first, *rest = swapped(kv, *[10] * (1 + others))
+    kv.grow = lambda *_: True  # type: ignore[method-assign,assignment]
+    kv.swap_in(first, 1, 0, rest)
+    assert (kv._overlap, kv.sharing()) == (2 * others, (3 * (1 + others), 3 * others))
+    del kv.grow  # type: ignore[method-assign]
+    for each in (first, *rest):
+        assert kv.grow(each, 1)
+    kv.held_tokens = 11 * (1 + others)
+    kv.check_integrity()
+    assert kv.num_free_blocks() == 19 - 3 - others
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"held_tokens": 99}, "negative memory"),
+        ({"_host_free": 4}, "host blocks miscounted"),
+        ({"_table_blocks": 4}, "table blocks miscounted"),
+        ({"_extra": {1: 1}}, "holders do not match"),
+        ({"_fresh._next": 3}, "a block that was never used is in use"),  # block 3 is the last one held
+        ({"_fresh.num_blocks": 4}, "negative|lost"),
+        ({"_fresh._top": 0}, "lost|never used"),
+    ],
+)
+def test_an_allocator_that_miscounts_is_found(wrong: dict[str, object], told: str) -> None:
+    kv = Paged(NoParams(), KVMemory(9, 4, 100, host_blocks=5))
+    one = Request(0, "0", 10, 20, 0)
+    kv.admit(one, MISS, 10, 0)
+    kv.held_tokens = 10
+    other = Request(1, "1", 4, 20, 0)
+    kv.admit(other, MISS, 4, 0)
+    kv.free(other)  # block 4, which is free again
+    kv.check_integrity()
+    for name, value in wrong.items():
+        *inner, last = name.split(".")
+        setattr(getattr(kv, inner[0]) if inner else kv, last, value)
+    with pytest.raises(AssertionError, match=told):
+        kv.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "told"), [([4, 4], "free twice"), ([2], "free and held"), ([0], "null block"), ([5], "never used")]
+)
+def test_a_block_that_is_given_back_and_should_not_be_is_found(blocks: list[int], told: str) -> None:
+    """Three blocks are held, the fourth was; the others of eight never."""
+    kv = Paged(NoParams(), KVMemory(9, 4, 100))
+    one, other = Request(0, "0", 10, 20, 0), Request(1, "1", 4, 20, 0)
+    for each in (one, other):
+        kv.admit(each, MISS, each.prompt_len, 0)
+    kv.free(other)
+    kv.held_tokens = 10
+    kv._fresh.take(1)
+    kv._fresh.give(ids(blocks))
+    kv._fresh.num_blocks += 1 - len(blocks)  # as many as there should be
+    with pytest.raises(AssertionError, match=told):
+        kv.check_free([block for table in kv.tables.values() for block in table])

@@ -52,6 +52,9 @@ SIZE = 4
     st.integers(6, 40),
     st.integers(25, 32),
 )
+@example([(8, [4] * 8)], 0, 2, 4, 32)  # one is free, for the first of two rounds
+@example([(8, [1] * 8)], 0, 1, 3, 32)  # none is free, one would be needed
+@example([(9, [3] * 8)], 0, 5, 6, 32)  # two blocks are free, three would be needed
 @example([(9, [3] * 8)], 0, 8, 6, 32)  # two blocks are free: 20 tokens
 @example([(9, [3] * 8)], 0, 8, 40, 28)  # as many blocks as the context has, and no more
 def test_rounds_of_drafts_take_the_blocks_that_growing_step_by_step_takes(
@@ -123,3 +126,61 @@ def test_no_rounds_are_taken_at_once_while_samples_share_a_block_that_is_not_ful
     assert kv.turns.rounds_that_fit([one], [[7, 8]], 0, 2) == 2
     kv.fork(one, request(1, 6, 6))
     assert kv.turns.rounds_that_fit([one], [[7, 8]], 0, 2) == 0
+
+
+def test_rounds_of_drafts_publish_the_blocks_that_are_known_when_they_end() -> None:
+    """Five tokens are known, then 7, 8 and 13: after two rounds two blocks of four, after three three."""
+    for rounds, found in ((1, 4), (2, 8), (3, 12)):
+        kv = FastPrefixHash(PrefixHashParams(), KVMemory(40, 4, 100))
+        one, other = (
+            Request(row, str(row), length, 60, 0, content=Word("A" * 99)) for row, length in ((0, 4), (1, 30))
+        )
+        kv.admit(one, MISS, 4, 0)
+        one.state, one.num_computed_tokens = State.RUNNING, 4
+        one._num_tokens = 5
+        kv.turns.grow_rounds([one], [[7, 8, 13]], 2, rounds)
+        assert kv.lookup(other).num_tokens == found
+
+
+def test_a_request_that_holds_more_than_it_fills_wakes_when_it_has_filled_it() -> None:
+    """A request of 5 tokens holds four blocks of 4: it needs its next one with token 17, at turn 12, and no run may go
+    past that. Another, of 8 in two blocks, needs one at once and again at turns 4, 8 and 12."""
+    kv = FastPaged(NoParams(), KVMemory(40, 4, 100))
+    (full,) = held(kv, 8)
+    sleeper = request(1, 5)
+    kv.admit(sleeper, MISS, 5, 11)
+    assert (kv.turns.join(full, 8, 8), kv.turns.join(sleeper, 4, 5)) == (True, True)
+    assert [kv.turns.steps_until_full(turn, 20, 0) for turn in (0, 2)] == [12, 10]
+    assert [kv.turns.steps_until_full(0, limit, 0) for limit in (12, 11)] == [12, 11]
+    for turn in range(13):
+        assert kv.turns.extend(turn, turn)
+        kv.turns.complete_all()
+        sizes = len(kv._tables[full]), len(kv._tables[sleeper])
+        assert sizes == (3 + turn // 4, 4 if turn < 12 else 5)
+    assert kv.turns.steps_until_full(13, 20, 0) == 20
+
+
+def test_a_request_with_too_few_blocks_or_content_known_ahead_grows_by_itself() -> None:
+    """Two blocks of four: eight tokens may join, nine may not; nor may any where a block's hash reads on."""
+    for params, num_tokens, joins in (({}, 8, True), ({}, 9, False), ({"hash_lookahead_tokens": 1}, 8, False)):
+        kv = FastPrefixHash(PrefixHashParams(**params), KVMemory(40, 4, 100))
+        one = Request(0, "0", 8, 60, 0, content=Word("A" * 99))
+        kv.admit(one, MISS, 8, 0)
+        one.state, one.num_computed_tokens = State.RUNNING, 8
+        assert kv.turns.join(one, 8, num_tokens) is joins
+
+
+def test_what_a_member_knew_is_published_when_it_leaves() -> None:
+    """Three turns have ended, so that all of two blocks of four are known."""
+    kv = FastPrefixHash(PrefixHashParams(), KVMemory(40, 4, 100))
+    one, other = (Request(row, str(row), length, 60, 0, content=Word("A" * 99)) for row, length in ((0, 4), (1, 30)))
+    kv.admit(one, MISS, 4, 0)
+    one.state, one.num_computed_tokens = State.RUNNING, 4
+    one._num_tokens = 5
+    assert kv.grow(one, 4)
+    assert kv.turns.join(one, 4, 5)
+    kv.turns._committed = 3
+    assert kv.lookup(other).num_tokens == 4
+    kv.turns.leave(one, 4)
+    assert kv.lookup(other).num_tokens == 8
+    assert kv.turns._filling == {}

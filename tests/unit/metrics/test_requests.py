@@ -177,3 +177,15 @@ def test_service_weighs_outputs_double_and_asks_for_what_failed_requests_wanted_
     )
     found = columns.service(3)
     assert (found.given, found.refused) == (10 + 2 * 4 + 30 + 2 * 5, 20 + 2 * 6)
+
+
+def test_a_sample_that_was_forked_looked_nothing_up_and_a_first_one_did(request_columns: Make) -> None:
+    """Two samples have all of their prompt: the first found it, the second was forked. A third was admitted by itself,
+    and of a fourth, of another request, nothing came to be."""
+    columns = request_columns(
+        row=[0, 0, 0, 1], sample=[1, 2, 3, 0], prompt_len=[8, 8, 8, 5], hit_tokens=[8, 8, 4, 0],
+        scheduled_ns=[1, 1, 1, -1], state=[State.FINISHED, State.FINISHED, State.FINISHED, State.ABORTED],
+    )  # fmt: skip
+    assert (columns.total("queried_tokens"), columns.total("hit_tokens")) == (8 + 8, 8 + 4)
+    assert columns.lookups(9) == [(8, 8), (8, 4)]
+    assert columns.lookups(1) == [(8, 4)]

@@ -31,6 +31,12 @@ def test_vllm_dp_weighs_a_waiting_request_four_times_and_counts_what_it_chose_si
     assert router.route(prompt((1, 5)), later) == 0
 
 
+def test_vllm_dp_takes_replicas_in_turn_and_of_each_its_least_loaded_rank() -> None:
+    router, prompt = router_of("vllm-dp", 4, ranks=2), Prompts()
+    views = views_of([View(0, num_running=9), View(1, num_running=5), View(2), View(3, num_running=2)])
+    assert [router.route(prompt((1, 5)), views) for _ in range(3)] == [1, 2, 1]
+
+
 def test_llm_d_adds_weighted_scores() -> None:
     router, prompt = router_of("llm-d", 3), Prompts()
     assert isinstance(router, LlmDRouter)

@@ -117,3 +117,46 @@ def test_figures_of_pools_add_up_to_those_of_the_run(tmp_path: Path) -> None:
 def test_pools_are_not_served_in_several_processes() -> None:
     with pytest.raises(UserError, match="jobs: replicas cannot be run apart: there are several pools"):
         simulate({**BASE, "pools": TWO}, trace=TRACE, jobs=2)
+
+
+def test_replicas_come_by_load_are_paid_for_from_the_beginning_of_their_start_and_go_when_empty() -> None:
+    many = Trace.from_lengths("rush", [i * SECOND // 50 for i in range(3000)], [1000] * 3000, [150] * 3000)
+    parts = {"start": {"node_s": 3, "compile_s": 0, "graphs_s": 0}, "scaler": "hpa:target=1,down_window_s=0,max=3"}
+    result = simulate({**BASE, "router": "least-requests", **parts}, trace=many)
+    replicas = result.summary["replicas"]
+    assert len(replicas) > 1
+    assert sum(one["requests"] for one in replicas) == 3000 == result.summary["requests"]["completed"]
+    hours = sum(one["up_s"] for one in replicas) / 3600
+    assert result.summary["price"]["gpu_hours"] == pytest.approx(hours)
+    assert hours < len(replicas) * result.summary["duration_s"] / 3600
+    first = result.requests[result.requests["replica"] == 1]["arrival_ns"].min()
+    # asked first after 15 s; a start of 3 s, 16 GB of weights at 2 GB/s and 5 s of warm-up
+    weights = 2 * 8.03e9 / 2e9
+    assert 15 + 3 + weights + 5 - 0.5 < first / SECOND < 15 + 3 + weights + 5 + 15
+
+
+def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> None:
+    first = set_up(Scenario.of({**BASE, "scaler": "keda:min=0"}), TRACE).scenario
+    assert first.scaler is not None
+    assert (first.scaler["name"], first.scaler["min"], first.scaler["polling_s"]) == ("keda", 0, 30.0)
+    assert set_up(Scenario.of(first.model_dump()), TRACE).scenario == first
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"scaler": "hpb"}, "did you mean"),
+        ({"scaler": "hpa", "replicas": 9}, "replicas is 9, must be from 1 to 8"),
+        ({"scaler": "hpa", "start": {"node": 1}}, "start: unknown part 'node'"),
+        ({"scaler": "hpa", "start": {"weights_gb_s": 0}}, "weights_gb_s is 0"),
+        ({"start": {"node_s": 1}}, "start changes nothing"),
+        ({"scaler": "hpa", "dp": 2, "model": "qwen3-30b-a3b"}, "data-parallel ranks that come and go are not modeled"),
+        (
+            {"scaler": "hpa", "pools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]},
+            "not modeled where prompts are computed apart",
+        ),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused_in_one_line(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        simulate({**BASE, **settings}, trace=TRACE)

@@ -11,7 +11,7 @@ import servesim
 from servesim.errors import UserError
 from servesim.intervals.case import METRICS
 from servesim.intervals.fitted import SHARES, Fitted, shipped
-from servesim.run.propagation import SAYS, unscaled
+from servesim.run.propagation import NOT_ASKED, SAYS, unscaled
 from servesim.run.scenario import Scenario
 
 TRACE = "synth:arrivals=poisson,rate=8,prompt=1000,output=20"
@@ -69,6 +69,7 @@ def test_a_server_that_no_longer_keeps_up_has_no_upper_end(monkeypatch: pytest.M
 def test_propagation_changes_nothing_else_and_the_same_inputs_give_the_same_figures() -> None:
     plain, one, other = run(), run(propagate=True), run(propagate=True)
     assert one == other
+    assert plain["intervals"].pop("propagated") == {"says": NOT_ASKED, "runs": 0}
     del one["intervals"]["propagated"]
     assert one == plain
 

@@ -12,6 +12,7 @@ import servesim
 from servesim.cli.app import main
 from servesim.errors import UserError
 from servesim.experiments.axes import product
+from servesim.run.data_parallel import experts_over
 from servesim.run.scenario import Scenario, override
 from servesim.run.serve_command import serve_flags, served
 from servesim.run.setting_names import full_name
@@ -75,14 +76,31 @@ def test_flags_without_a_meaning_are_named_by_what_they_lack() -> None:
     assert [note.partition(":")[0] for note in found.notes()] == ["--serve", "--serve"]
 
 
-def test_experts_go_over_all_gpus_or_are_not_modeled() -> None:
-    whole = served("sglang.launch_server --model-path zai-org/GLM-4.5-Air --tp-size 4 --ep-size 4")
-    assert whole.settings["engine"] == {"enable_expert_parallel": True}
-    part = served("sglang.launch_server --model-path zai-org/GLM-4.5-Air --tp-size 4 --ep-size 2")
-    assert part.unknown == ["--ep-size 2"]
-    attention = served("vllm serve zai-org/GLM-4.5-Air -tp 1 -dp 8 --enable-expert-parallel")
-    assert attention.unknown == ["--data-parallel-size 8 (attention in data parallel)"]
-    assert "replicas" not in attention.settings
+GLM = "zai-org/GLM-4.5-Air"
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        (f"vllm serve {GLM} -tp 1 -dp 8 --enable-expert-parallel", {"tp": 1, "dp": 8, "ep": 8}),
+        (f"vllm serve {GLM} --data-parallel-size 4 -tp 2", {"tp": 2, "dp": 4, "ep": 1}),
+        (f"sglang.launch_server --model-path {GLM} --tp-size 4 --ep-size 4", {"tp": 4, "dp": 1, "ep": 4}),
+        (f"sglang.launch_server --model-path {GLM} --tp-size 4 --ep-size 2", {"tp": 4, "dp": 1, "ep": 2}),
+        (
+            f"sglang.launch_server --model-path {GLM} --tp 8 --dp 4 --enable-dp-attention --ep 8",
+            {"tp": 2, "dp": 4, "ep": 8},
+        ),
+        (f"trtllm-serve {GLM} --tp_size 8 --ep_size 8 --enable_attention_dp true", {"tp": 1, "dp": 8, "ep": 8}),
+        (f"sglang.launch_server --model-path {GLM} --tp 2 --dp 4", {"tp": 2, "dp": 1, "ep": 1, "replicas": 4}),
+        (f"vllm serve {LLAMA} -dp 4", {"tp": 1, "dp": 1, "ep": 1, "replicas": 4}),
+    ],
+)
+def test_ranks_and_experts_are_what_each_engine_means_by_its_flags(command: str, settings: dict[str, int]) -> None:
+    found = served(command)
+    assert not found.unknown
+    scenario = Scenario.of({**found.settings, "trace": "synth:rate=1", "gpu": "h100"})
+    known = {"tp": scenario.tp, "dp": scenario.dp, "ep": experts_over(scenario), "replicas": scenario.replicas}
+    assert known == {"replicas": 1, **settings}
 
 
 def test_files_of_flags_go_under_the_command(tmp_path: Path) -> None:

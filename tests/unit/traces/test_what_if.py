@@ -165,6 +165,7 @@ def test_the_figures_of_a_burst_by_hand() -> None:
         "waited": 3,
         "rows": [2, 4],
         "longest_wait_ms": 8500.0,
+        "longest_wait_before_ms": 1000.0,
     }
     assert burst_text(found) == (
         "burst at 10 s, 2 s long: 4 requests came, up to 3 waited at once (1 before it); the queue was as short as "

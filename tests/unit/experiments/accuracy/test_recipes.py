@@ -29,10 +29,10 @@ def test_a_closed_loop_of_all_clients_at_once() -> None:
 
 def test_lengths_by_source() -> None:
     assert settings(isl=1024, osl=8192)["trace"] == "synth:prompt=uniform(819,1024),output=uniform(6553,8192)"
-    assert settings(isl=1000, osl=100, source=GAP)["trace"] == "synth:prompt=1000,output=uniform(99,101)"
-    sglang = GAP.replace("vllm/0.12.0", "sglang/0.5.1.post1"), GAP.replace("vllm/0.12.0", "sglang/0.5.6.post2")
-    drawn = [settings(isl=1000, osl=100, source=source, engine="sglang")["trace"] for source in sglang]
-    assert drawn == ["synth:prompt=1000,output=100", "synth:prompt=1000,output=uniform(95,105)"]
+    assert settings(isl=1000, osl=100, source=GAP)["trace"] == "synth:prompt=1000,output=100"
+    others = ("trtllm/1.0.0rc3/y", "sglang/0.5.1.post1/y", "sglang/0.5.6.post2/meta", "sglang/0.5.6.post2/Qwen_Qwen3")
+    drawn = [settings(isl=1000, osl=100, source=GAP.replace("vllm/0.12.0/y", other))["trace"] for other in others]
+    assert drawn == [f"synth:prompt=1000,output={n}" for n in ("uniform(99,101)", "100", "uniform(95,105)", "100")]
     assert output_mean(cell(osl=1000)) == pytest.approx(900)
     assert output_mean(cell(osl=1000, source=GAP)) == pytest.approx(1000)
 
@@ -69,6 +69,10 @@ def test_a_generated_deployment_has_room_for_its_clients_a_prompt_and_1500_token
     assert found["scheduler"]["max_num_tokens"] == 2560  # 8 + 1,024 + 1,500 = 2,532, of 32 tokens a block
     assert found["kv_dtype"] == "fp8"
     assert "kv_dtype" not in settings(engine="trtllm", version="1.0.0rc3", weights="", source=source)
+    vllm = settings(isl=4096, concurrency=128, source=GAP)["scheduler"]
+    assert vllm == {"name": "vllm", "max_num_seqs": 128, "max_num_batched_tokens": 5728}  # 5,724 in whole blocks
+    sglang = settings(engine="sglang", source=GAP.replace("vllm/0.12.0", "sglang/0.5.1.post1"))
+    assert "scheduler" not in sglang
 
 
 def test_a_version_that_is_not_stated_follows_from_the_day() -> None:
@@ -103,9 +107,7 @@ def test_expert_parallelism_by_label_and_where_the_label_is_known_wrong(
     [
         ({"mode": "disagg"}, "separate servers"),
         ({"pp": 2}, "pipeline of 2 stages"),
-        ({"tp": 2, "dp": 2}, "attention in data parallel"),
-        ({"tp": 2, "moe_tp": 4}, "attention in data parallel"),
-        ({"tp": 4, "moe_tp": 2, "ep": 2}, "experts over 2 of 4 GPUs"),
+        ({"tp": 2, "moe_tp": 4}, "experts over 4 GPUs, attention over 2"),
         ({"weights": "w4a8"}, "format of weights w4a8"),
         ({"gpu": "mi300x"}, "GPU mi300x"),
         ({"engine": "lmdeploy"}, "engine lmdeploy"),

@@ -121,3 +121,16 @@ def test_a_winkler_score_is_the_width_and_ten_times_what_lies_outside() -> None:
     assert found.winkler().tolist() == pytest.approx([2.0, 12.0, 7.0])
     assert found.winkler(beside=True).tolist() == pytest.approx([4.0, 4.0, 4.0])
     assert found.inside.tolist() == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_cells_of_many_clients_that_are_far_off_are_held_and_widen_no_others() -> None:
+    cells = _made_up(36, np.random.default_rng(4))
+    far = [
+        replace(cell, case=replace(cell.case, in_flight=300.0), residuals={m: 8 * y for m, y in cell.residuals.items()})
+        for cell in cells[::3]
+    ]
+    alone = bounds(Data.of(cells), NAMED["deployment"], "tpot")
+    both = bounds(Data.of([*cells, *far]), NAMED["deployment"], "tpot")
+    assert both.inside[len(cells) :].mean() > 0.72
+    assert np.median(both.half_widths[: len(cells)]) < 1.2 * np.median(alone.half_widths)

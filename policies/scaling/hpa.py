@@ -1,0 +1,107 @@
+"""Kubernetes' horizontal pod autoscaler (autoscaling/v2, its documented rule and defaults) on a metric of the pods.
+
+desired = ceil(replicas x mean / target), left alone within the tolerance; pods that are not ready count as 0 where it
+would go up. Of the answers of the last stabilization window the highest holds where it goes down. At most the larger of
+`up_pods` and 100 % more in 15 s. It cannot go to zero or come from there. Metrics are read without a scraping delay.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Literal
+
+from servesim.contracts.params import check_least
+from servesim.contracts.router import Report
+from servesim.contracts.scaler import PoolLoad, Profile, Scaler, ScalerParams, scalers
+
+Metric = Literal["waiting", "running", "kv"]
+
+
+@dataclass(frozen=True)
+class HpaParams(ScalerParams):
+    """The autoscaler's object, and flags of its controller."""
+
+    metric: Metric = "waiting"
+    """waiting: requests that wait at a replica; running: those that hold a slot; kv: share of KV memory in use."""
+    target: float = 3.0
+    """Value of the metric that a replica should have (usual: 1 to 5 waiting, 0.7 to 0.8 of KV memory)."""
+    sync_s: float = 15.0
+    """--horizontal-pod-autoscaler-sync-period."""
+    tolerance: float = 0.1
+    """--horizontal-pod-autoscaler-tolerance."""
+    down_window_s: float = 300.0
+    """behavior.scaleDown.stabilizationWindowSeconds."""
+    up_window_s: float = 0.0
+    """behavior.scaleUp.stabilizationWindowSeconds."""
+    up_pods: int = 4
+    """behavior.scaleUp: pods that may be added in 15 s."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "min", "up_pods")
+        check_least(self, 0, "tolerance", "down_window_s", "up_window_s")
+        if self.target <= 0 or self.sync_s <= 0:
+            raise ValueError("target and sync_s must be more than 0")
+
+
+def value_of(report: Report, metric: Metric) -> float:
+    """Return the metric of one replica."""
+    return {"waiting": report.num_waiting, "running": report.num_running, "kv": report.kv_usage}[metric]
+
+
+class Stabilized:
+    """The windows and the policy that an answer goes through."""
+
+    def __init__(self, params: Any, up_period_s: float = 15.0) -> None:
+        self._params, self._up_period_s = params, up_period_s
+        self._answers: deque[tuple[int, int]] = deque()  # (ns, replicas)
+        self._sizes: deque[tuple[int, int]] = deque()  # (ns, replicas), for the policy
+
+    def hold(self, at_ns: int, now: int, desired: int) -> int:
+        """Return the replicas that an answer of `desired` leads to where there are `now`."""
+        params = self._params
+        self._answers.append((at_ns, desired))
+        longest = max(params.down_window_s, params.up_window_s)
+        while self._answers[0][0] < at_ns - longest * 1e9:
+            self._answers.popleft()
+        least = max([n for ns, n in self._answers if ns >= at_ns - params.down_window_s * 1e9])
+        most = min([n for ns, n in self._answers if ns >= at_ns - params.up_window_s * 1e9])
+        wanted = most if now < most else least if now > least else now
+        self._sizes.append((at_ns, now))
+        while self._sizes[0][0] <= at_ns - self._up_period_s * 1e9 and len(self._sizes) > 1:
+            self._sizes.popleft()
+        before = self._sizes[0][1]
+        most_now: int = max(before + params.up_pods, 2 * before)
+        return min(wanted, most_now) if wanted > now else wanted
+
+
+@scalers.register("hpa")
+class Hpa(Scaler):
+    """Kubernetes' horizontal pod autoscaler on the mean of a metric over the pods."""
+
+    Params = HpaParams
+
+    def __init__(self, params: Any, profile: Profile) -> None:
+        super().__init__(params, profile)
+        self._stabilized = Stabilized(params)
+
+    @property
+    def every_s(self) -> float:
+        return float(self.params.sync_s)
+
+    def wanted(self, load: PoolLoad) -> int:
+        now = load.num_replicas
+        return self._stabilized.hold(load.at_ns, now, self._desired(load, now)) if load.ready else now
+
+    def _desired(self, load: PoolLoad, now: int) -> int:
+        params = self.params
+        total = sum(value_of(report, params.metric) for report in load.ready.values())
+        ratio: float = total / len(load.ready) / params.target
+        if abs(ratio - 1) <= params.tolerance:
+            return now
+        if ratio < 1 or not load.num_starting:
+            return ceil(ratio * len(load.ready))  # going down, those not ready are left out
+        ratio = total / now / params.target  # those not ready count as 0
+        return now if ratio <= 1 + params.tolerance else ceil(ratio * now)

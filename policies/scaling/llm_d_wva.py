@@ -1,0 +1,104 @@
+"""llm-d's workload variant autoscaler v0.5.1 (commit b08b1c7), its saturation rule, for one variant.
+
+Of each replica the spare KV memory is 0.80 less what is in use, the spare queue 5 less what waits, both at the worst of
+the last minute; it is saturated where one of them is 0 or less. One more where the mean spare of those not saturated is
+below a trigger; one fewer where the others, with its load dealt out to them, keep their spare above the triggers and
+at least two are not saturated. No decision while one is starting or draining. From zero as soon as requests wait.
+Recalled, not read: metrics every 15 s, a decision every 60 s. The pod autoscaler that acts on its answer is left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.contracts.params import check_least
+from servesim.contracts.scaler import PoolLoad, Profile, Scaler, ScalerParams, scalers
+
+
+@dataclass(frozen=True)
+class WvaParams(ScalerParams):
+    """Thresholds of saturation."""
+
+    kv_threshold: float = 0.80
+    """Share of KV memory in use at which a replica is saturated."""
+    queue_threshold: float = 5.0
+    """Waiting requests at which a replica is saturated."""
+    kv_spare_trigger: float = 0.1
+    """Mean spare KV memory below which a replica is added."""
+    queue_spare_trigger: float = 3.0
+    """Mean spare queue below which a replica is added."""
+    window_s: float = 60.0
+    """Seconds over which the worst counts."""
+    sample_s: float = 15.0
+    """Seconds between two looks at the metrics."""
+    decide_s: float = 60.0
+    """Seconds between two decisions."""
+    poll_s: float = 0.1
+    """Seconds between two looks at the queue while there is no replica."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 0, "window_s", "kv_spare_trigger", "queue_spare_trigger")
+        if min(self.sample_s, self.decide_s, self.poll_s) <= 0:
+            raise ValueError("sample_s, decide_s and poll_s must be more than 0")
+
+
+@scalers.register("llm-d-wva")
+class LlmDWva(Scaler):
+    """Spare KV memory and queue of replicas that are not saturated."""
+
+    Params = WvaParams
+
+    def __init__(self, params: Any, profile: Profile) -> None:
+        super().__init__(params, profile)
+        self._seen: dict[int, deque[tuple[int, float, float]]] = {}  # by replica: (ns, KV, queue)
+        self._decided_ns = 0
+        self._empty = False
+
+    @property
+    def every_s(self) -> float:
+        return float(self.params.poll_s if self._empty else self.params.sample_s)
+
+    def wanted(self, load: PoolLoad) -> int:
+        now = load.num_replicas
+        self._empty = now == 0
+        if self._empty:
+            return 1 if load.num_held else 0
+        worst = self._worst(load)
+        if load.at_ns - self._decided_ns < self.params.decide_s * 1e9 or not load.settled or not worst:
+            return now
+        self._decided_ns = load.at_ns
+        return now + self._step(worst)
+
+    def _worst(self, load: PoolLoad) -> list[tuple[float, float]]:
+        """Return (KV, queue) of each ready replica at the worst of the window."""
+        for gone in self._seen.keys() - load.ready.keys():
+            del self._seen[gone]
+        found = []
+        for index, report in load.ready.items():
+            seen = self._seen.setdefault(index, deque())
+            seen.append((load.at_ns, report.kv_usage, report.num_waiting))
+            while seen[0][0] < load.at_ns - self.params.window_s * 1e9:
+                seen.popleft()
+            found.append((max(kv for _, kv, _ in seen), max(queue for _, _, queue in seen)))
+        return found
+
+    def _step(self, worst: list[tuple[float, float]]) -> int:
+        params = self.params
+        spare = [(params.kv_threshold - kv, params.queue_threshold - queue) for kv, queue in worst]
+        sound = [each for each in spare if min(each) > 0]
+        if not sound:
+            return 1
+        count = len(sound)
+        kv, queue = sum(kv for kv, _ in sound) / count, sum(queue for _, queue in sound) / count
+        if kv < params.kv_spare_trigger or queue < params.queue_spare_trigger:
+            return 1
+        if count < 2:
+            return 0
+        # The load of one, as the mean of those not saturated has it, is dealt out to the others.
+        kv_after = params.kv_threshold - (params.kv_threshold - kv) * count / (count - 1)
+        queue_after = params.queue_threshold - (params.queue_threshold - queue) * count / (count - 1)
+        keeps = kv_after >= params.kv_spare_trigger and queue_after >= params.queue_spare_trigger
+        return -1 if keeps else 0

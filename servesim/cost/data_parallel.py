@@ -1,0 +1,164 @@
+"""What data-parallel ranks compute together: routed experts over the tokens of all of them, and the ways there.
+
+**Parallelism.** `dp` ranks of `tp` GPUs each: attention, dense layers, routers, shared experts and the LM head belong
+to a rank and its tokens alone; routed experts lie on all `tp x dp` GPUs, dealt out whole to `ep` of them and split by
+width over the rest. vLLM says it so (`--tensor-parallel-size`, `--data-parallel-size`, `--enable-expert-parallel`: ep
+is all or 1); SGLang and TensorRT-LLM name the product (`--tp 8 --dp 8 --enable-dp-attention`: tp 1, dp 8 here).
+
+**Ways.** `allgather_reducescatter` (vLLM's default, and what SGLang and TensorRT-LLM do without an all-to-all of
+DeepEP's): every GPU gets the hidden states of all tokens, and sums are scattered; both take what NCCL's all-gather
+takes for as many bytes (reduce-scatter of 1 MB and more on an H200 was measured within 20 % of it). DeepEP, low latency
+and high throughput: its kernels as measured in one box and, on H100 and H200, over 2, 4 and 8 boxes; other widths by
+bytes. Between boxes without such rows, bytes over the network cards of data sheets, which is formula.
+"""
+
+from __future__ import annotations
+
+from math import log
+from typing import TYPE_CHECKING, NamedTuple
+
+from servesim.cost.curve import EXTRAPOLATED, MEASURED, Curve, total
+from servesim.cost.formula import line
+from servesim.cost.linear import collective_curve
+from servesim.cost.stage import Operator, Stage
+from servesim.cost.tables import KernelTables
+from servesim.errors import UserError
+from servesim.hardware.gpu import Gpu
+from servesim.hardware.model import ModelSpec
+
+if TYPE_CHECKING:
+    from servesim.cost.graph import LayerGraph
+
+_OPS = {"deepep_low_latency": "all_to_all_ll", "deepep_high_throughput": "all_to_all_ht"}
+_DISPATCHED, _COMBINED = 1.0, 2.0
+"""Bytes of a number on its way to an expert (DeepEP quantizes to fp8) and back (bf16)."""
+
+
+class Box(NamedTuple):
+    """GPUs that NVLink or PCIe joins, and the network between boxes."""
+
+    gpus: int
+    nic_bandwidth: float
+    """Bytes per second of the network card of each GPU, one direction."""
+
+
+_BOXES = {
+    "gb200": Box(72, 50e9),
+    "b300": Box(8, 100e9),
+    "gb300": Box(72, 100e9),
+}
+_USUAL = Box(8, 50e9)
+"""HGX boxes of 8 with a 400 Gbit/s card for each GPU; 800 Gbit/s on B300 and GB300 (data sheets, 2026-11)."""
+
+
+def box_of(gpu: Gpu) -> Box:
+    """Return the box a GPU comes in."""
+    return _BOXES.get(gpu.name, _USUAL)
+
+
+def check_ranks(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> None:
+    """Raise UserError where ranks and experts do not fit together."""
+    if dp == ep == 1:
+        return
+    gpus = tp * dp
+    if dp > 1 and pp > 1:
+        raise UserError("data-parallel ranks of several pipeline stages are not modeled (use dp 1 or pp 1)")
+    if model.experts is None:
+        raise UserError(
+            f"{model.name} has no experts to deal out; ranks without are replicas (use replicas, not dp or ep)"
+        )
+    if gpus % ep:
+        raise UserError(f"ep = {ep} must divide the {gpus} GPUs of tp {tp} x dp {dp}")
+    if model.experts.size % (gpus // ep):
+        raise UserError(f"experts of width {model.experts.size} cannot be split over {gpus // ep} GPUs (raise ep)")
+
+
+class Mixture(NamedTuple):
+    """What ranks compute together, over the tokens of all."""
+
+    decoding: Stage
+    """Where all of them decode."""
+    prompts: Stage
+    """Where any has part of a prompt."""
+
+
+def mixture(graph: LayerGraph, all2all: str) -> Mixture:
+    """Return what ranks compute together."""
+    if all2all != "deepep_auto":
+        alike = _mixture(graph, "allgather_reducescatter" if all2all == "auto" else all2all)
+        return Mixture(alike, alike)
+    return Mixture(_mixture(graph, "deepep_low_latency"), _mixture(graph, "deepep_high_throughput"))
+
+
+def _mixture(graph: LayerGraph, all2all: str) -> Stage:
+    moe = graph.model.experts
+    assert moe is not None
+    count = sum(layer.experts for layer in graph.model.layers)
+    there_and_back = _ways(graph, all2all)
+    operators = [
+        Operator("experts", graph.routed(moe).scaled(float(count)), None, count),
+        Operator("all_to_all", there_and_back.scaled(float(count)), None, 2 * count),
+    ]
+    return Stage(operators, [], [], graph.roofline)
+
+
+def _ways(graph: LayerGraph, backend: str) -> Curve:
+    """Return the time tokens of one layer are on their ways, over the tokens of all ranks."""
+    gpus, hidden = graph.tp * graph.dp, graph.model.hidden_size
+    box = box_of(graph.gpu)
+    if backend == "allgather_reducescatter":
+        within = collective_curve(graph.gemms.tables, graph.roofline, "all_gather", min(gpus, box.gpus), 2 * hidden)
+        if gpus > box.gpus:
+            boxes = gpus / box.gpus
+            between = 2.0 * hidden * (1 - 1 / boxes) / (box.gpus * box.nic_bandwidth * graph.roofline.bandwidth_share)
+            within = total([within, line(graph.roofline.link_latency_ns, between * 1e9)])
+        return within.scaled(2.0)
+    return _deepep(graph, _OPS[backend], gpus, box)
+
+
+def _deepep(graph: LayerGraph, op: str, gpus: int, box: Box) -> Curve:
+    """Return both ways through DeepEP: of the measured numbers of GPUs the largest that is not larger, of the measured
+    shapes the nearest in bytes a token. Boxes beyond those measured add what crosses the network."""
+    moe = graph.model.experts
+    assert moe is not None
+    tables, hidden, per_token = graph.gemms.tables, graph.model.hidden_size, moe.per_token
+    rows = tables.rows(op, "bf16") if tables is not None else {}
+    if tables is not None and not rows and (own := graph.gemms.measured_on.gpu.tables) is not None:
+        rows = KernelTables.load(own).rows(op, "bf16")  # of the library, whichever engine calls it
+    a_token = hidden * per_token * (_DISPATCHED + _COMBINED)
+    if not rows:
+        each = a_token * (gpus - 1) / gpus / graph.roofline.link_rate
+        return _between(line(2 * graph.roofline.link_latency_ns, each / gpus), graph, op, 1, gpus, box)
+    most = max(g for g in set(rows["gpus"].tolist()) if g <= gpus) if gpus >= min(rows["gpus"]) else min(rows["gpus"])
+    mine = {name: column[rows["gpus"] == most] for name, column in rows.items()}
+    shapes = sorted(set(zip(mine["k"].tolist(), mine["topk"].tolist(), mine["experts"].tolist(), strict=True)))
+    near = min(shapes, key=lambda s: (abs(log(s[0] * s[1] / (hidden * per_token))), abs(log(s[2] / moe.count)), s))
+    chosen = (mine["k"] == near[0]) & (mine["topk"] == near[1]) & (mine["experts"] == near[2])
+    points = sorted(zip(mine["m"][chosen].tolist(), mine["time_us"][chosen].tolist(), strict=True))
+    exact = near[:2] == (hidden, per_token) and most == gpus
+    scale = near[0] * near[1] / (hidden * per_token) * gpus  # tokens of all ranks that bring as many bytes
+    source = MEASURED if exact else EXTRAPOLATED
+    times = _rising([us * 1e3 for _, us in points])
+    curve = Curve([m * scale for m, _ in points], times, source)
+    return _between(curve, graph, op, most, gpus, box)
+
+
+def _rising(times: list[float]) -> list[float]:
+    """Return times that do not fall as tokens become more."""
+    for i in range(1, len(times)):
+        times[i] = max(times[i], times[i - 1])
+    return times
+
+
+def _between(curve: Curve, graph: LayerGraph, op: str, measured: int, gpus: int, box: Box) -> Curve:
+    """Return the curve with what crosses the network between boxes beyond the `measured` GPUs: a copy for every expert
+    elsewhere under low latency, for every box elsewhere under high throughput."""
+    if gpus <= max(measured, box.gpus):
+        return curve
+    moe = graph.model.experts
+    assert moe is not None
+    boxes = gpus / box.gpus
+    copies = moe.per_token if op == "all_to_all_ll" else min(moe.per_token, boxes)
+    a_token = graph.model.hidden_size * copies * (_DISPATCHED + _COMBINED) * (1 - 1 / boxes) / gpus
+    rate = box.nic_bandwidth * graph.roofline.bandwidth_share / 1e9
+    return total([curve, line(2 * graph.roofline.link_latency_ns, a_token / rate)])

@@ -1,0 +1,62 @@
+"""How unevenly experts are loaded, and what the most loaded GPU has to do: a power law, with or without balancing.
+
+Experts' loads fall as a power law: the share of the i-th most loaded is in proportion to the quantile of a density
+x^-skew between 1 and 1,000, which is how the routing of measured kernels was drawn (aiconfigurator-core 0.12.0: 1.2).
+No expert gets more than one copy of each token. Without balancing experts lie on GPUs in an order that has nothing to
+do with their loads (a keyed shuffle); EPLB gives copies to the most loaded experts one by one and packs the heaviest
+first onto the least loaded GPU with room (the greedy rule of DeepSeek's EPLB).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim import draws
+
+_RANGE = 1000.0
+"""Ratio of the largest load to the smallest that the power law draws from."""
+MEASURED_SKEW = 1.2
+"""Exponent of the loads that tables were measured under."""
+MEASURED_OVER = 8
+"""Most GPUs that experts were dealt out to when measured; over more they are loaded by this module's law."""
+
+
+def loads(count: int, per_token: int, skew: float) -> NDArray[np.float64]:
+    """Return the share of all routed copies that each of `count` experts gets, largest first; they sum to 1."""
+    at = (np.arange(count) + 0.5) / count
+    if abs(skew - 1.0) < 1e-9:
+        values = _RANGE**at
+    else:
+        power = 1.0 - skew
+        values = ((_RANGE**power - 1.0) * at + 1.0) ** (1.0 / power)
+    values = values if skew else np.ones(count)
+    shares: NDArray[np.float64] = np.sort(values / values.sum())[::-1]
+    most = 1.0 / per_token
+    for _ in range(count):  # what one expert cannot get goes to the others
+        over = shares > most + 1e-12
+        if not over.any():
+            break
+        rest = shares[~over].sum()
+        shares = np.where(over, most, shares * ((1.0 - most * over.sum()) / rest if rest else 1.0))
+    return shares
+
+
+def most_loaded(
+    count: int, per_token: int, gpus: int, skew: float, redundant: int = 0, balanced: bool = False
+) -> float:
+    """Return the load of the most loaded of `gpus` GPUs, in mean loads (at least 1)."""
+    shares = loads(count, per_token, skew)
+    if not balanced:
+        order = np.argsort(draws.uniform(0, "place of experts", np.arange(count)), kind="stable")
+        return float(max(part.sum() for part in np.array_split(shares[order], gpus)) * gpus)
+    copies = [1] * count
+    for _ in range(redundant):
+        copies[max(range(count), key=lambda i: (shares[i] / copies[i], -i))] += 1
+    pieces = sorted((shares[i] / n for i, n in enumerate(copies) for _ in range(n)), reverse=True)
+    room = -(-len(pieces) // gpus)
+    held, many = [0.0] * gpus, [0] * gpus
+    for piece in pieces:
+        g = min((g for g in range(gpus) if many[g] < room), key=lambda g: (held[g], g))
+        held[g], many[g] = held[g] + piece, many[g] + 1
+    return max(held) * gpus

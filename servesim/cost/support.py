@@ -1,0 +1,124 @@
+"""What can be priced: every model on every GPU, by engine and format of weights, and how much of it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from servesim.contracts.cost import Batch
+from servesim.cost.build import build_cost_model
+from servesim.cost.formula import COMPUTE_DTYPE
+from servesim.errors import UserError
+from servesim.hardware import Gpu, ModelSpec, bundled_models, gpu_names
+from servesim.versions import engine_facts
+
+State = Literal["measured", "partly", "by formula", "refused"]
+ENGINES = ("vllm", "sglang", "tensorrt-llm")
+FORMATS = ("fp8", "int4", "nvfp4")
+"""Formats looked at beside the one a model is published in."""
+LETTERS: dict[State, str] = {"measured": "M", "partly": "p", "by formula": "f", "refused": "-"}
+LEGEND = (
+    "M: measured (at least 80 % of the GPU time from measured kernels; the number is the percentage); p: partly; "
+    "f: by formula; -: refused"
+)
+TPS = (1, 2, 4, 8)
+WEIGHTS_SHARE = 0.9
+"""Of a GPU's memory what weights may take for a model to run on it."""
+MEASURED, PARTLY = 0.8, 0.2
+"""Least share of the GPU time from measured and interpolated kernels for either state; norms, activations and sampling
+are by formula on all GPUs whose kernels were imported."""
+_PROBES = (
+    Batch(linear_tokens=32, decode_count=32, decode_context_sum=32 * 2048, decode_context_sumsq=32 * 2048**2,
+          decode_context_max=2048, sampled=32),
+    Batch(linear_tokens=2048, prefill=[(2048, 0)], sampled=1),
+)  # fmt: skip
+"""The steps priced: 32 sequences that decode at 2,048 tokens each, and a prompt of 2,048."""
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """How one model runs on one GPU in one engine and format."""
+
+    model: str
+    gpu: str
+    engine: str
+    dtype: str
+    state: State
+    tp: int = 0
+    """GPUs of the smallest server it fits on, 1 to 8; 0: refused."""
+    known: float = 0.0
+    """Least share of the GPU time of the probes that was measured or interpolated, 0 to 1."""
+    reason: str = ""
+    """Why it is refused, or only partly measured though its share is large."""
+
+    @property
+    def cell(self) -> str:
+        """The entry of the matrix: a letter, and the share in percent where some was measured."""
+        return LETTERS[self.state] + (f" {self.known * 100:.0f}" if self.state in ("measured", "partly") else "")
+
+
+def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
+    """Return how a bundled model is priced on a GPU by its data sheet, on the smallest server that holds it."""
+    spec, sheet = ModelSpec.load(model), Gpu.load(gpu)
+    if COMPUTE_DTYPE[spec.experts_dtype or dtype] not in sheet.flops or COMPUTE_DTYPE[dtype] not in sheet.flops:
+        missing = next(d for d in (dtype, spec.experts_dtype or dtype) if COMPUTE_DTYPE[d] not in sheet.flops)
+        return Support(model, gpu, engine, dtype, "refused", reason=f"no {missing} arithmetic")
+    room = WEIGHTS_SHARE * sheet.memory_bytes
+    tp = next((n for n in TPS if spec.weight_bytes(dtype) / n <= room and spec.num_heads % n == 0), 0)
+    if not tp:
+        return Support(model, gpu, engine, dtype, "refused", reason="weights do not fit 8 GPUs")
+    facts = engine_facts(engine, None, gpu)
+    try:
+        cost = build_cost_model(spec, sheet, tp, dtype, engine=facts)
+    except UserError as error:
+        return Support(model, gpu, engine, dtype, "refused", reason=str(error))
+    shares = [cost.price(batch).shares for batch in _PROBES]
+    known = min(a + b for a, b, _, _ in shares)
+    formula = min(d for _, _, _, d in shares)
+    own = engine == "vllm" or facts.get("kernel_tables") is not None
+    if formula > 1 - PARTLY or cost.tables is None:
+        return Support(model, gpu, engine, dtype, "by formula", tp)
+    if known < MEASURED or not own:
+        reason = "" if own else "kernels of vLLM stand in for the engine's"
+        return Support(model, gpu, engine, dtype, "partly", tp, known, reason)
+    return Support(model, gpu, engine, dtype, "measured", tp, known)
+
+
+@cache
+def formats(model: str) -> tuple[str, ...]:
+    """Return the formats a model is looked at in: as published, and others unless its experts have one of their own."""
+    spec = ModelSpec.load(model)
+    return (spec.dtype,) if spec.experts_dtype is not None else (spec.dtype, *FORMATS)
+
+
+def matrix(
+    models: Sequence[str] | None = None, engines: Sequence[str] = ENGINES, gpus: Sequence[str] | None = None
+) -> Iterator[Support]:
+    """Yield every combination, by engine, model, format and GPU; None: all that are bundled."""
+    for engine in engines:
+        for model in models if models is not None else bundled_models():
+            for dtype in formats(model):
+                for gpu in gpus if gpus is not None else gpu_names():
+                    yield support(model, gpu, engine, dtype)
+
+
+def as_tables(found: Sequence[Support]) -> str:
+    """Return the matrix as tables of Markdown, one an engine, whose rows are models and formats."""
+    lines: list[str] = []
+    for engine in dict.fromkeys(one.engine for one in found):
+        mine = [one for one in found if one.engine == engine]
+        gpus = list(dict.fromkeys(one.gpu for one in mine))
+        cells = {(one.model, one.dtype, one.gpu): one.cell for one in mine}
+        lines += [
+            f"## {engine}",
+            "",
+            "| model | weights | " + " | ".join(gpus) + " |",
+            "|---|---|" + "---|" * len(gpus),
+        ]
+        for model, dtype in dict.fromkeys((one.model, one.dtype) for one in mine):
+            row = " | ".join(cells[model, dtype, gpu] for gpu in gpus)
+            lines.append(f"| {model} | {dtype} | {row} |")
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,270 @@
+"""Requests whose prompt one replica computes and whose answer another: how they get from one to the other.
+
+The prompt is computed by a request of its own (its `owner` is the one that is served), which is allowed one token and
+whose memory is kept when it has finished. The other replica has the KV by the connector contract: blocks are taken
+there, the transfer goes over a `Wire`, and when it is over the memory at the source is free. Who waits when for what is
+a matter of the protocol, a subclass of Handoff.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from servesim.contracts.connector import LATER, Connector
+from servesim.contracts.request import Deadline, Request, State
+from servesim.contracts.router import Decision, Pair, Router, Views
+from servesim.engine.telling import Telling
+from servesim.engine.wire import Wire
+from servesim.errors import PolicyError
+
+if TYPE_CHECKING:
+    from servesim.engine.cluster import Cluster
+
+
+@dataclass(eq=False)
+class Passage:
+    """One request on its way through two replicas. Times in ns; -1: has not happened."""
+
+    request: Request
+    output_len: int
+    leg: Request
+    """Computes its prompt."""
+    prefill: int
+    decode: int = -1
+    sent_ns: int = -1
+    """Reaches the decode side."""
+    reserved_ns: int = -1
+    """Has memory there; the transfer can begin."""
+    received_ns: int = -1
+    """The transfer is over."""
+    released_ns: int = -1
+    """The memory at the source is free."""
+    num_bytes: int = 0
+    loading: bool = field(default=False)
+    """Its memory at the decode side waits for KV."""
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether its KV is at the source, and nobody has freed it."""
+        return self.leg.state is State.FINISHED and self.released_ns < 0
+
+
+class Handoff(ABC):
+    """A protocol between replicas of prompts and of answers.
+
+    `size_of`: the bytes sent for tokens from `start` to `stop` of a request. `decode_router`: chooses the decode
+    replica where the router does not answer a Pair; made as the router is.
+    """
+
+    name: ClassVar[str] = "?"
+
+    def __init__(
+        self, wire: Wire, size_of: Callable[[Request, int, int], int], decode_router: Router | None = None
+    ) -> None:
+        self.wire, self.size_of, self.decode_router = wire, size_of, decode_router
+        self.passages: dict[Request, Passage] = {}
+        """Of requests that have not left."""
+        self.done: list[Passage] = []
+        """Of those that have."""
+        self._homeless: list[Passage] = []  # prompts that are computed, while no decode replica is ready
+        self._held: dict[Request, Passage] = {}  # by leg: memory at the source that is kept
+
+    def join(self, cluster: Cluster) -> None:
+        """Serve this cluster; called once, by itself."""
+        self.cluster, self.clock = cluster, cluster.clock
+        self.wire.join(self.clock)
+        self.telling: Telling | None = None
+        if self.decode_router is not None:
+            cluster.router.role, self.decode_router.role = "prefill", "decode"
+            self.telling = Telling(self.decode_router, self.clock, cluster.waiting.recall, forks=False)
+        for replica in cluster.replicas:
+            if replica.role == "decode":
+                replica.connect(Arrivals(self))
+                if self.telling is not None:
+                    self.telling.listen(replica)
+
+    def takes(self, decision: Decision) -> bool:
+        """Whether a decision of the router sends prompt and answer to different replicas."""
+        return isinstance(decision, Pair) or (
+            isinstance(decision, int)
+            and 0 <= decision < len(self.cluster.replicas)
+            and self.cluster.replicas[decision].role == "prefill"
+        )
+
+    def begin(self, request: Request, output_len: int, decision: Any) -> None:
+        """Send a request to the replica that computes its prompt."""
+        prefill, decode = decision if isinstance(decision, Pair) else (decision, -1)
+        for index, role in ((prefill, "prefill"), (decode, "decode")):
+            if index >= 0 and self.cluster.replicas[index].role != role:
+                own = self.cluster.replicas[index].role
+                raise PolicyError(f"{self.cluster.router.name}: sends {role} to replica {index}, which is for {own}")
+        leg = request.leg = leg_of(request)
+        leg.replica = request.replica = prefill
+        passage = self.passages[request] = Passage(request, output_len, leg, prefill, decode)
+        if self.cluster.telling.sent:
+            self.cluster.router.on_sent(leg, prefill)
+        self.started(passage)
+        self.cluster.replicas[prefill].arrive(leg, 1)
+
+    def started(self, passage: Passage) -> None:  # noqa: B027
+        """A prompt is on its way to its replica. Default: nothing more."""
+
+    def left(self, leg: Request) -> None:
+        """Take in that a prompt has left its replica: it is computed, or it failed."""
+        request = leg.owner
+        assert request is not None
+        passage = self.passages[request]
+        if leg.state is State.FINISHED:
+            self._held[leg] = passage
+            self.prefilled(passage)
+        self.cluster.telling.finish(leg)
+        if leg.state is not State.FINISHED and request.state < State.FINISHED:
+            self.failed(passage)
+
+    @abstractmethod
+    def prefilled(self, passage: Passage) -> None:
+        """A prompt is computed, at this instant."""
+
+    def failed(self, passage: Passage) -> None:
+        """A prompt was refused or given up: so is its request."""
+        self.cluster.end(passage.request, passage.leg.state, passage.leg.reason)
+
+    def to_decode(self, passage: Passage) -> None:
+        """Send a request to its decode replica, at this instant, or as soon as one is ready."""
+        request = passage.request
+        if request.state >= State.FINISHED:
+            return
+        if passage.decode < 0:
+            passage.decode = self.choose(request)
+            if passage.decode < 0:
+                self._homeless.append(passage)
+                return
+        passage.sent_ns = self.clock.ns
+        request.replica = passage.decode
+        router = self.decode_router or self.cluster.router
+        if self.telling_of(request).sent:
+            router.on_sent(request, passage.decode)
+        self.cluster.replicas[passage.decode].arrive(request, passage.output_len)
+
+    def choose(self, request: Request) -> int:
+        """Return the decode replica that the router chooses; -1: none is ready."""
+        fleet, router = self.cluster.fleet, self.decode_router
+        ready = [
+            replica.index
+            for replica, pool in zip(fleet.replicas, fleet.pool_of, strict=True)
+            if pool.role == "decode" and replica.state == "ready" and pool.serves(request.model)
+        ]
+        if not ready:
+            return -1
+        views = Views(fleet.replicas)
+        views.ready = ready
+        assert router is not None
+        index = router.route(request, views)
+        if not isinstance(index, int) or index not in ready:
+            raise PolicyError(f"router {router.name}: chooses {index!r} among the decode replicas {ready}")
+        return index
+
+    def retry(self) -> None:
+        """Send on what waits for a decode replica that is ready."""
+        homeless, self._homeless = self._homeless, []
+        for passage in homeless:
+            self.to_decode(passage)
+
+    # The transfer.
+
+    def available(self, request: Request) -> bool:
+        """Whether there is KV of a request to be read."""
+        passage = self.passages.get(request)
+        return passage is not None and passage.reserved_ns < 0
+
+    def reserve(self, request: Request, start: int, stop: int) -> None:
+        """Take in that a request has memory for its tokens from `start` to `stop` at the decode side."""
+        passage = self.passages[request]
+        passage.reserved_ns, passage.loading = self.clock.ns, True
+        passage.num_bytes = self.size_of(passage.request, start, stop)
+        if passage.prefilled:
+            self.transfer(passage)
+
+    def transfer(self, passage: Passage) -> None:
+        """Begin the transfer."""
+        done = partial(self.received, passage)
+        self.wire.send(passage.prefill, passage.decode, passage.num_bytes, passage.leg, done)
+
+    def received(self, passage: Passage) -> None:
+        """Take in that all KV of a request has come."""
+        passage.received_ns, passage.loading = self.clock.ns, False
+        self.release(passage)
+        self.cluster.replicas[passage.decode].loaded(passage.request)
+
+    def release(self, passage: Passage) -> None:
+        """Free the memory at the source."""
+        if self._held.pop(passage.leg, None) is not None:
+            passage.released_ns = self.clock.ns
+            self.cluster.replicas[passage.prefill].release(passage.leg)
+
+    # The end.
+
+    def give_up(self, request: Request, deadline: Deadline) -> bool:
+        """Cancel a request that is on the prefill side or between the two; False: it is not."""
+        passage = self.passages.get(request)
+        if passage is None or request.state >= State.FINISHED or passage.sent_ns >= 0:
+            return False
+        if passage.leg.state < State.FINISHED:
+            self.cluster.replicas[passage.prefill].give_up(passage.leg, deadline)
+        else:
+            self.cluster.end(request, State.ABORTED, deadline.reason)
+        return True
+
+    def forget(self, request: Request) -> None:
+        """Take in that a request has left: what is still kept at the source is free, unless it is being read."""
+        passage = self.passages.pop(request, None)
+        if passage is None:
+            return
+        self.done.append(passage)
+        if not passage.loading:
+            self.release(passage)
+
+    def telling_of(self, request: Request) -> Telling:
+        """Return what tells the router that chose the replica of a request, prompt or answer."""
+        passage = self.passages.get(request)
+        if self.telling is not None and passage is not None and passage.sent_ns >= 0:
+            return self.telling
+        return self.cluster.telling
+
+
+class Arrivals(Connector):
+    """The connector of a decode replica."""
+
+    def __init__(self, handoff: Handoff) -> None:
+        self._handoff = handoff
+
+    def available(self, request: Request, num_tokens: int) -> int:
+        return request.prompt_len - num_tokens if self._handoff.available(request) else 0
+
+    def load(self, request: Request, start: int, stop: int, now: int) -> int:
+        self._handoff.reserve(request, start, stop)
+        return LATER
+
+
+def leg_of(request: Request) -> Request:
+    """Return the request that computes another's prompt, and one token."""
+    return Request(
+        row=request.row,
+        name=request.name,
+        prompt_len=request.prompt_len,
+        max_tokens=1,
+        arrival_ns=request.arrival_ns,
+        priority=request.priority,
+        salt=request.salt,
+        content=request.content,
+        session=request.session,
+        tenant=request.tenant,
+        slo_class=request.slo_class,
+        model=request.model,
+        predicted_output_len=1,
+        owner=request,
+    )

@@ -1,0 +1,135 @@
+"""Replays a trace as Dynamo's simulator does with workers of prompts and of answers apart (ai-dynamo-runtime 1.6.1).
+
+A decode worker is chosen when a prompt is computed. It takes memory for the prompt at a pass boundary (at most one
+request more than became active there), the transfer begins at once and takes bytes over bandwidth whatever else is on
+its way; at the first boundary after it the request is active. The memory at the source is free at that worker's first
+boundary after that. At one instant passes end, and the next ones begin, before requests arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.contracts import KVMemory, Limits, build_params, make
+from servesim.contracts.request import Request
+from servesim.contracts.router import Router
+from servesim.engine.clock import PLAN
+from servesim.engine.cluster import MODES, Cluster
+from servesim.engine.core import EngineCore
+from servesim.engine.handoff import Handoff, Passage
+from servesim.engine.pool import Pool
+from servesim.engine.wire import FixedRate
+from servesim.experiments.dynamo_replay import LONGEST, MockEngine
+from servesim.policies.kv.prefix_hash import PrefixHash
+from servesim.policies.scheduling._mocker_decode import MockerDecode
+from servesim.records.recorder import Recorder
+from servesim.workload.trace import Trace
+from servesim.workload.workload import TraceWorkload
+
+Ints = NDArray[np.int64]
+
+
+class MockerHandoff(Handoff):
+    """The rules above."""
+
+    name = "dynamo-replay"
+
+    def prefilled(self, passage: Passage) -> None:
+        self.to_decode(passage)
+
+    def release(self, passage: Passage) -> None:
+        prefill, decode = (self.cluster.replicas[index] for index in (passage.prefill, passage.decode))
+        decode.at_boundary(partial(prefill.at_boundary, partial(Handoff.release, self, passage)))
+
+
+@dataclass(frozen=True)
+class ReplayedApart:
+    """What became of each request, by row of the trace: times in ns from the first arrival; -1: never."""
+
+    prefill_worker: Ints
+    decode_worker: Ints
+    """Numbered within the decode workers."""
+    prefill_admit_ns: Ints
+    source_held_ns: Ints
+    """The prompt is computed; its memory is kept."""
+    destination_reserved_ns: Ints
+    destination_activated_ns: Ints
+    source_released_ns: Ints
+    first_token_ns: Ints
+    last_token_ns: Ints
+    first_reused_tokens: Ints
+    readmissions: Ints
+    """Times it was computed again at the decode worker."""
+
+
+def replay_apart(
+    trace: Trace,
+    prefill: MockEngine,
+    decode: MockEngine,
+    router: Router,
+    decode_router: Router | None,
+    num_prefill: int,
+    num_decode: int,
+    *,
+    mode: str = "fast",
+    check: bool = False,
+) -> ReplayedApart:
+    """Serve a trace by workers of both kinds, numbered first those of prompts. `decode_router`: None where `router`
+    answers a Pair."""
+    trace = replace(trace, arrival_ns=trace.arrival_ns - trace.arrival_ns[:1])
+    recorder = Recorder()
+    cores = [prefill.core(mode, check) for _ in range(num_prefill)]
+    cores += [decode_core(decode, mode, check) for _ in range(num_decode)]
+    handoff = MockerHandoff(FixedRate(prefill.kv_transfer_bandwidth), size_of(prefill), decode_router)
+    pools = [
+        Pool(cores[:num_prefill], prefill.cost(), 1, name="prefill", role="prefill"),
+        Pool(cores[num_prefill:], decode.cost(), 1, name="decode", role="decode"),
+    ]
+    cluster = Cluster(TraceWorkload(trace), pools, router, mode=mode, recorder=recorder, handoff=handoff)
+    cluster.arrive_order = PLAN + len(cores)
+    cluster.run()
+    columns = ("first_token_ns", "last_token_ns", "hit_tokens", "num_preemptions")
+    order = np.argsort(recorder.requests.column("row"))
+    times = [
+        (
+            p.prefill,
+            p.decode - num_prefill,
+            p.leg.scheduled_ns,
+            p.leg.finished_ns,
+            p.reserved_ns,
+            p.request.scheduled_ns,
+            p.released_ns,
+        )
+        for p in sorted(handoff.done, key=lambda p: p.request.row)
+    ]
+    return ReplayedApart(
+        *np.array(times, dtype=np.int64).T, *[recorder.requests.column(name)[order] for name in columns]
+    )
+
+
+def size_of(engine: MockEngine) -> Callable[[Request, int, int], int]:
+    """Return the bytes of a transfer: of the whole prompt, or of the blocks that the destination does not have."""
+    per_token, block = engine.kv_transfer_bytes_per_token, engine.block_size
+
+    def size(request: Request, start: int, stop: int) -> int:
+        if engine.kv_transfer_timing_mode == "full_prompt":
+            return request.prompt_len * per_token
+        return (-(-stop // block) * block - start) * per_token
+
+    return size
+
+
+def decode_core(engine: MockEngine, mode: str, check: bool) -> EngineCore:
+    """Return the state machine of a decode worker."""
+    kv = make(MODES[mode].memory(PrefixHash), build_params("prefix-hash", PrefixHash.Params, {}),
+              KVMemory(engine.num_gpu_blocks + 1, engine.block_size, LONGEST))  # fmt: skip
+    params = build_params("vllm", MockerDecode.Params, {})
+    limits = Limits(engine.max_num_seqs, engine.max_num_batched_tokens, LONGEST, False)
+    core = MODES[mode].core(make(MockerDecode, params, limits, kv), kv, check)
+    core.step_plainly()  # what becomes active may give way before its first token
+    return core

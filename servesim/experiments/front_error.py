@@ -1,0 +1,253 @@
+"""The model's error on a Pareto front: which of its members are told apart from what might beat them, and how surely.
+
+By the spread of ratios of measured pairs (servesim.intervals.pairs), never by the difference of two intervals: a
+variant whose times are all e times what was simulated, the other's being as simulated, has a p99 end-to-end latency of
+e times as much. In a closed loop so have its price and the inverse of its throughput; in an open one these are set by
+the rate, and what differs by no more than the last requests take is the same. A variant is as good as another in all
+three up to some e; the share of measured pairs whose ratio is off by less is how sure the order is.
+
+Propagated, not validated: no measured pair has a p99. The queue near a knee amplifies errors beyond e; pairs that no
+measured ones are like have words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.experiments.model_error import ratio_spread
+from servesim.experiments.ranking import PARETO
+from servesim.experiments.run_metrics import metric_label
+from servesim.intervals.case import Case
+from servesim.intervals.fitted import LEVEL, Fitted, shipped
+from servesim.intervals.pairs import Spread
+from servesim.run.pace import rate_words
+from servesim.run.propagation import SAYS
+
+TOLD = (1 + LEVEL) / 2
+"""Sureness from which on two variants are told apart: their ratio's interval leaves out where they change places."""
+SURELY = 0.97
+"""Sureness beyond which no figure is given: there are too few pairs for one."""
+STRETCHED = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
+"""Metrics of pairs by the latency they are the error of."""
+TOGETHER = 0.5
+"""Share of a run that its last requests take from which on their rate does not set the throughput."""
+FLOWS = ("request_throughput", "output_throughput", "total_token_throughput")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A variant of a front."""
+
+    label: str
+    values: Mapping[str, float | None]
+    """By metric."""
+    side: Case | str
+    """What was simulated, or in words why no measured pair is like it."""
+    tail: float | None
+    """Of an open loop the share of the run's duration that the last requests take: differences of throughput up to it
+    are none. None: a closed loop."""
+
+
+def tail_of(summary: Mapping[str, Any], open_loop: bool) -> float | None:
+    """Return the share of an open loop's duration that its last requests take, by p99; None of a closed loop, and of
+    requests so few that they are all served together."""
+    last = (summary["latency_ms"]["e2el"] or {}).get("p99")
+    share = float(last) / 1e3 / float(summary["duration_s"]) if last else 1.0
+    return share if open_loop and share < TOGETHER else None
+
+
+def reach(one: Candidate, other: Candidate, metrics: Sequence[str] = PARETO) -> float:
+    """Return the largest factor of the times of `one` with which it is as good as `other` in all metrics; 0: it is
+    with none."""
+    return max(min(_reach(one, other, name) for name in metrics), 0.0)
+
+
+def _reach(one: Candidate, other: Candidate, metric: str) -> float:
+    mine, its = one.values[metric], other.values[metric]
+    assert mine is not None  # or it would be no candidate
+    assert its is not None
+    latency = metric.rpartition("_")[0]
+    if latency in STRETCHED:
+        return its / mine if mine else math.inf
+    over = mine / its if metric in FLOWS else its / mine
+    if one.tail is None:
+        return over
+    return math.inf if over >= 1 - one.tail else 0.0
+
+
+def front_errors(
+    candidates: Sequence[Candidate],
+    front: Collection[str],
+    same: Mapping[str, str],
+    fitted: Fitted | None = None,
+) -> list[dict[str, Any]]:
+    """Return an entry for each member of a front, and for each other that may belong there or of which that is not
+    known: `told` apart (null: not known), `sure`: the share of measured pairs by which it stays on the front (off it)
+    `against` the variant it is least sure of; `low`, `high`: its p99 end-to-end latency by the ratio to that one, ms;
+    `says`. `same`: by the labels of variants that are others under another name theirs; they have no entry."""
+    fitted = shipped() if fitted is None else fitted
+    found = []
+    firsts = [one for one in candidates if one.label not in same]
+    for one in firsts:
+        on = one.label in front
+        others = [other for other in firsts if other.label != one.label]
+        entry = _member(fitted, one, others) if on else _outside(fitted, one, [o for o in others if o.label in front])
+        if on or entry["told"] is not True:
+            found.append({"label": one.label, "on": on, **entry})
+    return found
+
+
+def _member(fitted: Fitted, one: Candidate, others: Sequence[Candidate]) -> dict[str, Any]:
+    """Judge a member by those that would beat it if they were faster than simulated."""
+    known: list[tuple[float, Candidate, Spread]] = []
+    unknown: list[tuple[str, str]] = []
+    for other in others:
+        factor = reach(other, one)
+        if factor <= 0:
+            continue  # whatever its times are, it is dearer, or carries less
+        what = ratio_spread(fitted, other.side, one.side, "e2e")
+        if isinstance(what, Spread):
+            known.append((1 - _within(what, factor), other, what))
+        else:
+            unknown.append((other.label, what))
+    if not known and not unknown:
+        return _entry(True, "nothing else is as good in price and throughput, whatever its times")
+    least = min(known, key=lambda k: k[0], default=None)
+    if least is not None and (least[0] < TOLD or not unknown):
+        return _against(one, least)
+    return _entry(None, f"against {unknown[0][0]}: {unknown[0][1]}")
+
+
+def _outside(fitted: Fitted, one: Candidate, members: Sequence[Candidate]) -> dict[str, Any]:
+    """Judge a variant off the front by the members that beat it."""
+    known: list[tuple[float, Candidate, Spread]] = []
+    why = ""
+    for member in members:
+        factor = reach(member, one)
+        if factor < 1:
+            continue
+        what = ratio_spread(fitted, member.side, one.side, "e2e")
+        if isinstance(what, Spread):
+            known.append((_within(what, factor), member, what))
+        else:
+            why = why or f"against {member.label}: {what}"
+    if not known:
+        return _entry(None if why else True, why)
+    return _against(one, max(known, key=lambda k: k[0]))
+
+
+def _within(what: Spread, factor: float) -> float:
+    """Return the share of measured pairs whose ratio is at most the simulated one times a factor."""
+    if factor == math.inf:
+        return 1.0
+    return 1 - what.beyond(factor) if factor >= 1 else what.beyond(1 / factor)
+
+
+def _entry(told: bool | None, says: str) -> dict[str, Any]:
+    return {"told": told, "sure": None, "against": None, "low": None, "high": None, "says": says}
+
+
+def _against(one: Candidate, least: tuple[float, Candidate, Spread]) -> dict[str, Any]:
+    sure, other, what = least
+    ms = one.values["e2el_p99"]
+    assert ms is not None
+    ends = {"low": ms / what.factor, "high": ms * what.factor}
+    # Not at TOLD itself, which a tenth beyond either end makes of rounded shares.
+    return _entry(sure > TOLD - 1e-9, what.says) | {"sure": sure, "against": other.label, **ends}
+
+
+def best_error(
+    best: Candidate, others: Sequence[Candidate], metric: str, fitted: Fitted | None = None
+) -> dict[str, Any]:
+    """Return how sure it is that a variant is the best by a metric: `sure`, `against` the one it is least sure of, and
+    `says`; null where not known."""
+    fitted = shipped() if fitted is None else fitted
+    latency = metric.rpartition("_")[0]
+    if latency not in STRETCHED and metric not in FLOWS and not metric.startswith("usd_per_million"):
+        return {"sure": None, "against": None, "says": f"none: {metric_label(metric)} has no error bars of ratios"}
+    known = []
+    for other in others:
+        factor = reach(other, best, (metric,))
+        if factor <= 0:
+            continue
+        what = ratio_spread(fitted, other.side, best.side, STRETCHED.get(latency, "e2e"))
+        if not isinstance(what, Spread):
+            return {"sure": None, "against": other.label, "says": f"none: {what}"}
+        known.append((1 - _within(what, factor), other.label, what.says))
+    if not known:
+        return {"sure": None, "against": None, "says": "no other is as good, whatever its times"}
+    sure, against, says = min(known)
+    return {"sure": sure, "against": against, "says": says if metric.endswith("_mean") else f"{says}; {SAYS}"}
+
+
+def sure_text(sure: float) -> str:
+    """Return a sureness in words."""
+    return f"over {100 * SURELY:.0f} % sure" if sure > SURELY else f"{100 * sure:.0f} % sure"
+
+
+def best_text(entry: Mapping[str, Any]) -> str:
+    """Return how sure the best of a sweep is, to stand behind it; empty where its bars were left out."""
+    if "sure" not in entry:
+        return ""
+    if entry["sure"] is None:
+        return f"; error bars {entry['says']}" if entry["says"].startswith("none") else f"; {entry['says']}"
+    return f"; over {entry['against'] or 'the run'}: {sure_text(entry['sure'])} ({entry['says']})"
+
+
+def front_word(entry: Mapping[str, Any] | None, pareto: bool) -> str:
+    """Return what a table says of a variant: a question mark where what stands beside it may be the better one."""
+    if entry is None or entry["told"] is not False:
+        return "Pareto" if pareto else ""
+    return "Pareto?" if entry["on"] else "may be Pareto"
+
+
+def entries_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the entries of a sweep's `model_error` by label."""
+    error = document.get("model_error")
+    return {} if error is None else {entry["label"]: entry for entry in error["front"]}
+
+
+def front_sentences(error: Mapping[str, Any] | None) -> list[str]:
+    """Return a sentence on each front of a sweep's document, by its `model_error`."""
+    if error is None:
+        return []
+    found = []
+    for rate in dict.fromkeys(entry["rate"] for entry in error["front"]):
+        entries = [entry for entry in error["front"] if entry["rate"] == rate]
+        parts = [*_told(entries), *_untold(entries), *_unknown(entries)]
+        at = "" if rate is None else f" at {rate_words(rate)}"
+        found.append(f"Pareto front{at} by the model's error ({error['says']}): {'; '.join(parts)}")
+    return found
+
+
+def _told(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = [entry["label"] or "the run" for entry in entries if entry["told"]]
+    return [f"told apart from all others: {', '.join(names)}"] if names else []
+
+
+def _untold(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{e['label']} over {e['against']} {sure_text(e['sure'])}"
+        if e["on"]
+        else f"{e['label']} may be on it ({e['against']} over it {sure_text(e['sure'])})"
+        for e in entries
+        if e["told"] is False
+    ]
+
+
+def _unknown(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    said: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry["told"] is None:
+            said.setdefault(entry["says"].partition(": ")[2], []).append(entry["label"])
+    return [
+        f"not known of {', '.join(labels) if len(labels) <= NAMED else f'{len(labels)} combinations'}: {why}"
+        for why, labels in said.items()
+    ]
+
+
+NAMED = 3
+"""Variants named in a sentence; more are counted."""

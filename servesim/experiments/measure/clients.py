@@ -1,0 +1,268 @@
+"""Benchmark clients that others wrote, as the senders of a loop: `aiperf profile` and `vllm bench serve`.
+
+Both draw lengths evenly between the same ends as servesim's own client, count tokens of prompts by a tokenizer of
+theirs, and leave a file with every request, which is read into the same answers. Flags and files are those of AIPerf
+0.13 (profile_export.jsonl) and of vLLM 0.10 and later (--save-result --save-detailed).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from servesim.errors import UserError, shown
+from servesim.experiments.measure.answers import Answer, Target
+from servesim.experiments.measure.loops import SHORTEST, Point
+from servesim.experiments.measure.wire import excerpt
+from servesim.untrusted import json_value
+
+PROGRAMS = {"aiperf": "aiperf", "vllm-bench": "vllm"}
+"""Programs on PATH by the client's name."""
+NAMES = ("own", *PROGRAMS)
+MIDDLE = (1 + SHORTEST) / 2
+"""Mean of drawn lengths as a share of the nominal one."""
+AROUND = (1 - SHORTEST) / (1 + SHORTEST)
+"""How far drawn lengths go from their mean to either side, as a share of it."""
+SPARE_S = 180.0
+"""Time a client may take beside its requests: to load, to write its files."""
+RECORDS, RESULT = "profile_export.jsonl", "result.json"
+MOST_FILE = 1 << 28
+"""Bytes of a result that are read."""
+_MS = 1e6
+
+
+@dataclass(frozen=True)
+class Client:
+    """A benchmark client that is installed."""
+
+    name: str
+    program: str
+    """Where it is."""
+    tokenizer: str
+    """Hugging Face name or folder, of which prompts are made."""
+    key: str | None = None
+    """API key of the server."""
+
+    @classmethod
+    def find(cls, name: str, tokenizer: str, key: str | None = None) -> Client:
+        """Return the client of a name; UserError where its program is not on PATH, or would show the key to others."""
+        program = shutil.which(PROGRAMS[name])
+        if program is None:
+            raise UserError(f"--client {name}: no program {PROGRAMS[name]} on PATH (own needs nothing installed)")
+        if key is not None and name == "aiperf":
+            raise UserError("--client aiperf: it takes a key on its command line, where others could read it: use own")
+        return cls(name, program, tokenizer, key)
+
+    def command(self, target: Target, point: Point, seed: int, seconds: float, folder: Path) -> list[str]:
+        """Return the command that sends a loop and leaves its file in a folder."""
+        lengths = [max(round(MIDDLE * length), 1) for length in (point.prompt, point.output)]
+        if self.name == "aiperf":
+            return self._aiperf(target, point, seed, seconds, folder, *lengths)
+        return self._vllm_bench(target, point, seed, folder, *lengths)
+
+    def _aiperf(
+        self, target: Target, point: Point, seed: int, seconds: float, folder: Path, prompt: int, output: int
+    ) -> list[str]:
+        kind = "chat" if target.chat else "completions"
+        return [
+            *(self.program, "profile", "--model", target.model, "--url", str(target.address)),
+            *("--endpoint-type", kind, "--streaming", "--tokenizer", self.tokenizer, "--use-server-token-count"),
+            *("--use-legacy-max-tokens", "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"),
+            *("--concurrency", str(point.clients), "--request-count", str(point.requests)),
+            *("--num-dataset-entries", str(point.requests), "--random-seed", str(seed)),
+            *("--isl", str(prompt), "--osl", str(output), "--random-range-ratio", f"{AROUND:.6f}"),
+            *(
+                "--benchmark-duration",
+                f"{max(seconds, 1.0):.3f}",
+                "--benchmark-grace-period",
+                f"{target.timeout_s:.3f}",
+            ),
+            *("--request-timeout-seconds", f"{target.timeout_s:.3f}", "--output-artifact-dir", str(folder)),
+            *("--export-level", "records", "--ui-type", "none", "--no-gpu-telemetry", "--no-server-metrics"),
+        ]
+
+    def _vllm_bench(self, target: Target, point: Point, seed: int, folder: Path, prompt: int, output: int) -> list[str]:
+        return [
+            *(self.program, "bench", "serve", "--backend", "openai-chat" if target.chat else "openai"),
+            *("--base-url", str(target.address), "--endpoint", target.path),
+            *("--model", self.tokenizer, "--served-model-name", target.model, "--tokenizer", self.tokenizer),
+            *("--dataset-name", "random", "--random-input-len", str(prompt), "--random-output-len", str(output)),
+            *("--random-range-ratio", f"{AROUND:.6f}", "--num-prompts", str(point.requests), "--ignore-eos"),
+            *("--max-concurrency", str(point.clients), "--seed", str(seed), "--disable-tqdm"),
+            *("--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", RESULT),
+        ]
+
+    async def loop(self, target: Target, point: Point, seed: int, seconds: float) -> list[Answer]:
+        """Return the answers of a point in the order they were sent; UserError in one line where the client fails, or
+        leaves no file of its format. `seconds`: after which no more are sent (AIPerf alone can be told so)."""
+        with tempfile.TemporaryDirectory(prefix="servesim-measure-") as folder:
+            command = self.command(target, point, seed, seconds, Path(folder))
+            rounds = math.ceil(point.requests / point.clients)
+            await self._run(command, rounds * target.timeout_s + SPARE_S)
+            path = Path(folder) / (RECORDS if self.name == "aiperf" else RESULT)
+            if not path.is_file():
+                raise UserError(f"--client {self.name}: it ended well and left no {path.name}")
+            if path.stat().st_size > MOST_FILE:
+                raise UserError(f"--client {self.name}: {path.name} has more than {MOST_FILE:,} bytes")
+            read = aiperf_answers if self.name == "aiperf" else vllm_bench_answers
+            text = path.read_bytes().decode("utf-8", "replace")
+        try:
+            answers = read(text, max(math.floor(SHORTEST * point.output), 1))
+        except UserError as error:
+            raise UserError(f"--client {self.name}: {path.name}: {error}") from None
+        return sorted(answers, key=lambda answer: answer.sent_ns)
+
+    async def _run(self, command: Sequence[str], seconds: float) -> None:
+        """Run the client to its end; it and what it started end with us."""
+        secret = {"OPENAI_API_KEY": self.key} if self.key is not None else {}
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **secret},
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                said, _ = await process.communicate()
+        except TimeoutError:
+            raise UserError(f"--client {self.name}: not done after {seconds:,.0f} s") from None
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.communicate()  # what is left of its output, so that its pipe is closed
+        if process.returncode:
+            raise UserError(f"--client {self.name}: exit code {process.returncode}: {_last_words(said)}")
+
+
+def _last_words(said: bytes) -> str:
+    """Return the line of a program's output that says what went wrong: the last that names an error, else the last."""
+    lines = [line.strip(" │╭╮╰╯─\t\r") for line in said.decode("utf-8", "replace").splitlines()]
+    lines = [line for line in lines if line]
+    named = [line for line in lines if "error" in line.lower() or line.startswith("Reason")]
+    return excerpt((named or lines or [""])[-1])
+
+
+def aiperf_answers(text: str, asked: int) -> list[Answer]:
+    """Read profile_export.jsonl of AIPerf: an object a line. `asked`: the fewest output tokens a request asked for."""
+    answers = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        row = _object(line, f"line {number}")
+        about, metrics = row.get("metadata"), row.get("metrics")
+        if not isinstance(about, dict) or not isinstance(metrics, dict):
+            raise UserError(f"line {number}: no record of AIPerf (metadata and metrics)")
+        if about.get("benchmark_phase") not in (None, "profiling"):
+            continue
+        if row.get("error"):
+            raise UserError(f"line {number}: a request failed: {excerpt(str(_message(row['error'])))}")
+        where = f"line {number}"
+        start = _number(about, "request_start_ns", where)
+        first, all_of_it = (_metric(metrics, (name,), where) for name in ("time_to_first_token", "request_latency"))
+        counts = [
+            _metric(metrics, names, where)
+            for names in (
+                ("usage_prompt_tokens", "input_sequence_length"),
+                ("usage_completion_tokens", "output_sequence_length"),
+            )
+        ]
+        gaps = metrics.get("inter_chunk_latency", {})
+        gaps = gaps.get("value") if isinstance(gaps, dict) else None
+        chunks = 1 + len(gaps) if isinstance(gaps, list) else round(counts[1])
+        answers.append(_answer(where, start, first, all_of_it, counts, chunks, asked))
+    return _some(answers)
+
+
+def vllm_bench_answers(text: str, asked: int) -> list[Answer]:
+    """Read the JSON of `vllm bench serve --save-result --save-detailed`. `asked`: as above. Versions without
+    start_times say nothing of when requests were sent: all at once."""
+    row = _object(text, "the file")
+    columns = {}
+    for name in ("input_lens", "output_lens", "ttfts", "itls"):
+        if not isinstance(row.get(name), list):
+            raise UserError(f"no result of vllm bench serve --save-detailed: {name} is missing")
+        columns[name] = row[name]
+    starts, errors = row.get("start_times") or [0.0] * len(columns["ttfts"]), row.get("errors") or []
+    if len({len(starts), *map(len, columns.values())}) > 1:
+        raise UserError("its lists differ in length")
+    failed = [error for error in errors if error]
+    if failed or not all(columns["output_lens"]):
+        said = excerpt(str(failed[0])) if failed else "an answer without tokens"
+        raise UserError(f"{len(failed) or columns['output_lens'].count(0)} requests failed: {said}")
+    answers = []
+    for i, (prompt, output, ttft, gaps) in enumerate(zip(*columns.values(), strict=True)):
+        where = f"request {i}"
+        if not isinstance(gaps, list):
+            raise UserError(f"{where}: itls is no list of times")
+        times = {"start": starts[i], "ttft": ttft, **{str(k): gap for k, gap in enumerate(gaps)}}
+        seconds = [_number(times, name, where) for name in times]
+        counts = [
+            _number({"input_lens": prompt}, "input_lens", where),
+            _number({"output_lens": output}, "output_lens", where),
+        ]
+        first = seconds[1] * 1e3
+        whole = first + sum(seconds[2:]) * 1e3
+        answers.append(_answer(where, seconds[0] * 1e9, first, whole, counts, 1 + len(gaps), asked))
+    return _some(answers)
+
+
+def _answer(
+    where: str, start_ns: float, first_ms: float, whole_ms: float, counts: Sequence[float], chunks: int, asked: int
+) -> Answer:
+    """Return an answer, unless what is said of it cannot be true."""
+    prompt, output = (round(count) for count in counts)
+    if prompt < 1 or output < 1 or not 0 < first_ms <= whole_ms:
+        raise UserError(
+            f"{where}: {prompt} + {output} tokens, the first after {first_ms:g} of {whole_ms:g} ms: that cannot be"
+        )
+    if output > 1 and chunks == 1:
+        raise UserError(f"{where}: all {output} tokens came in one piece, so the time of the first is not known")
+    start = round(start_ns)
+    first, last = start + round(first_ms * _MS), start + round(whole_ms * _MS)
+    return Answer(start, first, last, prompt, output, chunks, asked)
+
+
+def _some(answers: list[Answer]) -> list[Answer]:
+    if not answers:
+        raise UserError("no request is in it")
+    return answers
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json_value(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{where}: JSON of an object is needed, it is {shown(text.strip()[:60])}")
+    return found
+
+
+def _message(error: Any) -> Any:
+    return error.get("message", error) if isinstance(error, Mapping) else error
+
+
+def _metric(metrics: Mapping[str, Any], names: Sequence[str], where: str) -> float:
+    """Return the first of several metrics that is there, as AIPerf writes one: {value, unit}."""
+    for name in names:
+        if isinstance(metrics.get(name), Mapping):
+            return _number(metrics[name], "value", f"{where}: {name}")
+    raise UserError(f"{where}: no {names[-1]}: a streamed answer and its usage are needed")
+
+
+def _number(row: Mapping[str, Any], name: str, where: str) -> float:
+    value = row.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise UserError(f"{where}: {name} is {shown(str(value))}: a number is needed")
+    return float(value)

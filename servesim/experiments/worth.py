@@ -1,0 +1,258 @@
+"""What is X worth: a capacity question with and without it, on the same draws of the workload.
+
+Each X of `of` is taken by itself against a deployment that has none of them, and several of them together too. What it
+is worth is the price of an hour per request/s with it over that without it: with `rate` the deployments that carry the
+rate (whole replicas), else those of the highest rates.
+
+The document is that of servesim.experiments.capacity, with a key more:
+
+    worth         [{of: X, which is the label of the row with it, with, without: the settings that differ,
+                  price_ratio, gain: 1 - price_ratio; null: one of the two carries nothing,
+                  low, high: of the gain, a 95 % t interval over replicates, each with and without X under the same
+                  requests, null where there is none (`says`); model_error: {low, high: of the gain, level, says} or
+                  null; usd_per_hour, rate, verdicts: of the two rows; says_worth, says_error: both in a sentence}]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from servesim.contracts import kv_allocators
+from servesim.errors import UserError, shown, suggest
+from servesim.experiments.axes import Variant, check_key, load_grid, product
+from servesim.experiments.capacity import Found, Terms, answer
+from servesim.experiments.capacity_error import price_of_row
+from servesim.experiments.capacity_study import Study
+from servesim.experiments.objects import Objects
+from servesim.experiments.outcome import Outcome
+from servesim.experiments.statistics import interval
+from servesim.parsing import listed
+from servesim.run.scenario import Scenario, Settings, assigned, override
+from servesim.run.setting_names import full_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WITHOUT = "without"
+"""Label of the deployment that has nothing of what is asked for."""
+SWITCHES = {
+    "fp8": ("dtype=fp8", "dtype=bf16"),
+    "fp8-kv": ("kv_dtype=fp8", "kv_dtype=bf16"),
+    "chunked-prefill": ("scheduler.enable_chunked_prefill=true", "scheduler.enable_chunked_prefill=false"),
+    "async-scheduling": ("engine.async_scheduling=true", "engine.async_scheduling=false"),
+    "expert-parallel": ("engine.enable_expert_parallel=true", "engine.enable_expert_parallel=false"),
+}
+"""Settings that are with and without a thing, by its name."""
+NAMES = ("prefix-caching", "speculation", "tp", *SWITCHES)
+
+
+class Feature(NamedTuple):
+    """A thing whose worth is asked for."""
+
+    name: str
+    on: tuple[str, ...]
+    """Assignments that give a deployment it."""
+    off: tuple[str, ...]
+    """Assignments that take it away."""
+
+
+def worth(
+    scenario: str | Path | Mapping[str, Any] | None = None, *, of: str | Sequence[str], **asked: Any
+) -> pd.DataFrame:
+    """Find what things are worth on a workload: prefix-caching, fp8, fp8-kv, speculation, tp, chunked-prefill,
+    async-scheduling, expert-parallel, or any setting (`scheduler.max_num_seqs=64`) against that of the scenario.
+
+    Keywords are those of `servesim.capacity`, but every setting has one value. Returns the rows of the deployments; the
+    document, with what each thing is worth, is in `.attrs["document"]`. UserError where the question makes no sense.
+    """
+    terms, axes = Terms.of(asked)
+    objects = Objects()
+    base = product(*load_grid(objects.named(scenario), objects.named(axes)))
+    if len(base) > 1:
+        raise UserError(
+            f"worth: one deployment is compared with and without; {next(iter(base[0].axes))} has several values"
+        )
+    settings = base[0].settings
+    features = [feature(name, settings) for name in _names(of)]
+    variants = _variants(features, settings)
+
+    def finish(found: Found) -> None:
+        found.document["worth"] = _worth(found, features)
+        found.document["answer"] = " ".join(one["says_worth"] for one in found.document["worth"])
+
+    return answer(variants, objects, terms, finish)
+
+
+def _names(of: str | Sequence[str]) -> list[str]:
+    """Split lists at commas; a part such as `policy=priority` that is no setting continues the one before it."""
+    names: list[str] = []
+    for text in [of] if isinstance(of, str) else of:
+        for i, part in enumerate(listed("of", text)):
+            head, equals, _ = part.partition("=")
+            if i and equals and full_name(head).partition(".")[0] not in Scenario.model_fields:
+                names[-1] += f",{part}"
+            else:
+                names.append(part)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"of: {twice[0]} is given twice")
+    if not names:
+        raise UserError(f"of: say what the worth is asked of: {', '.join(NAMES)}, or a setting such as tp=4")
+    return names
+
+
+def feature(name: str, settings: Settings) -> Feature:
+    """Return what a name stands for in a scenario; UserError where there is no such thing."""
+    if "=" in name:
+        key = full_name(assigned(name)[0])
+        check_key(key)
+        return Feature(name, (name,), ())
+    known = Scenario.of(settings)
+    if name in SWITCHES:
+        on, off = SWITCHES[name]
+        return Feature(name, (on,), (off,))
+    if name == "prefix-caching":
+        shares = kv_allocators.configured(known.kv)[0].shares
+        return Feature(name, () if shares else ("kv=prefix-hash",), ("kv=paged",))
+    if name == "speculation":
+        if known.speculation["name"] == "none":
+            raise UserError("of: the scenario has no speculation; add it, such as --speculation eagle3, and ask again")
+        return Feature(name, (), ("speculation=none", "acceptance=null"))
+    if name == "tp":
+        return Feature(name, () if known.tp > 1 else ("tp=2",), ("tp=1",))
+    raise UserError(
+        f"of: {shown(name)} is not known{suggest(name, NAMES)}; it may be {', '.join(NAMES)}, or a setting with its "
+        "value, such as tp=4"
+    )
+
+
+def _variants(features: Sequence[Feature], settings: Settings) -> list[Variant]:
+    """Return the deployment without anything, with each by itself, and with all of several."""
+    bare = override(settings, [text for each in features for text in each.off])
+    found = [Variant(WITHOUT, {}, bare)]
+    for one in features:
+        off = [text for other in features if other is not one for text in other.off]
+        found.append(Variant(one.name, {"of": one.name}, override(settings, [*off, *one.on])))
+    if len(features) > 1:
+        names = " + ".join(one.name for one in features)
+        found.append(Variant(names, {"of": names}, override(settings, [text for each in features for text in each.on])))
+    plain = [Scenario.of(v.settings).model_dump() for v in found]
+    for variant, settled in zip(found[1:], plain[1:], strict=True):
+        if settled == plain[0]:
+            raise UserError(f"of: {variant.label} changes nothing: the scenario has that already")
+    return found
+
+
+def _worth(found: Found, features: Sequence[Feature]) -> list[dict[str, Any]]:
+    rows = {row["label"]: row for row in found.rows}
+    without, carried = rows[WITHOUT], [row for row in found.rows if row["verdict"] == "carries"]
+    pairs = [(row, without) for row in carried if row is not without] if without in carried else []
+    by_model = dict.fromkeys(rows, None)
+    if found.error is not None:
+        bars = found.error.price_ratios(pairs)
+        by_model |= {row["label"]: _gains(each) for (row, _), each in zip(pairs, bars, strict=True)}
+    switches = {one.name: one for one in features}
+    told = []
+    for label in list(rows)[1:]:
+        one = switches.get(label)
+        ratio = price_of_row(rows[label]) / price_of_row(without) if (rows[label], without) in pairs else None
+        told.append(
+            {
+                "of": label,
+                "with": list(one.on) if one else [text for each in features for text in each.on],
+                "without": list(one.off) if one else [text for each in features for text in each.off],
+                "price_ratio": ratio,
+                "gain": None if ratio is None else 1 - ratio,
+                **_paired(found.study, rows[label], without, ratio),
+                "model_error": by_model[label],
+                "usd_per_hour": [rows[label]["usd_per_hour"], without["usd_per_hour"]],
+                "rate": [rows[label]["rate"], without["rate"]],
+                "verdicts": [rows[label]["verdict"], without["verdict"]],
+            }
+        )
+    return [one | {"says_worth": sentence(one), "says_error": error_words(one)} for one in told]
+
+
+def _gains(bars: Mapping[str, Any]) -> dict[str, Any]:
+    """Return bars of a price ratio as those of a gain."""
+    low, high = bars["high"], bars["low"]
+    return {**bars, "low": low and 1 - low, "high": high and 1 - high}
+
+
+def _paired(study: Study, row: Mapping[str, Any], without: Mapping[str, Any], ratio: float | None) -> dict[str, Any]:
+    """Return the interval of a gain over replicates, or in words why there is none."""
+    none: dict[str, Any] = {"low": None, "high": None}
+    if ratio is None:
+        return none | {"says": "one of the two carries nothing"}
+    if row["by"] == "replicas":
+        return none | {"says": "replicas are whole; without a rate the gain has an interval"}
+    ours, theirs = limits(study, row["label"]), limits(study, without["label"])
+    known = [math.log(a / b) for a, b in zip(ours, theirs, strict=True) if a and b]
+    if len(known) < 3 or len(known) < len(ours):
+        return none | {"says": "too few replicates have a highest rate among the loads tried"}
+    ends, times = interval(np.array(known), "t"), float(np.mean(known))
+    low, high = (1 - ratio * math.exp(times - end) for end in (ends.low, ends.high))
+    return {"low": low, "high": high, "says": f"95 % t interval over {len(known)} pairs of replicates"}
+
+
+def limits(study: Study, label: str) -> list[float | None]:
+    """Return the highest rate of each replicate by itself, interpolated in logarithms between the loads tried; None
+    where they do not bracket it."""
+    tried = sorted((load, outcomes) for (name, load), outcomes in study.outcomes.items() if name == label)
+    goals = np.array([goal.share for goal in study.measuring.goals])
+
+    def margins(outcomes: Sequence[Outcome]) -> list[float]:
+        shares = outcomes[0].parts or [outcome.shares for outcome in outcomes]
+        return [float((np.array(each) - goals).min()) for each in shares]
+
+    loads = [load for load, _ in tried]
+    columns = list(zip(*(margins(outcomes) for _, outcomes in tried), strict=True)) if tried else []
+    return [_crossing(loads, column) for column in columns]
+
+
+def _crossing(loads: Sequence[float], margins: Sequence[float]) -> float | None:
+    for i, margin in enumerate(margins):
+        if margin < 0:
+            if i == 0:
+                return None
+            share = margins[i - 1] / (margins[i - 1] - margin)
+            return float(loads[i - 1] * (loads[i] / loads[i - 1]) ** share)
+    return None
+
+
+def sentence(one: Mapping[str, Any]) -> str:
+    """Return what a thing is worth in one sentence."""
+    ours, theirs = one["verdicts"]
+    if one["price_ratio"] is None:
+        if ours == "carries":
+            return f"{one['of']}: without it nothing is carried ({theirs})."
+        return f"{one['of']}: with it nothing is carried ({ours})."
+    gain = one["gain"]
+    saved = f"{one['of']} saves {100 * gain:.0f} %" if gain >= 0 else f"{one['of']} costs {-100 * gain:.0f} % more"
+    if abs(gain) < 0.005:
+        saved = f"{one['of']} changes the price by less than half a percent"
+    bars = f" [{100 * one['low']:.0f}, {100 * one['high']:.0f}]" if one["low"] is not None else ""
+    (hour, other), (rate, without) = one["usd_per_hour"], one["rate"]
+    if rate == without:
+        return f"{saved}: ${hour:,.2f}/h instead of ${other:,.2f}/h for {rate:.4g} requests/s."
+    return (
+        f"{saved}{bars} a request: {rate:.4g} requests/s at ${hour:,.2f}/h, {without:.4g} at ${other:,.2f}/h without."
+    )
+
+
+def error_words(one: Mapping[str, Any]) -> str:
+    """Return how far the model's error goes, in a sentence; empty where error bars were left out."""
+    bars = one["model_error"]
+    if bars is None:
+        return ""
+    if bars["low"] is None and bars["high"] is None:
+        return f"{one['of']}: how far the model's error goes is not known: {bars['says'].removeprefix('none: ')}"
+    low, high = ("?" if bars[end] is None else f"{100 * bars[end]:.0f}" for end in ("low", "high"))
+    return (
+        f"{one['of']}: the gain would be {low} to {high} % in {100 * bars['level']:.0f} % of measured pairs "
+        f"({bars['says']}; propagated, not validated)"
+    )

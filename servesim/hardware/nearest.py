@@ -1,0 +1,90 @@
+"""Refusals that help: which layers of a `config.json` cannot be priced, and which bundled model is nearest to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log
+from typing import Any
+
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_LINEAR = frozenset(("linear_attention", "mamba", "gated_deltanet", "kda", "recurrent", "conv"))
+"""Values in `layer_types` of layers that keep a state instead of keys and values."""
+
+
+def nearest(config: Mapping[str, Any]) -> str:
+    """Return the bundled model whose sizes are nearest to a config's: by the logarithms of hidden size, layers, heads
+    and experts, of those with experts (or without) alike; empty where the config states too little."""
+    from servesim.hardware.model import ModelSpec, bundled_models
+
+    own = _text_of(config)
+    mine = _sizes(own)
+    if "hidden_size" not in mine or "num_hidden_layers" not in mine:
+        return ""
+    found: list[tuple[float, str]] = []
+    for name in bundled_models():
+        spec = ModelSpec.load(name)
+        its = {
+            "hidden_size": spec.hidden_size,
+            "num_hidden_layers": spec.num_layers,
+            "num_attention_heads": spec.num_heads,
+            "num_key_value_heads": spec.num_kv_heads,
+            "experts": spec.experts.count if spec.experts else 1,
+        }
+        alike = (its["experts"] > 1) == (mine["experts"] > 1)
+        found.append((sum(log(mine[k] / its[k]) ** 2 for k in its if k in mine) + 100.0 * (not alike), name))
+    return min(found)[1]
+
+
+def layers_of(config: Mapping[str, Any], key: str) -> str:
+    """Return in words which layers a key of a config speaks of: `layers 0-2, 4-6, ... (36 of 48)`, or all of them;
+    empty where that is not said."""
+    own = _text_of(config)
+    count = own.get("num_hidden_layers")
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= 10_000:
+        return ""
+    chosen = _chosen(own, key, count)
+    if len(chosen) == count:
+        return f"all {count} layers"
+    if not chosen:
+        return ""
+    runs: list[list[int]] = []
+    for i in chosen:
+        if runs and runs[-1][1] == i - 1:
+            runs[-1][1] = i
+        else:
+            runs.append([i, i])
+    said = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:3])
+    return f"layers {said}{', ...' if len(runs) > 3 else ''} ({len(chosen)} of {count})"
+
+
+def _chosen(config: Mapping[str, Any], key: str, count: int) -> list[int]:
+    """Return the layers that keep a state, where the config says which; none: it does not say."""
+    if key == "index_topk":
+        return list(range(count))
+    types = config.get("layer_types")
+    if isinstance(types, list) and len(types) == count:
+        chunked = key == "attention_chunk_size"
+        return [i for i, kind in enumerate(types) if (kind == "chunked_attention" if chunked else kind in _LINEAR)]
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str) and len(pattern) == count:
+        return [i for i, kind in enumerate(pattern) if kind == "M"]
+    every = config.get("full_attention_interval")
+    if isinstance(every, int) and not isinstance(every, bool) and every > 0:
+        return [i for i in range(count) if (i + 1) % every]
+    return []
+
+
+def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the text model inside a multi-modal one's; another's as it is."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    def size(key: str) -> int:
+        value = config.get(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+    found = {key: size(key) for key in _SIZES if size(key)}
+    return found | {"experts": max([1, *(size(key) for key in _EXPERTS)])}

@@ -1,0 +1,123 @@
+"""From the settings of a handoff to its parts: the protocol, and the links that KV goes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from servesim.contracts import build_params
+from servesim.contracts.params import check_least
+from servesim.contracts.request import Request
+from servesim.contracts.router import Role, Router
+from servesim.engine.handoff import Handoff
+from servesim.engine.handoff_vllm import VllmNixl
+from servesim.engine.links import KINDS, Links
+from servesim.errors import UserError, shown, suggest
+from servesim.run.pool import PoolSetup
+
+PROTOCOLS: Mapping[str, type[VllmNixl]] = {"vllm-nixl": VllmNixl}
+DEFAULT = {"name": "vllm-nixl"}
+
+
+@dataclass(frozen=True)
+class LinkParams:
+    """The links between servers."""
+
+    link: str = "rdma-400"
+    """A kind of servesim.engine.links."""
+    gb_s: float | None = None
+    """Bandwidth of a GPU in each direction, GB/s; none: the link's."""
+    start_us: float | None = None
+    """Time until the first byte of a transfer; none: the link's."""
+    message_overhead_bytes: int = 0
+    """Bytes in whose time each message (a block of one layer) could be sent beside its own."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, "gb_s", "start_us", "message_overhead_bytes")
+        if self.link not in KINDS:
+            raise ValueError(
+                f"link is {shown(self.link)}, must be one of {', '.join(KINDS)}{suggest(self.link, KINDS)}"
+            )
+        if self.gb_s == 0:
+            raise ValueError("gb_s is 0: nothing would ever come")
+
+
+def handoff_of(settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup], decode_router: Router) -> Handoff | None:
+    """Return how KV gets from pools of prompts to pools of answers; None where no pool is of one side alone. UserError
+    where one side is missing or cannot take part."""
+    roles: set[Role] = {pool.pool.role for pool in pools}
+    if roles == {"both"}:
+        if settings:
+            raise UserError("handoff is given, but no pool has the role prefill or decode")
+        return None
+    for role in ("prefill", "decode"):
+        if role not in roles:
+            raise UserError(f"pools: none has the role {role}, so that nothing could be served")
+    own = dict(settings or DEFAULT)
+    protocol = PROTOCOLS.get(own.pop("name"))
+    if protocol is None:
+        raise UserError(f"handoff {shown((settings or DEFAULT)['name'])} is unknown; there are {', '.join(PROTOCOLS)}")
+    names = {field.name for field in fields(LinkParams)}
+    link = build_params("handoff", LinkParams, {key: value for key, value in own.items() if key in names})
+    params = build_params("handoff", protocol.Params, {key: value for key, value in own.items() if key not in names})
+    _check(pools)
+    return protocol(links_of(link, pools), size_of(pools), decode_router, params)
+
+
+def on_handoff(settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup]) -> list[str]:
+    """Return what a reader must know of how KV gets from pools of prompts to pools of answers."""
+    if all(pool.pool.role == "both" for pool in pools):
+        return []
+    params = LinkParams(**{k: v for k, v in (settings or {}).items() if k in {f.name for f in fields(LinkParams)}})
+    kind = KINDS[params.link]
+    gb_s = kind.gb_s if params.gb_s is None else params.gb_s
+    start_us = kind.start_us if params.start_us is None else params.start_us
+    why = "as given" if params.gb_s is not None else kind.source
+    return [
+        f"KV goes from prefill to decode replicas at {gb_s:g} GB/s a GPU after {start_us:g} us ({params.link}: {why}); "
+        "the way over the proxy is handoff.http_ms, an assumption"
+    ]
+
+
+def _check(pools: Sequence[PoolSetup]) -> None:
+    """UserError where KV of one pool would mean nothing to another."""
+    known = {(p.deployment.model.name, p.scenario.kv_dtype) for p in pools if p.pool.role != "both"}
+    if len(known) > 1:
+        raise UserError(f"pools: KV is handed from one to another, but model and KV format differ: {sorted(known)}")
+    for pool in pools:
+        if pool.pool.role == "decode":
+            scheduler, kv = pool.server.policies.scheduler, pool.server.policies.kv
+            if "remote_kv" not in scheduler.supports or (kv.shares and "remote_kv" not in kv.supports):
+                raise UserError(f"pools: {pool.name} cannot wait for KV: scheduler {scheduler.name} over kv {kv.name}")
+
+
+def links_of(params: LinkParams, pools: Sequence[PoolSetup]) -> Links:
+    """Return the links of all replicas: each GPU has its own."""
+    kind = KINDS[params.link]
+    gb_s = kind.gb_s if params.gb_s is None else params.gb_s
+    start_us = kind.start_us if params.start_us is None else params.start_us
+    by_replica = [
+        round(gb_s * 1e9) * pool.scenario.tp * pool.scenario.pp for pool in pools for _ in range(len(pool.cores))
+    ]
+    messages = min(message_bytes(pool) for pool in pools)
+    return Links(by_replica, by_replica, round(start_us * 1000), params.message_overhead_bytes, messages)
+
+
+def message_bytes(pool: PoolSetup) -> int:
+    """Return the bytes of a block in one layer on one GPU."""
+    deployment = pool.deployment
+    return max(deployment.block_bytes // deployment.model.num_layers, 1)
+
+
+def size_of(pools: Sequence[PoolSetup]) -> Callable[[Request, int, int], int]:
+    """Return the bytes that decode replicas read for some tokens: what each GPU keeps of them, in whole blocks. KV
+    heads fewer than GPUs, and latents, are kept, and sent, several times."""
+    pool = next(pool for pool in pools if pool.pool.role == "decode")
+    block, tp = pool.deployment.block_size, pool.scenario.tp
+    per_block = pool.deployment.block_bytes * pool.scenario.pp * tp
+
+    def size(request: Request, start: int, stop: int) -> int:
+        return (-(-stop // block) - start // block) * per_block
+
+    return size

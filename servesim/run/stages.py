@@ -1,0 +1,62 @@
+"""Where requests spent their time when prompts and answers are computed apart: columns of requests, and figures.
+
+Until the first token: the prefill queue, the prefill pass(es), the handover (proxy, and the wait for memory at the
+decode side), the wire, and the first step there; then decode.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.engine.handoff import Handoff, Passage
+from servesim.engine.links import Links
+from servesim.metrics.distribution import describe
+from servesim.metrics.requests import MS, SECOND, RequestColumns
+
+COLUMNS = ("prefill_replica", "prefilled_ns", "sent_ns", "reserved_ns", "received_ns", "kv_bytes")
+"""Columns of requests.parquet beside the others; -1: has not happened. `replica` is the decode side's."""
+STAGES = ("prefill_queue", "prefill", "handover", "wire", "first_step", "decode")
+
+
+def stage_columns(handoff: Handoff, rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+    """Return COLUMNS for requests with these row numbers, in their order."""
+    found = {p.request.row: _cells(p) for p in handoff.done}
+    none = (-1,) * (len(COLUMNS) - 1) + (0,)
+    table = np.array([found.get(row, none) for row in rows.tolist()], dtype=np.int64).reshape(-1, len(COLUMNS))
+    return dict(zip(COLUMNS, table.T, strict=True))
+
+
+def _cells(passage: Passage) -> tuple[int, ...]:
+    return (
+        passage.prefill,
+        passage.leg.finished_ns,
+        passage.sent_ns,
+        passage.reserved_ns,
+        passage.received_ns,
+        passage.num_bytes,
+    )
+
+
+def stages(handoff: Handoff, requests: RequestColumns) -> dict[str, Any]:
+    """Return the figures of the summary's `disaggregation`: times in ms of the completed requests that went through
+    both sides, bytes, and the share of time in which anything was on the wire."""
+    own = stage_columns(handoff, requests.table["row"])
+    through = requests.done & (own["received_ns"] >= 0)
+    table = {name: column[through] for name, column in {**requests.table, **own}.items()}
+    ends = [table[name] for name in ("arrival_ns", "scheduled_ns", "prefilled_ns", "reserved_ns", "received_ns")]
+    ends += [table["first_token_ns"], table["last_token_ns"]]
+    spent = {name: end - start for name, start, end in zip(STAGES, ends, ends[1:], strict=False)}
+    sent = own["kv_bytes"][own["received_ns"] >= 0]
+    seconds = requests.duration_ns / SECOND
+    wire = handoff.wire
+    return {
+        "protocol": handoff.name,
+        "stages_ms": {name: describe(ns, MS) for name, ns in spent.items()},
+        "transfers": len(sent),
+        "gigabytes": float(sent.sum()) / 1e9,
+        "gb_s": float(sent.sum()) / 1e9 / seconds if seconds else None,
+        "wire_busy_share": wire.busy_ns / requests.duration_ns if isinstance(wire, Links) and seconds else None,
+    }

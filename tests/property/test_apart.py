@@ -1,0 +1,103 @@
+"""Prompts and answers on different replicas: both modes agree, and no block is leaked or freed early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import event, given
+
+from servesim.contracts import State
+from servesim.engine.cluster import Cluster
+from servesim.engine.handoff_vllm import GONE
+from servesim.errors import PolicyError
+from tests.property.test_fast_equals_reference import assert_steps_agree, by_row
+from tests.support.apart import Apart, apart_worlds, handoff_of
+from tests.support.examples import examples
+
+
+def passages(cluster: Cluster) -> list[tuple[Any, ...]]:
+    """Where each request was, and when, by row."""
+    found = [
+        (
+            *(p.request.row, p.prefill, p.decode, p.leg.scheduled_ns, p.leg.finished_ns, p.sent_ns),
+            *(p.reserved_ns, p.received_ns, p.released_ns, p.num_bytes),
+        )
+        for p in handoff_of(cluster).done
+    ]
+    return sorted(found)
+
+
+def run_apart(world: Apart, mode: str, check: bool = True) -> Cluster | str:
+    """A run to its end, or why it has none: where memory is short requests may hold it and wait for each other."""
+    cluster = world.cluster(mode, check)
+    try:
+        cluster.run()
+    except PolicyError as error:
+        return str(error)
+    return cluster
+
+
+@examples(30)
+@given(apart_worlds())
+def test_both_modes_agree(world: Apart) -> None:
+    fast, plain, unwatched = run_apart(world, "fast"), run_apart(world, "reference"), run_apart(world, "fast", False)
+    if isinstance(fast, str) or isinstance(plain, str) or isinstance(unwatched, str):
+        event("stuck")
+        assert fast == plain == unwatched
+        return
+    assert by_row(fast.recorder) == by_row(plain.recorder) == by_row(unwatched.recorder)
+    assert fast.recorder.reasons == plain.recorder.reasons
+    assert passages(fast) == passages(plain) == passages(unwatched)
+    assert sorted(fast.recorder.deliveries.array().tolist()) == sorted(plain.recorder.deliveries.array().tolist())
+    for a, b in zip(fast.recorder.itl(), plain.recorder.itl(), strict=True):
+        assert a.tolist() == b.tolist()
+    assert_steps_agree(fast.recorder, plain.recorder)
+
+
+@examples(30)
+@given(apart_worlds())
+def test_no_block_is_kept_in_the_end_and_none_is_freed_before_it_was_read(world: Apart) -> None:
+    cluster = world.cluster("reference", check=True)
+    handoff = handoff_of(cluster)
+    cluster.start()
+    try:
+        while cluster.step():
+            for passage in handoff.passages.values():
+                source = cluster.replicas[passage.prefill].core.kv
+                if passage.prefilled:
+                    assert source.slots(passage.leg) >= passage.leg.prompt_len, "freed early"
+                if passage.released_ns >= 0:
+                    assert source.slots(passage.leg) == 0, "still there"
+                if passage.loading and passage.received_ns < 0 and passage.prefilled:
+                    assert source.slots(passage.leg) >= passage.leg.prompt_len, "read while it is free"
+                    assert cluster.replicas[passage.decode].core.kv.slots(passage.request) >= passage.request.prompt_len
+    except PolicyError:
+        event("stuck")
+        return
+    if any(replica.core.num_unfinished for replica in cluster.replicas):
+        event("stuck")
+        return
+    assert not handoff.passages
+    assert not handoff._held
+    for replica in cluster.replicas:
+        usage = replica.core.kv.usage()
+        assert usage.used == usage.internal == 0, f"replica {replica.index} keeps {usage}"
+    event(f"gone: {GONE in cluster.recorder.reasons.values()}")
+    event(f"preempted: {bool(cluster.recorder.requests.column('num_preemptions').any())}")
+    event(f"given up: {bool((cluster.recorder.requests.column('state') == State.ABORTED).any())}")
+
+
+@examples(15)
+@given(apart_worlds())
+def test_stages_follow_each_other_and_the_first_token_is_the_decode_sides(world: Apart) -> None:
+    cluster = run_apart(world, "fast")
+    if isinstance(cluster, str):
+        return
+    for p in handoff_of(cluster).done:
+        if p.request.state is not State.FINISHED:
+            continue
+        assert p.request.arrival_ns <= p.leg.scheduled_ns < p.leg.finished_ns <= p.sent_ns <= p.reserved_ns
+        assert p.request.first_token_ns > p.reserved_ns
+        if p.received_ns >= 0:
+            assert p.received_ns >= p.reserved_ns + world.start_ns + -(-p.num_bytes * 10**9 // world.bytes_per_s)
+            assert p.request.first_token_ns > p.received_ns == p.released_ns

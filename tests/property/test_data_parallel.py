@@ -1,0 +1,61 @@
+"""Data-parallel ranks in random worlds: one rank is the plain engine, and fast mode equals reference mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servesim.contracts.cost import Batch, Price
+from servesim.engine.pool import DataParallel
+from tests.property.test_fast_equals_reference import assert_fast_equals_plain, by_row
+from tests.support.examples import examples
+from tests.support.strategies import lockstep_worlds, social_worlds, worlds
+from tests.support.worlds import ToyCost, World
+
+
+@dataclass
+class SharedCost(ToyCost):
+    """Ranks whose experts compute the tokens of all: each pays for those of the others, too."""
+
+    def prices(self, batches: list[Batch | None]) -> list[Price]:  # type: ignore[override]
+        tokens = sum(batch.linear_tokens if batch is not None else 1 for batch in batches)
+        own = [batch if batch is not None else Batch(1) for batch in batches]
+        alone = [self.price(batch) for batch in own]
+        return [p._replace(ns=p.ns + self.token * tokens, gpu_ns=p.gpu_ns + self.token * tokens) for p in alone]
+
+
+@st.composite
+def ranks(draw: st.DrawFn) -> World:
+    """A world of data-parallel ranks, planned ahead by one step at most."""
+    world = draw(st.one_of(worlds(samples=True), social_worlds(samples=True), lockstep_worlds()))
+    asynchronous = world.asynchronous and world.depth == 2
+    size = draw(st.sampled_from([1, 2, 3]))
+    toy = world.cost
+    assert isinstance(toy, ToyCost)
+    return replace(
+        world,
+        depth=2 if asynchronous else 1,
+        asynchronous=asynchronous,
+        replicas=size * draw(st.sampled_from([1, 1, 2])),
+        data_parallel=DataParallel(size, draw(st.sampled_from([1, 3, 32]))),
+        cost=SharedCost(toy.fixed, toy.token, toy.context, toy.overlapped, toy.exposed, toy.asynchronous),
+    )
+
+
+@examples(30)
+@given(ranks())
+def test_fast_mode_equals_reference_mode_with_data_parallel_ranks(world: World) -> None:
+    assert_fast_equals_plain(world)
+
+
+@examples(20)
+@given(st.one_of(worlds(), social_worlds(), lockstep_worlds()))
+def test_data_parallel_of_one_rank_is_the_plain_engine_to_the_nanosecond(world: World) -> None:
+    world = replace(world, depth=2 if world.asynchronous else 1, asynchronous=world.asynchronous and world.depth == 2)
+    plain, alone = world.run("reference"), replace(world, data_parallel=DataParallel(1)).run("reference")
+    assert by_row(alone.recorder) == by_row(plain.recorder)
+    assert alone.recorder.steps.array().tolist() == plain.recorder.steps.array().tolist()
+    assert alone.recorder.deliveries.array().tolist() == plain.recorder.deliveries.array().tolist()
+    assert alone.recorder.reasons == plain.recorder.reasons

@@ -1,0 +1,80 @@
+"""Worlds whose prompts and answers are computed by different replicas, which vLLM's protocol ties together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+from hypothesis import strategies as st
+
+from servesim.contracts import make, routers
+from servesim.engine.cluster import Cluster
+from servesim.engine.handoff import Handoff
+from servesim.engine.handoff_vllm import VllmNixl, VllmNixlParams
+from servesim.engine.links import Links
+from servesim.engine.pool import Pool
+from servesim.workload.workload import Clients
+from tests.support.strategies import worlds
+from tests.support.worlds import World
+
+
+@dataclass
+class Apart(World):
+    """A pool of prompts and a pool of answers; a token of KV is one byte."""
+
+    sizes: tuple[int, int] = (1, 1)
+    decode_blocks: int = 30
+    bytes_per_s: int = 1_000_000_000
+    start_ns: int = 0
+    protocol: VllmNixlParams = VllmNixlParams()  # noqa: RUF009
+
+    def pools(self, mode: str, check: bool) -> list[Pool]:
+        made = []
+        for name, world, count in zip(
+            ("prefill", "decode"), (self, replace(self, num_blocks=self.decode_blocks)), self.sizes, strict=True
+        ):
+            spawn = lambda world=world: world.core(check, mode)  # noqa: E731
+            cores = [spawn() for _ in range(count)]
+            made.append(Pool(cores, self.cost, self.depth, spawn, name, name))  # type: ignore[arg-type]
+        return made
+
+    def handoff(self) -> Handoff:
+        cls, _ = routers.resolve(self.router)
+        links = [self.bytes_per_s] * sum(self.sizes)
+        return VllmNixl(
+            Links(links, links, self.start_ns),
+            lambda request, start, stop: stop - start,
+            make(cls, cls.Params(), sum(self.sizes)),
+            self.protocol,
+        )
+
+
+def handoff_of(cluster: Cluster) -> Handoff:
+    """What ties its pools together."""
+    assert cluster.handoff is not None
+    return cluster.handoff
+
+
+@st.composite
+def apart_worlds(draw: st.DrawFn) -> Apart:
+    world = draw(worlds(kv=draw(st.sampled_from(["paged", "prefix-hash"]))))
+    fields: dict[str, Any] = {field.name: getattr(world, field.name) for field in dataclass_fields(world)}
+    sizes = draw(st.sampled_from([(1, 1), (2, 1), (1, 2)]))
+    patience = draw(st.sampled_from([None, None, 3_000, 60_000, 1_000_000]))
+    fields |= {
+        "replicas": sum(sizes),
+        "sizes": sizes,
+        "speculation": "",
+        "decode_blocks": draw(st.sampled_from([13, 30, 400])),
+        "bytes_per_s": draw(st.sampled_from([1_000_000, 30_000_000, 1_000_000_000])),
+        "start_ns": draw(st.sampled_from([0, 700])),
+        "protocol": VllmNixlParams(
+            http_ms=draw(st.sampled_from([0.0, 0.004])),
+            lease_s=draw(st.sampled_from([0.0, 5e-6, 30.0])),
+            lease_renewed=draw(st.booleans()),
+            kv_load_failure_policy=draw(st.sampled_from(["fail", "recompute"])),
+        ),
+        "clients": Clients(timeout_ns=patience),
+    }
+    return Apart(**fields)

@@ -1,0 +1,62 @@
+"""Worlds whose replicas come and go, by autoscalers that are told what to say and by those that are shipped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+
+from servesim.contracts.scaler import PoolLoad, Scaler
+from servesim.engine.cluster import Cluster
+from servesim.engine.scaling import Scaled
+from tests.support.pooled import Pooled, pooled_worlds
+
+EVERY_NS = 7_000
+
+
+class Told(Scaler):
+    """Answers what it is told, one answer after the other, then the last; one at least while requests wait and nothing
+    is there. Keeps what it saw."""
+
+    def __init__(self, answers: list[int]) -> None:
+        super().__init__(None, None)  # type: ignore[arg-type]
+        self.answers = list(answers)
+        self.saw: list[PoolLoad] = []
+
+    @property
+    def every_s(self) -> float:
+        return EVERY_NS / 1e9
+
+    def wanted(self, load: PoolLoad) -> int:
+        self.saw.append(load)
+        wanted = self.answers[min(len(self.saw), len(self.answers)) - 1]
+        return max(wanted, 1) if load.num_held and not load.num_replicas else wanted
+
+
+@dataclass
+class ScaledWorld(Pooled):
+    """Two pools whose replicas come and go."""
+
+    answers: tuple[list[int], list[int]] = ((), ())  # type: ignore[assignment]
+    start_ns: int = 10_000
+    scalers: list[Told] = field(default_factory=list)
+
+    def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
+        cluster = super().cluster(mode, check)
+        self.scalers = [Told(answers) for answers in self.answers]
+        scaled = [
+            Scaled(pool, scaler, self.start_ns, 0, 5)
+            for pool, scaler in zip(cluster.fleet.pools, self.scalers, strict=True)
+        ]
+        cluster.scale(scaled)
+        return cluster
+
+
+@st.composite
+def scaled_worlds(draw: st.DrawFn) -> ScaledWorld:
+    world = draw(pooled_worlds())
+    fields: dict[str, Any] = {name: getattr(world, name) for name in world.__dict__}
+    answers = [draw(st.lists(st.integers(0, 4), min_size=1, max_size=12)) for _ in range(2)]
+    start_ns = draw(st.sampled_from([0, 900, 30_000]))
+    return ScaledWorld(**fields, answers=(answers[0], answers[1]), start_ns=start_ns)

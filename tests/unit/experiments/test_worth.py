@@ -1,0 +1,155 @@
+"""`servesim worth`: the price within the SLO with a thing and without."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+import servesim
+from servesim import UserError
+from servesim.experiments.worth import Feature, _crossing, error_words, feature, sentence, worth
+
+WORKLOAD: dict[str, Any] = {
+    "trace": "synth:rate=1,prompt=600,output=20",
+    "requests": 40,
+    "model": "llama-3.2-1b",
+    "slo": "ttft:40",
+    "jobs": 1,
+    "replicates": 3,
+    "tolerance": 0.1,
+    "intervals": False,
+}
+SERVER: dict[str, Any] = {"trace": "synth:rate=1,prompt=8,output=2", "model": "llama-3.2-1b", "gpu": "h100"}
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "found"),
+    [
+        ("prefix-caching", {}, ((), ("kv=paged",))),
+        ("prefix-caching", {"kv": "paged"}, (("kv=prefix-hash",), ("kv=paged",))),
+        ("tp", {}, (("tp=2",), ("tp=1",))),
+        ("tp", {"tp": 4}, ((), ("tp=1",))),
+        ("speculation", {"speculation": "ngram"}, ((), ("speculation=none", "acceptance=null"))),
+        ("tp=8", {"tp": 2}, (("tp=8",), ())),
+        ("max_num_seqs=4", {}, (("max_num_seqs=4",), ())),
+        ("fp8", {}, (("dtype=fp8",), ("dtype=bf16",))),
+    ],
+)
+def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[str, Any], found: Any) -> None:
+    assert feature(name, SERVER | more) == Feature(name, *found)
+
+
+@pytest.mark.parametrize(
+    ("of", "more", "line"),
+    [
+        ("fp9", {}, "of: 'fp9' is not known (did you mean \"fp8\"?)"),
+        ([], {}, "of: say what the worth is asked of: prefix-caching"),
+        (["tp", "tp"], {}, "of: tp is given twice"),
+        ("speculation", {}, "the scenario has no speculation; add it, such as --speculation eagle3"),
+        ("tp=1", {}, "of: tp=1 changes nothing: the scenario has that already"),
+        (
+            "tp=2",
+            {"kv": ["paged", "prefix-hash"]},
+            "worth: one deployment is compared with and without; kv has several",
+        ),
+        ("block_sise=2", {}, "unknown setting"),
+        ("fp8", {"slo": {}}, "capacity: give an SLO to meet"),
+        ("fp8", {"attainment": 2.0}, "attainment is 2, must be a share above 0"),
+    ],
+)
+def test_what_cannot_be_asked_gets_one_line(of: Any, more: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=re.escape(line)) as error:
+        worth(**WORKLOAD | more, of=of, gpu="h100")
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def document() -> Any:
+    return worth(**WORKLOAD, gpu="h100", of="tp=2,max_num_seqs=1").attrs["document"]
+
+
+def test_the_gain_is_one_less_the_ratio_of_prices_for_a_request(document: Any) -> None:
+    rows = {row["label"]: row for row in document["rows"]}
+    assert list(rows) == ["without", "tp=2", "max_num_seqs=1", "tp=2 + max_num_seqs=1"]
+    for one in document["worth"]:
+        price, other = (rows[name]["usd_per_hour"] / rows[name]["rate"] for name in (one["of"], "without"))
+        assert one["price_ratio"] == price / other
+        assert one["gain"] == 1 - one["price_ratio"]
+        if one["low"] is not None:
+            assert one["low"] < one["gain"] < one["high"]
+        assert one["model_error"] is None
+    tp, slots, both = document["worth"]
+    assert rows["tp=2"]["usd_per_hour"] == 2 * rows["without"]["usd_per_hour"]
+    assert slots["gain"] < 0 < slots["price_ratio"]  # one request at once carries less
+    assert both["with"] == ["tp=2", "max_num_seqs=1"]
+    assert document["answer"].startswith(tp["says_worth"])
+
+
+def test_rows_are_those_of_capacity(document: Any) -> None:
+    [alone] = servesim.capacity(**WORKLOAD, gpu="h100").attrs["document"]["rows"]
+    [row] = [row for row in document["rows"] if row["label"] == "without"]
+    assert [row[key] for key in ("rate", "rate_low", "rate_high")] == [
+        alone[key] for key in ("rate", "rate_low", "rate_high")
+    ]
+
+
+def test_with_a_rate_whole_replicas_are_compared() -> None:
+    [one] = worth(**WORKLOAD, gpu="h100", rate=40, of="max_num_seqs=1").attrs["document"]["worth"]
+    assert one["rate"] == [40, 40]
+    assert one["usd_per_hour"][0] > one["usd_per_hour"][1]
+    assert one["says"].startswith("replicas are whole")
+    assert "more: $" in one["says_worth"]
+
+
+def test_what_carries_nothing_is_said_so() -> None:
+    frame = worth(**WORKLOAD | {"slo": "tpot:0.5"}, gpu="h100", of="tp=2")
+    [one] = frame.attrs["document"]["worth"]
+    assert (one["gain"], one["low"], one["says"]) == (None, None, "one of the two carries nothing")
+    assert one["says_worth"] == "tp=2: with it nothing is carried (never)."
+
+
+@pytest.mark.parametrize(
+    ("margins", "limit"),
+    [
+        ((0.1, 0.05, -0.05), 2 * math.sqrt(2)),
+        ((0.1, 0.0, -0.05), 2.0),
+        ((0.1, -0.3, 0.2), 2**0.25),
+        ((-0.1, 0.0, -0.1), None),
+        ((0.1, 0.1, 0.1), None),
+    ],
+)
+def test_a_replicate_s_limit_lies_where_its_margin_crosses_zero(
+    margins: tuple[float, ...], limit: float | None
+) -> None:
+    assert _crossing((1.0, 2.0, 4.0), margins) == (limit if limit is None else pytest.approx(limit))
+
+
+def test_sentences_by_hand() -> None:
+    one: dict[str, Any] = {
+        "of": "fp8",
+        "price_ratio": 0.8,
+        "gain": 0.2,
+        "low": 0.1,
+        "high": 0.25,
+        "verdicts": ["carries", "carries"],
+        "usd_per_hour": [3.0, 3.0],
+        "rate": [5.0, 4.0],
+        "model_error": {"low": -0.1, "high": None, "level": 0.8, "says": "by pairs"},
+    }
+    assert sentence(one) == ("fp8 saves 20 % [10, 25] a request: 5 requests/s at $3.00/h, 4 at $3.00/h without.")
+    assert error_words(one).startswith("fp8: the gain would be -10 to ? % in 80 % of measured pairs (by pairs")
+    assert error_words(one | {"model_error": None}) == ""
+    unknown = {"low": None, "high": None, "level": 0.8, "says": "none: no pairs"}
+    assert error_words(one | {"model_error": unknown}).endswith("is not known: no pairs")
+
+
+@pytest.mark.slow
+def test_the_model_s_error_of_a_ratio_is_that_of_measured_pairs() -> None:
+    asked = {**WORKLOAD, "model": "llama-3.1-70b", "slo": "ttft:2000,tpot:50", "tp": 4, "intervals": True}
+    [one] = worth(**asked, gpu="h200", of="tp=8", engine={"version": "0.12.0"}).attrs["document"]["worth"]
+    bars = one["model_error"]
+    assert bars["low"] < one["gain"] < bars["high"]
+    assert bars["says"].startswith("by pairs of two sizes of one server")
