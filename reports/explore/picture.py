@@ -29,7 +29,7 @@ DRAWING = Lock()  # matplotlib's settings are those of the process
 
 
 class Overtaken(Exception):
-    """A newer value has come: nobody waits for this run any more."""
+    """A newer value has come: the answer of this run is not needed any more."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Group:
                 self._run(steps, now)
             elif rounds or self._since_sync % self._finish_sync == 0:
                 break
-            else:  # nobody knows yet that all have finished
+            else:  # no rank knows yet that all have finished
                 self._run(steps, now)
                 break
         if rounds:

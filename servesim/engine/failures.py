@@ -136,7 +136,7 @@ class Failing:
         cluster.telling.listen(replica)
         clock, now = cluster.clock, cluster.clock.ns
         down = crash.restart_ns
-        if replica.state == "draining":  # nobody would start it again
+        if replica.state == "draining":  # nothing would start it again
             cluster.set_state(crash.replica, "gone")
         elif down >= 0:
             clock.at(now + down, CHANGE, partial(self._restart, crash.replica))

@@ -49,7 +49,7 @@ class Passage:
 
     @property
     def prefilled(self) -> bool:
-        """Whether its KV is at the source, and nobody has freed it."""
+        """Whether its KV is at the source and not freed yet."""
         return self.leg.state is State.FINISHED and self.released_ns < 0
 
 

@@ -116,27 +116,15 @@ def simulate(
         if cluster is not None and cluster.handoff is not None:
             records.add_columns(stage_columns(cluster.handoff, records.table["row"].to_numpy()))
         summary = _summary(setup, records, cluster)
+
+        def again(changes: Mapping[str, Any]) -> Result:
+            changed = Scenario.of({**asked.model_dump(), **changes})
+            return simulate(changed, trace=given, jobs=jobs, intervals=False)
+
         if burst_replicas and not asked.pools:
-
-            def with_replicas(count: int) -> pd.DataFrame:
-                more = Scenario.of({**asked.model_dump(), "replicas": count})
-                return simulate(more, trace=given, jobs=jobs, intervals=False).requests
-
-            for i, found in enumerate(summary.get("bursts", ())):
-                found["held"] = holding(found, setup.scenario, records.table.to_pandas(), with_replicas)
-                summary["notes"][i] = burst_text(found)  # notes begin with those of bursts
+            _hold_bursts(summary, setup.scenario, records, again)
         if intervals:
-            summary["intervals"] = error_bars(summary)
-            if not propagate:
-                summary["intervals"]["propagated"] = {"says": NOT_ASKED, "runs": 0}
-            else:
-
-                def again(changes: dict[str, Any]) -> dict[str, Any]:
-                    changed = Scenario.of({**asked.model_dump(), **changes})
-                    return simulate(changed, trace=given, jobs=jobs, intervals=False).summary
-
-                waits = setup.trace.after is not None
-                summary["intervals"]["propagated"] = propagated(summary, asked, setup.facts, waits, again)
+            summary["intervals"] = _error_bars(summary, asked, setup, again if propagate else None)
         if own:
             if setup.stream is not None:
                 raise UserError("metrics: a streamed run keeps no requests to compute them from")
@@ -157,6 +145,29 @@ def simulate(
     finally:
         if writer is not None:
             writer.discard()
+
+
+def _hold_bursts(
+    summary: dict[str, Any], scenario: Scenario, records: Records, again: Callable[[Mapping[str, Any]], Result]
+) -> None:
+    """Say in the summary how many replicas would have held each burst; `again` simulates with changed settings."""
+    for i, found in enumerate(summary.get("bursts", ())):
+        table = records.table.to_pandas()
+        found["held"] = holding(found, scenario, table, lambda count: again({"replicas": count}).requests)
+        summary["notes"][i] = burst_text(found)  # notes begin with those of bursts
+
+
+def _error_bars(
+    summary: Mapping[str, Any], asked: Scenario, setup: Setup, again: Callable[[Mapping[str, Any]], Result] | None
+) -> dict[str, Any]:
+    """Return the error bars of a run; those of percentiles, goodput and price where `again`, which simulates with
+    changed settings, is given."""
+    found = error_bars(summary)
+    if again is None:
+        return found | {"propagated": {"says": NOT_ASKED, "runs": 0}}
+    waits = setup.trace.after is not None
+    bars = propagated({**summary, "intervals": found}, asked, setup.facts, waits, lambda more: again(more).summary)
+    return found | {"propagated": bars}
 
 
 def _scenario(

@@ -189,7 +189,7 @@ def test_an_overtaken_question_is_answered_so(client: Any, monkeypatch: pytest.M
         def ready(setup: Any) -> Any:
             progress = on_ready(setup)
             began.set()
-            while True:  # a run that would take for ever
+            while True:  # a run without end
                 progress(0, 0)
 
         return simulate(*args, on_ready=ready, **more)
