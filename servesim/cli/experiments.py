@@ -56,8 +56,8 @@ Examples:
 WORTH_EXAMPLES = """
 \b
 Examples:
-  servesim worth --of prefix-caching,fp8 --trace preset:mooncake-conversation --model qwen3-8b --gpu h100 --slo ttft:2s
-  servesim worth scenario.yaml --of speculation --of engine.block_size=32 --rate 9
+  servesim worth --of fp8,tp --trace preset:azure-conv-2023 --requests 900 --model qwen3-8b --gpu h100 --slo ttft:2s
+  servesim worth scenario.yaml --of engine.block_size=32 --slo ttft:500 --rate 9
 
 Each is compared with a deployment that has none of them, and all of them together, too.
 """

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from servesim.contracts.router import Role
 from servesim.errors import UserError, shown, suggest
 from servesim.parsing import pairs
 
 if TYPE_CHECKING:
+    from servesim.contracts.router import Role
     from servesim.run.scenario import Scenario
 
 FIELDS = (
@@ -18,7 +18,7 @@ FIELDS = (
     "acceptance", "engine", "host", "kernel_tables", "usd_per_gpu_hour", "price", "scaler", "start",
 )  # fmt: skip
 """Settings that pools may have of their own."""
-ROLES: tuple[Role, ...] = get_args(Role)
+ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
 Settings = dict[str, Any]
 
 

@@ -178,7 +178,7 @@ def test_axes_come_in_the_order_typed_and_the_last_of_two_holds(call: Call) -> N
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--schedular vllm", "--schedular (Possible options: --scheduler)"),
+        ("--schedular vllm", "--schedular (Possible options: --scaler, --scheduler)"),
         ("--engine.blocksize 3", '--engine.blocksize (did you mean "--engine.block-size"?)'),
         ("--clients.timeouts=3", '--clients.timeouts (did you mean "--clients.timeout-s"?)'),
         ("--schedulr.max-num-seqs 3", '--schedulr.max-num-seqs (did you mean "--scheduler.max-num-seqs"?)'),
