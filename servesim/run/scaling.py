@@ -14,6 +14,9 @@ from servesim.run.pool import PoolSetup
 from servesim.run.scenario import Scenario
 from servesim.workload.trace import Trace
 
+LEAST_S = 1e-3
+"""Seconds between two questions to an autoscaler at least: with fewer a run of hours would never end."""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -101,5 +104,9 @@ def scaled_pools(pools: list[PoolSetup], trace: Trace) -> list[Scaled]:
             raise UserError(f"scaler: replicas is {pool.scenario.replicas}, must be from {params.min} to {params.max}")
         seconds = start.total_s(deployment.model.weight_bytes(deployment.dtype))
         scaler: Scaler = make(cls, params, CostProfile(pool.cost))
+        if not LEAST_S <= scaler.every_s <= 1e7:
+            raise UserError(
+                f"scaler {scaler.name}: asked every {scaler.every_s:g} s, must be from {LEAST_S:g} to 1e7"
+            )
         found.append(Scaled(pool.pool, scaler, round(seconds * SECOND), params.min, params.max))
     return found

@@ -322,6 +322,12 @@ class Scenario(_Section):
     def _steps(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
+    @field_validator("start", mode="before")
+    @classmethod
+    def _start(cls, value: Any) -> Any:
+        value = pairs("start", value) if isinstance(value, str) and value else value
+        return {key: spelt(part) for key, part in value.items()} if isinstance(value, Mapping) else value
+
     @field_validator("price", mode="before")
     @classmethod
     def _prices(cls, value: Any) -> Any:
