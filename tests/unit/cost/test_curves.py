@@ -34,6 +34,8 @@ def test_a_blend_has_the_knots_of_both_and_goes_on_by_the_slopes_of_both() -> No
 def test_a_sum_has_the_knots_of_all_and_goes_on_by_the_sum_of_the_slopes() -> None:
     both = total([SLOW, FAST])
     assert [both.at(x) for x in (5, 10, 20)] == [40, 80, 160]
+    known = total([SLOW, Curve([0, 10], [0, 20], beyond=ROOFLINE)])
+    assert [known.source(x) for x in (10, 20)] == [MEASURED, ROOFLINE], "as uncertain as the least certain"
 
 
 def test_the_upper_of_two_goes_on_by_the_steeper() -> None:

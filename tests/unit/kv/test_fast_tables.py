@@ -171,6 +171,18 @@ def test_a_request_with_too_few_blocks_or_content_known_ahead_grows_by_itself() 
         assert kv.turns.join(one, 8, num_tokens) is joins
 
 
+@pytest.mark.parametrize("kind", [FastPaged, FastPrefixHash])
+def test_a_turn_that_needs_more_than_is_free_is_not_taken(kind: Any) -> None:
+    """Both blocks are taken: the eighth token has a place, the ninth none."""
+    kv = kind(PrefixHashParams() if kind is FastPrefixHash else NoParams(), KVMemory(3, 4, 100))
+    one = Request(0, "0", 7, 60, 0, content=Word("A" * 99))
+    kv.admit(one, MISS, 8, 0)
+    one.state, one.num_computed_tokens = State.RUNNING, 7
+    assert kv.turns.join(one, 7, 8)
+    assert [kv.turns.extend(turn, turn) for turn in range(2)] == [True, False]
+    assert kv.num_free_blocks() == 0
+
+
 @pytest.mark.parametrize(("ended", "found"), [(3, 8), (2, 4)])
 def test_what_a_member_knew_is_published_when_it_leaves(ended: int, found: int) -> None:
     """After three turns all of two blocks of four are known, after two one token of them is not."""
