@@ -209,7 +209,7 @@ class Scenario(_Section):
     kv_dtype: str = "bf16"
     """Format of the KV cache: bf16, fp16, fp8, fp32. Left out, fp8 where the engine takes it from such weights
     (servesim/versions)."""
-    tp: int = Field(default=1, ge=1)
+    tp: int = Field(default=1, ge=1, le=1024)
     """GPUs of a stage (tensor parallelism)."""
     dp: int = Field(default=1, ge=1, le=1024)
     """Data-parallel ranks of a replica: each has a scheduler and KV memory of its own on tp GPUs, and experts are

@@ -147,7 +147,7 @@ COMMANDS: dict[str, list[Hostile]] = {
         *_each(EXPLORE, "--rate", "0", "-1", "nan", ""), *_each(EXPLORE, "--requests", "0", "-1", HUGE),
         *_each(EXPLORE, "--stream", "true"), *_each(EXPLORE, "--gpu", "", "none-such"), *_each(EXPLORE, "--tp", "0",
         "2,4"),
-        *_each(EXPLORE, "--set", "nothing=1", "=", "seed=[1,2]"), Hostile(("explore", "--port", "1", *SMALL)),
+        *_each(EXPLORE, "--set", "nothing=1", "=", "seed=[1,2]"),
         *_each(EXPLORE, "--pools", "a:replicas=0"), *_each(EXPLORE, "--pd", "0x1:1x1"),
         *(Hostile(("explore", "{}/x.yaml", "--port", "0"), text) for text in (
             "5\n", "[]\n", "a: 1\na: 2\n", "[" * 5_000, "\x00", "trace: &a [*a]\n", HEAD + "slo: {ttft: .nan}\n",
@@ -157,7 +157,7 @@ COMMANDS: dict[str, list[Hostile]] = {
     "worth": [
         *_each(WORTH, "--of", "", ",", "none-such", "fp8,fp8", "tp=0", "tp=", "tp=1,2", "tp=nan", f"tp={HUGE}", "=5",
                "replicas=0", "seed=x", "model=none-such", "gpu=", "fp8,", "speculation=none-such", "trace=/dev/zero",
-               "scheduler.max_num_seqs=true", "expert-parallel", "tp=1", "pools=5", "pools=[5]", "pd=0x1:1x1", "dp=0",
+               "scheduler.max_num_seqs=true", "tp=1", "pools=5", "pools=[5]", "pd=0x1:1x1", "dp=0",
                "cluster.failures=5", "shape=5", "scaler=5", "slo=5", "engine.block_size=-1", "{}/x.py:Class"),
         Hostile(WORTH), *_each((*WORTH, "--of", "fp8"), "--rate", "0", "-1", "nan", "inf", "1,2"),
         *_each((*WORTH, "--of", "fp8"), "--gpu", "h100,h200", ""), *_each((*WORTH, "--of", "fp8"), "--replicates", "0",

@@ -57,6 +57,7 @@ SIZE = 4
 @example([(9, [3] * 8)], 0, 5, 6, 32)  # two blocks are free, three would be needed
 @example([(9, [3] * 8)], 0, 8, 6, 32)  # two blocks are free: 20 tokens
 @example([(9, [1] * 8), (4, [4] * 8)], 0, 3, 7, 32)  # two blocks are free, for one of two requests
+@example([(4, [1] * 8)], 3, 2, 3, 32)  # one block is free, for the slots ahead of the first round
 @example([(9, [3] * 8)], 0, 8, 40, 28)  # as many blocks as the context has, and no more
 def test_rounds_of_drafts_take_the_blocks_that_growing_step_by_step_takes(
     rows: list[tuple[int, list[int]]], ahead: int, limit: int, blocks: int, longest: int
