@@ -58,7 +58,7 @@ class HostTerms:
     eager_per_mixture: float = 0.0
     """The same for a layer with experts."""
     eager_per_mixture_by_experts: dict[str, float] = field(default_factory=dict)
-    """The same by format of the experts, for formats that are launched otherwise (mxfp4 by Triton, which is not what runs
+    """The same by format of the experts, for formats that are launched otherwise (mxfp4 by Triton, which does not run
     them under activations in mxfp8)."""
     mixed_filling: float = 0.0
     """GPU time of a layer for decodes beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or more that give every
