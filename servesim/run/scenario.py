@@ -217,7 +217,7 @@ class Scenario(_Section):
     ep: int | None = Field(default=None, ge=1, le=4096)
     """Of the tp x dp GPUs those that experts are dealt out to, whole, split by width over the rest; none: all of them
     with engine.enable_expert_parallel, else 1."""
-    pp: int = Field(default=1, ge=1)
+    pp: int = Field(default=1, ge=1, le=1024)
     """Stages of a replica (pipeline parallelism); one step per stage is in flight, planned synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)
     """Copies of the model behind the router."""

@@ -150,6 +150,7 @@ def test_a_hit_may_go_on_within_what_another_request_cached_of_the_same_text(spl
     assert (hit.num_tokens, kv.hit_blocks(hit)) == (16, [*first[:2], *second[2:]])
     kv.admit(third, hit, 1, 0)
     assert list(kv.tables[third])[:4] == [*first[:2], *second[2:]]
+    assert all(extent.blocks for extent in kv._held[third])
     assert (kv.refs(second[1]), kv.refs(second[2]), kv.num_free_blocks()) == (1, 2, 5)
     kv.free(third)
     assert kv.num_free_blocks() == 8
