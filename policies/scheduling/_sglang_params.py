@@ -32,8 +32,8 @@ class SglangParams:
     prefill_decode_interval: int = 0
     """Decode steps between two prefill batches, while anything decodes."""
     scheduler_recv_interval: int = 1
-    """Decode steps between two looks at the requests that came meanwhile; after a prefill batch, and where nothing runs,
-    the scheduler looks at once (0.5.9: srt/managers/scheduler_recv_skipper.py)."""
+    """Decode steps between two looks at the requests that came meanwhile; after a prefill batch, and where nothing
+    runs, the scheduler looks at once (0.5.9: srt/managers/scheduler_recv_skipper.py)."""
     retraction_policy: str = "length"
     """Whom to retract first: "length" (shortest output, then longest prompt) or "priority"."""
     enable_priority_scheduling: bool = False
