@@ -73,7 +73,7 @@ class ReplicaTotals:
         self.add_served(replica, values)
 
     def add_served(self, replica: NDArray[np.int64], values: Mapping[str, NDArray[Any]]) -> None:
-        """Take in what replicas served: `replica` and each of `values` (SUMS but `requests`) have an entry a request."""
+        """Take in what replicas served: `replica` and each of `values` (SUMS but `requests`): one entry each."""
         self._grow(replica)
         np.add.at(self._sums["requests"], replica, 1)
         for name, value in values.items():
