@@ -74,8 +74,9 @@ def stages(handoff: Handoff, requests: RequestColumns) -> dict[str, Any]:
     own = stage_columns(handoff, requests.table["row"])
     through = requests.done & (own["received_ns"] >= 0)
     table = {name: column[through] for name, column in {**requests.table, **own}.items()}
-    ends = [table[name] for name in ("arrival_ns", "scheduled_ns", "prefilled_ns", "reserved_ns", "received_ns")]
-    ends += [table["first_token_ns"], table["last_token_ns"]]
+    begun = np.maximum(table["prefilled_ns"], table["reserved_ns"])  # where memory was taken before, as by SGLang
+    ends = [table[name] for name in ("arrival_ns", "scheduled_ns", "prefilled_ns")]
+    ends += [begun, *(table[name] for name in ("received_ns", "first_token_ns", "last_token_ns"))]
     spent = {name: end - start for name, start, end in zip(STAGES, ends, ends[1:], strict=False)}
     sent = own["kv_bytes"][own["received_ns"] >= 0]
     seconds = requests.duration_ns / SECOND

@@ -77,7 +77,7 @@ def test_what_is_sent_is_the_kv_of_whole_blocks_and_takes_bytes_over_the_narrowe
         ({"handoff": "vllm-nixl"}, "no pool has the role"),
         ({"pd": "1x1:1x1", "handoff": "vllm-nixl:link=string"}, "link is 'string'"),
         ({"pd": "1x1:1x1", "handoff": "vllm-nixl:gb_s=0"}, "gb_s is 0"),
-        ({"pd": "1x1:1x1", "scheduler": "sglang"}, "cannot wait for KV"),
+        ({"pd": "1x1:1x1", "scheduler": "continuous", "kv": "paged"}, "cannot wait for KV"),
         ({"pools": [{"name": "a", "role": "prefill"}]}, "none has the role decode"),
         ({"pd": "1x1:1x1", "cluster": {"failures": ["crash:replica=0,at=1"]}}, "not modeled"),
         ({"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode", "kv_dtype": "fp8"}]}, "KV form"),
