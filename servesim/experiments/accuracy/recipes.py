@@ -95,7 +95,11 @@ def _recipe(cell: Cell) -> Recipe:
         "preset": engine["preset"],
     }
     if cell.sides is not None:
-        found, waves = settings_apart(cell, cell.sides, recipes()["apart"])
+        table = recipes()["apart"]
+        version = "" if cell.engine in table["runtimes"] else cell.version.lstrip("v")
+        if version and recorded_engine(f"{engine['preset']} {version}") is not None:
+            settings["engine"] = {"version": version}
+        found, waves = settings_apart(cell, cell.sides, table)
         return Recipe(settings | found, output_mean(cell), waves)
     if cell.settings is not None:
         return _of_measured(cell, settings)
