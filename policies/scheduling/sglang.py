@@ -7,8 +7,9 @@ how much the running ones will still generate (new_token_ratio); when the bet is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, ClassVar
 
 from mypy_extensions import mypyc_attr
@@ -20,6 +21,7 @@ from servesim.errors import UserError
 
 from ._common import refuse_if_hopeless
 from ._prefill_adder import CLIP_MAX_NEW_TOKENS, Added, Grant, PrefillAdder, max_new
+from ._sglang_arrivals import RemoteArrivals
 from ._sglang_order import CACHE_AWARE, order
 from ._sglang_params import SglangParams
 
@@ -34,7 +36,7 @@ class Sglang(Scheduler):
     """SGLang: prefill batches before decode batches, prefixes first if asked for, retraction when memory runs out."""
 
     Params: ClassVar[type[Any]] = SglangParams
-    supports = frozenset({"async"})
+    supports = frozenset({"async", "remote_kv"})
     samples = "prefix-first"
     paper = "Zheng et al., SGLang: Efficient Execution of Structured Language Model Programs, NeurIPS 2024"
 
@@ -68,6 +70,7 @@ class Sglang(Scheduler):
         self._next_step = 0  # id of the step after the last one planned here
         self._unread: list[Request] = []  # of `waiting`, which the scheduler has not looked at
         self._since_read = 0  # decode steps since it last looked
+        self.arrivals = RemoteArrivals(self)
 
     @classmethod
     def complete(cls, params: SglangParams, defaults: Defaults) -> SglangParams:
@@ -93,12 +96,16 @@ class Sglang(Scheduler):
         if not self.running and not self.waiting:
             self._ratio, self._decays = self._init_ratio, 0  # idle
         self._merge_last()
+        if ctx.connector is not None:
+            self.arrivals.reserve(ctx)
         if self._decodes_due and self.batch:
             self._decodes_due -= 1
         else:
             self._prefill(ctx)
         if not ctx.num_tokens and self._decode(ctx) and not ctx.num_tokens:
             self._prefill(ctx)  # SGLang's loop comes round again at once
+        if self.arrivals.come and not self.last:
+            self.arrivals.join(ctx)
         self._next_step = ctx.step_id + (ctx.num_tokens > 0)
         return ctx.plan
 
@@ -346,6 +353,9 @@ class Sglang(Scheduler):
     # Queues.
 
     def on_arrival(self, request: Request) -> None:
+        if request.num_computed_tokens:
+            self.arrivals.come.append(request)
+            return
         self._queue(request)
         if self._rules.scheduler_recv_interval > 1:
             self._unread.append(request)
@@ -353,6 +363,18 @@ class Sglang(Scheduler):
     def _queue(self, request: Request) -> None:
         self.waiting.append(request)
         self._prefilled_before[request] = self._prefilled
+
+    def drop_waiter(self, request: Request) -> None:
+        if request in self._unread:
+            self._unread.remove(request)
+        if not self.arrivals.drop(request):
+            super().drop_waiter(request)
+
+    def waiters(self) -> Iterator[Request]:
+        return chain(self.arrivals.come, self.waiting, self.arrivals.prealloc)
+
+    def num_waiting(self) -> int:
+        return len(self.arrivals.come) + len(self.waiting) + len(self.arrivals.prealloc)
 
     def on_finish(self, requests: Sequence[Request]) -> None:
         super().on_finish(requests)
@@ -362,8 +384,6 @@ class Sglang(Scheduler):
             self._prefilled_before.pop(request, None)
             if request is self.chunked:
                 self.chunked = None
-            if request in self._unread:
-                self._unread.remove(request)
 
 
 schedulers.register("sglang")(Sglang)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import yaml
 
 from servesim.errors import UserError
+from servesim.experiments.accuracy.apart import settings_apart
 from servesim.experiments.accuracy.cells import CONFIGS, Cell, package_folder
 from servesim.experiments.accuracy.commands import CONTRADICTION, settings_of
 from servesim.experiments.recording import known_model
@@ -30,6 +32,9 @@ class Recipe:
 
     settings: dict[str, Any]
     output_mean: float
+    waves: int = 0
+    """Where fewer requests are simulated than were sent: the turns of all clients that were measured
+    (servesim.experiments.accuracy.apart); 0: all are simulated."""
 
 
 @cache
@@ -53,18 +58,25 @@ def output_mean(cell: Cell) -> float:
     )
 
 
-def recipe(cell: Cell) -> Recipe:
-    """Return how to replay a cell; UserError says why it cannot be answered."""
-    if cell.mode != "agg":
-        raise UserError("prefill and decode on separate servers")
+def recipe(cell: Cell, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Return how to replay a cell; `changes`: dotted settings that stand above its own. UserError says why it cannot be
+    answered."""
+    found = _recipe(cell)
+    _put(found.settings, dict(changes or {}))
+    return found
+
+
+def _recipe(cell: Cell) -> Recipe:
+    if cell.mode != "agg" and cell.sides is None:
+        raise UserError("prefill and decode on separate servers, whose numbers are not stated")
     if cell.pp > 1:
         raise UserError(f"pipeline of {cell.pp} stages")
-    if cell.gpus > cell.tp * max(cell.dp, 1):
+    if cell.sides is None and cell.gpus > cell.tp * max(cell.dp, 1):
         raise UserError(f"experts over {cell.gpus} GPUs, attention over {cell.tp * max(cell.dp, 1)}")
     if cell.source.startswith(CONTRADICTION):
         raise UserError("the heading of the run names another model or flag than its command")
     own = recipes()["models"].get(cell.model, {})
-    own = own | own.get("as", {}).get(cell.weights, {})
+    own = own | own.get("as", {}).get(_weights(cell), {})
     if cell.flags is not None:
         return _of_command(cell, own)
     engine = _of("engines", cell.engine, "engine")
@@ -77,11 +89,18 @@ def recipe(cell: Cell) -> Recipe:
         "clients": {"max_concurrency": cell.concurrency},
         "model": model,
         "gpu": _gpu(cell.gpu, cell.gpu if cell.gpu in gpu_names() else ""),
-        "tp": cell.tp,
+        "tp": max(cell.tp, 1),
         **_ranks(cell),
-        "dtype": own.get("dtype") or _of("weights", cell.weights, "format of weights"),
+        "dtype": own.get("dtype") or _of("weights", _weights(cell), "format of weights"),
         "preset": engine["preset"],
     }
+    if cell.sides is not None:
+        table = recipes()["apart"]
+        version = "" if cell.engine in table["runtimes"] else cell.version.lstrip("v")
+        if version and recorded_engine(f"{engine['preset']} {version}") is not None:
+            settings["engine"] = {"version": version}
+        found, waves = settings_apart(cell, cell.sides, table)
+        return Recipe(settings | found, output_mean(cell), waves)
     if cell.settings is not None:
         return _of_measured(cell, settings)
     if "scheduler" in engine:
@@ -99,6 +118,11 @@ def recipe(cell: Cell) -> Recipe:
     if kv_dtype := _kv_dtype(cell, own, engine, source["name"]):
         settings["kv_dtype"] = kv_dtype
     return Recipe(settings, output_mean(cell))
+
+
+def _weights(cell: Cell) -> str:
+    """Return the label of the weights' format; where prefill and decode are apart it is in the precision's place."""
+    return cell.weights or (recipes()["apart"]["precisions"].get(cell.precision, "") if cell.sides else "")
 
 
 def _ranks(cell: Cell) -> dict[str, int]:
