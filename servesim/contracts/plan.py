@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mypy_extensions import mypyc_attr
 
-from servesim.contracts.connector import Connector, Load
+from servesim.contracts.connector import DEFER, Connector, Load
 from servesim.contracts.kv import Hit
 from servesim.contracts.ledger import Ledger
 from servesim.contracts.request import Request, State
@@ -167,13 +167,22 @@ class PlanContext:
             return Hit(request._num_computed_tokens)
         return self.kv.lookup(request)
 
+    def deferred(self, request: Request, hit: Hit) -> bool:
+        """Return whether a waiting request has to be asked for again: KV that it could have is on its way to another,
+        whose prefix it will find. The caller goes on with those behind it."""
+        connector = self.connector
+        if connector is None or request in self.fetched:
+            return False
+        return connector.available(request, hit.num_tokens) == DEFER
+
     def fetch(
         self, request: Request, hit: Hit, *, full_tokens: int = 0, reserve: int = 0, owed: int = 0
     ) -> bool | None:
         """Let a waiting request wait for KV computed elsewhere, behind the hit, if there is any; it has memory for it.
         True: the caller takes it out of its queue, and has it back by `Scheduler.on_arrival`. False (nothing done): the
         allocator cannot. None: there is no such KV, or it has come; the request can be admitted. `full_tokens` and
-        `reserve` as in `admit`; `owed` tokens must be free beside: what others need that have begun their prompts."""
+        `reserve` as in `admit`; `owed` tokens must be free beside: what others need that have begun their prompts. Not
+        to be called for one that is `deferred`."""
         connector: Any = self.connector  # read through Any: mypyc would ask for ints before they can be refused
         kv = self.kv
         if connector is None or request in self.fetched:
