@@ -18,7 +18,7 @@ from servesim.contracts.request import Request, State
 
 LATER: Final = 1 << 62
 """Answer of `Connector.load`: the end is not known yet; the replica is told when it has come (`Replica.loaded`)."""
-DEFER: Final = -1
+DEFER: Final = -LATER
 """Answer of `Connector.available`: not known yet; the request waits, and those behind it may go ahead."""
 
 

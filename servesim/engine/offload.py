@@ -49,8 +49,8 @@ class Direction:
 class OffloadCounts:
     """Counts of a replica's host memory."""
 
-    first_tokens: int = 0
-    """Tokens loaded for requests that had not run yet."""
+    first_tokens: dict[int, int] = field(default_factory=dict)
+    """Tokens loaded for requests that had not run yet, by row."""
     again_tokens: int = 0
     """Tokens loaded for preempted requests."""
     stored_tokens: int = 0
@@ -93,7 +93,7 @@ class Offload(Connector):
         self._touched: tuple[Request | None, int] = (None, 0)  # the last request asked about, and its blocks
 
     def join(self, replica: Any) -> None:
-        self._now: Callable[[], int] = lambda: replica.clock.ns  # type: ignore[no-any-return]
+        self._now: Callable[[], int] = lambda: replica.clock.ns
         self._replica = replica
 
     def available(self, request: Request, num_tokens: int) -> int:
@@ -131,7 +131,7 @@ class Offload(Connector):
         if request.num_preemptions:
             counts.again_tokens += stop - start
         else:
-            counts.first_tokens += stop - start
+            counts.first_tokens[request.row] = counts.first_tokens.get(request.row, 0) + stop - start
         return end_ns
 
     def _arrived(self, now: int) -> None:

@@ -180,7 +180,8 @@ class Arc(HostMemory):
 
     def evict(self, count: int, keep: Collection[Hashable], now: int) -> list[Hashable] | None:
         once, again = idle(self._once, keep, now), idle(self._again, keep, now)
-        left, going = len(self._once), []
+        left = len(self._once)
+        going: list[tuple[Hashable, bool]] = []
         while len(going) < count:
             key = next(once, None) if left >= int(self._target) else None
             if key is not None:

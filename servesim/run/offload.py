@@ -178,7 +178,7 @@ def offload_figures(cores: Sequence[EngineCore], requests: Requests) -> dict[str
         return None
     counts = [offload.counts for _, offload in found]
     queried, gpu = requests.total("queried_tokens"), requests.total("hit_tokens")
-    cpu = sum(each.first_tokens for each in counts)
+    cpu = sum(sum(each.first_tokens.values()) for each in counts)
     loads = np.array([ns for each in counts for ns in each.load_ns], dtype=np.int64)
     seconds = requests.duration_ns / SECOND * len(found)
     return {
