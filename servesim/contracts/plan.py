@@ -104,6 +104,7 @@ class PlanContext:
         """Where KV computed elsewhere comes from; None: from nowhere."""
         self.fetched: dict[Request, Load] = fetched if fetched is not None else {}
         """Requests that hold memory and do not run: their KV comes from elsewhere, or has come."""
+        self._available: tuple[Request, int, Any] | None = None  # what the connector has just said, of which hit
 
     @property
     def now(self) -> int:
@@ -173,7 +174,9 @@ class PlanContext:
         connector = self.connector
         if connector is None or request in self.fetched:
             return False
-        return connector.available(request, hit.num_tokens) == DEFER
+        tokens: Any = connector.available(request, hit.num_tokens)
+        self._available = (request, hit.num_tokens, tokens)
+        return bool(tokens == DEFER)
 
     def fetch(
         self, request: Request, hit: Hit, *, full_tokens: int = 0, reserve: int = 0, owed: int = 0
@@ -187,7 +190,10 @@ class PlanContext:
         kv = self.kv
         if connector is None or request in self.fetched:
             return None
-        start, tokens = hit.num_tokens, connector.available(request, hit.num_tokens)
+        start, asked = hit.num_tokens, self._available
+        known = asked is not None and asked[0] is request and asked[1] == start
+        tokens = asked[2] if asked is not None and known else connector.available(request, start)
+        self._available = None
         if type(tokens) is not int or not 0 <= tokens <= request.num_tokens - start:
             raise PolicyError(f"connector: {tokens!r} tokens are available of {request}, {start} of which are here")
         if not tokens:
