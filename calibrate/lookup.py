@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from servesim.contracts.cost import Batch
 from servesim.cost.attention import TableAttention
 from servesim.cost.curve import Curve
+from servesim.cost.data_parallel import box_of, deepep_curve
 from servesim.cost.formula import Roofline
 from servesim.cost.grid import HeadShape
 from servesim.cost.latent import DEEPSEEK, Beside, beside_of, latent_attention
@@ -23,6 +24,7 @@ from servesim.hardware.layers import Experts
 
 _Call = dict[str, int]
 _EXPERTS = ("moe", "moe_ep")
+_EXCHANGES = ("all_to_all_ll", "all_to_all_ht")
 _COLLECTIVES = ("all_reduce", "all_reduce_nccl", "all_gather")
 
 
@@ -57,13 +59,17 @@ def _curve(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], float]:
             experts = Experts(shape["experts"], shape["topk"], shape["n"])
             backend = "marlin" if dtype.endswith("_marlin") else "auto"
             gpus, dtype_ = shape.get("gpus", 1), dtype.removesuffix("_marlin")
-            return experts_curve(gemms, experts, shape["k"], gpus, dtype_, backend, gpus > 1)
+            return experts_curve(gemms, experts, shape["k"], gpus, dtype_, backend, gpus)
+        if op in _EXCHANGES:
+            experts = Experts(shape["experts"], shape["topk"], 1)
+            return deepep_curve(gemms, shape["k"], experts, op, shape["gpus"], box_of(gemms.roofline.gpu))
         if op in _COLLECTIVES:
             return collective_curve(gemms.tables, roofline, op, shape["gpus"], 1)
         return row_curve(gemms, op, shape["n"], 4.0 * shape["n"], dtype)
 
     def time(call: _Call) -> float:
         size = call.pop("bytes" if op in _COLLECTIVES else "m")
+        size *= call["gpus"] if op in _EXCHANGES else 1  # measured by the tokens of one GPU
         return curve(**call).at(size)
 
     return time

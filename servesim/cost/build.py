@@ -68,7 +68,6 @@ def build_cost_model(
         gpu, measured_on, arithmetic(model, dtype, kv_dtype), links=tp * pp > 1
     ):
         measured_on = gpu  # another price, or more memory, leaves its kernels as they were measured
-    host = host.with_experts(model.experts_dtype or dtype) if host is not None and model.experts is not None else host
     smooth = host is not None and host.monotone_gemms
     roofline = Roofline.ideal if tables == IDEAL else Roofline
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth, rows.get("fp8_quantizing_us", 0.0) * 1e3)
@@ -78,6 +77,8 @@ def build_cost_model(
     weights = "fp8_block" if dtype == "fp8" and model.block_scaled and _has(kernels, "fp8_block") else dtype
     if moe_backend == "auto" and engine is not None and model.experts is not None:
         moe_backend = _experts_kernel(engine, model.experts.dtype or weights, tp * dp, ep > 1)
+    if host is not None and model.experts is not None:
+        host = host.with_experts(model.experts_dtype or dtype, moe_backend)
     graph = LayerGraph(
         model,
         gpu,

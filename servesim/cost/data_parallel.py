@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from servesim.cost.curve import EXTRAPOLATED, MEASURED, Curve, total
 from servesim.cost.formula import line
-from servesim.cost.linear import collective_curve
+from servesim.cost.linear import GemmTables, collective_curve
 from servesim.cost.stage import Operator, Stage
 from servesim.cost.tables import KernelTables
 from servesim.errors import UserError
 from servesim.hardware.gpu import Gpu
+from servesim.hardware.layers import Experts
 from servesim.hardware.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -113,26 +114,33 @@ def _ways(graph: LayerGraph, backend: str) -> Curve:
             between = 2.0 * hidden * (1 - 1 / boxes) / (box.gpus * box.nic_bandwidth * graph.roofline.bandwidth_share)
             within = total([within, line(graph.roofline.link_latency_ns, between * 1e9)])
         return within.scaled(2.0)
-    return _deepep(graph, _OPS[backend], gpus, box)
-
-
-def _deepep(graph: LayerGraph, op: str, gpus: int, box: Box) -> Curve:
-    """Return both ways through DeepEP: of the measured numbers of GPUs the largest that is not larger, of the measured
-    shapes the nearest in bytes a token. Boxes beyond those measured add what crosses the network."""
     moe = graph.model.experts
     assert moe is not None
-    tables, hidden, per_token = graph.gemms.tables, graph.model.hidden_size, moe.per_token
+    return deepep_curve(graph.gemms, hidden, moe, _OPS[backend], gpus, box)
+
+
+def deepep_curve(gemms: GemmTables, hidden: int, moe: Experts, op: str, gpus: int, box: Box) -> Curve:
+    """Return both ways through DeepEP (`op`: all_to_all_ll or all_to_all_ht) over the tokens of all GPUs.
+
+    Of the measured numbers of GPUs it takes the largest that is not larger, of the measured shapes the nearest in bytes
+    a token. Boxes beyond those measured add what crosses the network."""
+    tables, per_token = gemms.tables, moe.per_token
     rows = tables.rows(op, "bf16") if tables is not None else {}
-    if tables is not None and not rows and (own := graph.gemms.measured_on.gpu.tables) is not None:
+    if tables is not None and not rows and (own := gemms.measured_on.gpu.tables) is not None:
         rows = KernelTables.load(own).rows(op, "bf16")  # of the library, whichever engine calls it
     a_token = hidden * per_token * (_DISPATCHED + _COMBINED)
     if not rows:
-        each = a_token * (gpus - 1) / gpus / graph.roofline.link_rate
-        return _between(line(2 * graph.roofline.link_latency_ns, each / gpus), graph, op, 1, gpus, box)
+        each = a_token * (gpus - 1) / gpus / gemms.roofline.link_rate
+        curve, most = line(2 * gemms.roofline.link_latency_ns, each / gpus), 1
+        return _between(curve, gemms, hidden, moe, op, most, gpus, box)
     most = max(g for g in set(rows["gpus"].tolist()) if g <= gpus) if gpus >= min(rows["gpus"]) else min(rows["gpus"])
     mine = {name: column[rows["gpus"] == most] for name, column in rows.items()}
     shapes = sorted(set(zip(mine["k"].tolist(), mine["topk"].tolist(), mine["experts"].tolist(), strict=True)))
-    near = min(shapes, key=lambda s: (abs(log(s[0] * s[1] / (hidden * per_token))), abs(log(s[2] / moe.count)), s))
+    own_shape = (hidden, per_token, moe.count)
+    near = min(
+        shapes,
+        key=lambda s: (abs(log(s[0] * s[1] / (hidden * per_token))), abs(log(s[2] / moe.count)), s != own_shape, s),
+    )
     chosen = (mine["k"] == near[0]) & (mine["topk"] == near[1]) & (mine["experts"] == near[2])
     points = sorted(zip(mine["m"][chosen].tolist(), mine["time_us"][chosen].tolist(), strict=True))
     exact = near[:2] == (hidden, per_token) and most == gpus
@@ -140,7 +148,7 @@ def _deepep(graph: LayerGraph, op: str, gpus: int, box: Box) -> Curve:
     source = MEASURED if exact else EXTRAPOLATED
     times = _rising([us * 1e3 for _, us in points])
     curve = Curve([m * scale for m, _ in points], times, source)
-    return _between(curve, graph, op, most, gpus, box)
+    return _between(curve, gemms, hidden, moe, op, most, gpus, box)
 
 
 def _rising(times: list[float]) -> list[float]:
@@ -150,15 +158,15 @@ def _rising(times: list[float]) -> list[float]:
     return times
 
 
-def _between(curve: Curve, graph: LayerGraph, op: str, measured: int, gpus: int, box: Box) -> Curve:
+def _between(
+    curve: Curve, gemms: GemmTables, hidden: int, moe: Experts, op: str, measured: int, gpus: int, box: Box
+) -> Curve:
     """Return the curve with what crosses the network between boxes beyond the `measured` GPUs: a copy for every expert
     elsewhere under low latency, for every box elsewhere under high throughput."""
     if gpus <= max(measured, box.gpus):
         return curve
-    moe = graph.model.experts
-    assert moe is not None
     boxes = gpus / box.gpus
     copies = moe.per_token if op == "all_to_all_ll" else min(moe.per_token, boxes)
-    a_token = graph.model.hidden_size * copies * (_DISPATCHED + _COMBINED) * (1 - 1 / boxes) / gpus
-    rate = box.nic_bandwidth * graph.roofline.bandwidth_share / 1e9
-    return total([curve, line(2 * graph.roofline.link_latency_ns, a_token / rate)])
+    a_token = hidden * copies * (_DISPATCHED + _COMBINED) * (1 - 1 / boxes) / gpus
+    rate = box.nic_bandwidth * gemms.roofline.bandwidth_share / 1e9
+    return total([curve, line(2 * gemms.roofline.link_latency_ns, a_token / rate)])

@@ -58,7 +58,8 @@ class HostTerms:
     eager_per_mixture: float = 0.0
     """The same for a layer with experts."""
     eager_per_mixture_by_experts: dict[str, float] = field(default_factory=dict)
-    """The same by format of the experts, for formats that are launched otherwise (mxfp4 by Triton)."""
+    """The same by format of the experts, for formats that are launched otherwise (mxfp4 by Triton, which does not run
+    them under activations in mxfp8)."""
     mixed_filling: float = 0.0
     """GPU time of a layer for decodes beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or more that give every
     multiprocessor a block, in proportion where either is less, and where no table has such steps."""
@@ -147,9 +148,9 @@ class HostTerms:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return HostTerms(**{**values, **dict.fromkeys(OF_CHIP, 0.0)})
 
-    def with_experts(self, weights: str) -> HostTerms:
-        """Return the terms for experts in a format of weights."""
-        found = self.eager_per_mixture_by_experts.get(weights)
+    def with_experts(self, weights: str, backend: str) -> HostTerms:
+        """Return the terms for experts in a format of weights, run by one of `servesim.cost.moe.MOE_BACKENDS`."""
+        found = self.eager_per_mixture_by_experts.get(weights) if backend != "mxfp8" else None
         return self if found is None else replace(self, eager_per_mixture=found)
 
     def sustained_share(self, arithmetic: str) -> float:

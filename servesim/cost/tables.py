@@ -113,9 +113,7 @@ def write_table(path: Path, columns: dict[str, Any], provenance: dict[str, Any])
     table = pa.Table.from_arrays(arrays, schema=fields.with_metadata(metadata))
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".partial")
-    repeated = [
-        name for name in table.column_names if not name.endswith("_us")
-    ]  # a dictionary of times is only in the way
+    repeated = [name for name in table.column_names if not name.endswith("_us")]  # not times
     pq.write_table(
         table, scratch, compression="zstd", compression_level=19, write_statistics=False, use_dictionary=repeated
     )

@@ -213,7 +213,7 @@ class Table:
         run = self._runner.load(cell)
         v, repeats, cells = self._cells[label]
         if self._bars is not None and cell.address == cells[0].address:
-            self._bars.add(v, run.summary)
+            self._bars.add(cell.address, v.settings, run.summary)
         for j in (j for j, other in enumerate(cells) if other.address == cell.address):
             part = repeats.rows(j) if len(repeats) > 1 else None
             found = measure(run, self._metrics, *repeats.margins(*self._ends), part=part)
@@ -270,7 +270,8 @@ class Table:
         best = best_by_rate(usable, self._goal)
         for entry in best:
             entry["equal"] = [label for label, other in first.items() if other == entry["label"]]
-        error = self._bars.judge(found, groups, best, self._goal.name, first) if self._bars is not None else None
+        runs = {label: cells[0].address for label, (_, _, cells) in self._cells.items()}
+        error = self._bars.judge(found, groups, best, self._goal.name, first, runs) if self._bars is not None else None
         shared = [v.settings for v, _, _ in entries]
         return {
             "workload": shared_settings(shared),

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.experiments.axes import Variant
 from servesim.experiments.front_error import Candidate, best_error, front_errors, tail_of
 from servesim.experiments.model_error import side_of
 from servesim.experiments.ranking import PARETO
@@ -17,21 +16,22 @@ from servesim.run.intervals import LATENCY_KEYS, intervals
 from servesim.run.propagation import SAYS
 
 Variants = Sequence[Mapping[str, Any]]
+Side = tuple[Case | str, float | None]
+"""A case, or in words why there is none; the seconds after the last arrival."""
 
 
 class SweepBars:
     """What the first run of each combination says of its error."""
 
     def __init__(self) -> None:
-        self._sides: dict[str, tuple[Case | str, float | None]] = {}
+        self._added: dict[str, tuple[Side, Mapping[str, Any]]] = {}  # by address
+        self._sides: dict[str, Side] = {}  # by label, as the others below
         self._bars: dict[str, Mapping[str, Any]] = {}
 
-    def add(self, variant: Variant, summary: Mapping[str, Any]) -> None:
-        """Take in the first run of a combination."""
-        if variant.label not in self._sides:
-            tail = tail_of(summary, price_of(variant.settings)["open_loop"])
-            self._sides[variant.label] = side_of(summary), tail
-            self._bars[variant.label] = intervals(summary)
+    def add(self, address: str, settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+        """Take in the first run of a combination, or of several that are the same run."""
+        side = side_of(summary), tail_of(summary, price_of(settings)["open_loop"])
+        self._added[address] = side, intervals(summary)
 
     def judge(
         self,
@@ -40,9 +40,14 @@ class SweepBars:
         best: Sequence[dict[str, Any]],
         goal: str,
         same: Mapping[str, str],
+        addresses: Mapping[str, str],
     ) -> dict[str, Any]:
         """Give each variant its `bars` and each best one how sure it is; return the document's `model_error`. `groups`:
-        variants by rate that are ranked; `same`: labels of those that are others under another name."""
+        variants by rate that are ranked; `same`: labels of those that are others under another name; `addresses`: of
+        first runs, by label."""
+        for label, address in addresses.items():
+            if address in self._added:
+                self._sides[label], self._bars[label] = self._added[address]
         for variant in variants:
             variant["bars"] = self._of_means(variant) if variant["label"] in self._bars else None
         front = []

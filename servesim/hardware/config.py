@@ -241,9 +241,9 @@ def _refuse_unknown(config: dict[str, Any], where: str) -> None:
     kind = config.get("model_type")
     if kind and kind not in KNOWN_TYPES:
         raise UserError(
-            f"{where}: model_type {shown(kind)} is not known{suggest(str(kind), KNOWN_TYPES, 90)}; if its layers are "
-            'those of one that is, say so in a copy of the file ("model_type": "llama" for a dense decoder)'
-            + (f"; {near} is the nearest in size that is known" if (near := nearest(config)) else "")
+            f"{where}: model_type {shown(kind)} is not known{suggest(str(kind), KNOWN_TYPES, 70)}; if its layers are "
+            'those of one that is, say so in a copy of it ("model_type": "llama" for a dense decoder)'
+            + (f"; nearest in size: {near}" if (near := nearest(config)) else "")
         )
 
 

@@ -204,6 +204,14 @@ def _speculation(text: str) -> str | None:
     return f"{DRAFTS[config['method']]}:k={tokens}"
 
 
+def _size(name: str, value: object) -> int:
+    """Return a number of GPUs or ranks."""
+    value = str(value)
+    if not re.fullmatch(r"[1-9]\d{0,5}", value):
+        raise UserError(f"--serve: {name} is {shown(value)}, must be a positive integer")
+    return int(value)
+
+
 def _experts(engine: str, flags: Mapping[str, Any], dotted: dict[str, Any], found: Served) -> None:
     """Enter how experts are dealt out and what data-parallel ranks are: those of a model with experts step together,
     those of another are replicas. vLLM's tp is that of a rank; SGLang's and TensorRT-LLM's counts all of its ranks."""
@@ -212,10 +220,10 @@ def _experts(engine: str, flags: Mapping[str, Any], dotted: dict[str, Any], foun
     except UserError:  # said where the scenario is run
         experts = False
     attention_dp = "enable-dp-attention" in flags or str(flags.get("enable-attention-dp", "")).lower() == "true"
-    tp, dp = int(dotted.get("tp", 1)), int(dotted.get("dp", 1))
+    tp, dp = _size("tp", dotted.get("tp", 1)), _size("dp", dotted.get("dp", 1))
     if engine == "trtllm" and attention_dp and experts:
         dp = tp
-    ep = next((int(value) for name, value in flags.items() if SIZES.get(name) == "ep"), 1)
+    ep = next((_size("ep", value) for name, value in flags.items() if SIZES.get(name) == "ep"), 1)
     if dp > 1 and experts and (engine == "vllm" or attention_dp):
         if engine != "vllm":
             if tp % dp:

@@ -14,7 +14,7 @@ from servesim.run.serve_command import served
 
 RUNS = Path(__file__).parents[3] / "shared/groundtruth/gpustack/runs.csv"
 pytestmark = pytest.mark.skipif(not RUNS.is_file(), reason="no ../shared/groundtruth/gpustack")
-NOT_MODELED = {"--attention-backend", "--cuda-graph-max-bs", "--enable-chunked-prefill", "--enable-dp-attention",
+NOT_MODELED = {"--attention-backend", "--cuda-graph-max-bs", "--enable-chunked-prefill",
                "--enable-torch-compile", "--speculative-algorithm", "--speculative-eagle-topk",
                "--speculative-num-draft-tokens", "--speculative-num-steps"}  # fmt: skip
 

@@ -82,8 +82,10 @@ def test_rows_that_are_kept_are_looked_up_as_measured(gpu: str) -> None:
     for op, dtype in tables.measured:
         rows = {name: column[::97] for name, column in tables.rows(op, dtype).items()}
         times = lookup(tables, Gpu.load(gpu), op, dtype, rows)
-        # rounded to the nanosecond; what is beside MLA modules and kernels is taken off and added again
-        assert times == pytest.approx(rows["time_us"] * 1e3, abs=1.0, rel=0.2 if op.startswith("mla") else 1e-9), op
+        # rounded to the nanosecond; what is beside MLA modules and kernels is taken off and added again; an exchange
+        # of more tokens takes no less, whatever its rows say
+        rel = 0.2 if op.startswith(("mla", "all_to_all")) else 1e-9
+        assert times == pytest.approx(rows["time_us"] * 1e3, abs=1.0, rel=rel), op
 
 
 def test_a_call_looked_up_is_priced_as_the_cost_model_prices_it() -> None:

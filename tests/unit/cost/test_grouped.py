@@ -40,7 +40,7 @@ def decode(count: int) -> Batch:
 def experts_ns(version: str, tp: int, tokens: int, dtype: str = "fp8_block", expert_parallel: bool = False) -> float:
     facts = engine_facts("vllm", version, "h200")
     model = ModelSpec.load("qwen3-235b-a22b")
-    built = build_cost_model(model, Gpu.load("h200"), tp, dtype, engine=facts, expert_parallel=expert_parallel)
+    built = build_cost_model(model, Gpu.load("h200"), tp, dtype, engine=facts, ep=tp if expert_parallel else 1)
     return breakdown(built, decode(tokens))["experts"]
 
 

@@ -6,6 +6,7 @@ import shutil
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from servesim.contracts import Batch
@@ -38,6 +39,26 @@ def test_rows_that_quantize_are_that_much_shorter_where_the_engine_does_so_elsew
     (few, many), (plain_few, plain_many) = gemm(7200.0), gemm(0.0)
     assert (plain_few - few, plain_many - many) == (pytest.approx(7200.0), pytest.approx(7200.0))
     assert gemm(7200.0, "bf16") == gemm(0.0, "bf16")
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
+def test_that_time_is_what_the_rows_of_one_framework_take_beyond_those_of_two_others(gpu: str) -> None:
+    """The median over shapes to 64 tokens and 8,192 wide inputs, in the mean of both; none in bf16."""
+    stated = engine_facts("tensorrt-llm", None, gpu).get("kernel_rows")["fp8_quantizing_us"]
+    for dtype, found in (("fp8", stated), ("bf16", 0.0)):
+        own = few_tokens(f"{gpu}-trtllm", dtype)
+        beyond = []
+        for name in (gpu, f"{gpu}-sglang"):
+            other = few_tokens(name, dtype)
+            beyond.append(np.median([own[shape] - other[shape] for shape in own.keys() & other.keys()]))
+        assert np.mean(beyond) == pytest.approx(found, abs=0.3)
+
+
+def few_tokens(tables: str, dtype: str) -> dict[tuple[int, ...], float]:
+    """Microseconds by tokens, output and input width."""
+    rows = KernelTables.load(tables).rows("gemm", dtype)
+    shapes = zip(*(rows[name].tolist() for name in ("m", "n", "k", "time_us")), strict=True)
+    return {(m, n, k): us for m, n, k, us in shapes if m <= 64 and k <= 8192}
 
 
 def test_no_row_becomes_faster_than_the_data_sheet_allows() -> None:

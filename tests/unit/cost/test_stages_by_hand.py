@@ -113,8 +113,9 @@ def test_host_time_goes_by_sequences_and_by_rows_that_sample() -> None:
 def test_steps_with_prompts_are_launched_layer_by_layer() -> None:
     terms = HostTerms(eager_per_layer=3.0, eager_per_mixture=50.0, eager_per_mixture_by_experts={"mxfp4": 70.0})
     assert terms.eager_ns(5, 2) == 3 * 3 + 2 * 50
-    assert terms.with_experts("mxfp4").eager_ns(5, 2) == 3 * 3 + 2 * 70
-    assert terms.with_experts("bf16") is terms
+    assert terms.with_experts("mxfp4", "auto").eager_ns(5, 2) == 3 * 3 + 2 * 70
+    assert terms.with_experts("bf16", "auto") is terms
+    assert terms.with_experts("mxfp4", "mxfp8") is terms  # another kernel than Triton's
 
 
 def test_batches_are_padded_to_the_next_graph() -> None:

@@ -53,7 +53,7 @@ def test_shipped_tables_hold_what_mixtures_windows_and_latent_attention_need() -
         assert tables.rows("mla_decode", "bf16")["heads"].max() == 128
 
 
-@pytest.mark.parametrize("name", ["b200", "b200-sglang", "b200-trtllm", "b300", "gb200", "gb300"])
+@pytest.mark.parametrize("name", ["b200", "b200-sglang", "b200-trtllm", "b300", "b300-sglang", "gb200", "gb300"])
 def test_tables_of_blackwell_hold_its_formats(name: str) -> None:
     tables = KernelTables.load(name)
     assert {"bf16", "fp8", "fp8_block", "nvfp4"} <= set(tables.dtypes("gemm"))

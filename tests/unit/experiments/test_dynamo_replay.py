@@ -51,7 +51,7 @@ def test_workers_take_turns() -> None:
         ({"block_size": 0}, "block_size is 0"),
         ({"max_num_seqs": None}, "max_num_seqs is None"),
         ({"backend": "trtllm"}, "backend is 'trtllm'"),
-        ({"worker_type": "prefill"}, "worker_type is 'prefill'"),
+        ({"worker_type": "encode"}, "worker_type is 'encode'"),
         ({"timing_model": {"type": "external"}}, "timing_model"),
     ],
 )
@@ -89,6 +89,6 @@ def test_a_turn_is_a_position_and_outlives_the_workers_there_were() -> None:
     trace = toy_trace([10 * (i + 1) for i in range(8)], [8] * 8, [1] * 8)
     chosen = []
     for row in range(8):
-        request = type("Sent", (), {"arrival_ns": int(trace.arrival_ns[row])})()
-        chosen.append(router.route(request, []))
+        router.clock = lambda now=int(trace.arrival_ns[row]): now
+        chosen.append(router.route(None, []))
     assert chosen == [0, 0, 1, 2, 0, 1, 0, 1]

@@ -302,3 +302,10 @@ def test_a_sweep_says_how_sure_its_front_and_its_best_are_unless_told_not_to(tmp
     assert plain["model_error"] is None
     assert "sure" not in plain["best"]
     assert "How sure" not in servesim.report(tmp_path)
+
+
+def test_two_combinations_that_are_one_run_have_one_error_and_either_may_be_the_best(tmp_path: Path) -> None:
+    document = sweep(**WORKLOAD, scheduler=["vllm", "vllm:"], out=tmp_path).attrs["document"]
+    one, other = document["variants"]
+    assert one["bars"] == other["bars"] is not None
+    assert document["best"]["label"] == one["label"]
