@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from servesim.reports.claims.figures import Bars
@@ -21,7 +22,9 @@ def size_page(models: Sequence[Footprint], notes: Sequence[str]) -> Page:
     sections = [Section("Answer", [Block("list", "", [answer(one) for one in models], wide=True)])]
     for i, one in enumerate(models):
         fit_at_all = any(row["sequences"] for row in one["fits"])
-        drawn = [Block("drawing", "", draw(f"sequences-{i}", _bars(one)))] if fit_at_all else []
+        drawn = []
+        if fit_at_all:
+            drawn.append(Block("drawing", "", replace(draw(f"sequences-{i}", _bars(one)), wide=True)))
         known = [Block("table", "Memory", _memory(one)), Block("table", "Weights by format", _weights(one))]
         fits = Block("table", "GPUs", _fits(one), wide=True, text=_how_to_read(one))
         sections.append(Section(name_of(one["model"]), [*known, *drawn, fits]))
@@ -48,10 +51,11 @@ def answer(one: Footprint) -> str:
     if not held:
         return f"{name}: none of the {len(one['fits'])} deployments below holds {what}."
     fewest = min(row["tp"] for row in held)
-    least = [f"{gpu_of(row['gpu'])} in {row['weights']}" for row in held if row["tp"] == fewest]
-    more = f" and {len(least) - 6} more" if len(least) > 6 else ""
+    tightest = sorted((row for row in held if row["tp"] == fewest), key=lambda row: int(row["sequences"]))
+    least = [f"{gpu_of(row['gpu'])} in {row['weights']} ({row['sequences']:,})" for row in tightest]
+    more = f" and {len(least) - 6} with more room" if len(least) > 6 else ""
     return (
-        f"{name}: {len(held)} of the {len(one['fits'])} deployments below hold {what}; the fewest GPUs are {fewest}: "
+        f"{name}: {len(held)} of the {len(one['fits'])} deployments below hold {what}; fewest GPUs: {fewest}, and the tightest of these "
         f"{', '.join(least[:6])}{more}."
     )
 

@@ -28,7 +28,7 @@ def test_the_page_of_sizes_says_first_where_the_load_fits_and_has_every_number_o
     assert_sound(html, 2)
     text = re.sub(r"<[^>]+>", " ", html)
     assert "llama-3.1-8b: 4 of the 4 deployments below hold 16 sequences of 4,096 tokens" in text
-    assert "the fewest GPUs are 1: L40S in bf16" in text
+    assert "fewest GPUs: 1, and the tightest of these L40S in bf16 (50)" in text
     for figure in ("452,768", "205,120", "131,072 B", "9.08 GB", "16.1 GB"):  # as the command prints them
         assert figure in text
     assert written(tmp_path / "size.html", *asked) == html
