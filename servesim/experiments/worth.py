@@ -48,7 +48,7 @@ SWITCHES = {
     "expert-parallel": ("engine.enable_expert_parallel=true", "engine.enable_expert_parallel=false"),
 }
 """Settings that are with and without a thing, by its name."""
-NAMES = ("prefix-caching", "speculation", "tp", *SWITCHES)
+NAMES = ("prefix-caching", "speculation", "offload", "tp", *SWITCHES)
 
 
 class Feature(NamedTuple):
@@ -64,7 +64,7 @@ class Feature(NamedTuple):
 def worth(
     scenario: str | Path | Mapping[str, Any] | None = None, *, of: str | Sequence[str], **asked: Any
 ) -> pd.DataFrame:
-    """Find what things are worth on a workload: prefix-caching, fp8, fp8-kv, speculation, tp, chunked-prefill,
+    """Find what things are worth on a workload: prefix-caching, fp8, fp8-kv, speculation, offload, tp, chunked-prefill,
     async-scheduling, expert-parallel, or any setting (`scheduler.max_num_seqs=64`) against that of the scenario.
 
     Keywords are those of `servesim.capacity`, but every setting has one value. Returns the rows of the deployments; the
@@ -122,6 +122,10 @@ def feature(name: str, settings: Settings) -> Feature:
         if known.speculation["name"] == "none":
             raise UserError("of: the scenario has no speculation; add it, such as --speculation eagle3, and ask again")
         return Feature(name, (), ("speculation=none", "acceptance=null"))
+    if name == "offload":
+        if known.offload is None:
+            raise UserError("of: the scenario has no offload; add it, such as --offload cpu=64GiB, and ask again")
+        return Feature(name, (), ("offload=none",))
     if name == "tp":
         return Feature(name, () if known.tp > 1 else ("tp=2",), ("tp=1",))
     raise UserError(

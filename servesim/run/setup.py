@@ -97,7 +97,7 @@ class Setup:
     def make_router(self) -> Router:
         """Return another router of the same kind."""
         cls, params = routers.configured(self.scenario.router)
-        router: Router = make(cls, params, self.scenario.replicas)
+        router: Router = make(cls, params, len(self.cores))
         router.seed, router.output_block = self.scenario.seed, self.scenario.engine.block_size
         return router
 
