@@ -69,6 +69,8 @@ class Sglang(Scheduler):
         self._decodes_due = 0
         self._next_step = 0  # id of the step after the last one planned here
         self.arrivals = RemoteArrivals(self)
+        self._unread: list[Request] = []  # of `waiting`, which the scheduler has not looked at
+        self._since_read = 0  # decode steps since it last looked
 
     @classmethod
     def complete(cls, params: SglangParams, defaults: Defaults) -> SglangParams:
@@ -88,6 +90,8 @@ class Sglang(Scheduler):
         return max(self._ratio - self._decays * (self._init_ratio - least) / DECAY_STEPS, least)
 
     def plan(self, ctx: PlanContext) -> Plan:
+        if self._rules.scheduler_recv_interval > 1:
+            self._read(ctx.step_id - self._next_step)
         self._decays += ctx.step_id - self._next_step  # steps of the same decodes, planned without asking
         if not self.running and not self.waiting:
             self._ratio, self._decays = self._init_ratio, 0  # idle
@@ -105,6 +109,22 @@ class Sglang(Scheduler):
         self._next_step = ctx.step_id + (ctx.num_tokens > 0)
         return ctx.plan
 
+    def _read(self, skipped: int) -> None:
+        """Look at the requests that came, if it is time: after a decode, only once in an interval. `skipped` steps of the
+        same decodes were planned without asking, and found no request."""
+        interval = self._rules.scheduler_recv_interval
+        self._since_read = (self._since_read + skipped) % interval + 1
+        if self.last or not self.running or self._since_read >= interval:
+            self._since_read = 0
+            for request in self._unread:
+                self.waiting.remove(request)  # behind those that were retracted meanwhile
+                self._queue(request)
+            self._unread.clear()
+
+    def readable(self) -> list[Request]:
+        """Return the waiting requests that it has looked at."""
+        return [r for r in self.waiting if r not in self._unread] if self._unread else list(self.waiting)
+
     def _merge_last(self) -> None:
         done = [r for r in self.last if r is not self.chunked and r.state is State.RUNNING]
         if len(done) < len(self.last):
@@ -118,7 +138,7 @@ class Sglang(Scheduler):
         p = self._rules
         if p.enable_priority_scheduling:
             self.full = False
-        if (self.full or not self.waiting) and self.chunked is None:
+        if (self.full or len(self.waiting) == len(self._unread)) and self.chunked is None:
             return
         slots = self.limits.max_num_seqs - len(self.batch)
         if slots <= 0 and self.chunked is None and not p.enable_priority_scheduling:
@@ -158,7 +178,7 @@ class Sglang(Scheduler):
         if self.policy != "shortest-prefill-first" or not adder.chunk_left or adder.chunk_left < 2 * adder.page:
             return None
         kept = 0
-        for request in self.waiting:
+        for request in self.readable():
             work = max(request.num_tokens - self.kv.lookup(request).num_tokens, 1)
             charge = -(-work // adder.page) * adder.page
             if work >= left or kept + charge > adder.chunk_left - adder.page:
@@ -167,7 +187,7 @@ class Sglang(Scheduler):
         return (adder.chunk_left - kept) // adder.page * adder.page if kept else None
 
     def _add_waiting(self, ctx: PlanContext, adder: PrefillAdder) -> None:
-        for request in list(self.waiting):
+        for request in self.readable():
             if len(adder.added) >= self.limits.max_num_seqs - len(self.batch):
                 self.full = True
             if self.full and not (self._rules.enable_priority_scheduling and self._preempt_for(ctx, request, adder)):
@@ -248,7 +268,8 @@ class Sglang(Scheduler):
             held = self.full and len(left) == before and not self._rules.enable_priority_scheduling
             alone = self.chunked is None and (held if self.waiting else not self.full) and not self._decodes_due
             free = len(left) * self.kv.block_size
-            left = ctx.decode(left, len(left), free=free, steps=NO_END if alone else 1, overrun=True)
+            steps = NO_END if alone and not self._unread else 1
+            left = ctx.decode(left, len(left), free=free, steps=steps, overrun=True)
             if len(left) < len(self.batch):  # there is a page for each
                 self._decays += 1
             else:
@@ -322,7 +343,7 @@ class Sglang(Scheduler):
         self.running.remove(request)
         if request in self.batch:
             self.batch.remove(request)
-        self.on_arrival(request)
+        self._queue(request)
 
     def _give_up(self, ctx: PlanContext, request: Request) -> None:
         self._retract(ctx, request)
@@ -336,6 +357,11 @@ class Sglang(Scheduler):
         if request.num_computed_tokens:
             self.arrivals.come.append(request)
             return
+        self._queue(request)
+        if self._rules.scheduler_recv_interval > 1:
+            self._unread.append(request)
+
+    def _queue(self, request: Request) -> None:
         self.waiting.append(request)
         self._prefilled_before[request] = self._prefilled
 
@@ -357,6 +383,8 @@ class Sglang(Scheduler):
             self._prefilled_before.pop(request, None)
             if request is self.chunked:
                 self.chunked = None
+            if request in self._unread:
+                self._unread.remove(request)
 
 
 schedulers.register("sglang")(Sglang)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from servesim.contracts import build_params
-from servesim.contracts.params import check_least
+from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
 from servesim.contracts.router import Role, Router
 from servesim.engine.handoff import Handoff
@@ -36,13 +36,14 @@ class LinkParams:
     """Bytes in whose time each message (a block of one layer) could be sent beside its own."""
 
     def __post_init__(self) -> None:
-        check_least(self, 0, "gb_s", "start_us", "message_overhead_bytes")
+        check_least(self, 0, "start_us", "message_overhead_bytes")
+        check_most(self, 1 << 30, "message_overhead_bytes")
         if self.link not in KINDS:
             raise ValueError(
                 f"link is {shown(self.link)}, must be one of {', '.join(KINDS)}{suggest(self.link, KINDS)}"
             )
-        if self.gb_s == 0:
-            raise ValueError("gb_s is 0: nothing would ever come")
+        if self.gb_s is not None and not 1e-3 <= self.gb_s <= 1e6:
+            raise ValueError(f"gb_s is {self.gb_s:g}, must be from 0.001 to 1e6: slower, nothing would come in years")
 
 
 def handoff_of(settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup], decode_router: Router) -> Handoff | None:

@@ -62,8 +62,8 @@ class Setup:
 
     @property
     def several(self) -> bool:
-        """Whether there are several replicas, or may come to be."""
-        several = self.scenario.replicas * self.scenario.dp > 1
+        """Whether there are several replicas, or may come to be, or a pool with a name."""
+        several = self.scenario.replicas * self.scenario.dp > 1 or bool(self.scenario.pools)
         return several or any(pool.scenario.scaler for pool in self.pools)
 
     @property

@@ -107,8 +107,12 @@ def _recipe(cell: Cell) -> Recipe:
         settings["scheduler"] = dict(engine["scheduler"])
         if own.get("max_num_seqs") == "concurrency":
             settings["scheduler"]["max_num_seqs"] = max(cell.concurrency, 2)
-    if limits := _limits(cell, own, source):
-        settings["scheduler"] = {**preset_settings(engine["preset"])["scheduler"], **limits}
+    if limits := _limits(cell, own, source) | _scripted(cell, own, source["name"]):
+        settings["scheduler"] = {
+            **preset_settings(engine["preset"])["scheduler"],
+            **settings.get("scheduler", {}),
+            **limits,
+        }
     if around := _engine(cell, own, engine["preset"]):
         settings["engine"] = around
     if kv_dtype := _kv_dtype(cell, own, engine, source["name"]):
@@ -160,6 +164,20 @@ def _limits(cell: Cell, own: dict[str, Any], source: dict[str, Any]) -> dict[str
     return {"max_num_tokens": own["max_num_tokens"]} | (
         {"max_bs": cell.concurrency} if own.get("max_bs") == "concurrency" else {}
     )
+
+
+def _scripted(cell: Cell, own: dict[str, Any], source: str) -> dict[str, int]:
+    """Return what the source's scripts set of the scheduler."""
+
+    def number(value: Any) -> int:
+        if isinstance(value, str):
+            return int(value.removesuffix(" prompts")) * cell.isl
+        if isinstance(value, dict):
+            return int(value[max(clients for clients in value if clients <= max(cell.concurrency, 1))])
+        return int(value)
+
+    found = own.get("scheduler", {}).get(source, {}).get(cell.engine, {}).get(cell.gpu, {})
+    return {name: number(value) for name, value in found.items()}
 
 
 def _kv_dtype(cell: Cell, own: dict[str, Any], engine: dict[str, Any], source: str) -> str | None:
