@@ -1,4 +1,4 @@
-"""Commands of clusters, of the explorer and of what measures refuse what nobody should write: 2, one line, nothing left."""
+"""Hostile commands of clusters, of the explorer and of what measures: exit 2, one line, nothing left."""
 
 from __future__ import annotations
 
