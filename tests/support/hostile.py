@@ -162,7 +162,7 @@ def fault(read: Callable[[Path], Any], path: Path) -> str:
     return f"{took:.1f} s" if took > 2 else ""
 
 
-SECONDS = 20
+SECONDS = 120
 """Of the clock, after which a command is ended: it waits for something."""
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("run", "--trace", "{}", "--model", "llama-3.1-8b", "--gpu", "h200", "--requests", "5", "--out", "{out}"),
