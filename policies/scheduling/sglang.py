@@ -110,8 +110,8 @@ class Sglang(Scheduler):
         return ctx.plan
 
     def _read(self, skipped: int) -> None:
-        """Look at the requests that came, if it is time: after a decode, only once in an interval. `skipped` steps of the
-        same decodes were planned without asking, and found no request."""
+        """Look at the requests that came, if it is time: after a decode, only once in an interval. `skipped` steps of
+        the same decodes were planned without asking, and found no request."""
         interval = self._rules.scheduler_recv_interval
         self._since_read = (self._since_read + skipped) % interval + 1
         if self.last or not self.running or self._since_read >= interval:

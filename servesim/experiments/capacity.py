@@ -143,8 +143,9 @@ def capacity(scenario: str | Path | Mapping[str, Any] | None = None, **asked: An
     """Find the highest rate each variant carries within its SLO; with `rate`, the replicas each needs and the cheapest.
 
     Keywords are those of `Terms`, and settings of the scenario, each of which may be a list: every combination is a
-    variant. `pd=4` stands for every split of 4 GPUs between prefill and decode, and for 4 GPUs together. The document is in `.attrs["document"]`. UserError for GPUs without kernel tables unless `by_formula`, and
-    where the question makes no sense.
+    variant; `pd=4` stands for every split of 4 GPUs between prefill and decode, and for all 4 together. The document is
+    in `.attrs["document"]`. UserError for GPUs without kernel tables unless `by_formula`, and where the question makes
+    no sense.
     """
     terms, axes = Terms.of(asked)
     objects = Objects()

@@ -138,7 +138,7 @@ def _together(settings: Settings) -> tuple[str, ...]:
     """Return the assignments that make of `pd` as many GPUs whose replicas do both; UserError where there is none, or
     they would not come out even."""
     if not settings.get("pd"):
-        raise UserError("of: the scenario has prefill and decode together; say how they are apart, such as --pd 1x1:1x1")
+        raise UserError("of: prefill and decode are together in the scenario; add how they are apart: --pd 1x1:1x1")
     sides = with_pd(settings)["pools"]
     gpus, tp = sum(pool["replicas"] * pool["tp"] for pool in sides), int(settings.get("tp") or 1)
     if gpus % tp:
