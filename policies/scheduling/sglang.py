@@ -68,9 +68,9 @@ class Sglang(Scheduler):
         self._shuffles = 0
         self._decodes_due = 0
         self._next_step = 0  # id of the step after the last one planned here
-        self.arrivals = RemoteArrivals(self)
         self._unread: list[Request] = []  # of `waiting`, which the scheduler has not looked at
         self._since_read = 0  # decode steps since it last looked
+        self.arrivals = RemoteArrivals(self)
 
     @classmethod
     def complete(cls, params: SglangParams, defaults: Defaults) -> SglangParams:
@@ -366,6 +366,8 @@ class Sglang(Scheduler):
         self._prefilled_before[request] = self._prefilled
 
     def drop_waiter(self, request: Request) -> None:
+        if request in self._unread:
+            self._unread.remove(request)
         if not self.arrivals.drop(request):
             super().drop_waiter(request)
 
@@ -383,8 +385,6 @@ class Sglang(Scheduler):
             self._prefilled_before.pop(request, None)
             if request is self.chunked:
                 self.chunked = None
-            if request in self._unread:
-                self._unread.remove(request)
 
 
 schedulers.register("sglang")(Sglang)

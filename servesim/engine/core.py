@@ -52,6 +52,10 @@ class EngineCore:
         self.connector: Connector | None = None
         self.fetched: dict[Request, Load] = {}
         """Requests that hold memory and do not run: their KV comes from elsewhere, or has come. Some may have left."""
+        self.not_before_ns = 0
+        """Before this time no step may begin: memory that a preemption freed is still being copied."""
+        self.stalled_ns = 0
+        """Time for which steps waited for that."""
         self.on_load: Callable[[Request, int], None] = lambda request, end_ns: None
         """Called for each request whose KV begins to come, with the time at which `loaded` is to be called."""
         self.on_gap: Callable[[int, int], None] = lambda ns, count: None
@@ -196,6 +200,12 @@ class EngineCore:
         request.reason = reason
         self.on_leave(request)
 
+    def read(self, request: Request) -> None:
+        """Take in that a copy of a request's KV to elsewhere is done."""
+        request.being_read -= 1
+        if request in self._keeping and not request.being_read:
+            self.release(request)
+
     def _finish(self, requests: list[Request], state: State, now: int) -> None:
         if not requests:
             return
@@ -235,6 +245,8 @@ class EngineCore:
             for planned in self.in_flight:
                 if request.state is not State.RUNNING and request in planned.sampled:
                     planned.stale = (planned.stale or set()) | {request}
+        if self.connector is not None and plan.preempted:
+            self.not_before_ns = max(self.not_before_ns, self.connector.preempted(plan.preempted))
         for request in plan.loading:
             if (end_ns := self.fetched[request].end_ns) != LATER:
                 self.on_load(request, end_ns)

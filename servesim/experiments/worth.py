@@ -49,7 +49,7 @@ SWITCHES = {
     "expert-parallel": ("engine.enable_expert_parallel=true", "engine.enable_expert_parallel=false"),
 }
 """Settings that are with and without a thing, by its name."""
-NAMES = ("prefix-caching", "speculation", "tp", "disaggregation", *SWITCHES)
+NAMES = ("prefix-caching", "speculation", "offload", "tp", "disaggregation", *SWITCHES)
 
 
 class Feature(NamedTuple):
@@ -65,7 +65,7 @@ class Feature(NamedTuple):
 def worth(
     scenario: str | Path | Mapping[str, Any] | None = None, *, of: str | Sequence[str], **asked: Any
 ) -> pd.DataFrame:
-    """Find what things are worth on a workload: prefix-caching, fp8, fp8-kv, speculation, tp, chunked-prefill,
+    """Find what things are worth on a workload: prefix-caching, fp8, fp8-kv, speculation, offload, tp, chunked-prefill,
     async-scheduling, expert-parallel, disaggregation (of `pd`, against as many GPUs whose replicas do both, each of the
     scenario's `tp`), or any setting (`scheduler.max_num_seqs=64`) against that of the scenario.
 
@@ -126,6 +126,10 @@ def feature(name: str, settings: Settings) -> Feature:
         return Feature(name, (), ("speculation=none", "acceptance=null"))
     if name == "disaggregation":
         return Feature(name, (), _together(settings))
+    if name == "offload":
+        if known.offload is None:
+            raise UserError("of: the scenario has no offload; add it, such as --offload cpu=64GiB, and ask again")
+        return Feature(name, (), ("offload=none",))
     if name == "tp":
         return Feature(name, () if known.tp > 1 else ("tp=2",), ("tp=1",))
     raise UserError(

@@ -7,6 +7,7 @@ refused with a suggestion. In YAML 1.1 `1e-3` is a string; it is read as the num
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +39,7 @@ from servesim.run.prices import prices_of
 
 Settings = dict[str, Any]
 
-CLUSTERS = ("pools", "pd", "handoff", "scaler", "start")
+CLUSTERS = ("pools", "pd", "handoff", "scaler", "start", "offload")
 """Settings that are written only where they say something."""
 _EXAMPLES = {
     "trace": ": a file, preset:NAME or synth:key=value,...",
@@ -240,6 +241,9 @@ class Scenario(_Section):
     otherwise alike; short for two pools. In `capacity` a number of GPUs: all splits of them, and all together."""
     handoff: Settings | None = None
     """How KV gets from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: that."""
+    offload: Settings | None = None
+    """KV kept in host memory behind each replica's GPUs: `vllm:cpu=64GiB` (vLLM's offloading connector; or `cpu=64GiB`
+    alone), with eviction_policy=lru or arc, block_size_factor, gb_s. None, or `none`: no such memory."""
     scaler: Settings | None = None
     """Autoscaler of the replicas, written as policies are: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`,
     with parameters such as `keda:target=4,min=1,max=8`. `replicas` is how many there are at first. None: all stay."""
@@ -284,6 +288,14 @@ class Scenario(_Section):
     @classmethod
     def _policy(cls, value: Any) -> Settings | None:
         return policy_settings(value) if value is not None else None
+
+    @field_validator("offload", mode="before")
+    @classmethod
+    def _offload(cls, value: Any) -> Settings | None:
+        if isinstance(value, str) and re.match(r"\w+=", value):
+            value = f"vllm:{value}"
+        found = policy_settings(value) if value is not None else None
+        return None if found is not None and found["name"] == "none" else found
 
     @field_validator("model", "gpu", mode="before")
     @classmethod
