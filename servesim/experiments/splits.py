@@ -4,7 +4,7 @@ together as the deployments to beat."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
@@ -49,7 +49,7 @@ def _sizes(gpus: int) -> list[int]:
     return [size for size in SIZES if gpus % size == 0]
 
 
-def _named(variant: Variant, value: str, changes: dict[str, object]) -> Variant:
+def _named(variant: Variant, value: str, changes: Mapping[str, object]) -> Variant:
     others = {key: each for key, each in variant.axes.items() if key != "pd"}
     label = ", ".join([*(f"{key}={each}" for key, each in others.items()), f"pd={value}"])
     return Variant(label, {**others, "pd": value}, {**variant.settings, **changes})
