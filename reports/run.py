@@ -35,7 +35,7 @@ class Run:
     @property
     def begin_ns(self) -> int:
         """First arrival: where the report's clock starts."""
-        return int(self.requests["arrival_ns"].min(initial=0)) if len(self.done) else 0
+        return int(self.requests["arrival_ns"].min()) if len(self.done) else 0
 
     @property
     def end_ns(self) -> int:

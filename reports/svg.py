@@ -9,12 +9,16 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLOURS = (
     "ink", "muted", "rule", "surface", "blue", "teal", "amber", "rose", "violet", "slate", "sky", "lime",
@@ -96,6 +100,17 @@ class Drawing:
     paint: Painter | None = field(default=None, repr=False, compare=False)
     size: tuple[int, int] = (WIDE, 300)
     """Size of the drawing (of two versions the wide one) in CSS pixels."""
+    narrow_height: int = 0
+    """Height of the version for phones, and for a column of a paper; 0: that of `size`."""
+    tidy: Callable[[], list[tuple[Any, ...]]] | None = field(default=None, repr=False, compare=False)
+    """Makes the rows of `data` where what is drawn is not what is meant: names in place of numbers, own scales."""
+
+    @property
+    def data(self) -> pd.DataFrame:
+        """What is drawn, a row a value: see servesim.reports.data."""
+        from servesim.reports.data import frame_of
+
+        return frame_of(self)
 
     def to_svg(self) -> str:
         """Return the figure as the text of an SVG file, in light colours."""
@@ -103,22 +118,27 @@ class Drawing:
 
     _repr_svg_ = to_svg  # notebooks show it
 
-    def to_matplotlib(self) -> Any:
-        """Return the figure as a matplotlib Figure, in light colours, to be changed or saved in another format."""
-        return as_matplotlib(self)
+    def to_matplotlib(self, width: float | None = None) -> Any:
+        """Return the figure as a matplotlib Figure, in light colours, to be changed or saved in another format. `width`
+        in inches: as it stands in a paper (servesim.reports.paper)."""
+        from servesim.reports.paper import as_matplotlib, on_paper
 
-    def save(self, path: str | Path) -> None:
-        """Write the figure as .svg, or as any other format of matplotlib (.png, .pdf)."""
+        return as_matplotlib(self) if width is None else on_paper(self, width)
+
+    def save(self, path: str | Path, width: float | None = None) -> None:
+        """Write the figure as .svg, or as any other format of matplotlib (.png, .pdf).
+
+        `width` in inches: as it stands in a paper, 3.3 in a column and 7 across two: legible text, markers and hatches
+        that tell series apart in grey, no title (the caption has it). UserError for a width outside 2 to 20.
+        """
         from servesim.reports.files import writing
+        from servesim.reports.paper import write
 
-        if str(path).endswith(".svg"):
+        if width is None and str(path).endswith(".svg"):
             with writing(Path(path)) as file:
                 file.write(self.to_svg())
         else:
-            import matplotlib
-
-            with matplotlib.rc_context({name: STYLE[name] for name in ("pdf.fonttype", "ps.fonttype")}):
-                self.to_matplotlib().savefig(path, dpi=144)
+            write(self.to_matplotlib(width), Path(path), self.name)
 
 
 def wide(
@@ -135,7 +155,8 @@ def wide(
         Markup('<div class="on-{0}">{1}</div>').format(kind, _svg(f"{name}-{kind}", title, alt, paint, width, height))
         for kind, width, height in (("wide", WIDE, heights[0]), ("narrow", NARROW, heights[1]))
     )
-    return Drawing(name, title, alt, versions, caption, wide=True, paint=paint, size=(WIDE, heights[0]), **more)
+    sizes: dict[str, Any] = {"size": (WIDE, heights[0]), "narrow_height": heights[1]}
+    return Drawing(name, title, alt, versions, caption, wide=True, paint=paint, **sizes, **more)
 
 
 def half(name: str, title: str, alt: str, paint: Painter, height: int = 290, caption: str = "", **more: Any) -> Drawing:
@@ -217,10 +238,10 @@ def _inline(text: str, name: str, title: str, alt: str, size: tuple[int, int], m
 def standalone(drawing: Drawing) -> str:
     """Return a drawing as a file of its own, title and legend above it, in the colours of the light page; of two
     versions the wide one."""
-    light, text = _light(), str(drawing.svg)
+    light, text = light_colours(), str(drawing.svg)
     text = text[text.index("<svg") : text.index("</svg>")]
     width, height = (int(size) for size in re.findall(r'viewBox="0 0 (\d+) (\d+)"', text)[0])
-    head = _head(drawing)
+    head = head_of(drawing)
     text = text.replace(f'viewBox="0 0 {width} {height}"', f'viewBox="0 {-head} {width} {height + head}"')
     lines = [f'<rect y="{-head}" width="{width}" height="{height + head}" fill="var(--surface)"/>']
     lines.append(f'<text x="12" y="{26 - head}" font-size="15" font-weight="600">{escape(drawing.title)}</text>')
@@ -234,45 +255,40 @@ def standalone(drawing: Drawing) -> str:
     return text.replace("<svg", f"<svg {FILE}", 1)
 
 
-def as_matplotlib(drawing: Drawing) -> Any:
-    """Return a drawing as a matplotlib Figure."""
-    import matplotlib
+def painted(drawing: Drawing, width: int, height: int, narrow: bool) -> Any:
+    """Return a matplotlib Figure of so many CSS pixels with what the painter draws, in the colours INK has now."""
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
     assert drawing.paint is not None
-    (width, height), head, light = drawing.size, _head(drawing), _light()
-    stand_ins = dict(INK)
+    figure = Figure(figsize=(width / 72, height / 72))
+    drawing.paint(figure, narrow)
+    return figure
+
+
+@contextmanager
+def light_ink() -> Iterator[dict[str, str]]:
+    """Let painters use the colours of the light page, which are yielded by name, and the style of the figures."""
+    import matplotlib
+
+    light, stand_ins = light_colours(), dict(INK)
     by_stand_in = {stand_in: light[name] for name, stand_in in stand_ins.items()}
     style: dict[Any, Any] = {k: by_stand_in.get(v, v) if isinstance(v, str) else v for k, v in STYLE.items()}
     style |= {"figure.facecolor": light["surface"], "axes.facecolor": light["surface"]}
     try:
         INK.update({name: light[name] for name in INK})  # painters look colours up while they draw
         with matplotlib.rc_context({**matplotlib.rcParamsDefault, **style}):
-            figure = Figure(figsize=(width / 72, height / 72))
-            drawing.paint(figure, False)
-            share = height / (height + head)
-            figure.set_size_inches(width / 72, (height + head) / 72)
-            for axes in figure.axes:  # room above for title and legend
-                box = axes.get_position()
-                axes.set_position((box.x0, box.y0 * share, box.width, box.height * share))
-            figure.text(12 / width, 1 - 18 / (height + head), drawing.title, fontsize=13, weight="bold", va="center")
-            patches = [Patch(color=light[colour], label=words) for colour, words in drawing.legend]
-            if patches:
-                at = (4 / width, 1 - 28 / (height + head))
-                figure.legend(handles=patches, loc="upper left", bbox_to_anchor=at, handlelength=0.8, handleheight=0.8)
+            yield light
     finally:
         INK.update(stand_ins)
-    return figure
 
 
-def _light() -> dict[str, str]:
+def light_colours() -> dict[str, str]:
     """Return the colours of the light page by name."""
     sheet = (HERE / "style.css").read_text(encoding="utf-8")
     return dict(re.findall(r"--(\w+): (#\w+)", sheet[: sheet.index("}")]))
 
 
-def _head(drawing: Drawing) -> int:
+def head_of(drawing: Drawing) -> int:
     """Return the room for title and legend above a figure by itself, in CSS pixels."""
     return 40 + 18 * len(drawing.legend)
 

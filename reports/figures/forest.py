@@ -13,6 +13,7 @@ from servesim.reports.svg import INK, Drawing, wide
 VERDICT_COLOURS = {"better": "teal", "worse": "rose", "equivalent": "slate", "identical": "slate", "undecided": "amber"}
 VERDICT_COLOURS |= {"too fast": "rose", "too slow": "rose"}
 SHOWN = 4
+_CHANGE = "change from the baseline, relative or (of shares) absolute"
 PREFERRED = ("ttft_p99", "tpot_p99", "e2el_p99", "output_throughput", "slo_attainment", "usd_per_million_tokens")
 
 
@@ -58,7 +59,20 @@ def forest(document: Mapping[str, Any]) -> Drawing | None:
     )
     found = {r["verdict"] for r in document["rows"]}
     legend = tuple((c, name) for name, c in VERDICT_COLOURS.items() if name in found and name != "identical")
-    return wide("changes", "How much better or worse", alt + ".", paint, heights, caption, legend=legend)
+
+    def tidy() -> list[tuple[Any, ...]]:
+        found = []
+        for metric in chosen:
+            for y, label in enumerate(labels):
+                if _drawn(row := rows.get((label, metric["name"]))):
+                    what = (metric_words(metric["name"]), row["verdict"])
+                    found.append((*what, "point", label, row["change"], y, None, _CHANGE))
+                    if row["change_low"] is not None:
+                        found.append((*what, "bar", label, row["change_low"], y, row["change_high"], _CHANGE))
+        return found
+
+    title = "How much better or worse"
+    return wide("changes", title, alt + ".", paint, heights, caption, legend=legend, tidy=tidy)
 
 
 def _metrics(document: Mapping[str, Any]) -> list[dict[str, Any]]:

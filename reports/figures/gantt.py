@@ -14,6 +14,7 @@ from servesim.reports.words import seconds
 
 MOST = 40
 TIMES = ("arrival_ns", "scheduled_ns", "first_token_ns", "last_token_ns")
+CLOCK = "seconds since the first arrival"
 PHASES = (("amber", "waiting"), ("violet", "prompt"), ("blue", "output tokens"))
 
 
@@ -62,7 +63,7 @@ def gantt(run: Run, window_s: tuple[float, float] | None = None) -> Drawing | No
         axes.set_yticks(y[::step], [f"{run.requests['row'][i]:,}" for i in rows[::step]])
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", visible=True)
-        axes.set_xlabel("seconds since the first arrival")
+        axes.set_xlabel(CLOCK)
         figure.subplots_adjust(left=0.135 if narrow else 0.05, right=0.985, top=0.985, bottom=0.12)
 
     waited, prompt, output = (float(np.mean(stop - start)) for start, stop in pairwise(bounds))
@@ -79,4 +80,12 @@ def gantt(run: Run, window_s: tuple[float, float] | None = None) -> Drawing | No
     if left_out:
         caption += f" {left_out:,} more are not drawn."
     height = 90 + 11 * len(rows)
-    return wide("gantt", "Requests", alt, paint, (height, height), caption, legend=PHASES)
+
+    def tidy() -> list[tuple[Any, ...]]:
+        return [
+            ("Requests", phase, "bar", str(run.requests["row"][i]), float(start[y]), y, float(stop[y]), CLOCK)
+            for (_, phase), (start, stop) in zip(PHASES, pairwise(bounds), strict=True)
+            for y, i in enumerate(rows)
+        ]
+
+    return wide("gantt", "Requests", alt, paint, (height, height), caption, legend=PHASES, tidy=tidy)

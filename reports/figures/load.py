@@ -152,6 +152,9 @@ def attainment(
     return half("attainment", "Within every limit", alt + ".", paint, 320, caption, legend=legend)
 
 
+_PRICE = "price per million tokens"
+
+
 class Dot(NamedTuple):
     """A variant of a Pareto front's figure."""
 
@@ -190,7 +193,7 @@ def pareto(rows: Sequence[Dot]) -> Drawing:
         _axes_time(axes, [ms for r in rows for ms in (r.ms, *(r.bars or ()))])
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(lambda v, _: f"${v:.3g}")
-        axes.set_xlabel("price per million tokens")
+        axes.set_xlabel(_PRICE)
         axes.set_title("p99 end to end", fontsize=11, fontweight="normal", color=INK["muted"])
         figure.subplots_adjust(left=0.11, right=0.98, top=0.91, bottom=0.15)
         _name(axes, [(r.label, r.price, r.ms) for r in rows if r.front])
@@ -208,7 +211,15 @@ def pareto(rows: Sequence[Dot]) -> Drawing:
             " Bars: p99 by 80 % of the ratios of measured pairs to the variant it is told apart from least surely "
             "(propagated, not validated); hollow where that leaves open what is on the front."
         )
-    return half("pareto", "Price, latency, throughput", alt + ".", paint, 320, caption)
+
+    def tidy() -> list[tuple[Any, ...]]:
+        front = {True: "on the front", False: "behind it"}
+        found = [("p99 end to end", front[r.front], "point", r.label, r.price, r.ms, None, _PRICE) for r in rows]
+        return found + [
+            ("output tokens/s", front[r.front], "point", r.label, r.price, r.flow, None, _PRICE) for r in rows
+        ]
+
+    return half("pareto", "Price, latency, throughput", alt + ".", paint, 320, caption, tidy=tidy)
 
 
 def _axes_time(axes: Any, values: Sequence[float]) -> None:

@@ -270,7 +270,7 @@ def kept(out: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if out is None:
+        if out is None or not out.exists():
             raise
         raise Interrupted(f"{out} keeps the runs that ended; the same command goes on from there") from None
 

@@ -18,6 +18,7 @@ POLICIES_EXAMPLES = """
 Examples:
   servesim policies
   servesim policies sglang
+  servesim policies --out policies.html
   servesim policies my_policy.py:MyScheduler
   servesim policies check my_policy.py:MyScheduler
   servesim policies check sarathi:chunk_size=256 --world 12
@@ -33,6 +34,7 @@ def policies(
     ] = None,
     worlds: Annotated[int, typer.Option(min=1, help="With check: how many random worlds.")] = 80,
     world: Annotated[int | None, typer.Option(min=0, help="With check: this world alone, by its number.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="A page. Not with check.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the policies, or show or check one.
@@ -42,6 +44,8 @@ def policies(
     if name == "check":
         if target is None:
             raise UserError("policies check: name the policy, such as my_policy.py:MyScheduler")
+        if out is not None:
+            raise UserError(f"--out {out}: check has no page")
         _check(target, range(worlds) if world is None else range(world, world + 1), as_json)
         return
     if target is not None:
@@ -49,10 +53,10 @@ def policies(
     from servesim.checking.subject import registry_of
     from servesim.contracts import REGISTRIES
 
+    if out is not None:
+        _write(out, name)
     if name is None and as_json:
-        print_json(
-            {"policies": [described(r.kind, known, r.resolve(known)[0]) for r in REGISTRIES for known in r.names()]}
-        )
+        print_json({"policies": _all()})
         return
     if name is None:
         for registry in REGISTRIES:
@@ -66,6 +70,30 @@ def policies(
         print_json({"policies": [described(registry.kind, name, registry.resolve(name)[0])]})
         return
     _show(registry.kind, name, registry.resolve(name)[0])
+
+
+def _all() -> list[dict[str, Any]]:
+    from servesim.contracts import REGISTRIES
+
+    return [described(r.kind, known, r.resolve(known)[0]) for r in REGISTRIES for known in r.names()]
+
+
+def _write(out: Path, name: str | None) -> None:
+    """Write the page of all policies, or of one."""
+    from servesim.checking.subject import registry_of
+    from servesim.cli.report import page_file
+    from servesim.reports.files import writing
+    from servesim.reports.policies_page import policies_page
+
+    page_file(out)
+    if name is None:
+        found = _all()
+    else:
+        registry = registry_of(name)
+        found = [described(registry.kind, name, registry.resolve(name)[0])]
+    with writing(out) as file:
+        file.write(policies_page(found).html())
+    typer.echo(f"written to {out}", err=True)
 
 
 def described(kind: str, name: str, cls: type[Any]) -> dict[str, Any]:

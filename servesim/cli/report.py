@@ -25,6 +25,15 @@ Examples:
 """
 
 
+def page_file(out: Path) -> None:
+    """Raise UserError where a page cannot be written: a name that is none of a page, or a file of somebody else."""
+    from servesim.reports.files import refuse_foreign
+
+    if out.suffix not in (".html", ".htm"):
+        raise UserError(f"--out {out}: a name that ends in .html is needed")
+    refuse_foreign(out)
+
+
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What a command wrote with --out.")],
     out: Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ Examples:
   servesim size llama-2-70b --kv-heads 64 --context 32000          # what if it had multi-head attention
   servesim size llama-2-70b --set use_cla=true --set cla_share_factor=2 --set sliding_window=4096
   servesim size deepseek-v3 --gpu h200 --tp 8 --kv-dtype fp8 --json
+  servesim size qwen3-8b qwen3-32b --sequences 64 --out size.html
 """
 
 
@@ -52,6 +54,7 @@ def size(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of its config.json; repeatable.")
     ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="A page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, bytes unrounded.")] = False,
 ) -> None:
     """Show what a model takes, and which GPUs hold it.
@@ -63,17 +66,29 @@ def size(
     from servesim.hardware.footprint import Load, changed, footprint
     from servesim.run.result_files import to_json
 
+    if out is not None:
+        from servesim.cli.report import page_file
+
+        page_file(out)
     load = Load(context, sequences, kv_dtype, block_size, memory_utilization)
     settings = _settings(assignments or []) | ({} if kv_heads is None else {"num_key_value_heads": kv_heads})
     gpus = [Gpu.load(name) for name in (gpu_names() if gpu is None else names("--gpu", gpu))]
     degrees = whole_numbers("--tp", tp) if tp is not None else []
     formats = names("--weights", weights) if weights is not None else []
     found = [footprint(changed(name, settings), gpus, load, formats, degrees) for name in models]
+    if out is not None:
+        from servesim.reports.files import writing
+        from servesim.reports.size_page import size_page
+
+        with writing(out) as file:
+            file.write(size_page(found, [NO_BARS]).html())
     if as_json:
         sys.stdout.write(to_json({"models": found, "notes": [NO_BARS]}))
         return
     for one in found:
         _print(one)
+    if out is not None:
+        typer.echo(f"written to {out}", err=True)
 
 
 def _settings(assignments: list[str]) -> dict[str, Any]:

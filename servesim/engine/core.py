@@ -139,14 +139,22 @@ class EngineCore:
         if self.checks:
             self.check_integrity()
 
-    def loaded(self, request: Request) -> None:
-        """Take in that the KV of a request has come: it waits again, or, if its client gave up, its memory is free."""
+    def loaded(self, request: Request, first_ns: int = -1) -> None:
+        """Take in that the KV of a request has come: it waits again, or, if its client gave up, its memory is free.
+        `first_ns`: now, where its first token has come with it."""
         load = self.fetched[request]
         if request.state is not State.LOADING:
             del self.fetched[request]
             self.kv.free(request)
             self.ledger.release(load.start)
             return
+        if first_ns >= 0:
+            request._num_tokens += 1
+            request.first_token_ns = request._last_token_ns = first_ns
+            if self.on_first is not None:
+                self.on_first(request)
+            if self.on_output is not None:
+                self.on_output(request, 1)
         come = min(load.stop, request.num_tokens - 1)  # the last token is always computed
         self.ledger.hold(come - load.start)
         request.state = load.state
@@ -155,6 +163,8 @@ class EngineCore:
         if self._shares:
             self.kv.publish(request, come)
         self.scheduler.on_arrival(request)
+        if first_ns >= 0 and request._num_tokens >= request._end_tokens:
+            self._finish([request], State.FINISHED, first_ns)
         if self.checks:
             self.check_integrity()
 

@@ -134,10 +134,10 @@ class Replica:
         """Go on at the instant at which the KV of a request has come."""
         self.loaded(request)
 
-    def loaded(self, request: Request) -> None:
-        """Take in that the KV of a request has come at this instant."""
+    def loaded(self, request: Request, first: bool = False) -> None:
+        """Take in that the KV of a request has come at this instant; `first`: and its first token with it."""
         self.catch_up()
-        self.core.loaded(request)
+        self.core.loaded(request, self.clock.ns if first else -1)
         if not self.core.in_flight:
             self._want_plan()
 
@@ -256,6 +256,10 @@ class Replica:
         step = self.core.in_flight[0]
         self.core.commit(self.clock.ns)
         self.recorder.step(step, self.index)
+        self.boundary()
+
+    def boundary(self) -> None:
+        """Call what waited for the end of a step."""
         if self._at_boundary:
             due, self._at_boundary = self._at_boundary, []
             for call in due:

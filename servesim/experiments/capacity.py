@@ -63,7 +63,7 @@ from servesim.experiments.goals import goals_of
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import Measuring
-from servesim.experiments.replicates import replicates_of
+from servesim.experiments.replicates import check_count, replicates_of
 from servesim.experiments.run_metrics import METRICS, check_window
 from servesim.experiments.runner import OnProgress, open_runner
 from servesim.experiments.statistics import LEVEL
@@ -125,6 +125,7 @@ class Terms(NamedTuple):
     def check(self) -> None:
         """Raise UserError where a number makes no sense."""
         check_window(self.warmup or 0.0, self.cooldown or 0.0)
+        check_count(1 if self.replicates is None else self.replicates)
         if not 0 < self.attainment <= 1:
             raise UserError(f"attainment is {self.attainment:g}, must be a share above 0")
         if not 0.001 <= self.tolerance <= 0.5:

@@ -210,7 +210,7 @@ class Scenario(_Section):
     kv_dtype: str = "bf16"
     """Format of the KV cache: bf16, fp16, fp8, fp32. Left out, fp8 where the engine takes it from such weights
     (servesim/versions)."""
-    tp: int = Field(default=1, ge=1)
+    tp: int = Field(default=1, ge=1, le=1024)
     """GPUs of a stage (tensor parallelism)."""
     dp: int = Field(default=1, ge=1, le=1024)
     """Data-parallel ranks of a replica: each has a scheduler and KV memory of its own on tp GPUs, and experts are
@@ -218,7 +218,7 @@ class Scenario(_Section):
     ep: int | None = Field(default=None, ge=1, le=4096)
     """Of the tp x dp GPUs those that experts are dealt out to, whole, split by width over the rest; none: all of them
     with engine.enable_expert_parallel, else 1."""
-    pp: int = Field(default=1, ge=1)
+    pp: int = Field(default=1, ge=1, le=1024)
     """Stages of a replica (pipeline parallelism); one step per stage is in flight, planned synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)
     """Copies of the model behind the router."""
@@ -333,6 +333,12 @@ class Scenario(_Section):
     @classmethod
     def _steps(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @field_validator("start", mode="before")
+    @classmethod
+    def _start(cls, value: Any) -> Any:
+        value = pairs("start", value) if isinstance(value, str) and value else value
+        return {key: spelt(part) for key, part in value.items()} if isinstance(value, Mapping) else value
 
     @field_validator("price", mode="before")
     @classmethod

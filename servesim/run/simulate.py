@@ -113,9 +113,10 @@ def simulate(
         if told is not None:
             told.flush()
         ended = _Clock()
-        records.close()
-        if cluster is not None and cluster.handoff is not None:
-            records.add_columns(stage_columns(cluster.handoff, records.table["row"].to_numpy()))
+        handoff = cluster.handoff if cluster is not None else None
+        records.close(handoff)
+        if handoff is not None:
+            records.add_columns(stage_columns(handoff, records.table["row"].to_numpy()))
         summary = _summary(setup, records, cluster)
 
         def again(changes: Mapping[str, Any]) -> Result:

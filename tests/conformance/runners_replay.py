@@ -217,8 +217,6 @@ class ClusterReplayApart:
             assert arguments.keys() <= {"engine", "startup_time"}, f"this runner does not know all of {list(arguments)}"
             self.engines.append(MockEngine.of(arguments["engine"]))
             self.startup_ns.append(round(arguments.get("startup_time", 0) * 1e9))
-        if self.engines[0].backend == "sglang":
-            pytest.skip("SGLang's prefill and decode workers apart are not modeled")
         if any(each["readmission_count"] for each in case["per_request"]):
             pytest.skip("what a decode worker without memory preempts is not modeled")
         self.trace = trace_of(case["trace"], case["block_size"])

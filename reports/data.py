@@ -1,0 +1,126 @@
+"""The data of a figure as a tidy DataFrame: one row a value, as it is drawn.
+
+| column | |
+|---|---|
+| panel | title of the panel, or what its y axis is |
+| series | the legend's word for the colour; without one that of the panel |
+| mark | line, point, bar or area |
+| row | the name at the y axis, where it has names instead of numbers; else missing |
+| x, y | in the axis's unit: ms of latencies, shares of 1, the clock's unit of time; of an area y is its thickness |
+| x_end | where a bar that lies ends; else missing |
+| x_label | what x is, or its unit |
+
+Lines are thinned as they are drawn (a distribution is some 180 quantiles, a time series 300 means); the records of a
+run have everything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from servesim.reports.svg import INK, SERIES, STYLE, Drawing, painted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = ("panel", "series", "mark", "row", "x", "y", "x_end", "x_label")
+Mark = tuple[str, str, float, float, float]
+"""(colour, mark, x, y, x_end)."""
+
+
+def frame_of(drawing: Drawing) -> pd.DataFrame:
+    """Return the data of a figure: columns as above, rows panel by panel."""
+    import matplotlib
+    import pandas as pd
+
+    if drawing.tidy is not None:
+        return pd.DataFrame(drawing.tidy(), columns=list(COLUMNS))
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
+        figure = painted(drawing, *drawing.size, narrow=False)
+    words = dict(drawing.legend)
+    names = {INK[name]: name for name in (*SERIES, "slate")}
+    rows = []
+    for axes in figure.axes:
+        panel = axes.get_title("left") or axes.get_ylabel() or drawing.title
+        named, label = _row_names(axes), _x_label(axes)
+        for colour, mark, x, y, x_end in _marks(axes, names):
+            row = named.get(round(y)) if mark in ("bar", "point") else None
+            rows.append((panel, words.get(colour) or panel, mark, row, x, y, x_end, label))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _marks(axes: Any, names: Mapping[str, str]) -> Iterator[Mark]:
+    """Yield everything drawn in a series' colour."""
+    from matplotlib.colors import to_hex
+
+    def name(colour: Any) -> str | None:
+        return None if isinstance(colour, str) and colour == "none" else names.get(to_hex(colour))
+
+    covered = set()
+    for line in axes.lines:
+        colour = name(line.get_color()) or name(line.get_markeredgecolor())
+        if colour is None or line.get_transform() != axes.transData:
+            continue  # a limit, or a line of the frame
+        xs, ys = (np.asarray(v, dtype=float) for v in line.get_data())
+        if len(xs) > 1 and line.get_linestyle() != "None":
+            covered.add(colour)
+            yield from ((colour, "line", float(x), float(y), math.nan) for x, y in zip(xs, ys, strict=True))
+        elif colour not in covered:  # others mark points of their line
+            yield from ((colour, "point", float(x), float(y), math.nan) for x, y in zip(xs, ys, strict=True))
+    for patch in axes.patches:
+        if (colour := name(patch.get_facecolor())) is not None and hasattr(patch, "get_width"):
+            yield from _bar(axes, colour, patch)
+    for area in axes.collections:
+        colour = name(area.get_facecolor()[0]) if len(area.get_facecolor()) else None
+        if colour is None or colour in covered:
+            continue  # the tint below a line
+        if hasattr(area, "get_offsets") and len(area.get_offsets()) > 1:
+            yield from ((colour, "point", float(x), float(y), math.nan) for x, y in area.get_offsets())
+        else:
+            yield from _area(colour, area)
+
+
+def _bar(axes: Any, colour: str, patch: Any) -> Iterator[Mark]:
+    """Yield a bar: one that lies by its ends, one that stands by its place and height."""
+    from matplotlib.container import BarContainer
+
+    box = next((c for c in axes.containers if isinstance(c, BarContainer) and patch in c.patches), None)
+    left, width, middle = patch.get_x(), patch.get_width(), patch.get_y() + patch.get_height() / 2
+    if box is not None and box.orientation == "vertical":
+        yield (colour, "bar", float(left + width / 2), float(patch.get_height()), math.nan)
+    else:
+        yield (colour, "bar", float(left), float(middle), float(left + width))
+
+
+def _area(colour: str, area: Any) -> Iterator[Mark]:
+    """Yield the thickness of a filled area at each x."""
+    for path in area.get_paths():
+        ends: dict[float, list[float]] = {}
+        for x, y in path.vertices:
+            if math.isfinite(x):
+                ends.setdefault(float(x), []).append(float(y))
+        yield from ((colour, "area", x, max(ys) - min(ys), math.nan) for x, ys in sorted(ends.items()))
+
+
+def _row_names(axes: Any) -> dict[int, str]:
+    """Return names of rows by their place on the y axis: its ticks, or texts written above the rows."""
+    from matplotlib.ticker import FixedFormatter
+
+    if isinstance(axes.yaxis.get_major_formatter(), FixedFormatter) and not axes.yaxis.get_gid():
+        ticks = zip(axes.yaxis.get_majorticklocs(), axes.yaxis.get_majorticklabels(), strict=False)
+        named = {round(at): text.get_text() for at, text in ticks if text.get_text()}
+        if named:
+            return named
+    first = axes.get_shared_y_axes().get_siblings(axes)
+    written = [text for one in first for text in one.texts if text.get_position()[0] == 0]
+    return {round(text.get_position()[1] + 0.4): text.get_text() for text in written}
+
+
+def _x_label(axes: Any) -> str:
+    """Return the words of the x axis (of panels that share one, the lowest has them), else its unit."""
+    siblings = axes.get_shared_x_axes().get_siblings(axes)
+    return next((one.get_xlabel() for one in siblings if one.get_xlabel()), axes.xaxis.get_gid() or "")
