@@ -15,8 +15,8 @@ CORPUS = "traces/agentic/kv-cache-tester_710_compact_rle.jsonl.gz"
 CLOCK = Clock(base_ms=6.6, ms_per_1k_context=0.02, prefill_per_s=14_000)
 """Fitted to runs without host memory: the time of a token with 1, 2, 4, 8 and 16 users, and the requests/s with 48."""
 CPU_TOKENS = 5_000_000
-"""Not recorded: the server's hit rates say that it held the sessions of 48 users (some 4.5 million tokens) and not those
-of 64 (6 million), so that 48 users are no proof of it."""
+"""Not recorded: the server's hit rates say that it held the sessions of 48 users (some 4.5 million tokens) and not
+those of 64 (6 million), so that 48 users are no proof of it."""
 TURNS = 60
 """Of each user: more than any has time for."""
 
