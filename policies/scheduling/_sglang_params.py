@@ -31,6 +31,9 @@ class SglangParams:
     """Requests of one prefill batch; None: no limit."""
     prefill_decode_interval: int = 0
     """Decode steps between two prefill batches, while anything decodes."""
+    scheduler_recv_interval: int = 1
+    """Decode steps between two looks at the requests that came meanwhile; after a prefill batch, and where nothing
+    runs, the scheduler looks at once (0.5.9: srt/managers/scheduler_recv_skipper.py)."""
     retraction_policy: str = "length"
     """Whom to retract first: "length" (shortest output, then longest prompt) or "priority"."""
     enable_priority_scheduling: bool = False
@@ -48,6 +51,7 @@ class SglangParams:
         if self.retraction_policy not in ("length", "priority"):
             raise ValueError(f'retraction_policy is "length" or "priority", not "{self.retraction_policy}"')
         check_least(self, 1, "max_running_requests", "max_prefill_tokens", "prefill_max_requests")
+        check_least(self, 1, "scheduler_recv_interval")
         check_least(self, 0, "schedule_conservativeness", "prefill_decode_interval")
         if self.chunked_prefill_size == 0:
             raise ValueError("chunked_prefill_size is 0, must be at least 1, or -1: prompts are not cut")

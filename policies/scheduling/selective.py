@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
+from servesim.contracts import Defaults, Hit, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.params import check_least
 from servesim.contracts.scheduler import schedulers
 
@@ -45,6 +45,7 @@ class Selective(Scheduler):
     Params = SelectiveParams
     paper = "Yu et al., Orca: A Distributed Serving System for Transformer-Based Generative Models, OSDI 2022"
     params: SelectiveParams
+    supports = frozenset({"remote_kv"})
     attention = "per_request"
     layout = "mixed"
 
@@ -68,6 +69,11 @@ class Selective(Scheduler):
             request = self.waiting[0]
             slots = request.prompt_len + request.max_tokens
             hit = ctx.lookup(request)
+            if ctx.connector is not None and (taken := self._fetch(ctx, request, hit)) is not None:
+                if not taken:
+                    break
+                self.waiting.popleft()
+                continue
             new = request.num_tokens - hit.num_tokens
             if new > budget and ctx.plan.admitted:
                 break
@@ -80,6 +86,21 @@ class Selective(Scheduler):
             budget -= new
             self.running.append(self.waiting.popleft())
         return ctx.plan
+
+    def _fetch(self, ctx: PlanContext, request: Request, hit: Hit) -> bool | None:
+        """Let the head of the queue wait for KV from elsewhere, if there is any, once there is room for its longest
+        answer too, beside those of all others that wait so."""
+        size, slots = self.kv.block_size, self.kv.slots
+        live = [r for r in ctx.fetched if r.state < State.FINISHED]
+        owed = sum(-(-(r.prompt_len + r.max_tokens - slots(r)) // size) * size for r in live)
+        own = max(request.max_tokens - (-request.prompt_len % size), 0)
+        return ctx.fetch(request, hit, owed=max(owed, 0) + -(-own // size) * size)
+
+    def on_arrival(self, request: Request) -> None:
+        if request.num_computed_tokens:  # its KV has come: before those for which there is no memory
+            self.waiting.insert(sum(r.num_computed_tokens > 0 for r in self.waiting), request)
+        else:
+            super().on_arrival(request)
 
     def on_finish(self, requests: Sequence[Request]) -> None:
         self.n_rsrv -= sum(r.prompt_len + r.max_tokens for r in requests if r.state is State.RUNNING)

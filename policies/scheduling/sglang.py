@@ -7,8 +7,9 @@ how much the running ones will still generate (new_token_ratio); when the bet is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, ClassVar
 
 from mypy_extensions import mypyc_attr
@@ -20,6 +21,7 @@ from servesim.errors import UserError
 
 from ._common import refuse_if_hopeless
 from ._prefill_adder import CLIP_MAX_NEW_TOKENS, Added, Grant, PrefillAdder, max_new
+from ._sglang_arrivals import RemoteArrivals
 from ._sglang_order import CACHE_AWARE, order
 from ._sglang_params import SglangParams
 
@@ -34,7 +36,7 @@ class Sglang(Scheduler):
     """SGLang: prefill batches before decode batches, prefixes first if asked for, retraction when memory runs out."""
 
     Params: ClassVar[type[Any]] = SglangParams
-    supports = frozenset({"async"})
+    supports = frozenset({"async", "remote_kv"})
     samples = "prefix-first"
     paper = "Zheng et al., SGLang: Efficient Execution of Structured Language Model Programs, NeurIPS 2024"
 
@@ -66,6 +68,9 @@ class Sglang(Scheduler):
         self._shuffles = 0
         self._decodes_due = 0
         self._next_step = 0  # id of the step after the last one planned here
+        self._unread: list[Request] = []  # of `waiting`, which the scheduler has not looked at
+        self._since_read = 0  # decode steps since it last looked
+        self.arrivals = RemoteArrivals(self)
 
     @classmethod
     def complete(cls, params: SglangParams, defaults: Defaults) -> SglangParams:
@@ -85,18 +90,40 @@ class Sglang(Scheduler):
         return max(self._ratio - self._decays * (self._init_ratio - least) / DECAY_STEPS, least)
 
     def plan(self, ctx: PlanContext) -> Plan:
+        if self._rules.scheduler_recv_interval > 1:
+            self._read(ctx.step_id - self._next_step)
         self._decays += ctx.step_id - self._next_step  # steps of the same decodes, planned without asking
         if not self.running and not self.waiting:
             self._ratio, self._decays = self._init_ratio, 0  # idle
         self._merge_last()
+        if ctx.connector is not None:
+            self.arrivals.reserve(ctx)
         if self._decodes_due and self.batch:
             self._decodes_due -= 1
         else:
             self._prefill(ctx)
         if not ctx.num_tokens and self._decode(ctx) and not ctx.num_tokens:
             self._prefill(ctx)  # SGLang's loop comes round again at once
+        if self.arrivals.come and not self.last:
+            self.arrivals.join(ctx)
         self._next_step = ctx.step_id + (ctx.num_tokens > 0)
         return ctx.plan
+
+    def _read(self, skipped: int) -> None:
+        """Look at the requests that came, if it is time: after a decode, only once in an interval. `skipped` steps of
+        the same decodes were planned without asking, and found no request."""
+        interval = self._rules.scheduler_recv_interval
+        self._since_read = (self._since_read + skipped) % interval + 1
+        if self.last or not self.running or self._since_read >= interval:
+            self._since_read = 0
+            for request in self._unread:
+                self.waiting.remove(request)  # behind those that were retracted meanwhile
+                self._queue(request)
+            self._unread.clear()
+
+    def readable(self) -> list[Request]:
+        """Return the waiting requests that it has looked at."""
+        return [r for r in self.waiting if r not in self._unread] if self._unread else list(self.waiting)
 
     def _merge_last(self) -> None:
         done = [r for r in self.last if r is not self.chunked and r.state is State.RUNNING]
@@ -111,7 +138,7 @@ class Sglang(Scheduler):
         p = self._rules
         if p.enable_priority_scheduling:
             self.full = False
-        if (self.full or not self.waiting) and self.chunked is None:
+        if (self.full or len(self.waiting) == len(self._unread)) and self.chunked is None:
             return
         slots = self.limits.max_num_seqs - len(self.batch)
         if slots <= 0 and self.chunked is None and not p.enable_priority_scheduling:
@@ -151,7 +178,7 @@ class Sglang(Scheduler):
         if self.policy != "shortest-prefill-first" or not adder.chunk_left or adder.chunk_left < 2 * adder.page:
             return None
         kept = 0
-        for request in self.waiting:
+        for request in self.readable():
             work = max(request.num_tokens - self.kv.lookup(request).num_tokens, 1)
             charge = -(-work // adder.page) * adder.page
             if work >= left or kept + charge > adder.chunk_left - adder.page:
@@ -160,7 +187,7 @@ class Sglang(Scheduler):
         return (adder.chunk_left - kept) // adder.page * adder.page if kept else None
 
     def _add_waiting(self, ctx: PlanContext, adder: PrefillAdder) -> None:
-        for request in list(self.waiting):
+        for request in self.readable():
             if len(adder.added) >= self.limits.max_num_seqs - len(self.batch):
                 self.full = True
             if self.full and not (self._rules.enable_priority_scheduling and self._preempt_for(ctx, request, adder)):
@@ -241,7 +268,8 @@ class Sglang(Scheduler):
             held = self.full and len(left) == before and not self._rules.enable_priority_scheduling
             alone = self.chunked is None and (held if self.waiting else not self.full) and not self._decodes_due
             free = len(left) * self.kv.block_size
-            left = ctx.decode(left, len(left), free=free, steps=NO_END if alone else 1, overrun=True)
+            steps = NO_END if alone and not self._unread else 1
+            left = ctx.decode(left, len(left), free=free, steps=steps, overrun=True)
             if len(left) < len(self.batch):  # there is a page for each
                 self._decays += 1
             else:
@@ -315,7 +343,7 @@ class Sglang(Scheduler):
         self.running.remove(request)
         if request in self.batch:
             self.batch.remove(request)
-        self.on_arrival(request)
+        self._queue(request)
 
     def _give_up(self, ctx: PlanContext, request: Request) -> None:
         self._retract(ctx, request)
@@ -326,8 +354,28 @@ class Sglang(Scheduler):
     # Queues.
 
     def on_arrival(self, request: Request) -> None:
+        if request.num_computed_tokens:
+            self.arrivals.come.append(request)
+            return
+        self._queue(request)
+        if self._rules.scheduler_recv_interval > 1:
+            self._unread.append(request)
+
+    def _queue(self, request: Request) -> None:
         self.waiting.append(request)
         self._prefilled_before[request] = self._prefilled
+
+    def drop_waiter(self, request: Request) -> None:
+        if request in self._unread:
+            self._unread.remove(request)
+        if not self.arrivals.drop(request):
+            super().drop_waiter(request)
+
+    def waiters(self) -> Iterator[Request]:
+        return chain(self.arrivals.come, self.waiting, self.arrivals.prealloc)
+
+    def num_waiting(self) -> int:
+        return len(self.arrivals.come) + len(self.waiting) + len(self.arrivals.prealloc)
 
     def on_finish(self, requests: Sequence[Request]) -> None:
         super().on_finish(requests)

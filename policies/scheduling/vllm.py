@@ -115,11 +115,22 @@ class Vllm(Scheduler):
         return victim, refund
 
     def _plan_waiting(self, ctx: PlanContext, budget: Budget, threshold: int) -> None:
+        deferred: list[Request] = []
+        self._admit_waiting(ctx, budget, threshold, deferred)
+        for request in reversed(deferred):
+            self._requeue(request)
+
+    def _admit_waiting(self, ctx: PlanContext, budget: Budget, threshold: int, deferred: list[Request]) -> None:
+        """Admit from the front of the queue as far as budget and memory go; those `deferred` are taken out of it."""
         params = self._rules
         uniform = params.num_speculative_tokens > 0 and self._only_decodes(ctx.plan)
         while self.num_waiting() and budget.left > 0 and len(self.running) < self._max_running:
             request = self._head()
             hit = ctx.lookup(request)
+            if ctx.deferred(request, hit):
+                self._pop_head()
+                deferred.append(request)
+                continue
             if ctx.connector is not None and (taken := self._fetch(ctx, request, hit)) is not None:
                 if not taken:
                     return

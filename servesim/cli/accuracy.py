@@ -45,6 +45,10 @@ def accuracy(
         typer.Option(metavar="FILE|DIR", help="Leave these cells, and copies of them, out: fitted to; repeatable."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most N of the cells, evenly spaced.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting above every recipe's, such as handoff.gb_s=17.4."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for cells.csv, summary.json and report.html.")] = None,
     date: Annotated[str | None, typer.Option(help="Date the score carries. [default: today]")] = None,
     seed: Annotated[int, typer.Option(help="Of the intervals.")] = 0,
@@ -58,6 +62,7 @@ def accuracy(
 
     from servesim.experiments.accuracy import files as written
     from servesim.experiments.accuracy.study import accuracy as score
+    from servesim.run.scenario import assigned
 
     if out is not None:
         written.claim(out)
@@ -74,6 +79,7 @@ def accuracy(
             seed=seed,
             date=today,
             on_answer=tell,
+            changes=dict(map(assigned, settings or ())),
         )
     except KeyboardInterrupt:
         raise Interrupted("no score was written") from None

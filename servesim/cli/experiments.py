@@ -171,7 +171,9 @@ def worth(
     scenarios: Files = None,
     of: Annotated[
         list[str] | None,
-        typer.Option(help="prefix-caching, fp8, fp8-kv, speculation, tp, ..., or a setting such as tp=4; several."),
+        typer.Option(
+            help="prefix-caching, fp8, fp8-kv, speculation, offload, tp, ..., or a setting such as tp=4; several."
+        ),
     ] = None,
     attainment: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
     replicates: Annotated[int | None, typer.Option(help="Seeds, or windows of a recorded trace. [default: 5]")] = None,
@@ -268,7 +270,7 @@ def kept(out: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if out is None:
+        if out is None or not out.exists():
             raise
         raise Interrupted(f"{out} keeps the runs that ended; the same command goes on from there") from None
 

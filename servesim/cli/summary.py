@@ -195,6 +195,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens recomputed"),
         ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
+        *_offload(summary.get("offload")),
         *_drafts(summary["speculation"]),
         (
             "price",
@@ -219,6 +220,22 @@ def _peak(kv: dict[str, Any]) -> str:
     if kv["peak_share"] is None:
         return "pools differ in size"
     return f"peak {percent(kv['peak_share'])} of {kv['capacity_tokens']:,} tokens"
+
+
+def _offload(figures: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Where KV was found by tier, and how busy the way was."""
+    if figures is None:
+        return []
+    rates, load = figures["hit_rate"], figures["load_ms"]
+    took = f"loads took {number(load['mean'])} ms in the mean, " if load else ""
+    return [
+        (
+            "offload",
+            f"of prompt tokens {percent(rates['gpu'])} on the GPU, {percent(rates['cpu'])} in host memory "
+            f"({percent(figures['peak_share'])} full at most); {took}link busy {percent(figures['load_busy_share'])} "
+            f"loading, {percent(figures['store_busy_share'])} storing",
+        )
+    ]
 
 
 def _pools(summary: dict[str, Any]) -> list[tuple[str, str]]:

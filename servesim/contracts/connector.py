@@ -3,17 +3,23 @@
 A waiting request whose KV a connector has is given memory at once and waits outside of the scheduler's queues,
 whatever runs meanwhile (vLLM's WAITING_FOR_REMOTE_KVS). When the transfer is over it can be scheduled like one that has
 computed those tokens itself; the last token of all it knows is computed here in any case.
+
+A connector may keep KV too: it is told of each step, and copies what that computes from memory which it has kept
+(`Request.being_read`) until the copy is done.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 from servesim.contracts.request import Request, State
 
 LATER: Final = 1 << 62
 """Answer of `Connector.load`: the end is not known yet; the replica is told when it has come (`Replica.loaded`)."""
+DEFER: Final = -LATER
+"""Answer of `Connector.available`: not known yet; the request waits, and those behind it may go ahead."""
 
 
 class Connector(ABC):
@@ -22,12 +28,25 @@ class Connector(ABC):
     @abstractmethod
     def available(self, request: Request, num_tokens: int) -> int:
         """Return for how many tokens of a waiting request, behind the first `num_tokens` that are here, there is KV
-        elsewhere; 0: none. It is asked at each plan that comes to the request, and changes nothing."""
+        elsewhere; 0: none; or DEFER. It is asked at each plan that comes to the request, and changes nothing but how
+        recently KV was asked for."""
 
     @abstractmethod
     def load(self, request: Request, start: int, stop: int, now: int) -> int:
         """Begin to transfer the KV of tokens `start` to `stop`, whose memory is allocated; return when it is there, in
         ns, not before `now`; or LATER."""
+
+    def join(self, replica: Any) -> None:  # noqa: B027
+        """Serve this Replica; called once, before its first step. Default: nothing to note."""
+
+    def ran(self, requests: Iterable[Request], end_ns: int) -> None:  # noqa: B027
+        """Take in that a step which ends at `end_ns` computes tokens of `requests`, up to their `num_computed_tokens`.
+        Default: nothing is kept."""
+
+    def preempted(self, requests: Iterable[Request]) -> int:
+        """Return the time in ns before which no step may write to memory that these requests, just preempted, held.
+        Default: 0, any may."""
+        return 0
 
 
 class Load(NamedTuple):

@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 
+def _short(value: float) -> str:
+    try:
+        return f"{value:g}"
+    except OverflowError:  # a whole number of hundreds of digits
+        return "a number too large to show"
+
+
 def check_share(name: str, value: float) -> None:
     """Raise ValueError unless a parameter is a share of something: at least 0, less than 1."""
     if not 0 <= value < 1:
-        raise ValueError(f"{name} is {value:g}, must be at least 0 and less than 1")
+        raise ValueError(f"{name} is {_short(value)}, must be at least 0 and less than 1")
 
 
 def check_least(params: Any, least: int, *names: str) -> None:
@@ -17,7 +24,7 @@ def check_least(params: Any, least: int, *names: str) -> None:
     for name in names:
         value = getattr(params, name)
         if value is not None and value < least:
-            raise ValueError(f"{name} is {value:g}, must be at least {least}")
+            raise ValueError(f"{name} is {_short(value)}, must be at least {least}")
 
 
 def check_most(params: Any, most: float, *names: str) -> None:
@@ -25,7 +32,7 @@ def check_most(params: Any, most: float, *names: str) -> None:
     for name in names:
         value = getattr(params, name)
         if value is not None and value > most:
-            raise ValueError(f"{name} is {value:g}, must be at most {most:g}")
+            raise ValueError(f"{name} is {_short(value)}, must be at most {most:g}")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mypy_extensions import mypyc_attr
 
-from servesim.contracts.connector import Connector, Load
+from servesim.contracts.connector import DEFER, Connector, Load
 from servesim.contracts.kv import Hit
 from servesim.contracts.ledger import Ledger
 from servesim.contracts.request import Request, State
@@ -104,6 +104,7 @@ class PlanContext:
         """Where KV computed elsewhere comes from; None: from nowhere."""
         self.fetched: dict[Request, Load] = fetched if fetched is not None else {}
         """Requests that hold memory and do not run: their KV comes from elsewhere, or has come."""
+        self._available: tuple[Request, int, Any] | None = None  # what the connector has just said, of which hit
 
     @property
     def now(self) -> int:
@@ -167,18 +168,32 @@ class PlanContext:
             return Hit(request._num_computed_tokens)
         return self.kv.lookup(request)
 
+    def deferred(self, request: Request, hit: Hit) -> bool:
+        """Return whether a waiting request has to be asked for again: KV that it could have is on its way to another,
+        whose prefix it will find. The caller goes on with those behind it."""
+        connector = self.connector
+        if connector is None or request in self.fetched:
+            return False
+        tokens: Any = connector.available(request, hit.num_tokens)
+        self._available = (request, hit.num_tokens, tokens)
+        return bool(tokens == DEFER)
+
     def fetch(
         self, request: Request, hit: Hit, *, full_tokens: int = 0, reserve: int = 0, owed: int = 0
     ) -> bool | None:
         """Let a waiting request wait for KV computed elsewhere, behind the hit, if there is any; it has memory for it.
         True: the caller takes it out of its queue, and has it back by `Scheduler.on_arrival`. False (nothing done): the
         allocator cannot. None: there is no such KV, or it has come; the request can be admitted. `full_tokens` and
-        `reserve` as in `admit`; `owed` tokens must be free beside: what others need that have begun their prompts."""
+        `reserve` as in `admit`; `owed` tokens must be free beside: what others need that have begun their prompts. Not
+        to be called for one that is `deferred`."""
         connector: Any = self.connector  # read through Any: mypyc would ask for ints before they can be refused
         kv = self.kv
         if connector is None or request in self.fetched:
             return None
-        start, tokens = hit.num_tokens, connector.available(request, hit.num_tokens)
+        start, asked = hit.num_tokens, self._available
+        known = asked is not None and asked[0] is request and asked[1] == start
+        tokens = asked[2] if asked is not None and known else connector.available(request, start)
+        self._available = None
         if type(tokens) is not int or not 0 <= tokens <= request.num_tokens - start:
             raise PolicyError(f"connector: {tokens!r} tokens are available of {request}, {start} of which are here")
         if not tokens:

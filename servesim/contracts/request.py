@@ -115,6 +115,8 @@ class Request:
     """Prefix tokens found in the cache when first admitted."""
     loaded_tokens: int = 0
     """Tokens whose KV came from elsewhere, in all."""
+    being_read: int = 0
+    """Copies of its KV to elsewhere that are planned or under way: its memory is kept until they are done."""
     recomputed_tokens: int = 0
     """Tokens computed again because a preemption threw their KV away."""
     lost_tokens: int = 0

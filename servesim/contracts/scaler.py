@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from servesim.contracts.params import check_least
+from servesim.contracts.params import check_least, check_most
 from servesim.contracts.router import Report
 from servesim.plugins.registry import Registry
 
@@ -64,6 +64,7 @@ class ScalerParams:
     def __post_init__(self) -> None:
         check_least(self, 0, "min")
         check_least(self, 1, "max")
+        check_most(self, 4096, "max")  # as many replicas as a scenario may have
         if self.min > self.max:
             raise ValueError(f"min is {self.min}, must be at most max ({self.max})")
 

@@ -106,15 +106,15 @@ class Scheduler(ABC):
 
     def on_finish(self, requests: Sequence[Request]) -> Sequence[Request] | None:
         """Take in that these requests (batch order) have their last token, or were cancelled. Default: drop them, free
-        their memory (but that of one with an `owner`, unless it was cancelled). One that was preempted while its last
-        token was in flight still waits.
+        their memory (but that of one with an `owner`, unless it was cancelled, and of one `being_read`). One that was
+        preempted while its last token was in flight still waits.
 
         Return the requests whose answers go out now, among them earlier ones that were held back (static
         batching returns a batch together); None: these."""
         for request in requests:
             if request.state is State.RUNNING:
                 del self.running[position(self.running, request)]
-                if request.owner is None or request.reason:
+                if (request.owner is None or request.reason) and not request.being_read:
                     self.kv.free(request)  # else it is kept until it has been read
             else:
                 self.drop_waiter(request)

@@ -52,6 +52,10 @@ class EngineCore:
         self.connector: Connector | None = None
         self.fetched: dict[Request, Load] = {}
         """Requests that hold memory and do not run: their KV comes from elsewhere, or has come. Some may have left."""
+        self.not_before_ns = 0
+        """Before this time no step may begin: memory that a preemption freed is still being copied."""
+        self.stalled_ns = 0
+        """Time for which steps waited for that."""
         self.on_load: Callable[[Request, int], None] = lambda request, end_ns: None
         """Called for each request whose KV begins to come, with the time at which `loaded` is to be called."""
         self.on_gap: Callable[[int, int], None] = lambda ns, count: None
@@ -135,14 +139,22 @@ class EngineCore:
         if self.checks:
             self.check_integrity()
 
-    def loaded(self, request: Request) -> None:
-        """Take in that the KV of a request has come: it waits again, or, if its client gave up, its memory is free."""
+    def loaded(self, request: Request, first_ns: int = -1) -> None:
+        """Take in that the KV of a request has come: it waits again, or, if its client gave up, its memory is free.
+        `first_ns`: now, where its first token has come with it."""
         load = self.fetched[request]
         if request.state is not State.LOADING:
             del self.fetched[request]
             self.kv.free(request)
             self.ledger.release(load.start)
             return
+        if first_ns >= 0:
+            request._num_tokens += 1
+            request.first_token_ns = request._last_token_ns = first_ns
+            if self.on_first is not None:
+                self.on_first(request)
+            if self.on_output is not None:
+                self.on_output(request, 1)
         come = min(load.stop, request.num_tokens - 1)  # the last token is always computed
         self.ledger.hold(come - load.start)
         request.state = load.state
@@ -151,6 +163,8 @@ class EngineCore:
         if self._shares:
             self.kv.publish(request, come)
         self.scheduler.on_arrival(request)
+        if first_ns >= 0 and request._num_tokens >= request._end_tokens:
+            self._finish([request], State.FINISHED, first_ns)
         if self.checks:
             self.check_integrity()
 
@@ -185,6 +199,12 @@ class EngineCore:
         request.finished_ns = now
         request.reason = reason
         self.on_leave(request)
+
+    def read(self, request: Request) -> None:
+        """Take in that a copy of a request's KV to elsewhere is done."""
+        request.being_read -= 1
+        if request in self._keeping and not request.being_read:
+            self.release(request)
 
     def _finish(self, requests: list[Request], state: State, now: int) -> None:
         if not requests:
@@ -225,6 +245,8 @@ class EngineCore:
             for planned in self.in_flight:
                 if request.state is not State.RUNNING and request in planned.sampled:
                     planned.stale = (planned.stale or set()) | {request}
+        if self.connector is not None and plan.preempted:
+            self.not_before_ns = max(self.not_before_ns, self.connector.preempted(plan.preempted))
         for request in plan.loading:
             if (end_ns := self.fetched[request].end_ns) != LATER:
                 self.on_load(request, end_ns)

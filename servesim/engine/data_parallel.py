@@ -115,6 +115,7 @@ class Group:
             if step is not None:
                 rank.core.commit(now)
                 rank.recorder.step(step, rank.index)
+                rank.boundary()
         if self._clock.peek() > now:
             self._plan()  # nothing else happens at this instant
         else:

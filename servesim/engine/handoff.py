@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from servesim.contracts.connector import LATER, Connector
 from servesim.contracts.request import Deadline, Request, State
-from servesim.contracts.router import Decision, Pair, Router, Views
+from servesim.contracts.router import Decision, Pair, Role, Router, Views
 from servesim.engine.telling import Telling
 from servesim.engine.wire import Wire
 from servesim.errors import PolicyError
@@ -108,10 +108,10 @@ class Handoff(ABC):
         if self.cluster.telling.sent:
             self.cluster.router.on_sent(leg, prefill)
         self.started(passage)
-        self.cluster.replicas[prefill].arrive(leg, 1)
 
-    def started(self, passage: Passage) -> None:  # noqa: B027
-        """A prompt is on its way to its replica. Default: nothing more."""
+    def started(self, passage: Passage) -> None:
+        """A request has its replica of prompts. Default: it is there."""
+        self.cluster.replicas[passage.prefill].arrive(passage.leg, 1)
 
     def left(self, leg: Request) -> None:
         """Take in that a prompt has left its replica: it is computed, or it failed."""
@@ -119,7 +119,10 @@ class Handoff(ABC):
         assert request is not None
         passage = self.passages[request]
         if leg.state is State.FINISHED:
-            self._held[leg] = passage
+            if self.cluster.replicas[passage.prefill].core.kv.slots(leg) >= leg.prompt_len:
+                self._held[leg] = passage
+            else:  # it gave way to others while its token was in flight
+                passage.released_ns = self.clock.ns
             self.prefilled(passage)
         self.cluster.telling.finish(leg)
         if leg.state is not State.FINISHED and request.state < State.FINISHED:
@@ -150,13 +153,13 @@ class Handoff(ABC):
             router.on_sent(request, passage.decode)
         self.cluster.replicas[passage.decode].arrive(request, passage.output_len)
 
-    def choose(self, request: Request) -> int:
-        """Return the decode replica that the router chooses; -1: none is ready."""
-        fleet, router = self.cluster.fleet, self.decode_router
+    def choose(self, request: Request, role: Role = "decode", router: Router | None = None) -> int:
+        """Return the replica of a role that the router chooses, the decode side's or this one; -1: none is ready."""
+        fleet, router = self.cluster.fleet, router or self.decode_router
         ready = [
             replica.index
             for replica, pool in zip(fleet.replicas, fleet.pool_of, strict=True)
-            if pool.role == "decode" and replica.state == "ready" and pool.serves(request.model)
+            if pool.role == role and replica.state == "ready" and pool.serves(request.model)
         ]
         if not ready:
             return -1
@@ -165,7 +168,7 @@ class Handoff(ABC):
         assert router is not None
         index = router.route(request, views)
         if not isinstance(index, int) or index not in ready:
-            raise PolicyError(f"router {router.name}: chooses {index!r} among the decode replicas {ready}")
+            raise PolicyError(f"router {router.name}: chooses {index!r} among the {role} replicas {ready}")
         return index
 
     def retry(self) -> None:

@@ -68,6 +68,8 @@ class Replica:
         core.on_load = self._load
         own: Any = self.cost  # read through Any: mypyc would bind the class attribute
         self._free_ns = [0] * own.num_stages  # when each stage is done with everything in flight
+        if core.connector is not None:
+            core.connector.join(self)
 
     def crash(self, core: EngineCore) -> None:
         """Forget everything at this instant, steps in flight included, and be down. `core`: what starts again, with
@@ -123,6 +125,7 @@ class Replica:
         """Let requests have KV that was computed elsewhere; to be called before the first step. UserError where a
         policy cannot wait for it."""
         self.core.connect(connector)
+        connector.join(self)
 
     def _load(self, request: Request, end_ns: int) -> None:
         self.clock.at(end_ns, LOADED, partial(self._loaded, request))
@@ -131,10 +134,10 @@ class Replica:
         """Go on at the instant at which the KV of a request has come."""
         self.loaded(request)
 
-    def loaded(self, request: Request) -> None:
-        """Take in that the KV of a request has come at this instant."""
+    def loaded(self, request: Request, first: bool = False) -> None:
+        """Take in that the KV of a request has come at this instant; `first`: and its first token with it."""
         self.catch_up()
-        self.core.loaded(request)
+        self.core.loaded(request, self.clock.ns if first else -1)
         if not self.core.in_flight:
             self._want_plan()
 
@@ -149,6 +152,13 @@ class Replica:
         """Free at this instant the memory of a request that has ended and whose memory was kept."""
         self.catch_up()
         self.core.release(request)
+        if not self.core.in_flight:
+            self._want_plan()
+
+    def read(self, request: Request) -> None:
+        """Take in at this instant that a copy of a request's KV to elsewhere is done."""
+        self.catch_up()
+        self.core.read(request)
         if not self.core.in_flight:
             self._want_plan()
 
@@ -211,7 +221,11 @@ class Replica:
         if price.ns < 1:
             raise PolicyError(f"cost model: a step of {step.batch.linear_tokens} tokens takes {price.ns} ns")
         free = self._free_ns
-        step.start_ns = end = max(now, free[0])
+        begin = max(now, free[0])
+        if self.core.not_before_ns > begin:
+            self.core.stalled_ns += self.core.not_before_ns - begin
+            begin = self.core.not_before_ns
+        step.start_ns = end = begin
         if len(free) == 1:
             end = free[0] = end + price.ns
         else:
@@ -220,6 +234,9 @@ class Replica:
                 end = free[i] = max(end, free[i]) + ns
         step.end_ns = end
         step.gpu_ns, step.host_ns, step.sources = price.gpu_ns, sum(price.host), price.sources
+        connector, plan = self.core.connector, self.core.last_plan
+        if connector is not None and plan is not None:
+            connector.ran(plan._tokens, end)
 
     def _await(self, end_ns: int) -> None:
         self._awaited = self.clock.at(end_ns, COMPLETE + self.index, self._complete)
@@ -239,6 +256,10 @@ class Replica:
         step = self.core.in_flight[0]
         self.core.commit(self.clock.ns)
         self.recorder.step(step, self.index)
+        self.boundary()
+
+    def boundary(self) -> None:
+        """Call what waited for the end of a step."""
         if self._at_boundary:
             due, self._at_boundary = self._at_boundary, []
             for call in due:

@@ -4,6 +4,9 @@ A decode worker is chosen when a prompt is computed. It takes memory for the pro
 request more than became active there), the transfer begins at once and takes bytes over bandwidth whatever else is on
 its way; at the first boundary after it the request is active. The memory at the source is free at that worker's first
 boundary after that. At one instant passes end, and the next ones begin, before requests arrive.
+
+Of workers that are SGLang's the decode worker is chosen when a request arrives, and takes memory first; the worker of
+the prompt is chosen then, and has it at that instant. The transfer begins when the prompt is computed.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from simpy.events import Event
 
 from servesim.contracts import KVMemory, Limits, build_params, make
 from servesim.contracts.request import Request
 from servesim.contracts.router import Router
-from servesim.engine.clock import PLAN
+from servesim.engine.clock import LOADED, PLAN
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.handoff import Handoff, Passage
@@ -26,6 +30,7 @@ from servesim.engine.pool import Pool
 from servesim.engine.wire import FixedRate
 from servesim.experiments.dynamo_replay import LONGEST, MockEngine
 from servesim.policies.kv.prefix_hash import PrefixHash
+from servesim.policies.routing.round_robin import RoundRobin
 from servesim.policies.scheduling._mocker_decode import MockerDecode
 from servesim.records.recorder import Recorder
 from servesim.workload.trace import Trace
@@ -45,6 +50,26 @@ class MockerHandoff(Handoff):
     def release(self, passage: Passage) -> None:
         prefill, decode = (self.cluster.replicas[index] for index in (passage.prefill, passage.decode))
         decode.at_boundary(partial(prefill.at_boundary, partial(Handoff.release, self, passage)))
+
+
+class MockerBootstrap(MockerHandoff):
+    """Those of SGLang's workers. `prefill_router` chooses the worker of a prompt, the cluster's is not heeded."""
+
+    prefill_router: Router
+
+    def started(self, passage: Passage) -> None:
+        self.to_decode(passage)
+
+    def reserve(self, request: Request, start: int, stop: int) -> None:
+        super().reserve(request, start, stop)
+        self.clock.at(self.clock.ns, LOADED, partial(self._shaken, self.passages[request]))
+
+    def _shaken(self, passage: Passage, event: Event) -> None:
+        passage.prefill = passage.leg.replica = self.choose(passage.request, "prefill", self.prefill_router)
+        self.cluster.replicas[passage.prefill].arrive(passage.leg, 1)
+
+    def prefilled(self, passage: Passage) -> None:
+        self.transfer(passage)
 
 
 @dataclass(frozen=True)
@@ -85,7 +110,11 @@ def replay_apart(
     recorder = Recorder()
     cores = [prefill.core(mode, check) for _ in range(num_prefill)]
     cores += [decode_core(decode, mode, check) for _ in range(num_decode)]
-    handoff = MockerHandoff(FixedRate(prefill.kv_transfer_bandwidth), size_of(prefill), decode_router)
+    wire = FixedRate(prefill.kv_transfer_bandwidth)
+    handoff = MockerHandoff(wire, size_of(prefill), decode_router)
+    if prefill.backend == "sglang":
+        handoff = MockerBootstrap(wire, size_of(prefill), decode_router)
+        handoff.prefill_router, router = router, make(RoundRobin, None, num_prefill + num_decode)
     pools = [
         Pool(cores[:num_prefill], prefill.cost(), 1, name="prefill", role="prefill"),
         Pool(cores[num_prefill:], decode.cost(), 1, name="decode", role="decode"),

@@ -18,6 +18,8 @@ from servesim.contracts.router import Router
 from servesim.cost.mocker import Fixed, MockerCost, Polynomial, timing_of
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.offload import Direction, Offload
+from servesim.engine.offload_memory import Lru
 from servesim.engine.pool import Pool
 from servesim.errors import UserError, suggest
 from servesim.policies.kv._mocker_radix import MockerRadix
@@ -30,6 +32,29 @@ WORKER_TYPES = ("aggregated", "prefill", "decode")
 TIMING_MODES = ("full_prompt", "destination_missing")
 SGLANG_CHUNK = 8192
 LONGEST = 1 << 40  # no limit of a request's length but memory
+
+
+@dataclass(frozen=True)
+class HostOffload:
+    """That simulator's host memory of an engine."""
+
+    num_host_blocks: int
+    h2d_bandwidth_gbps: float = 32.0
+    """GB/s."""
+    d2h_bandwidth_gbps: float = 32.0
+    latency_to_first_byte_ms: float = 0.0
+
+    def attach(self, core: EngineCore, block_size: int, bytes_per_token: int) -> None:
+        """Give an engine's core this memory."""
+        start_ns = round(self.latency_to_first_byte_ms * 1e6)
+        rates = (self.h2d_bandwidth_gbps, self.d2h_bandwidth_gbps)
+        load, store = (Direction(round(rate * 1e9), start_ns) for rate in rates)
+        size, block_bytes = block_size, block_size * bytes_per_token
+        memory = Lru(self.num_host_blocks)
+        core.connect(
+            Offload(memory, load, store, block_tokens=size, gpu_block_tokens=size, gpu_block_bytes=block_bytes)
+        )
+        core.step_plainly()
 
 
 @dataclass(frozen=True)
@@ -51,6 +76,8 @@ class MockEngine:
     """GB/s."""
     kv_transfer_timing_mode: str = "full_prompt"
     """full_prompt or destination_missing."""
+    kv_cache_bytes_per_token: int = 0
+    native_host_offload: HostOffload | None = None
 
     LEAST: ClassVar = ("num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
 
@@ -75,6 +102,9 @@ class MockEngine:
         engine = dict(arguments)
         if "timing_model" in engine:
             engine["timing_model"] = timing_of(engine["timing_model"])
+        if "native_host_offload" in engine:
+            host = engine["native_host_offload"]
+            engine["native_host_offload"] = build_params("native_host_offload", HostOffload, dict(host))
         return cls(**engine)
 
     def core(self, mode: str, check: bool = False) -> EngineCore:
@@ -87,7 +117,10 @@ class MockEngine:
         cls, _ = schedulers.resolve(self.backend)
         params = build_params(self.backend, cls.Params, {"chunked_prefill_size": SGLANG_CHUNK} if sglang else {})
         budget = SGLANG_CHUNK if sglang else self.max_num_batched_tokens
-        return MODES[mode].core(make(cls, params, Limits(self.max_num_seqs, budget, LONGEST, False), kv), kv, check)
+        core = MODES[mode].core(make(cls, params, Limits(self.max_num_seqs, budget, LONGEST, False), kv), kv, check)
+        if self.native_host_offload is not None:
+            self.native_host_offload.attach(core, self.block_size, self.kv_cache_bytes_per_token)
+        return core
 
     def cost(self) -> MockerCost:
         """Return its step clock."""
@@ -104,7 +137,7 @@ class Replayed:
     first_token_ns: NDArray[np.int64]
     last_token_ns: NDArray[np.int64]
     first_reused_tokens: NDArray[np.int64]
-    """Tokens found in the prefix cache at the first admission."""
+    """Tokens found in the prefix cache and in host memory at the first admission."""
     readmissions: NDArray[np.int64]
     _steps: NDArray[np.int64]
 
@@ -138,4 +171,9 @@ def replay(
     columns = ("replica", "scheduled_ns", "first_token_ns", "last_token_ns", "hit_tokens", "num_preemptions")
     order = np.argsort(recorder.requests.column("row"))
     steps = np.stack([recorder.steps.column(name) for name in ("replica", "start_ns", "end_ns")], axis=1)
-    return Replayed(*[recorder.requests.column(name)[order] for name in columns] + [steps])
+    found = [recorder.requests.column(name)[order] for name in columns]
+    for core in cores:
+        if isinstance(core.connector, Offload):
+            loaded = core.connector.counts.first_tokens
+            found[4][list(loaded)] += list(loaded.values())
+    return Replayed(*[*found, steps])

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -137,10 +137,11 @@ class Store:
     @contextmanager
     def open(self) -> Iterator[Store]:
         """Hold the directory until the end, locked against other processes; what a killed run left half-written is
-        removed."""
+        removed. Of an experiment that fails before a run has ended no folder stays that it made."""
         import fcntl
 
         self._refuse_foreign()
+        made = [folder for folder in (self.cells, *self.cells.parents) if not folder.exists()]
         try:
             self.cells.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.cells, os.O_RDONLY)
@@ -155,6 +156,11 @@ class Store:
             for left in (*self.cells.glob("*.partial"), *self.cells.glob("*.replaced")):
                 shutil.rmtree(left, ignore_errors=True)
             yield self
+        except BaseException:
+            with suppress(OSError):  # one of them is not empty: the others hold it
+                for folder in made:
+                    folder.rmdir()
+            raise
         finally:
             os.close(handle)
 

@@ -60,11 +60,9 @@ class ReplicaTotals:
         table = columns.table
         sent = table["replica"] >= 0
         replica = table["replica"][sent]
-        self._grow(replica)
         scheduled = table["scheduled_ns"][sent] >= 0
         queued = np.where(scheduled, table["scheduled_ns"][sent] - table["arrival_ns"][sent], 0)
         values = {
-            "requests": np.ones(len(replica), dtype=np.int64),
             "completed": columns.done[sent],
             "prompt_tokens": np.where(scheduled, table["prompt_len"][sent], 0),
             "hit_tokens": table["hit_tokens"][sent],
@@ -72,6 +70,12 @@ class ReplicaTotals:
             "queued_ns": queued,
             "scheduled": scheduled,
         }
+        self.add_served(replica, values)
+
+    def add_served(self, replica: NDArray[np.int64], values: Mapping[str, NDArray[Any]]) -> None:
+        """Take in what replicas served: `replica` and each of `values` (SUMS but `requests`): one entry each."""
+        self._grow(replica)
+        np.add.at(self._sums["requests"], replica, 1)
         for name, value in values.items():
             np.add.at(self._sums[name], replica, value)
 

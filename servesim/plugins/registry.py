@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FILE_MODULE = "servesim_policy_"
+_MOST_TIME = {"_s": 1e7, "_ms": 1e10, "_us": 1e13}
+"""Most of a parameter that is a time, by how its name ends: 116 days, as of the settings that are times."""
+_MOST_WHOLE = 1 << 62
+"""Most of a whole number, and of one below zero: what fits a record, added to another."""
 
 
 class WrongKind(UserError):
@@ -129,6 +133,12 @@ def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:
         value = getattr(found, field.name)
         if isinstance(value, float) and not math.isfinite(value) and value != field.default:
             raise UserError(f"{what}: {field.name} is {value:g}, must be a finite number")
+        time = next((most for unit, most in _MOST_TIME.items() if field.name.endswith(unit)), None)
+        time = None if "_per_" in field.name else time
+        if time is not None and isinstance(value, int | float) and value > time and value != field.default:
+            raise UserError(f"{what}: {field.name} is {shown(value)}, must be at most {time:g}")
+        if isinstance(value, int) and abs(value) > _MOST_WHOLE:
+            raise UserError(f"{what}: {field.name} is {shown(value)}, must be at most {_MOST_WHOLE:g} in size")
     return found
 
 

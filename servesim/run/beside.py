@@ -13,7 +13,7 @@ from typing import Any
 from servesim.parsing import split_changes
 
 SHEETS = (".yaml", ".yml", ".json")
-POLICIES = ("scheduler", "kv", "router", "speculation", "acceptance")
+POLICIES = ("scheduler", "kv", "router", "speculation", "acceptance", "scaler")
 _SUMMARY = "summary.json"
 Names = Callable[[str], str]
 
@@ -26,9 +26,9 @@ def beside(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
     def found(name: str) -> str:
         there = folder / name
-        return str(there) if name and not Path(name).is_absolute() and there.exists() else name
+        return str(there) if name and not Path(name).is_absolute() and _exists(there) else name
 
-    changed = {key: _in(value, _places(key, found)) for key, value in settings.items() if key != "pools"}
+    changed = {key: _in(value, _places(str(key), found)) for key, value in settings.items() if key != "pools"}
     if isinstance(pools := settings.get("pools"), list):
         changed["pools"] = [beside(pool, file) if isinstance(pool, Mapping) else pool for pool in pools]
     elif "pools" in settings:
@@ -37,6 +37,13 @@ def beside(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
     if isinstance(axes, Mapping):
         changed["axes"] = {key: _in(value, _places(str(key), found)) for key, value in axes.items()}
     return changed
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name longer than any file's
+        return False
 
 
 def _in(value: Any, place: Names) -> Any:

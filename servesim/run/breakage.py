@@ -26,7 +26,7 @@ def failures_of(scenario: Scenario, trace: Trace) -> Failures | None:
         kind, _, rest = text.partition(":")
         if kind not in KEYS:
             raise UserError(f"cluster.failures: unknown failure {shown(kind)}{suggest(kind, KEYS)}")
-        values = {key: _number(text, key, value, kind) for key, value in pairs(text, rest).items()}
+        values = {key: _number(kind, key, value) for key, value in pairs(text, rest).items()}
         if missing := [key for key in KEYS[kind] if key not in values and key != "restart"]:
             raise UserError(f"cluster.failures: {shown(text)}: {missing[0]} is missing")
         replica, at = int(values["replica"]), _ns(values["at"])
@@ -53,13 +53,13 @@ def _ns(seconds: float) -> int:
     return round(seconds * SECOND)
 
 
-def _number(text: str, key: str, value: object, kind: str) -> float:
+def _number(kind: str, key: str, value: object) -> float:
     if key not in KEYS[kind]:
-        raise UserError(f"cluster.failures: {shown(text)}: unknown key {shown(key)}{suggest(key, KEYS[kind])}")
+        raise UserError(f"cluster.failures: {kind}: unknown key {shown(key)}{suggest(key, KEYS[kind])}")
     try:
         number = float(str(value))
     except ValueError:
         number = -1.0
     if not (math.isfinite(number) and 0 <= number <= 1e7):
-        raise UserError(f"cluster.failures: {shown(text)}: {key} is {shown(value)}, must be a number from 0 to 1e7")
+        raise UserError(f"cluster.failures: {kind}: {key} is {shown(value)}, must be a number from 0 to 1e7")
     return number

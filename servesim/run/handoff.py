@@ -7,17 +7,19 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from servesim.contracts import build_params
-from servesim.contracts.params import check_least
+from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
 from servesim.contracts.router import Role, Router
 from servesim.engine.handoff import Handoff
+from servesim.engine.handoff_first import Sglang, Trtllm
 from servesim.engine.handoff_vllm import VllmNixl
 from servesim.engine.links import KINDS, Links
 from servesim.errors import UserError, shown, suggest
 from servesim.run.pool import PoolSetup
 
-PROTOCOLS: Mapping[str, type[VllmNixl]] = {"vllm-nixl": VllmNixl}
-DEFAULT = {"name": "vllm-nixl"}
+PROTOCOLS: Mapping[str, type[VllmNixl | Trtllm | Sglang]] = {cls.name: cls for cls in (VllmNixl, Sglang, Trtllm)}
+DEFAULTS = {"sglang": "sglang", "tensorrt-llm": "trtllm"}
+"""Protocols by the preset of the decode side; others: vllm-nixl."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,14 @@ class LinkParams:
     """Bytes in whose time each message (a block of one layer) could be sent beside its own."""
 
     def __post_init__(self) -> None:
-        check_least(self, 0, "gb_s", "start_us", "message_overhead_bytes")
+        check_least(self, 0, "start_us", "message_overhead_bytes")
+        check_most(self, 1 << 30, "message_overhead_bytes")
         if self.link not in KINDS:
             raise ValueError(
                 f"link is {shown(self.link)}, must be one of {', '.join(KINDS)}{suggest(self.link, KINDS)}"
             )
-        if self.gb_s == 0:
-            raise ValueError("gb_s is 0: nothing would ever come")
+        if self.gb_s is not None and not 1e-3 <= self.gb_s <= 1e6:
+            raise ValueError(f"gb_s is {self.gb_s:g}, must be from 0.001 to 1e6: slower, nothing would come in years")
 
 
 def handoff_of(settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup], decode_router: Router) -> Handoff | None:
@@ -54,14 +57,20 @@ def handoff_of(settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup], d
     for role in ("prefill", "decode"):
         if role not in roles:
             raise UserError(f"pools: none has the role {role}, so that nothing could be served")
-    own = dict(settings or DEFAULT)
-    protocol = PROTOCOLS.get(own.pop("name"))
+    own = dict(settings or {"name": _default(pools)})
+    name = own.pop("name")
+    protocol = PROTOCOLS.get(name)
     if protocol is None:
-        raise UserError(f"handoff {shown((settings or DEFAULT)['name'])} is unknown; there are {', '.join(PROTOCOLS)}")
+        raise UserError(f"handoff {shown(name)} is unknown; there are {', '.join(PROTOCOLS)}")
     link, rest = _link_of(own)
     params = build_params("handoff", protocol.Params, rest)
     _check(pools)
     return protocol(links_of(link, pools), size_of(pools), decode_router, params)
+
+
+def _default(pools: Sequence[PoolSetup]) -> str:
+    preset = next(pool.scenario.preset for pool in pools if pool.pool.role == "decode")
+    return DEFAULTS.get(preset or "vllm", "vllm-nixl")
 
 
 def on_handoff(settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup]) -> list[str]:
@@ -75,7 +84,7 @@ def on_handoff(settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup]) -
     why = "as given" if params.gb_s is not None else kind.source
     return [
         f"KV goes from prefill to decode replicas at {gb_s:g} GB/s a GPU after {start_us:g} us ({params.link}: {why}); "
-        "the way over the proxy is handoff.http_ms, an assumption"
+        "the way over the proxy (handoff.http_ms, or handshake_ms) is an assumption"
     ]
 
 

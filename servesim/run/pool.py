@@ -23,6 +23,7 @@ from servesim.run.changes import on_changes
 from servesim.run.data_parallel import on_ranks, ranks_of
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.observed import ObservedCore
+from servesim.run.offload import OffloadSetup, check_offload, params_of
 from servesim.run.prices import price_of
 from servesim.run.scenario import Scenario, Settings
 from servesim.run.server import Policies, Server
@@ -83,7 +84,12 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
     scenario = _resolved(server, budget, max_model_len)
     limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
     memory = _kv_memory(scenario, budget, max_model_len, groups, in_flight, depth * (1 + drafts))
-    spawn = partial(_core, policies, limits, scenario, memory, speculation, cost)
+    offload = None
+    if scenario.offload is not None:
+        check_offload(scenario, role)
+        gpus = scenario.tp * scenario.pp
+        offload = OffloadSetup.of(scenario.offload, gpu, memory.block_size, budget.block_bytes, gpus)
+    spawn = partial(_core, policies, limits, scenario, memory, speculation, cost, offload)
     cores = [spawn() for _ in range(scenario.replicas * scenario.dp)]
     cost.asynchronous = asynchronous
     one = cores[0] if cores else spawn()
@@ -94,6 +100,7 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
         *on_windows(scenario, model, one.kv),
         *on_ranks(scenario, model),
         *(speculation.notes(facts) if speculation is not None else ()),
+        *((offload.note(gpu, one.kv.capacity_tokens),) if offload is not None else ()),
     ]
     pool = Pool(cores, cost, depth, spawn, name, role, data_parallel=ranks_of(scenario))
     deployment = _deployment(scenario, model, gpu, budget, one.kv)
@@ -132,6 +139,7 @@ def _resolved(server: Server, budget: MemoryBudget, max_model_len: int) -> Scena
             "usd_per_gpu_hour": price,
             "scheduler": settings(scenario.scheduler, policies.scheduler_params),
             "kv": settings(scenario.kv, policies.kv_params),
+            **({"offload": settings(scenario.offload, params_of(scenario.offload))} if scenario.offload else {}),
             **(
                 {"scaler": settings(scenario.scaler, scalers.configured(scenario.scaler)[1])}
                 if scenario.scaler is not None
@@ -191,6 +199,7 @@ def _core(
     memory: KVMemory,
     speculation: Speculation | None,
     cost: TableCostModel,
+    offload: OffloadSetup | None,
 ) -> EngineCore:
     parts = MODES[scenario.mode]
     kv = make(parts.memory(policies.kv), policies.kv_params, memory)
@@ -200,4 +209,6 @@ def _core(
     if speculation is not None:
         core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance
     core.max_queued = scenario.engine.max_queued_requests
+    if offload is not None:
+        offload.attach(core)
     return core

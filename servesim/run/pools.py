@@ -19,6 +19,8 @@ FIELDS = (
 )  # fmt: skip
 """Settings that pools may have of their own."""
 ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
+MOST_NAME = 100
+"""Characters of a pool's name, which tables and notes repeat."""
 Settings = dict[str, Any]
 
 
@@ -100,6 +102,9 @@ def _mapping(pool: Any) -> Settings:
         found = {"name": name, **pairs(f"pools: {name}", rest)}
     else:
         raise UserError(f"pools: {shown(pool)} is no mapping with a name, nor name:key=value,...")
+    name = str(found.get("name", ""))
+    if len(name) > MOST_NAME or not name.isprintable():
+        raise UserError(f"pools: {shown(name)} is no name: at most {MOST_NAME} characters, all printable, are needed")
     known = {"name", "role", *FIELDS}
     for key in found:
         if str(key).partition(".")[0] not in known:

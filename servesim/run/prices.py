@@ -42,7 +42,7 @@ def price_of(gpu: Gpu, prices: Mapping[str, float], usd_per_gpu_hour: float | No
 def _usd(name: str, value: Any) -> float:
     try:
         usd = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         usd = -1.0
     if isinstance(value, bool) or not 0 <= usd <= MOST_USD:
         raise UserError(f"price of {name} is {shown(value)}, must be $ per GPU hour, from 0 to {MOST_USD:,.0f}")

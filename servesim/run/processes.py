@@ -70,6 +70,7 @@ def check_independent(setup: Setup) -> None:
         "data-parallel ranks step together": scenario.dp > 1,
         f"router {scenario.router['name']} looks at the replicas": not setup.router.blind or bool(life(setup.router)),
         "there are several pools": bool(scenario.pools),
+        "offload is counted over all": scenario.offload is not None,
         "scaler starts and drains them by load": scenario.scaler is not None,
         "cluster.failures moves requests from one to another": bool(scenario.cluster.failures),
         "requests wait for others": setup.trace.after is not None or clients.max_sessions is not None,

@@ -14,6 +14,9 @@ from servesim.run.pool import PoolSetup
 from servesim.run.scenario import Scenario
 from servesim.workload.trace import Trace
 
+LEAST_S = 1e-3
+"""Seconds between two questions to an autoscaler at least: with fewer a run of hours would never end."""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -77,8 +80,8 @@ def start_of(scenario: Scenario) -> Start:
     for key, value in scenario.start.items():
         if key not in known:
             raise UserError(f"start: unknown part {shown(key)}{suggest(key, known)}")
-        if not 0 <= value <= 1e7 or (key == "weights_gb_s" and value == 0):
-            raise UserError(f"start: {key} is {value:g}, must be a number up to 1e7, a rate more than 0")
+        if not (1e-3 if key == "weights_gb_s" else 0) <= value <= 1e7:
+            raise UserError(f"start: {key} is {value:g}, must be a number up to 1e7, a rate from 0.001")
     return Start(**scenario.start)
 
 
@@ -101,5 +104,7 @@ def scaled_pools(pools: list[PoolSetup], trace: Trace) -> list[Scaled]:
             raise UserError(f"scaler: replicas is {pool.scenario.replicas}, must be from {params.min} to {params.max}")
         seconds = start.total_s(deployment.model.weight_bytes(deployment.dtype))
         scaler: Scaler = make(cls, params, CostProfile(pool.cost))
+        if not LEAST_S <= scaler.every_s <= 1e7:
+            raise UserError(f"scaler {scaler.name}: asked every {scaler.every_s:g} s, must be from {LEAST_S:g} to 1e7")
         found.append(Scaled(pool.pool, scaler, round(seconds * SECOND), params.min, params.max))
     return found

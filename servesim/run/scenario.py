@@ -7,6 +7,7 @@ refused with a suggestion. In YAML 1.1 `1e-3` is a string; it is read as the num
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +39,7 @@ from servesim.run.prices import prices_of
 
 Settings = dict[str, Any]
 
-CLUSTERS = ("pools", "pd", "handoff", "scaler", "start")
+CLUSTERS = ("pools", "pd", "handoff", "scaler", "start", "offload")
 """Settings that are written only where they say something."""
 _EXAMPLES = {
     "trace": ": a file, preset:NAME or synth:key=value,...",
@@ -209,7 +210,7 @@ class Scenario(_Section):
     kv_dtype: str = "bf16"
     """Format of the KV cache: bf16, fp16, fp8, fp32. Left out, fp8 where the engine takes it from such weights
     (servesim/versions)."""
-    tp: int = Field(default=1, ge=1)
+    tp: int = Field(default=1, ge=1, le=1024)
     """GPUs of a stage (tensor parallelism)."""
     dp: int = Field(default=1, ge=1, le=1024)
     """Data-parallel ranks of a replica: each has a scheduler and KV memory of its own on tp GPUs, and experts are
@@ -217,7 +218,7 @@ class Scenario(_Section):
     ep: int | None = Field(default=None, ge=1, le=4096)
     """Of the tp x dp GPUs those that experts are dealt out to, whole, split by width over the rest; none: all of them
     with engine.enable_expert_parallel, else 1."""
-    pp: int = Field(default=1, ge=1)
+    pp: int = Field(default=1, ge=1, le=1024)
     """Stages of a replica (pipeline parallelism); one step per stage is in flight, planned synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)
     """Copies of the model behind the router."""
@@ -237,9 +238,12 @@ class Scenario(_Section):
     `fast:gpu=h200,replicas=2`, or a mapping of model, gpu, tp, engine, policies and replicas."""
     pd: str | None = None
     """Prompts and answers on different replicas: `2x1:1x4` are 2 prefill replicas of 1 GPU and 1 decode replica of 4,
-    otherwise alike; short for two pools."""
+    otherwise alike; short for two pools. In `capacity` a number of GPUs: all splits of them, and all together."""
     handoff: Settings | None = None
     """How KV gets from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: that."""
+    offload: Settings | None = None
+    """KV kept in host memory behind each replica's GPUs: `vllm:cpu=64GiB` (vLLM's offloading connector; or `cpu=64GiB`
+    alone), with eviction_policy=lru or arc, block_size_factor, gb_s. None, or `none`: no such memory."""
     scaler: Settings | None = None
     """Autoscaler of the replicas, written as policies are: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`,
     with parameters such as `keda:target=4,min=1,max=8`. `replicas` is how many there are at first. None: all stay."""
@@ -285,6 +289,14 @@ class Scenario(_Section):
     def _policy(cls, value: Any) -> Settings | None:
         return policy_settings(value) if value is not None else None
 
+    @field_validator("offload", mode="before")
+    @classmethod
+    def _offload(cls, value: Any) -> Settings | None:
+        if isinstance(value, str) and re.match(r"\w+=", value):
+            value = f"vllm:{value}"
+        found = policy_settings(value) if value is not None else None
+        return None if found is not None and found["name"] == "none" else found
+
     @field_validator("model", "gpu", mode="before")
     @classmethod
     def _changed(cls, value: Any) -> Any:
@@ -321,6 +333,12 @@ class Scenario(_Section):
     @classmethod
     def _steps(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @field_validator("start", mode="before")
+    @classmethod
+    def _start(cls, value: Any) -> Any:
+        value = pairs("start", value) if isinstance(value, str) and value else value
+        return {key: spelt(part) for key, part in value.items()} if isinstance(value, Mapping) else value
 
     @field_validator("price", mode="before")
     @classmethod

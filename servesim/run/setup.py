@@ -62,8 +62,8 @@ class Setup:
 
     @property
     def several(self) -> bool:
-        """Whether there are several replicas, or may come to be."""
-        several = self.scenario.replicas * self.scenario.dp > 1
+        """Whether there are several replicas, or may come to be, or a pool with a name."""
+        several = self.scenario.replicas * self.scenario.dp > 1 or bool(self.scenario.pools)
         return several or any(pool.scenario.scaler for pool in self.pools)
 
     @property
@@ -97,7 +97,7 @@ class Setup:
     def make_router(self) -> Router:
         """Return another router of the same kind."""
         cls, params = routers.configured(self.scenario.router)
-        router: Router = make(cls, params, self.scenario.replicas)
+        router: Router = make(cls, params, len(self.cores))
         router.seed, router.output_block = self.scenario.seed, self.scenario.engine.block_size
         return router
 

@@ -24,6 +24,7 @@ from servesim.run.custom_metrics import Function, custom_values, load_metrics
 from servesim.run.fleet import FleetFigures
 from servesim.run.intervals import intervals as error_bars
 from servesim.run.notes import after_run, on_costs
+from servesim.run.offload import offload_figures
 from servesim.run.pools import of_each
 from servesim.run.processes import check_independent, run_apart
 from servesim.run.propagation import NOT_ASKED, propagated
@@ -112,9 +113,10 @@ def simulate(
         if told is not None:
             told.flush()
         ended = _Clock()
-        records.close()
-        if cluster is not None and cluster.handoff is not None:
-            records.add_columns(stage_columns(cluster.handoff, records.table["row"].to_numpy()))
+        handoff = cluster.handoff if cluster is not None else None
+        records.close(handoff)
+        if handoff is not None:
+            records.add_columns(stage_columns(handoff, records.table["row"].to_numpy()))
         summary = _summary(setup, records, cluster)
 
         def again(changes: Mapping[str, Any]) -> Result:
@@ -197,6 +199,8 @@ def _summary(setup: Setup, records: Records, cluster: Cluster | None) -> dict[st
         figures |= fleet.figures(records.replicas)
     if cluster is not None and cluster.handoff is not None and isinstance(requests, RequestColumns):
         figures["disaggregation"] = stages(cluster.handoff, requests)
+    if (offload := offload_figures(setup.cores, requests)) is not None:
+        figures["offload"] = offload
     tables = setup.cost.tables
     figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
     if "class" in records.parts:

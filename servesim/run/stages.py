@@ -6,11 +6,13 @@ decode side), the wire, and the first step there; then decode.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from servesim.contracts.request import Request, State
 from servesim.engine.handoff import Handoff, Passage
 from servesim.engine.links import Links
 from servesim.metrics.distribution import describe
@@ -40,14 +42,41 @@ def _cells(passage: Passage) -> tuple[int, ...]:
     )
 
 
+def served(handoff: Handoff) -> Iterator[tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]]:
+    """Yield for each side the replicas of what it served and what ReplicaTotals.add_served takes: of a prompt that of
+    its own queue, of an answer the time from the proxy to its first step but for the wire."""
+    yield _sums([(p.prefill, p.leg, p.leg.arrival_ns, 0, 0) for p in handoff.done])
+    sent = [p for p in handoff.done if p.sent_ns >= 0]
+    wires = [max(p.received_ns, p.reserved_ns) - p.reserved_ns for p in sent]
+    yield _sums(
+        [(p.decode, p.request, p.sent_ns, p.request.num_output_tokens, w) for p, w in zip(sent, wires, strict=True)]
+    )
+
+
+def _sums(
+    requests: Sequence[tuple[int, Request, int, int, int]],
+) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+    """From (replica, request, since when it waits, tokens of its answer, ns of that on the wire) of each."""
+    names = ("completed", "prompt_tokens", "hit_tokens", "output_tokens", "queued_ns", "scheduled")
+    rows = []
+    for _, request, since, answer, wire in requests:
+        done, scheduled = request.state is State.FINISHED, request.scheduled_ns >= 0
+        prompt, queued = (request.prompt_len, request.scheduled_ns - since - wire) if scheduled else (0, 0)
+        rows.append((done, prompt, request.hit_tokens, answer if done else 0, queued, scheduled))
+    table = np.array(rows, dtype=np.int64).reshape(-1, len(names))
+    replica = np.array([one[0] for one in requests], dtype=np.int64)
+    return replica, dict(zip(names, table.T, strict=True))
+
+
 def stages(handoff: Handoff, requests: RequestColumns) -> dict[str, Any]:
     """Return the figures of the summary's `disaggregation`: times in ms of the completed requests that went through
     both sides, bytes, and the share of time in which anything was on the wire."""
     own = stage_columns(handoff, requests.table["row"])
     through = requests.done & (own["received_ns"] >= 0)
     table = {name: column[through] for name, column in {**requests.table, **own}.items()}
-    ends = [table[name] for name in ("arrival_ns", "scheduled_ns", "prefilled_ns", "reserved_ns", "received_ns")]
-    ends += [table["first_token_ns"], table["last_token_ns"]]
+    begun = np.maximum(table["prefilled_ns"], table["reserved_ns"])  # where memory was taken before, as by SGLang
+    ends = [table[name] for name in ("arrival_ns", "scheduled_ns", "prefilled_ns")]
+    ends += [begun, *(table[name] for name in ("received_ns", "first_token_ns", "last_token_ns"))]
     spent = {name: end - start for name, start, end in zip(STAGES, ends, ends[1:], strict=False)}
     sent = own["kv_bytes"][own["received_ns"] >= 0]
     seconds = requests.duration_ns / SECOND

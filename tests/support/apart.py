@@ -1,4 +1,4 @@
-"""Worlds whose prompts and answers are computed by different replicas, which vLLM's protocol ties together."""
+"""Worlds whose prompts and answers are computed by different replicas, which a protocol ties together."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from hypothesis import strategies as st
 from servesim.contracts import make, routers
 from servesim.engine.cluster import Cluster
 from servesim.engine.handoff import Handoff
+from servesim.engine.handoff_first import Sglang, SglangParams, Trtllm, TrtllmParams
 from servesim.engine.handoff_vllm import VllmNixl, VllmNixlParams
 from servesim.engine.links import Links
 from servesim.engine.pool import Pool
 from servesim.workload.workload import Clients
 from tests.support.strategies import worlds
 from tests.support.worlds import World
+
+Protocol = VllmNixlParams | SglangParams | TrtllmParams
+PROTOCOLS: dict[type[Any], type[Any]] = {VllmNixlParams: VllmNixl, SglangParams: Sglang, TrtllmParams: Trtllm}
 
 
 @dataclass
@@ -27,7 +31,7 @@ class Apart(World):
     decode_blocks: int = 30
     bytes_per_s: int = 1_000_000_000
     start_ns: int = 0
-    protocol: VllmNixlParams = VllmNixlParams()  # noqa: RUF009
+    protocol: Protocol = VllmNixlParams()  # noqa: RUF009
 
     def pools(self, mode: str, check: bool) -> list[Pool]:
         made = []
@@ -42,12 +46,13 @@ class Apart(World):
     def handoff(self) -> Handoff:
         cls, _ = routers.resolve(self.router)
         links = [self.bytes_per_s] * sum(self.sizes)
-        return VllmNixl(
+        handoff: Handoff = PROTOCOLS[type(self.protocol)](
             Links(links, links, self.start_ns),
             lambda request, start, stop: stop - start,
             make(cls, cls.Params(), sum(self.sizes)),
             self.protocol,
         )
+        return handoff
 
 
 def handoff_of(cluster: Cluster) -> Handoff:
@@ -58,7 +63,9 @@ def handoff_of(cluster: Cluster) -> Handoff:
 
 @st.composite
 def apart_worlds(draw: st.DrawFn) -> Apart:
-    world = draw(worlds(kv=draw(st.sampled_from(["paged", "prefix-hash"]))))
+    scheduler = draw(st.sampled_from(["vllm", "vllm", "sglang", "selective"]))
+    kv = draw(st.sampled_from(["paged", "prefix-hash", *(["prefix-radix"] * (scheduler == "sglang"))]))
+    world = draw(worlds(scheduler, kv))
     fields: dict[str, Any] = {field.name: getattr(world, field.name) for field in dataclass_fields(world)}
     sizes = draw(st.sampled_from([(1, 1), (2, 1), (1, 2)]))
     patience = draw(st.sampled_from([None, None, 3_000, 60_000, 1_000_000]))
@@ -69,12 +76,24 @@ def apart_worlds(draw: st.DrawFn) -> Apart:
         "decode_blocks": draw(st.sampled_from([13, 30, 400])),
         "bytes_per_s": draw(st.sampled_from([1_000_000, 30_000_000, 1_000_000_000])),
         "start_ns": draw(st.sampled_from([0, 700])),
-        "protocol": VllmNixlParams(
-            http_ms=draw(st.sampled_from([0.0, 0.004])),
-            lease_s=draw(st.sampled_from([0.0, 5e-6, 30.0])),
-            lease_renewed=draw(st.booleans()),
-            kv_load_failure_policy=draw(st.sampled_from(["fail", "recompute"])),
-        ),
+        "protocol": draw(protocols()),
         "clients": Clients(timeout_ns=patience),
     }
     return Apart(**fields)
+
+
+@st.composite
+def protocols(draw: st.DrawFn) -> Protocol:
+    """Each of them, with times short and long."""
+    ms = draw(st.sampled_from([0.0, 0.004]))
+    kind = draw(st.sampled_from(list(PROTOCOLS)))
+    if kind is TrtllmParams:
+        return TrtllmParams(http_ms=ms)
+    if kind is SglangParams:
+        return SglangParams(handshake_ms=ms, bootstrap_timeout_s=draw(st.sampled_from([5e-6, 300.0])))
+    return VllmNixlParams(
+        http_ms=ms,
+        lease_s=draw(st.sampled_from([0.0, 5e-6, 30.0])),
+        lease_renewed=draw(st.booleans()),
+        kv_load_failure_policy=draw(st.sampled_from(["fail", "recompute"])),
+    )

@@ -13,6 +13,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -161,6 +162,8 @@ def fault(read: Callable[[Path], Any], path: Path) -> str:
     return f"{took:.1f} s" if took > 2 else ""
 
 
+SECONDS = 120
+"""Of the clock, after which a command is ended: it waits for something."""
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("run", "--trace", "{}", "--model", "llama-3.1-8b", "--gpu", "h200", "--requests", "5", "--out", "{out}"),
     ("run", "{}", "--requests", "5", "--out", "{out}"),
@@ -175,7 +178,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 def command(number: int, folder: Path) -> tuple[str, float, int]:
     """Run a command on a hostile input in a process of its own. Return what is wrong (empty: nothing, or `taken` where
     the input is one that can be read), and the seconds of the processor and the MiB it took."""
-    place, out, told = folder / "in", folder / "out", folder.with_name("told")
+    place, out = folder / "in", folder / "out"
     shutil.rmtree(folder, ignore_errors=True)
     place.mkdir(parents=True)
     arguments = COMMANDS[number % len(COMMANDS)]
@@ -183,11 +186,17 @@ def command(number: int, folder: Path) -> tuple[str, float, int]:
     path = place / f"x{suffix}"
     path.write_bytes(hostile(number))
     (place / "summary.json").write_bytes(hostile(number))
-    filled = [each.format(path, out=out, folder=place) for each in arguments]
+    return run_alone([each.format(path, out=out, folder=place) for each in arguments], folder)
+
+
+def run_alone(arguments: list[str], folder: Path) -> tuple[str, float, int]:
+    """Run a command in a process of its own, within a folder. Return what is wrong (empty: nothing, or `taken` where it
+    ends well), and the seconds of the processor and the MiB it took."""
+    told = folder.with_name("told")
     before = sorted(folder.rglob("*"))
     child = os.fork()
     if not child:
-        _command(filled, told)
+        _command(arguments, told, folder)
     _, status, used = os.wait4(child, 0)
     took, code, mib = used.ru_utime + used.ru_stime, os.waitstatus_to_exitcode(status), used.ru_maxrss >> 10
     lines = told.read_text(errors="replace").splitlines()
@@ -197,7 +206,7 @@ def command(number: int, folder: Path) -> tuple[str, float, int]:
     faults = {
         f"exit {code}": code != 2,
         f"{len(lines)} lines: {lines[:1]}": len(lines) != 1,
-        "a line too long": bool(lines) and len(lines[0]) > 300 + len(str(path)),
+        "a line too long": bool(lines) and len(lines[0]) > 300 + len(str(folder)) + len("/in/x.yaml"),
         f"left {left}": bool(left),
         f"{took:.1f} s": took > 2,
         f"{mib} MiB": mib > 1024,
@@ -205,8 +214,10 @@ def command(number: int, folder: Path) -> tuple[str, float, int]:
     return "; ".join(each for each, found in faults.items() if found), took, mib
 
 
-def _command(arguments: list[str], told: Path) -> None:
+def _command(arguments: list[str], told: Path, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
+    signal.alarm(SECONDS)
+    os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
     sys.argv = ["servesim", *arguments]

@@ -134,11 +134,11 @@ def _contexts(folder: Path, report: str) -> tuple[dict[str, dict[int, list[str]]
     by_line = {}
     for module in MODULES:
         lines = data.contexts_by_lineno(str(placed(folder, module)))
-        by_line[module] = {n: sorted({c.split("|")[0] for c in found if c}) for n, found in lines.items()}
+        by_line[module] = {n: sorted({c.rpartition("|")[0] for c in found if c}) for n, found in lines.items()}
     seconds: dict[str, float] = {}
     for line in report.splitlines():
-        words = line.split()
-        if len(words) >= 3 and words[0].endswith("s") and words[1] in ("call", "setup") and "::" in words[2]:
+        words = line.split(maxsplit=2)  # names of tests have blanks
+        if len(words) == 3 and words[0].endswith("s") and words[1] in ("call", "setup") and "::" in words[2]:
             seconds[words[2]] = seconds.get(words[2], 0.0) + float(words[0][:-1])
     return by_line, seconds
 

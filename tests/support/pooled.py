@@ -50,5 +50,9 @@ def pooled_worlds(draw: st.DrawFn) -> Pooled:
     models = draw(st.booleans())
     n = len(world.trace)
     asked = draw(st.lists(st.sampled_from(["", *MODELS]), min_size=n, max_size=n))
+    if world.speculation or world.scheduler_params.get("num_lookahead_tokens"):
+        # slots for drafts end where memory does, in the smaller pool too
+        most = (max(world.num_blocks // 2, 2) - 1) // len(world.windows) * world.block_size
+        fields["max_model_len"] = min(world.max_model_len, most)
     fields |= {"replicas": sum(sizes), "sizes": sizes, "models": models, "trace": labelled(world.trace, asked)}
     return Pooled(**fields)

@@ -70,6 +70,7 @@ PARAMS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "enable_mixed_chunk": st.booleans(),
         "prefill_max_requests": st.sampled_from([None, None, 2]),
         "prefill_decode_interval": st.sampled_from([0, 0, 2]),
+        "scheduler_recv_interval": st.sampled_from([1, 1, 3, 30]),
         "retraction_policy": st.sampled_from(["length", "priority"]),
         "enable_priority_scheduling": st.booleans(),
         "priority_scheduling_preemption_threshold": st.sampled_from([0, 10]),

@@ -176,6 +176,12 @@ class FastContext(PlanContext):
             self._asked = request
         return hit
 
+    def deferred(self, request: Request, hit: Hit) -> bool:
+        """See `PlanContext.deferred`."""
+        deferred = super().deferred(request, hit)
+        self.looked = self.looked or deferred  # what is on its way to another is there by some plan to come
+        return deferred
+
     def fetch(
         self, request: Request, hit: Hit, *, full_tokens: int = 0, reserve: int = 0, owed: int = 0
     ) -> bool | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from servesim.cost.host import host_terms
 from servesim.errors import PolicyError, UserError
+from servesim.experiments.accuracy.apart import mean_of_turns
 from servesim.experiments.accuracy.cells import Cell
 from servesim.experiments.accuracy.recipes import recipe
 from servesim.experiments.recording import RecordedRun
@@ -32,28 +34,35 @@ class Answer:
     reason: str = ""
 
 
+NAMES = ("ttft_ns", "tpot_ns")
+
 OnAnswer = Callable[[int, int, Cell], None]
 """Told after each: how many are answered, of how many, and which cell it was."""
 
 
-def answer(cell: Cell) -> Answer:
-    """Replay one cell; whatever keeps it from being priced is the answer's reason."""
+def answer(cell: Cell, changes: Mapping[str, Any] | None = None) -> Answer:
+    """Replay one cell, with `changes` of its settings; whatever keeps it from being priced is the answer's reason."""
     try:
-        return _of_run(cell.run) if cell.run is not None else _of_cell(cell)
+        return _of_run(cell.run) if cell.run is not None else _of_cell(cell, changes)
     except (UserError, PolicyError) as error:
         return Answer(reason=" ".join(str(error).split()))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one cell's failure, not the score's
         return Answer(reason=" ".join(f"{type(error).__name__}: {error}".split()))
 
 
-def _of_cell(cell: Cell) -> Answer:
-    settings = recipe(cell).settings
+def _of_cell(cell: Cell, changes: Mapping[str, Any] | None) -> Answer:
+    found = recipe(cell, changes)
+    settings = found.settings
     result = simulate(settings)
     table, shares = result.requests, result.summary["cost_shares"]
     lost = settings["requests"] - int((table.last_token_ns > 0).sum())
     if lost:
         raise UserError(f"{lost} of {settings['requests']} requests were refused")
-    ttft, tpot = float(table.ttft_ns.mean()) / 1e6, float(table.tpot_ns.mean()) / 1e6
+    if found.waves:
+        table = table.sort_values("row")
+        ttft, tpot = (mean_of_turns(table[name].to_numpy(), found.waves, cell.concurrency) / 1e6 for name in NAMES)
+    else:
+        ttft, tpot = (float(table[name].mean()) / 1e6 for name in NAMES)
     rate = result.summary["throughput"]["output_throughput"]
     return Answer(ttft, tpot, shares["extrapolated"], shares["roofline"], rate)
 
@@ -69,16 +78,22 @@ def _of_run(run: RecordedRun) -> Answer:
     return Answer(ttft, tpot, shares["extrapolated"], shares["roofline"])
 
 
-def answers(cells: Sequence[Cell], jobs: int, on_answer: OnAnswer = lambda done, total, cell: None) -> list[Answer]:
-    """Replay all cells in `jobs` processes and return their answers in the order of the cells."""
+def answers(
+    cells: Sequence[Cell],
+    jobs: int,
+    on_answer: OnAnswer = lambda done, total, cell: None,
+    changes: Mapping[str, Any] | None = None,
+) -> list[Answer]:
+    """Replay all cells in `jobs` processes, with `changes` of their settings, and return their answers in the order of
+    the cells."""
     found: list[Answer | None] = [None] * len(cells)
     if min(jobs, len(cells)) <= 1:
         for i, cell in enumerate(cells):
-            found[i] = answer(cell)
+            found[i] = answer(cell, changes)
             on_answer(i + 1, len(cells), cell)
     else:
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            places = {pool.submit(answer, cell): i for i, cell in enumerate(cells)}
+            places = {pool.submit(answer, cell, changes): i for i, cell in enumerate(cells)}
             try:
                 for done, future in enumerate(as_completed(places), 1):
                     found[places[future]] = future.result()

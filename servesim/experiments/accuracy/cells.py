@@ -14,6 +14,23 @@ PACKAGE, SAMPLE, CONFIGS = "aiconfigurator_core", "systems/silicon_sample.csv", 
 
 
 @dataclass(frozen=True)
+class Side:
+    """The servers of one side where prefill and decode are apart, as labelled."""
+
+    workers: int
+    tp: int
+    dp: int
+    """Copies of attention, each with requests of its own."""
+    moe_tp: int
+    ep: int
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all of them."""
+        return self.workers * max(self.tp * self.dp, self.moe_tp * self.ep)
+
+
+@dataclass(frozen=True)
 class Cell:
     """One measured cell. Counts are 0 and texts empty where the label is missing; times are means in ms."""
 
@@ -44,6 +61,8 @@ class Cell:
     tpot_ms: float
     workers: str = ""
     """Where prefill and decode are apart: their numbers, sizes and parallelism as labelled."""
+    sides: tuple[Side, Side] | None = None
+    """Where prefill and decode are apart and their numbers are stated: prefill, decode."""
     flags: tuple[tuple[str, str], ...] | None = None
     """Of a run told by its command: the engine's flags and their values but for parallelism; None: none was told."""
     requests: int = 0
@@ -57,7 +76,10 @@ class Cell:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the server; those its experts are spread over where these are more."""
+        """GPUs of the server; those its experts are spread over where these are more. Of both sides where they are
+        apart."""
+        if self.sides is not None:
+            return sum(side.gpus for side in self.sides)
         return max(self.tp * max(self.dp, 1), self.moe_tp * self.ep) * max(self.pp, 1)
 
     @property

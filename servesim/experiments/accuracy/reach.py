@@ -58,12 +58,13 @@ def waiting(cell: Cell) -> float:
 
 
 def reach_of(cell: Cell) -> Reach | None:
-    """Return the limits of a cell's server; None where it cannot be replayed, or its ranks share experts."""
+    """Return the limits of a cell's server; None where it cannot be replayed, its ranks share experts, or prefill and
+    decode are apart."""
     try:
         settings = recipe(cell).settings
     except UserError:
         return None
-    if "dp" in settings:
+    if "dp" in settings or "pools" in settings:
         return None
     parallel = bool(settings.get("engine", {}).get("enable_expert_parallel"))
     kv_dtype = settings.get("kv_dtype", "bf16")

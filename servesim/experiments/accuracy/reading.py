@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,17 @@ import numpy as np
 
 from servesim import untrusted
 from servesim.errors import UserError
-from servesim.experiments.accuracy.cells import Cell
+from servesim.experiments.accuracy.cells import Cell, Side
 from servesim.experiments.accuracy.commands import COLUMNS, RATE, SERVE, cell_of_run
 from servesim.experiments.recording import RecordedRun, read_text
 from servesim.experiments.recording_formats import read_folder
 from servesim.experiments.validate import measured_figures
 
 WANTED = ("id", "silicon_data_source", "backend", "model_path", "system", "mode", "isl", "osl", "tp_size")
+SIDES = ("prefill", "decode")
+OF_SIDE = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+APART = ("id", "backend", "model_path", "system", "isl", "osl", "conc", *(f"{s}_{n}" for s in SIDES for n in OF_SIDE))
+"""Columns of a table whose lines all have prefill and decode apart."""
 TIMES = ("silicon_ttft_ms", "silicon_tpot_ms")
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 _RELEASE = re.compile(r"image=\S*?:(\S+)")
@@ -52,7 +56,8 @@ def read_table(path: Path) -> list[Cell]:
     reader = csv.DictReader(io.StringIO(read_text(path)))
     names = set(reader.fieldnames or ())
     told = SERVE in names
-    missing = sorted(set(COLUMNS if told else {*WANTED, *TIMES}) - names)
+    wanted = APART if set(APART) <= names and "mode" not in names else WANTED
+    missing = sorted(set(COLUMNS if told else {*wanted, *TIMES}) - names)
     if missing:
         raise UserError(f"{path}: no column {', '.join(missing)}")
     if told:
@@ -71,7 +76,7 @@ def _of_row(row: dict[str, str], where: str) -> Cell:
             raise UserError(f"{where}: {name} is {text!r}, a number is needed")
         return value
 
-    source = row["silicon_data_source"] or ""
+    source = row.get("silicon_data_source") or ""
     stated, release = _CONCURRENCY.search(source), _RELEASE.search(source)
     return Cell(
         id=row["id"],
@@ -82,10 +87,10 @@ def _of_row(row: dict[str, str], where: str) -> Cell:
         gpu=row["system"],
         precision=row.get("precision") or "",
         weights=row.get("gemm_quant_mode") or "",
-        mode=row["mode"],
+        mode=row.get("mode") or "disagg",
         isl=round(number("isl")),
         osl=round(number("osl")),
-        concurrency=int(stated[1]) if stated else round(number("batch_size")),
+        concurrency=int(stated[1]) if stated else round(number("batch_size") or number("conc")),
         tp=round(number("tp_size")),
         pp=round(number("pp_size")) or 1,
         dp=round(number("attention_dp_size")),
@@ -95,10 +100,19 @@ def _of_row(row: dict[str, str], where: str) -> Cell:
         tpot_ms=number("silicon_tpot_ms"),
         requests=round(number("requests")),
         settings=_settings(row, where),
+        sides=_sides(row.get("mode") or "disagg", number),
         workers=" ".join(
             f"{name}={row[name]}" for name in row if name.startswith(("prefill_", "decode_")) and row[name]
         ),
     )
+
+
+def _sides(mode: str, number: Callable[[str], float]) -> tuple[Side, Side] | None:
+    """Return both sides of a cell that has prefill and decode apart; None where a number of workers is missing."""
+    prefill, decode = (
+        Side(*(round(number(f"{side}_{name}")) or int(name != "num_workers") for name in OF_SIDE)) for side in SIDES
+    )
+    return (prefill, decode) if mode == "disagg" and prefill.workers and decode.workers else None
 
 
 def _settings(row: dict[str, str], where: str) -> tuple[tuple[str, Any], ...] | None:

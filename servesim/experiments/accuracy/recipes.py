@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import yaml
 
 from servesim.errors import UserError
+from servesim.experiments.accuracy.apart import settings_apart
 from servesim.experiments.accuracy.cells import CONFIGS, Cell, package_folder
 from servesim.experiments.accuracy.commands import CONTRADICTION, settings_of
 from servesim.experiments.recording import known_model
@@ -30,6 +32,9 @@ class Recipe:
 
     settings: dict[str, Any]
     output_mean: float
+    waves: int = 0
+    """Where fewer requests are simulated than were sent: the turns of all clients that were measured
+    (servesim.experiments.accuracy.apart); 0: all are simulated."""
 
 
 @cache
@@ -53,18 +58,25 @@ def output_mean(cell: Cell) -> float:
     )
 
 
-def recipe(cell: Cell) -> Recipe:
-    """Return how to replay a cell; UserError says why it cannot be answered."""
-    if cell.mode != "agg":
-        raise UserError("prefill and decode on separate servers")
+def recipe(cell: Cell, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Return how to replay a cell; `changes`: dotted settings that stand above its own. UserError says why it cannot be
+    answered."""
+    found = _recipe(cell)
+    _put(found.settings, dict(changes or {}))
+    return found
+
+
+def _recipe(cell: Cell) -> Recipe:
+    if cell.mode != "agg" and cell.sides is None:
+        raise UserError("prefill and decode on separate servers, whose numbers are not stated")
     if cell.pp > 1:
         raise UserError(f"pipeline of {cell.pp} stages")
-    if cell.gpus > cell.tp * max(cell.dp, 1):
+    if cell.sides is None and cell.gpus > cell.tp * max(cell.dp, 1):
         raise UserError(f"experts over {cell.gpus} GPUs, attention over {cell.tp * max(cell.dp, 1)}")
     if cell.source.startswith(CONTRADICTION):
         raise UserError("the heading of the run names another model or flag than its command")
     own = recipes()["models"].get(cell.model, {})
-    own = own | own.get("as", {}).get(cell.weights, {})
+    own = own | own.get("as", {}).get(_weights(cell), {})
     if cell.flags is not None:
         return _of_command(cell, own)
     engine = _of("engines", cell.engine, "engine")
@@ -77,24 +89,40 @@ def recipe(cell: Cell) -> Recipe:
         "clients": {"max_concurrency": cell.concurrency},
         "model": model,
         "gpu": _gpu(cell.gpu, cell.gpu if cell.gpu in gpu_names() else ""),
-        "tp": cell.tp,
+        "tp": max(cell.tp, 1),
         **_ranks(cell),
-        "dtype": own.get("dtype") or _of("weights", cell.weights, "format of weights"),
+        "dtype": own.get("dtype") or _of("weights", _weights(cell), "format of weights"),
         "preset": engine["preset"],
     }
+    if cell.sides is not None:
+        table = recipes()["apart"]
+        version = "" if cell.engine in table["runtimes"] else cell.version.lstrip("v")
+        if version and recorded_engine(f"{engine['preset']} {version}") is not None:
+            settings["engine"] = {"version": version}
+        found, waves = settings_apart(cell, cell.sides, table)
+        return Recipe(settings | found, output_mean(cell), waves)
     if cell.settings is not None:
         return _of_measured(cell, settings)
     if "scheduler" in engine:
         settings["scheduler"] = dict(engine["scheduler"])
         if own.get("max_num_seqs") == "concurrency":
             settings["scheduler"]["max_num_seqs"] = max(cell.concurrency, 2)
-    if limits := _limits(cell, own, source):
-        settings["scheduler"] = {**preset_settings(engine["preset"])["scheduler"], **limits}
+    if limits := _limits(cell, own, source) | _scripted(cell, own, source["name"]):
+        settings["scheduler"] = {
+            **preset_settings(engine["preset"])["scheduler"],
+            **settings.get("scheduler", {}),
+            **limits,
+        }
     if around := _engine(cell, own, engine["preset"]):
         settings["engine"] = around
     if kv_dtype := _kv_dtype(cell, own, engine, source["name"]):
         settings["kv_dtype"] = kv_dtype
     return Recipe(settings, output_mean(cell))
+
+
+def _weights(cell: Cell) -> str:
+    """Return the label of the weights' format; where prefill and decode are apart it is in the precision's place."""
+    return cell.weights or (recipes()["apart"]["precisions"].get(cell.precision, "") if cell.sides else "")
 
 
 def _ranks(cell: Cell) -> dict[str, int]:
@@ -136,6 +164,20 @@ def _limits(cell: Cell, own: dict[str, Any], source: dict[str, Any]) -> dict[str
     return {"max_num_tokens": own["max_num_tokens"]} | (
         {"max_bs": cell.concurrency} if own.get("max_bs") == "concurrency" else {}
     )
+
+
+def _scripted(cell: Cell, own: dict[str, Any], source: str) -> dict[str, int]:
+    """Return what the source's scripts set of the scheduler."""
+
+    def number(value: Any) -> int:
+        if isinstance(value, str):
+            return int(value.removesuffix(" prompts")) * cell.isl
+        if isinstance(value, dict):
+            return int(value[max(clients for clients in value if clients <= max(cell.concurrency, 1))])
+        return int(value)
+
+    found = own.get("scheduler", {}).get(source, {}).get(cell.engine, {}).get(cell.gpu, {})
+    return {name: number(value) for name, value in found.items()}
 
 
 def _kv_dtype(cell: Cell, own: dict[str, Any], engine: dict[str, Any], source: str) -> str | None:

@@ -80,12 +80,14 @@ def accuracy(
     seed: int = 0,
     date: str = "",
     on_answer: OnAnswer = lambda done, total, cell: None,
+    changes: Mapping[str, Any] | None = None,
 ) -> tuple[list[Scored], dict[str, Any]]:
     """Replay the cells of tables and recorded runs (without any, of an installed aiconfigurator-core) and score them.
 
     `only`: values by field that cells must have, whole or as part of a model's name; `without`: tables whose cells are
     not scored (those something was fitted to), nor copies of them; `limit`: the most cells, which are
-    evenly spaced; `date`: of the score, for its readers. Returns the cells and the document of the score.
+    evenly spaced; `date`: of the score, for its readers; `changes`: dotted settings that stand above those of every
+    recipe. Returns the cells and the document of the score.
     """
     paths = [Path(file) for file in files] or [sample_file()]
     cells = read(paths)
@@ -101,9 +103,10 @@ def accuracy(
         chosen = [chosen[i * len(chosen) // limit] for i in range(limit)]
     if not chosen:
         raise UserError(f"none of {len(cells)} cells is asked for")
-    found = answers([cell for cell, _ in chosen], jobs, on_answer)
+    found = answers([cell for cell, _ in chosen], jobs, on_answer, changes)
     scored = [Scored(cell, rule, one) for (cell, rule), one in zip(chosen, found, strict=True)]
-    return scored, document(scored, paths, seed, date, [Path(path) for path in without])
+    told = document(scored, paths, seed, date, [Path(path) for path in without])
+    return scored, told | ({"changes": dict(changes)} if changes else {})
 
 
 def _asked(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:

@@ -105,9 +105,13 @@ _FLAGS = {
 _SHORT = {"tp": "tensor-parallel-size", "q": "quantization"}
 
 
+MOST_LOG = 16 << 20
+"""Characters of a log that are looked at: what a server says of itself it says when it starts."""
+
+
 def read_log(path: Path) -> Facts:
     """Return what a start-up log says; UserError where it is no log of vLLM's or SGLang's."""
-    text = untrusted.read_text(path)
+    text = untrusted.read_start(path, MOST_LOG)
     found: Facts = {}
     given = re.search(r"non-default args: (\{.*\})", text)
     if given:

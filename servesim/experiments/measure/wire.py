@@ -38,6 +38,7 @@ class Address:
         try:
             parts = urlsplit(url if "//" in url else f"http://{url}")
             port = parts.port
+            (parts.hostname or "").encode("idna")  # a label of at most 63 characters, and none empty
         except ValueError as error:
             raise UserError(f"URL {shown(url)}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:

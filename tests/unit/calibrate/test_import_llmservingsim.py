@@ -244,3 +244,6 @@ def test_terms_fitted_to_served_steps_hold_the_excess_already(profile: Path, tmp
     model = build_cost_model(ModelSpec.load("llama-3.1-8b"), Gpu.load("rtx-pro-6000"), tables=tables.folder, host=terms)
     equal, unequal = (Batch(4, [], 4, 400, 0, longest, sampled=4) for longest in (100, 300))
     assert model.price(unequal) == model.price(equal)
+    equal, unequal = (Batch(68, [(64, 0)], 4, 400, 0, longest, sampled=4) for longest in (100, 300))
+    excess = model.price(unequal).gpu_ns - model.price(equal).gpu_ns
+    assert excess == pytest.approx(32 * 4000, abs=1), "measured beside prompts, where terms have none of it"

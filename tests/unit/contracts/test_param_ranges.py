@@ -9,9 +9,10 @@ import pytest
 
 import servesim
 from servesim.contracts import acceptance_models, build_params, kv_allocators, routers, schedulers, speculators
+from servesim.contracts.scaler import scalers
 from servesim.errors import UserError
 
-REGISTRIES = (schedulers, kv_allocators, routers, speculators, acceptance_models)
+REGISTRIES = (schedulers, kv_allocators, routers, speculators, acceptance_models, scalers)
 BELOW_ZERO = {
     ("sglang", "chunked_prefill_size"): "prompts are not cut",
     ("sglang", "priority_scheduling_preemption_threshold"): "a difference of priorities",
@@ -37,6 +38,14 @@ def test_a_number_below_zero_is_refused_unless_it_means_something(name: str, par
     with pytest.raises(UserError, match=field) as error:
         build_params(name, params, {field: -1})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "params", "field"), numeric(), ids=lambda value: str(value))
+def test_a_whole_number_of_hundreds_of_digits_is_refused_in_one_line(name: str, params: type[Any], field: str) -> None:
+    for digits in ("9" * 400, "-" + "9" * 400):
+        with pytest.raises(UserError, match=field) as error:
+            build_params(name, params, {field: digits})
+        assert len(str(error.value)) < 300
 
 
 SMALL = {"trace": "synth:arrivals=poisson,rate=50,prompt=200,output=4", "requests": 3, "model": "llama-3.1-8b"}

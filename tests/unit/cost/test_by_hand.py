@@ -94,6 +94,16 @@ def test_unequal_contexts_cost_more_in_every_layer_and_equal_ones_do_not() -> No
     ]
 
 
+def test_unequal_contexts_cost_more_in_the_layers_alone_whose_kernel_does_not_split_them() -> None:
+    with_it, without = attention(), attention()
+    with_it.skew = Unequal()
+    made = Stage([], [], [AttentionLayers(with_it, 2), AttentionLayers(without, 5)], ROOF)
+    assert made.skewed
+    plain = Stage([], [], [AttentionLayers(without, 7)], ROOF)
+    assert not plain.skewed
+    assert made.cost(decode(10, 30), 2)[0] - plain.cost(decode(10, 30), 2)[0] == 3 * 2 * (30 - 10)
+
+
 def test_several_prompt_pieces_read_the_mean_of_their_contexts() -> None:
     # pieces end at 2 + 998 and 4 + 1996 tokens: 1500 in the mean, 100 ns each, above what their work takes
     assert prefill_ns(attention(), [(2, 998), (4, 1996)], False) == (Decodes().curve(2).at(1500), EXTRAPOLATED)

@@ -34,6 +34,8 @@ def test_a_blend_has_the_knots_of_both_and_goes_on_by_the_slopes_of_both() -> No
 def test_a_sum_has_the_knots_of_all_and_goes_on_by_the_sum_of_the_slopes() -> None:
     both = total([SLOW, FAST])
     assert [both.at(x) for x in (5, 10, 20)] == [40, 80, 160]
+    known = total([SLOW, Curve([0, 10], [0, 20], beyond=ROOFLINE)])
+    assert [known.source(x) for x in (10, 20)] == [MEASURED, ROOFLINE], "as uncertain as the least certain"
 
 
 def test_the_upper_of_two_goes_on_by_the_steeper() -> None:
@@ -86,6 +88,7 @@ def test_a_rise_is_the_median_slope_of_the_last_point_its_half_and_its_quarter()
     assert rise([1, 2, 4, 8], [100, 106, 200, 124]) == 3  # of 47, 3 and -19
     assert rise([4, 8], [10, 18]) == 2
     assert rise([8], [16]) == 2
+    assert rise([20, 30, 50, 100], [0, 30, 50, 100]) == 1  # 20 is less than a quarter
     assert rise([2, 4, 8], [30, 20, 10]) == 0.0
 
 
@@ -116,3 +119,8 @@ def test_a_short_list_and_a_long_one_of_times_are_those_of_a_run(count: int) -> 
         run = [int((0.4 + start_ns + 0.5) + (x - start) * slope) for x in range(first, first + 2 * count, 2)
                for start, start_ns, slope, _ in [curve.piece(x)]]  # fmt: skip
         assert curve.rounded_list(0.4, first, 2, count) == run == curve.rounded_run(0.4, first, 2, count).tolist()
+
+
+def test_a_curve_has_a_time_for_each_size() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        Curve([0, 1, 2], [3, 4])

@@ -268,3 +268,18 @@ def test_terms_are_the_latest_not_after_the_version_and_of_those_the_ones_of_the
     monkeypatch.setattr("servesim.cost.host._all_shipped", lambda: shipped)
     terms = host_terms(asked, gpu)
     assert (terms and terms.name) == found
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("exposed", "x", "must be a number"),
+        ("exposed", True, "must be a number"),
+        ("pads_to_graphs", 1, "must be true or false"),
+        ("engine", 7, "must be text"),
+        ("provenance", [1], "must be a mapping"),
+    ],
+)
+def test_a_term_of_another_kind_is_refused(key: str, value: object, told: str) -> None:
+    with pytest.raises(UserError, match=f"host terms mine: {key} is {value!r}, {told}".replace("[", "\\[")):
+        HostTerms.of({key: value}, "mine")

@@ -181,3 +181,29 @@ def test_verifying_drafts_takes_at_least_the_prefill_of_their_tokens_over_the_co
     curve = decode_over_sum(each, 1, 2, False, 3)
     assert curve.xs[:3] == [0, 2, 2.5]
     assert curve.at(2.5) == 3 * 400
+
+
+def test_a_launch_for_each_request_is_as_many_calls_of_one_sequence_each() -> None:
+    class BySize(Decodes):
+        """1000 ns for each sequence of a call, and one for each token of mean context."""
+
+        def curve(self, count: int) -> Curve:
+            return Curve([0, 100], [1000 * count, 1000 * count + 100])
+
+    each = GridAttention(BySize(), Prompts(), 0.0, 0)  # type: ignore[arg-type]
+    apart, together = (decode_over_sum(each, 3, 1, per_request, 2) for per_request in (True, False))
+    assert (apart.at(3 * 20), together.at(3 * 20)) == (2 * 3 * 1020, 2 * 3020)
+
+
+def test_a_step_that_samples_nothing_pays_for_no_row_of_the_head() -> None:
+    head = [Operator("head", Curve([1, 4], [30, 40]))]
+    made = Stage([Operator("a", CONSTANT)], head, [AttentionLayers(attention(), 1)], ROOF)
+    assert [made.cost(Batch(10, [(10, 0)], sampled=n), 10)[0] for n in (0, 1, 4)] == [1050, 1080, 1090]
+
+
+def test_the_price_of_unequal_contexts_is_over_their_sum_alone_where_their_excess_is_not_paid() -> None:
+    each = stage(skew=True)
+    assert each.over_contexts(decode(10, 30), 2, 40) is None
+    for free in ({"queries_per_sequence": 2}, {"attention": "per_request"}):
+        assert each.over_contexts(decode(10, 30, **free), 2, 40) is not None  # type: ignore[arg-type]
+    assert stage().over_contexts(decode(10, 30), 2, 40) is not None

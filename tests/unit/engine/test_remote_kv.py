@@ -123,7 +123,7 @@ def test_one_that_gives_way_asks_again_and_says_how_much_came() -> None:
 @pytest.mark.parametrize(
     ("policies", "message"),
     [
-        ({"scheduler": "sglang"}, "scheduler sglang cannot wait for KV from elsewhere"),
+        ({"scheduler": "static"}, "scheduler static cannot wait for KV from elsewhere"),
         ({"scheduler": "sjf"}, "scheduler sjf cannot wait for KV from elsewhere"),
         ({"kv": "hybrid"}, "kv hybrid cannot hold memory for KV from elsewhere"),
     ],

@@ -216,6 +216,22 @@ def test_a_sweep_does_not_go_into_the_folder_of_a_comparison(tmp_path: Path) -> 
         sweep(**WORKLOAD, kv="paged,prefix-hash", out=tmp_path)
 
 
+def test_of_an_experiment_that_fails_before_a_run_has_ended_nothing_is_left(tmp_path: Path) -> None:
+    def fail(root: Path, ended: dict[str, bytes]) -> None:
+        with Store(root).open() as store:
+            if ended:
+                store.put("cell", ended)
+            raise UserError("no such trace")
+
+    for root in (tmp_path / "a" / "b", tmp_path):
+        with pytest.raises(UserError, match="no such trace"):
+            fail(root, {})
+        assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match="no such trace"):
+        fail(tmp_path / "a", {"summary.json": b"{}"})
+    assert "cell" in Store(tmp_path / "a")
+
+
 def test_one_directory_belongs_to_one_experiment_at_a_time(tmp_path: Path) -> None:
     with Store(tmp_path).open(), pytest.raises(UserError, match="another experiment is writing there"):
         sweep(**WORKLOAD, out=tmp_path)

@@ -122,6 +122,40 @@ def test_a_hit_may_end_within_what_was_cached_together() -> None:
     assert (hit.num_tokens, kv.hit_blocks(hit)) == (12, list(kv.tables[one])[:3])
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_a_hit_may_go_on_within_what_another_request_cached_of_the_same_text(split: bool) -> None:
+    """Two compute the same four blocks at once. Of those of the first, the last two are given up: the hit goes on with
+    the last two of the second, whose blocks may be split just there before the request is admitted."""
+    kv, prefixes = PrefixHash(PrefixHashParams(), KVMemory(13, 4, 100)), Prefixes()
+
+    def text(row: int, length: int, word: int) -> Request:
+        return Request(row, str(row), length, 100, 0, content=RunContent(row, [(word, length)], prefixes))
+
+    one, other = both = text(0, 16, 1), text(1, 16, 1)
+    for each in both:
+        kv.admit(each, MISS, 16, 0)
+    for each in both:
+        each.state, each.num_computed_tokens = State.RUNNING, 16
+        kv.publish(each, 16)
+    first, second = (list(kv.tables[each]) for each in both)
+    kv.free(one)
+    large = text(2, 24, 2)
+    kv.admit(large, MISS, 24, 0)
+    kv.free(large)
+    third = text(3, 17, 1)
+    hit = kv.lookup(third)
+    if split:
+        kv._split(other_extent := kv._held[other][0], 2)
+        assert other_extent.stop == 2
+    assert (hit.num_tokens, kv.hit_blocks(hit)) == (16, [*first[:2], *second[2:]])
+    kv.admit(third, hit, 1, 0)
+    assert list(kv.tables[third])[:4] == [*first[:2], *second[2:]]
+    assert all(extent.blocks for extent in kv._held[third])
+    assert (kv.refs(second[1]), kv.refs(second[2]), kv.num_free_blocks()) == (1, 2, 5)
+    kv.free(third)
+    assert kv.num_free_blocks() == 8
+
+
 def swapped(kv: Paged, *lengths: int) -> list[Request]:
     """Samples of one request in host memory, all forked off the first."""
     requests = [Request(row, str(row), length, 20, 0) for row, length in enumerate(lengths)]

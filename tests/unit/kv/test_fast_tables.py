@@ -56,6 +56,8 @@ SIZE = 4
 @example([(8, [1] * 8)], 0, 1, 3, 32)  # none is free, one would be needed
 @example([(9, [3] * 8)], 0, 5, 6, 32)  # two blocks are free, three would be needed
 @example([(9, [3] * 8)], 0, 8, 6, 32)  # two blocks are free: 20 tokens
+@example([(9, [1] * 8), (4, [4] * 8)], 0, 3, 7, 32)  # two blocks are free, for one of two requests
+@example([(4, [1] * 8)], 3, 2, 3, 32)  # one block is free, for the slots ahead of the first round
 @example([(9, [3] * 8)], 0, 8, 40, 28)  # as many blocks as the context has, and no more
 def test_rounds_of_drafts_take_the_blocks_that_growing_step_by_step_takes(
     rows: list[tuple[int, list[int]]], ahead: int, limit: int, blocks: int, longest: int
@@ -170,8 +172,21 @@ def test_a_request_with_too_few_blocks_or_content_known_ahead_grows_by_itself() 
         assert kv.turns.join(one, 8, num_tokens) is joins
 
 
-def test_what_a_member_knew_is_published_when_it_leaves() -> None:
-    """Three turns have ended, so that all of two blocks of four are known."""
+@pytest.mark.parametrize("kind", [FastPaged, FastPrefixHash])
+def test_a_turn_that_needs_more_than_is_free_is_not_taken(kind: Any) -> None:
+    """Both blocks are taken: the eighth token has a place, the ninth none."""
+    kv = kind(PrefixHashParams() if kind is FastPrefixHash else NoParams(), KVMemory(3, 4, 100))
+    one = Request(0, "0", 7, 60, 0, content=Word("A" * 99))
+    kv.admit(one, MISS, 8, 0)
+    one.state, one.num_computed_tokens = State.RUNNING, 7
+    assert kv.turns.join(one, 7, 8)
+    assert [kv.turns.extend(turn, turn) for turn in range(2)] == [True, False]
+    assert kv.num_free_blocks() == 0
+
+
+@pytest.mark.parametrize(("ended", "found"), [(3, 8), (2, 4)])
+def test_what_a_member_knew_is_published_when_it_leaves(ended: int, found: int) -> None:
+    """After three turns all of two blocks of four are known, after two one token of them is not."""
     kv = FastPrefixHash(PrefixHashParams(), KVMemory(40, 4, 100))
     one, other = (Request(row, str(row), length, 60, 0, content=Word("A" * 99)) for row, length in ((0, 4), (1, 30)))
     kv.admit(one, MISS, 4, 0)
@@ -179,10 +194,10 @@ def test_what_a_member_knew_is_published_when_it_leaves() -> None:
     one._num_tokens = 5
     assert kv.grow(one, 4)
     assert kv.turns.join(one, 4, 5)
-    kv.turns._committed = 3
+    kv.turns._committed = ended
     assert kv.lookup(other).num_tokens == 4
     kv.turns.leave(one, 4)
-    assert kv.lookup(other).num_tokens == 8
+    assert kv.lookup(other).num_tokens == found
     assert kv.turns._filling == {}
 
 

@@ -189,3 +189,13 @@ def test_a_sample_that_was_forked_looked_nothing_up_and_a_first_one_did(request_
     assert (columns.total("queried_tokens"), columns.total("hit_tokens")) == (8 + 8, 8 + 4)
     assert columns.lookups(9) == [(8, 8), (8, 4)]
     assert columns.lookups(1) == [(8, 4)]
+
+
+def test_one_that_is_scheduled_at_the_first_instant_has_not_waited_and_one_that_never_is_waits_to_its_end(
+    request_columns: Make,
+) -> None:
+    columns = request_columns(
+        scheduled_ns=[0, -1], finished_ns=[40, 30], last_token_ns=[40, -1], state=[State.FINISHED, State.ABORTED]
+    )
+    arrival, waits, leaves = columns.stays()
+    assert (arrival.tolist(), waits.tolist(), leaves.tolist()) == ([0, 0], [0, 30], [40, 30])

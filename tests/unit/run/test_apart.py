@@ -40,6 +40,24 @@ def test_stages_add_up_to_the_latency(result: servesim.Result) -> None:
     assert result.summary["intervals"]["kind"] is None, "no such server was measured"
 
 
+def test_both_sides_count_what_they_served(result: servesim.Result) -> None:
+    pools, table = result.summary["pools"], result.requests
+    assert [pools[name]["requests"] for name in ("prefill", "decode")] == [20, 20]
+    assert [one["requests"] for one in result.summary["replicas"]] == [10, 10, 20]
+    assert [pools[name]["output_tokens"] for name in ("prefill", "decode")] == [0, 20 * 50]
+    waited = (table["scheduled_ns"] - table["arrival_ns"]).mean() / 1e6
+    assert pools["prefill"]["queue_ms"] == pytest.approx(waited)
+    at_decode = pools["decode"]["queue_ms"]
+    first = result.summary["disaggregation"]["stages_ms"]["first_step"]["mean"]
+    assert 0 <= at_decode < first, "the wire is no queue, nor is the other side's"
+
+
+def test_what_only_the_prefill_side_saw_is_not_counted_at_the_other() -> None:
+    found = servesim.simulate(**{**RUN, "requests": 2, "trace": "synth:prompt=2000,output=1,rate=4"}, pd="1x1:1x1",
+                              clients={"timeout_s": 0.01}).summary  # fmt: skip
+    assert [one["requests"] for one in found["replicas"]] == [2, 0]
+
+
 def test_what_is_sent_is_the_kv_of_whole_blocks_and_takes_bytes_over_the_narrower_end(result: servesim.Result) -> None:
     table, kind = result.requests, KINDS["rdma-400"]
     per_token = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, width, bytes
@@ -59,7 +77,13 @@ def test_what_is_sent_is_the_kv_of_whole_blocks_and_takes_bytes_over_the_narrowe
         ({"handoff": "vllm-nixl"}, "no pool has the role"),
         ({"pd": "1x1:1x1", "handoff": "vllm-nixl:link=string"}, "link is 'string'"),
         ({"pd": "1x1:1x1", "handoff": "vllm-nixl:gb_s=0"}, "gb_s is 0"),
-        ({"pd": "1x1:1x1", "scheduler": "sglang"}, "cannot wait for KV"),
+        ({"pd": "1x1:1x1", "handoff": "vllm-nixl:gb_s=1e-300"}, "gb_s is 1e-300"),
+        ({"pd": "1x1:1x1", "handoff": "vllm-nixl:gb_s=1e300"}, r"gb_s is 1e\+300"),
+        ({"pd": "1x1:1x1", "handoff": "vllm-nixl:start_us=2e13"}, "start_us is .*, must be at most 1e"),
+        ({"pd": "1x1:1x1", "handoff": "vllm-nixl:http_ms=2e10"}, "http_ms is .*, must be at most 1e"),
+        ({"pd": "1x1:1x1", "handoff": "vllm-nixl:lease_s=2e7"}, "lease_s is .*, must be at most 1e"),
+        ({"pd": "1x1:1x1", "handoff": f"vllm-nixl:message_overhead_bytes={2**31}"}, "message_overhead_bytes is"),
+        ({"pd": "1x1:1x1", "scheduler": "continuous", "kv": "paged"}, "cannot wait for KV"),
         ({"pools": [{"name": "a", "role": "prefill"}]}, "none has the role decode"),
         ({"pd": "1x1:1x1", "cluster": {"failures": ["crash:replica=0,at=1"]}}, "not modeled"),
         ({"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode", "kv_dtype": "fp8"}]}, "KV form"),

@@ -46,6 +46,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("scheduler", r"sub\mine.py:Mine", r"D:\work\lab\sub\mine.py:Mine"),
         ("scheduler", "sub/mine.py:Mine:eager=1", r"D:\work\lab\sub\mine.py:Mine:eager=1"),
         ("scheduler", r"C:\x\spf.py:Cls", r"C:\x\spf.py:Cls"),
+        ("scaler", r"sub\mine.py:Mine", r"D:\work\lab\sub\mine.py:Mine"),
         ("acceptance", r"positions:table=sub\counts.csv", r"positions:table=D:\work\lab\sub\counts.csv"),
         ("acceptance", r"positions:table=C:\x\counts.csv", r"positions:table=C:\x\counts.csv"),
         ("gpu", r"cards\gpu.yaml:bandwidth=1e12", r"D:\work\lab\cards\gpu.yaml:bandwidth=1e12"),
@@ -70,3 +71,8 @@ def test_names_in_the_scenario_of_a_result_are_those_of_the_run(tmp_path: Path) 
     for name in ("day.csv", "summary.json"):
         (tmp_path / name).touch()
     assert beside({"trace": "day.csv"}, tmp_path / "scenario.yaml") == {"trace": "day.csv"}
+
+
+@pytest.mark.parametrize("settings", [{5: "day.csv"}, {"pools": [{"name": "a", 5: 6}]}, {"trace": "x" * 5000}])
+def test_what_names_nothing_is_left_for_the_scenario_to_refuse(settings: dict[Any, Any], tmp_path: Path) -> None:
+    assert beside(settings, tmp_path / "scenario.yaml") == settings

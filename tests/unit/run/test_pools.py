@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from servesim.cli.summary import _pools
 from servesim.errors import UserError
 from servesim.run.scenario import Scenario
 from servesim.run.setup import Setup, set_up
@@ -114,6 +115,24 @@ def test_figures_of_pools_add_up_to_those_of_the_run(tmp_path: Path) -> None:
     assert slow > 2 * fast
 
 
+def test_a_pool_alone_has_figures_under_its_name() -> None:
+    summary = simulate({**BASE, "pools": ["alone:tp=2"]}, trace=TRACE).summary
+    assert summary["pools"]["alone"]["requests"] == 6
+    assert dict(_pools(summary))["pool alone"].startswith("6 requests, 1.00 replicas up in the mean")
+
+
+def test_the_parts_of_a_start_may_be_a_text() -> None:
+    told = Scenario.of({**BASE, "scaler": "hpa", "start": "node_s=60,pull_s=2.5"})
+    assert told.start == {"node_s": 60.0, "pull_s": 2.5}
+
+
+@pytest.mark.parametrize("name", ["x" * 101, "\x1b[31m", "a\nb"])
+def test_a_name_that_would_garble_every_table_is_none(name: str) -> None:
+    with pytest.raises(UserError, match="is no name: at most 100 characters, all printable") as error:
+        resolve([{"name": name}])
+    assert len(str(error.value)) < 300
+
+
 def test_pools_are_not_served_in_several_processes() -> None:
     with pytest.raises(UserError, match="jobs: replicas cannot be run apart: there are several pools"):
         simulate({**BASE, "pools": TWO}, trace=TRACE, jobs=2)
@@ -149,6 +168,12 @@ def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> No
         ({"scaler": "hpa", "replicas": 9}, "replicas is 9, must be from 1 to 8"),
         ({"scaler": "hpa", "start": {"node": 1}}, "start: unknown part 'node'"),
         ({"scaler": "hpa", "start": {"weights_gb_s": 0}}, "weights_gb_s is 0"),
+        ({"scaler": "hpa", "start": {"node_s": True}}, "start.node_s is 'true'"),
+        ({"scaler": "hpa", "start": ""}, "start is ''"),
+        ({"scaler": "hpa:sync_s=1e-9"}, "asked every 1e-09 s"),
+        ({"scaler": "hpa:sync_s=2e7"}, r"sync_s is .*, must be at most 1e\+07"),
+        ({"scaler": "hpa:max=4097"}, "max is 4097, must be at most 4096"),
+        ({"scheduler": f"vllm:max_num_seqs={2**70}"}, "max_num_seqs is 1180591620717411303424, must be at most"),
         ({"start": {"node_s": 1}}, "start changes nothing"),
         ({"scaler": "hpa", "dp": 2, "model": "qwen3-30b-a3b"}, "data-parallel ranks that come and go are not modeled"),
         (

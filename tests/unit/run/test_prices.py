@@ -24,7 +24,9 @@ def test_prices_come_as_text_mapping_or_file(tmp_path: Path) -> None:
     assert all(prices_of(source) == {"h100": 2.2, "h200": 3.1} for source in sources)
 
 
-@pytest.mark.parametrize("wrong", ["h100", "h100=x", "h100=-1", "h100=nan", 3, {"h100": True}, "missing.csv"])
+@pytest.mark.parametrize(
+    "wrong", ["h100", "h100=x", "h100=-1", "h100=nan", 3, {"h100": True}, {"h100": 10**400}, "missing.csv"]
+)
 def test_prices_that_are_none_are_refused(wrong: Any) -> None:
     with pytest.raises(UserError):
         prices_of(wrong)

@@ -61,6 +61,8 @@ def test_set_reaches_into_sections_and_policies() -> None:
         ({"engine": {"block_size": "many"}}, "engine.block_size is 'many'"),
         ({"engine": {"max_model_len": "long"}}, 'must be a whole number of tokens or "auto"'),
         ({"replicas": 0}, "replicas is 0: input should be greater than or equal to 1"),
+        ({"tp": 10**400}, "tp is "),
+        ({"pp": 1025}, "pp is 1025: input should be less than or equal to 1024"),
         ({"mode": "quick"}, "mode is 'quick': input should be 'fast' or 'reference'"),
         ({"gpu": None}, "gpu is None: input should be a valid string"),
         ({"slo": "ttfp:5"}, 'did you mean "ttft"?'),

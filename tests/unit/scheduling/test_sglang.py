@@ -29,6 +29,16 @@ def test_a_prefill_batch_holds_no_decodes() -> None:
     assert composition(sglang(trace)) == [(8, 0), (0, 1), (8, 0), (0, 2), (0, 1)]
 
 
+def test_between_decodes_requests_are_looked_at_once_in_an_interval_and_after_prompts_or_nothing_at_once() -> None:
+    """A step takes 1,000 ns. The second request arrives in the first decode and is looked at after the third; the third
+    arrives while the second's prompt runs and is looked at after it; the fourth finds an idle server."""
+    trace = toy_trace([0, 1500, 4500, 90_000], [8, 8, 8, 8], [9, 9, 2, 2])
+    first = [(8, 0), *[(0, 1)] * 3, (8, 0), (8, 0), (0, 3), *[(0, 2)] * 4, *[(0, 1)] * 3]
+    world = sglang(trace, params={"scheduler_recv_interval": 3})
+    assert composition(world) == [*first, (8, 0), (0, 1)]
+    assert requests_of(world)[3]["first_token_ns"] == 91_000
+
+
 def test_mixed_chunks_take_the_decodes_along_and_out_of_the_chunk() -> None:
     trace = toy_trace([0, 1500], [8, 40], [8, 2])
     world = sglang(trace, params={"enable_mixed_chunk": True, "chunked_prefill_size": 17})

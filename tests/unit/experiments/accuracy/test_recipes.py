@@ -62,6 +62,18 @@ def test_a_checkpoint_with_nvfp4_experts_keeps_its_attention_in_bf16() -> None:
     assert [settings(**minimax, weights=w)["dtype"] for w in ("fp8", "nvfp4")] == ["fp8", "bf16"]
 
 
+def test_what_a_source_s_scripts_set_by_gpu_prompt_and_number_of_clients() -> None:
+    minimax = {"model": "MiniMaxAI/MiniMax-M2.5", "tp": 4, "weights": "fp8"}
+    (b200, h200) = (settings(**minimax, gpu=gpu, isl=1024) for gpu in ("b200_sxm", "h200_sxm"))
+    assert (b200["scheduler"]["max_num_batched_tokens"], b200["kv_dtype"]) == (2048, "fp8")
+    assert (h200["scheduler"]["max_num_batched_tokens"], "kv_dtype" in h200) == (8192, False)
+    deepseek = {"model": "deepseek-ai/DeepSeek-V3", "engine": "sglang", "gpu": "b200_sxm", "tp": 4, "weights": "nvfp4"}
+    found = [settings(**deepseek, concurrency=clients)["scheduler"] for clients in (4, 15, 16, 128)]
+    assert [each["scheduler_recv_interval"] for each in found] == [10, 10, 30, 30]
+    assert found[0]["name"] == "sglang"
+    assert "scheduler" not in settings(**{**deepseek, "weights": "fp8"})
+
+
 def test_a_generated_deployment_has_room_for_its_clients_a_prompt_and_1500_tokens_in_whole_blocks() -> None:
     source = GAP.replace("vllm/0.12.0", "trtllm/1.0.0rc3")
     found = settings(engine="trtllm", version="1.0.0rc3", isl=1024, concurrency=8, weights="fp8", source=source)

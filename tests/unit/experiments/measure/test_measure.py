@@ -183,6 +183,8 @@ def test_a_server_that_counts_prompts_wrong_later_is_found() -> None:
         ("http://127.0.0.1:9", "connection refused"),
         ("http://no-such-host.invalid", "no-such-host.invalid"),
         ("ftp://x", "an address such as"),
+        (f"http://{'x' * 64}.org", "too long"),
+        ("http://a..b", "label empty"),
         ("http://x:port", "URL"),
         ("http://u:p@x", "no user in it"),
     ],

@@ -89,6 +89,17 @@ def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
         read_log(tmp_path / "log")
 
 
+def test_of_a_log_without_end_the_start_alone_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "non-default args: {'tensor_parallel_size': 2}\n"
+    (tmp_path / "log").write_text(told + "." * 1000)
+    monkeypatch.setattr("servesim.experiments.measure.startup.MOST_LOG", len(told))
+    assert read_log(tmp_path / "log") == {"engine": "vllm", "tensor_parallel_size": 2}
+    with (tmp_path / "log").open("w") as file:
+        file.write("." * len(told) + "\n" + told)
+    with pytest.raises(UserError, match="no line of it"):
+        read_log(tmp_path / "log")
+
+
 def test_flags_say_what_they_set() -> None:
     command = "vllm serve org/Model -tp 2 --max-num-seqs=64 --quantization fp8 --no-enable-prefix-caching --port 80"
     assert read_flags(command) == {

@@ -1,0 +1,204 @@
+"""Host memory as a cache of KV blocks, by what they hold: which are there, which go first (vLLM 0.19 to 0.33:
+vllm/v1/kv_offload, lru and arc).
+
+A block that is being written or read is never given up. Times are ns; a block is idle at the very instant at which its
+copy ends.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from servesim.contracts.request import Request, State
+
+NEVER_READY: Final = 1 << 62
+"""Time of a copy whose end is not known yet."""
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A block in host memory."""
+
+    ready_ns: int
+    """When its content is there."""
+    read_until: int = 0
+    """When no copy from it is under way."""
+    writer: Request | None = None
+    """The request without whose end, or preemption, nobody is told that the content is there; None: told at once."""
+    writer_preemptions: int = 0
+    """How often the writer had been preempted."""
+
+    def ready(self, now: int) -> bool:
+        """Return whether it can be read."""
+        if self.ready_ns > now:
+            return False
+        writer = self.writer
+        return writer is None or writer.state >= State.FINISHED or writer.num_preemptions > self.writer_preemptions
+
+    def idle(self, now: int) -> bool:
+        """Return whether it may be dropped."""
+        return self.read_until <= now and self.ready(now)
+
+
+class Room(NamedTuple):
+    """Blocks that were entered, to be written."""
+
+    keys: list[Hashable]
+    blocks: list[Block]
+    dropped: int
+    """Blocks that had to go for them."""
+
+
+class HostMemory(ABC):
+    """The blocks there are, and the order in which they go."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+
+    @abstractmethod
+    def get(self, key: Hashable) -> Block | None:
+        """Return the block that holds this, if there is one."""
+
+    @abstractmethod
+    def touch(self, keys: Sequence[Hashable], now: int) -> None:
+        """Note that these, in the order of a prompt, were asked for: its first block goes last."""
+
+    @abstractmethod
+    def insert(self, key: Hashable, block: Block) -> None:
+        """Add a block that is not there yet."""
+
+    @abstractmethod
+    def evict(self, count: int, keep: Collection[Hashable], now: int) -> list[Hashable] | None:
+        """Drop `count` idle blocks, none of those to `keep`; return what they held. None (nothing done): there are not
+        as many."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of blocks that are there."""
+
+    def find(self, keys: Sequence[Hashable], now: int) -> int:
+        """Return how many of the keys, from the first, are there to be read."""
+        for i, key in enumerate(keys):
+            block = self.get(key)
+            if block is None or not block.ready(now):
+                return i
+        return len(keys)
+
+    def prepare(self, keys: Sequence[Hashable], now: int) -> Room | None:
+        """Make room for what is not there yet and enter it, not ready before the caller says when. None (nothing done):
+        there is no room."""
+        missing = [key for key in keys if self.get(key) is None]
+        short = len(self) + len(missing) - self.num_blocks
+        if short > 0 and self.evict(short, set(keys), now) is None:
+            return None
+        blocks = [Block(NEVER_READY) for _ in missing]
+        for key, block in zip(missing, blocks, strict=True):
+            self.insert(key, block)
+        return Room(missing, blocks, max(short, 0))
+
+
+def idle(entries: Mapping[Hashable, Block], keep: Collection[Hashable], now: int) -> Iterator[Hashable]:
+    """Yield the keys of blocks that may go, in order."""
+    return (key for key, block in entries.items() if block.idle(now) and key not in keep)
+
+
+class Lru(HostMemory):
+    """Least recently asked for first."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._blocks: OrderedDict[Hashable, Block] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def get(self, key: Hashable) -> Block | None:
+        return self._blocks.get(key)
+
+    def touch(self, keys: Sequence[Hashable], now: int) -> None:
+        blocks = self._blocks
+        for key in reversed(keys):
+            if key in blocks:
+                blocks.move_to_end(key)
+
+    def insert(self, key: Hashable, block: Block) -> None:
+        self._blocks[key] = block
+
+    def evict(self, count: int, keep: Collection[Hashable], now: int) -> list[Hashable] | None:
+        going: list[Hashable] = []
+        for key in idle(self._blocks, keep, now):
+            going.append(key)
+            if len(going) == count:
+                for each in going:
+                    del self._blocks[each]
+                return going
+        return None
+
+
+class Arc(HostMemory):
+    """Adaptive replacement (Megiddo and Modha, FAST 2003), as vLLM has it: blocks asked for once and those asked for
+    again have a list each; what was dropped and is asked for decides how long the first may be."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._once: OrderedDict[Hashable, Block] = OrderedDict()
+        self._again: OrderedDict[Hashable, Block] = OrderedDict()
+        self._gone_once: OrderedDict[Hashable, None] = OrderedDict()
+        self._gone_again: OrderedDict[Hashable, None] = OrderedDict()
+        self._target = 0.0  # blocks that were asked for once and may stay
+
+    def __len__(self) -> int:
+        return len(self._once) + len(self._again)
+
+    def get(self, key: Hashable) -> Block | None:
+        return self._once.get(key) or self._again.get(key)
+
+    def touch(self, keys: Sequence[Hashable], now: int) -> None:
+        for key in reversed(keys):
+            if key in self._once:
+                block = self._once.pop(key)
+                (self._again if block.ready(now) else self._once)[key] = block
+            elif key in self._again:
+                self._again.move_to_end(key)
+            elif key in self._gone_once:
+                more = max(1.0, len(self._gone_again) / len(self._gone_once))
+                self._target = min(self._target + more, self.num_blocks)
+                self._gone_once.move_to_end(key)
+            elif key in self._gone_again:
+                less = max(1.0, len(self._gone_once) / len(self._gone_again))
+                self._target = max(self._target - less, 0.0)
+                self._gone_again.move_to_end(key)
+
+    def insert(self, key: Hashable, block: Block) -> None:
+        self._once[key] = block
+        self._gone_once.pop(key, None)
+        self._gone_again.pop(key, None)
+
+    def evict(self, count: int, keep: Collection[Hashable], now: int) -> list[Hashable] | None:
+        once, again = idle(self._once, keep, now), idle(self._again, keep, now)
+        left = len(self._once)
+        going: list[tuple[Hashable, bool]] = []
+        while len(going) < count:
+            key = next(once, None) if left >= int(self._target) else None
+            if key is not None:
+                left -= 1
+                going.append((key, True))
+            elif (key := next(again, None)) is not None:
+                going.append((key, False))
+            else:
+                return None
+        for key, first in going:
+            del (self._once if first else self._again)[key]
+            (self._gone_once if first else self._gone_again)[key] = None
+        for gone in (self._gone_once, self._gone_again):
+            while len(gone) > self.num_blocks:
+                gone.popitem(last=False)
+        return [key for key, _ in going]
+
+
+POLICIES: Mapping[str, type[HostMemory]] = {"lru": Lru, "arc": Arc}
+"""Kinds of host memory, by vLLM's name of the policy."""

@@ -1,0 +1,48 @@
+"""Scenarios of measured cells whose prefill and decode are apart: pools of both sides, and the way between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.experiments.accuracy.cells import Cell, Side
+
+WAVES = 3
+"""Turns of the clients that are simulated of a cell of many: the first, a middle one, and the last."""
+
+
+def settings_apart(cell: Cell, sides: tuple[Side, Side], table: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the settings of a scenario that both sides imply, and the turns of its clients that were measured where
+    WAVES of them are simulated, else 0. `table`: the recipes' entry `apart`."""
+    prefill, decode = (
+        {"name": role, "role": role, **_pool(side)} for role, side in zip(("prefill", "decode"), sides, strict=True)
+    )
+    found = {"pools": [prefill, decode], "router": dict(table["router"]), "handoff": _handoff(cell, table)}
+    measured = table["per_client"] if cell.concurrency >= table["waves_from"] and not cell.requests else 0
+    return found | ({"requests": WAVES * cell.concurrency} if measured else {}), measured
+
+
+def _pool(side: Side) -> dict[str, Any]:
+    gpus = side.tp * side.dp
+    found: dict[str, Any] = {"replicas": side.workers, "tp": side.tp}
+    if side.dp > 1:
+        found["dp"] = side.dp
+    if side.ep == gpus > 1:
+        found["engine"] = {"enable_expert_parallel": True}
+    elif side.ep > 1:
+        found["ep"] = side.ep
+    return found
+
+
+def _handoff(cell: Cell, table: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": table["protocols"][cell.engine], **table["handoff"]}
+
+
+def mean_of_turns(values: NDArray[np.int64], waves: int, clients: int) -> float:
+    """Return the mean over `waves` turns of all clients from WAVES simulated ones, requests in the order in which they
+    were sent: the first and the last turn count once, the middle one for all others."""
+    turns = values[: WAVES * clients].reshape(WAVES, clients).mean(axis=1)
+    return float((turns[0] + (waves - 2) * turns[1] + turns[2]) / waves)

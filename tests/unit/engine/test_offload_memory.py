@@ -1,0 +1,101 @@
+"""Which blocks of host memory go first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servesim.contracts.request import Request, State
+from servesim.engine.offload_memory import POLICIES, Arc, Lru
+
+
+def filled(memory: Any, keys: str, ready_ns: int = 0) -> Any:
+    for key in keys:
+        room = memory.prepare([key], 0)
+        for block in room.blocks:
+            block.ready_ns = ready_ns
+    return memory
+
+
+def test_lru_drops_what_was_asked_for_longest_ago_and_the_end_of_a_prompt_before_its_start() -> None:
+    memory = filled(Lru(4), "abcd")
+    memory.touch(["a", "b"], 0)
+    assert memory.evict(3, (), 0) == ["c", "d", "b"]
+    assert memory.find(["a", "b"], 0) == 1
+
+
+def test_blocks_that_are_written_read_or_kept_do_not_go() -> None:
+    memory = filled(Lru(4), "abcd")
+    memory.get("a").ready_ns = 10
+    memory.get("b").read_until = 10
+    assert memory.evict(2, {"c"}, 9) is None
+    assert len(memory) == 4
+    assert memory.evict(3, {"c"}, 10) == ["a", "b", "d"]
+
+
+def test_room_is_made_for_what_is_missing_alone() -> None:
+    memory = filled(Lru(3), "abc")
+    room = memory.prepare(["a", "x"], 0)
+    assert (room.keys, room.dropped) == (["x"], 1)
+    assert memory.get("a") is not None
+    assert memory.get("b") is None
+    assert memory.find(["a", "x"], 5) == 1  # x is not there before the copy's end is known
+    assert memory.prepare(["p", "q", "r", "s"], 0) is None
+
+
+def test_blocks_told_at_the_end_are_ready_when_their_request_has_ended_or_was_preempted() -> None:
+    memory = filled(Lru(3), "a", ready_ns=5)
+    writer = Request(0, "r", 1, 1, 0)
+    block = memory.get("a")
+    block.writer = writer
+    assert not block.ready(9)
+    writer.num_preemptions = 1
+    assert block.ready(9)
+    assert not block.ready(4)
+    writer.num_preemptions, writer.state = 0, State.FINISHED
+    assert block.ready(9)
+
+
+def test_arc_keeps_what_was_asked_for_again_before_what_came_once() -> None:
+    memory = filled(Arc(4), "abcd")
+    memory.touch(["a"], 0)  # now among those asked for again
+    assert memory.evict(3, (), 0) == ["b", "c", "d"]
+
+
+def test_arc_learns_from_what_it_dropped_too_early() -> None:
+    """b was dropped from those asked for once, and is asked for: they may be more, so that the others go first."""
+    memory = filled(Arc(4), "abcd")
+    memory.touch(["a"], 0)
+    assert memory.evict(1, (), 0) == ["b"]
+    memory.touch(["b"], 0)
+    memory.touch(["b"], 0)
+    memory.touch(["b"], 0)
+    assert memory.evict(1, (), 0) == ["a"]  # c and d, both asked for once, are less than the 3 that may stay
+
+
+def test_arc_keeps_blocks_that_are_being_written_where_they_are() -> None:
+    memory = filled(Arc(2), "ab", ready_ns=10)
+    memory.touch(["a"], 5)
+    assert memory.evict(1, (), 10) == ["b"]
+    assert memory.evict(1, (), 10) == ["a"]
+
+
+@given(st.sampled_from(sorted(POLICIES)), st.integers(1, 6), st.lists(st.tuples(st.integers(0, 12), st.integers(1, 4))))
+def test_there_are_never_more_blocks_than_room_and_each_content_once(
+    policy: str, size: int, asked: list[tuple[int, int]]
+) -> None:
+    memory = POLICIES[policy](size)
+    for now, (first, count) in enumerate(asked):
+        keys = list(range(first, first + count))
+        before = memory.find(keys, now)
+        room = memory.prepare(keys, now)
+        if room is None:
+            assert memory.find(keys, now) == before
+            continue
+        for block in room.blocks:
+            block.ready_ns = now + 2
+        memory.touch(keys, now)
+        assert len(memory) <= size
+        assert all(memory.get(key) is not None for key in keys)

@@ -1,0 +1,93 @@
+"""The setting `offload`: what it may say, what it cannot be combined with, and its figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from servesim import Scenario, simulate
+from servesim.errors import UserError
+from servesim.run.offload import size_in_bytes
+
+TURNS = "synth:arrivals=poisson,rate=4,prompt=600,output=40,turns=chat(turns=4,think=2)"
+SMALL: dict[str, Any] = {"trace": TURNS, "model": "llama-3.1-8b", "gpu": "h100", "requests": 80, "intervals": False}
+
+
+def run(**more: Any) -> dict[str, Any]:
+    return simulate(**{**SMALL, "engine": {"num_gpu_blocks": 400}, **more}).summary
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("64GiB", 64 * 2**30), ("1.5 TB", 1_500_000_000_000), ("1e9", 10**9), ("512", 512), ("2kB", 2000)],
+)
+def test_sizes_have_units(text: str, expected: int) -> None:
+    assert size_in_bytes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("offload", "message"),
+    [
+        ("vllm", "cpu is missing"),
+        ("vllm:cpu=64", "holds no block: one takes 2 MiB"),
+        ("vllm:cpu=64gigs", "'64gigs' is no size"),
+        ("vllm:cpu=-1GiB", "'-1GiB' is no size"),
+        ("lmcache:cpu=1GiB", "offload 'lmcache' is unknown"),
+        ("cpu=1GiB,gb_s=0", "nothing would ever come"),
+        ("cpu=1GiB,eviction_policy=fifo", "eviction_policy"),
+        ("cpu=1GiB,disk=2GiB", "unknown parameter 'disk'"),
+    ],
+)
+def test_what_it_says_is_checked(offload: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        run(offload=offload)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"preset": "sglang"}, "scheduler sglang cannot wait for KV"),
+        ({"scheduler": "sarathi"}, "scheduler sarathi cannot wait for KV"),
+        ({"pd": "1x1:1x1"}, "pools of prompts and answers apart"),
+        ({"cluster": {"failures": ["crash:replica=0,at=1"]}}, "not modeled with cluster.failures"),
+        ({"model": "gpt-oss-20b"}, "sliding windows, whose offload is not modeled"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_in_one_line(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        run(offload="cpu=8GiB", **more)
+    assert "\n" not in str(error.value)
+
+
+def test_none_is_none_and_cpu_alone_is_vllm() -> None:
+    known = {key: SMALL[key] for key in ("trace", "model", "gpu")}
+    assert Scenario.of({**known, "offload": "none"}).offload is None
+    assert Scenario.of({**known, "offload": "cpu=64GiB"}).offload == {"name": "vllm", "cpu": "64GiB"}
+    assert "offload" not in Scenario.of(known).model_dump()
+
+
+def test_tokens_are_told_apart_by_where_they_were_found_and_a_resolved_run_says_the_same() -> None:
+    without, summary = run(), run(offload="cpu=8GiB")
+    assert "offload" not in without
+    figures = summary["offload"]
+    assert figures["capacity_tokens"] == 8 * 2**30 // 131_072
+    assert figures["hit_rate"]["gpu"] == summary["prefix_cache"]["hit_rate"]
+    assert figures["hit_rate"]["cpu"] > 0.1
+    assert figures["loaded_tokens"] >= figures["hit_rate"]["cpu"] * summary["prefix_cache"]["queried_tokens"]
+    # 31.25 GB/s would be PCIe 4; of the H100's 64 GB/s 50 are said: 16 tokens of 131,072 B take 41.943 us
+    assert figures["load_ms"]["min"] >= 0.041943
+    assert any("copied at 50 GB/s" in note for note in summary["notes"])
+    again = simulate(summary["scenario"], intervals=False).summary
+    assert {**again, "provenance": 0} == {**summary, "provenance": 0}
+
+
+def test_a_slower_link_makes_what_is_loaded_later_and_a_host_memory_that_holds_nothing_changes_hardly_anything() -> (
+    None
+):
+    fast, slow = run(offload="cpu=8GiB"), run(offload="cpu=8GiB,gb_s=0.5")
+    assert slow["latency_ms"]["ttft"]["mean"] > fast["latency_ms"]["ttft"]["mean"]
+    assert slow["offload"]["load_busy_share"] > fast["offload"]["load_busy_share"]
+    tiny = run(offload="cpu=2MiB")
+    assert tiny["offload"]["hit_rate"]["cpu"] == pytest.approx(0, abs=0.01)
