@@ -39,7 +39,8 @@ def frame_of(drawing: Drawing) -> pd.DataFrame:
 
     if drawing.tidy is not None:
         return pd.DataFrame(drawing.tidy(), columns=list(COLUMNS))
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
+    style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **STYLE}
+    with matplotlib.rc_context(style):
         figure = painted(drawing, *drawing.size, narrow=False)
     words = dict(drawing.legend)
     names = {INK[name]: name for name in (*SERIES, "slate")}

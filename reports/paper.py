@@ -77,7 +77,7 @@ def write(figure: Any, path: Path, name: str) -> None:
     suffix = path.suffix.removeprefix(".").lower()
     if suffix not in known:
         raise UserError(f"{path}: end the name in one of {', '.join('.' + one for one in sorted(known))}")
-    fonts = {key: STYLE[key] for key in ("pdf.fonttype", "ps.fonttype", "svg.fonttype")}
+    fonts: dict[Any, Any] = {key: STYLE[key] for key in ("pdf.fonttype", "ps.fonttype", "svg.fonttype")}
     undated: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     with matplotlib.rc_context({**fonts, "svg.hashsalt": name, "hatch.linewidth": 0.5}):
         figure.savefig(path, dpi=300 if figure.get_figwidth() <= 8 else 144, metadata=undated.get(suffix))
@@ -90,21 +90,24 @@ def shrunk(figure: Any) -> None:
     from matplotlib.patches import Patch
     from matplotlib.text import Annotation, Text
 
-    for one in figure.findobj():
-        if isinstance(one, Text):
-            one.set_fontsize(one.get_fontsize() * SCALE)
-        if isinstance(one, Annotation) and one.anncoords == "offset points":
-            one.xyann = tuple(SCALE * v for v in one.xyann)
-        elif isinstance(one, Line2D):
-            one.set(**{
-                key: SCALE * getattr(one, f"get_{key}")() for key in ("linewidth", "markersize", "markeredgewidth")
-            })  # fmt: skip
-        elif isinstance(one, Patch):
-            one.set_linewidth(SCALE * one.get_linewidth())
-        elif isinstance(one, Collection):
-            one.set_linewidth([SCALE * width for width in one.get_linewidths()])
-            if isinstance(one, PathCollection):
-                one.set_sizes([SCALE**2 * size for size in one.get_sizes()])
+    def all_of(kind: type[Any]) -> list[Any]:
+        found: list[Any] = figure.findobj(lambda one: isinstance(one, kind))
+        return found
+
+    for text in all_of(Text):
+        text.set_fontsize(text.get_fontsize() * SCALE)
+    for note in all_of(Annotation):
+        if note.anncoords == "offset points":
+            note.xyann = tuple(SCALE * v for v in note.xyann)
+    for line in all_of(Line2D):
+        keys = ("linewidth", "markersize", "markeredgewidth")
+        line.set(**{key: SCALE * getattr(line, f"get_{key}")() for key in keys})
+    for patch in all_of(Patch):
+        patch.set_linewidth(SCALE * patch.get_linewidth())
+    for drawn in all_of(Collection):
+        drawn.set_linewidth([SCALE * width for width in drawn.get_linewidths()])
+    for dots in all_of(PathCollection):
+        dots.set_sizes([SCALE**2 * size for size in dots.get_sizes()])
     for axes in figure.axes:
         for axis, key in ((axes.xaxis, "xtick"), (axes.yaxis, "ytick")):
             axis.labelpad *= SCALE
@@ -177,7 +180,7 @@ def _legend(figure: Any, entries: Sequence[tuple[str, str]], width: float) -> fl
 
     if not entries:
         return 0.0
-    handles = []
+    handles: list[Any] = []
     for colour, words in entries:
         line, area = _drawn_in(figure, colour)
         if line is not None:

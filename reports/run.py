@@ -107,6 +107,17 @@ class Run:
         return {name: self.mean_of(integral) / capacity for name, integral in parts.items()}
 
     @cached_property
+    def memory_peaks(self) -> Series | None:
+        """The largest share of its KV memory that any replica had allocated in each bin; None where pools differ in
+        memory. A row of several steps counts with its last, when it holds most."""
+        if self.summary["kv"]["peak_share"] is None:
+            return None
+        peaks = sum(self.memory.values(), np.zeros(BINS))  # of replicas together: no more than the fullest has
+        bins = np.clip(np.searchsorted(self.edges, self.steps["end_ns"], side="left") - 1, 0, BINS - 1)
+        np.maximum.at(peaks, bins, self.steps["kv_peak"] / self.summary["kv"]["capacity_tokens"])
+        return peaks
+
+    @cached_property
     def preempted(self) -> Series:
         """Preemptions in each bin."""
         steps = self.steps

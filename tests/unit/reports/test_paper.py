@@ -107,10 +107,11 @@ def test_the_data_of_a_figure_is_what_it_draws(result: Result) -> None:
     memory = result.figure("kv_memory").data
     assert set(memory.series) == {"used", "reserved or wasted inside blocks", "wasted between blocks"}
     used = memory[memory.series == "used"]
-    shown = result.figure("timeline").data
-    whole = shown[shown.panel == "KV memory"]
-    assert len(used) == len(whole) == 300
-    assert memory.groupby("x").y.sum().to_numpy() == pytest.approx(whole.sort_values("x").y.to_numpy(), abs=1e-9)
+    assert len(used) == 300
+    steps, capacity = result.steps, result.summary["kv"]["capacity_tokens"]
+    whole = (steps.kv_used_ns + steps.kv_internal_ns).sum() / capacity
+    width = memory.x.drop_duplicates().sort_values().diff().median() * 1e9
+    assert memory.y.sum() * width == pytest.approx(whole, rel=1e-6)
     gantt = result.figure("gantt").data
     one = gantt[gantt.row == gantt.row.iloc[0]]
     request = result.requests[result.requests.row == int(one.row.iloc[0])].iloc[0]
@@ -130,3 +131,12 @@ def test_the_data_of_changes_is_relative_as_the_table_has_it(tmp_path: Path) -> 
     drawn = points[points.panel == "output throughput"]
     assert drawn.x.tolist() == throughput.change.tolist()
     assert drawn.row.tolist() == ["vllm:max_num_seqs=4"]
+
+
+def test_the_line_of_maxima_reaches_the_peak_that_the_tile_tells(result: Result) -> None:
+    from servesim.reports.run import Run
+
+    run = Run(result)
+    assert run.memory_peaks is not None
+    assert run.memory_peaks.max() == pytest.approx(result.summary["kv"]["peak_share"])
+    assert (run.memory_peaks >= sum(run.memory.values()) - 1e-12).all()
