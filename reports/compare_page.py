@@ -55,7 +55,7 @@ def page(folder: Path) -> Page:
         ("ranked by", metric_words(settings["rank_by"])),
     ]
     title = f"{len(document['variants'])} policies compared"
-    return page_of(experiment, title, chips, _alerts(document), [], sections)
+    return page_of(experiment, title, chips, _alerts(document), [], sections, _answer(document))
 
 
 def _rows(document: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -70,6 +70,28 @@ def _alerts(document: Mapping[str, Any]) -> list[Alert]:
         text = f"{', '.join(unstable)}: queues grow without end, so latencies are not compared."
         alerts.append(Alert("Unstable.", text))
     return alerts
+
+
+def _answer(document: Mapping[str, Any]) -> str:
+    """Return in one sentence which policy comes first, by how much, and why none where all is undecided."""
+    rank_by, rows, ranking = document["settings"]["rank_by"], _rows(document), document["ranking"]
+    ranked = [row for label in ranking["order"] if (row := rows.get((label, rank_by))) is not None]
+    if not ranked:
+        return "No policy can be ranked: " + (
+            "every queue grows without end." if ranking["unstable"] else "all failed."
+        )
+    words, baseline = metric_words(rank_by), document["baseline"]
+    others = [row for row in ranked if row["variant"] != baseline]
+    told = [row for row in others if row["verdict"] in ("better", "worse")]
+    first = ranked[0]
+    value = amount(first["value"], first["unit"])
+    if others and not told:
+        said = ", ".join(dict.fromkeys(row["verdict"] for row in others))
+        return f"No policy is told apart from {baseline} by {words} ({value}): {said} by the intervals."
+    if first["variant"] == baseline:
+        return f"{baseline}, the baseline, is first by {words}: {value}; nothing is better beyond its interval."
+    said = f"{change(first['change'], first['scale'], first['unit'])} against {baseline} ({interval(first)})"
+    return f"{first['variant']} is first by {words}: {value}, {said}, {first['verdict']}."
 
 
 def _verdicts(document: Mapping[str, Any]) -> list[Block]:

@@ -20,6 +20,7 @@ from servesim.reports.experiment import Experiment, Figures
 from servesim.reports.figures.gantt import gantt
 from servesim.reports.figures.latency import cdf
 from servesim.reports.figures.operators import operators
+from servesim.reports.figures.replicas import by_replica
 from servesim.reports.figures.roofline import roofline
 from servesim.reports.figures.speculation import by_position, over_time
 from servesim.reports.figures.timeline import memory_map, timeline
@@ -40,6 +41,7 @@ RUN: dict[str, Callable[[Run, Window], Drawing | None]] = {
     "timeline": lambda run, _: timeline(run),
     "kv_memory": lambda run, _: memory_map(run),
     "gantt": gantt,
+    "replicas": lambda run, _: by_replica(run),
     "operators": lambda run, _: operators(run, run.priced) if run.priced is not None else None,
     "roofline": lambda run, _: _roofline(run),
     "acceptance": lambda run, _: by_position(drafts) if (drafts := run.summary["speculation"]) else None,

@@ -246,6 +246,7 @@ def page_of(
     alerts: list[Alert],
     tiles: list[dict[str, Any]],
     sections: Sequence[Section],
+    answer: str = "",
 ) -> Page:
     """Return a page with what all experiments have: the workload below the title, and in the end how it was done."""
     document = experiment.document
@@ -266,5 +267,5 @@ def page_of(
         replayed,
         chips,
         alerts,
-        {"tiles": tiles, "sections": [s for s in every if s.blocks]},
+        {"answer": answer, "tiles": tiles, "sections": [s for s in every if s.blocks]},
     )

@@ -111,7 +111,7 @@ class Page:
             subtitle=self.subtitle,
             chips=self.chips,
             alerts=self.alerts,
-            **self.values,
+            **{"answer": "", **self.values},
         )
 
 

@@ -47,6 +47,7 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
     groups = {
         "latency": ("latency_cdf",),
         "time": ("timeline", "kv_memory", "gantt"),
+        "replicas": ("replicas",),
         "cost": ("operators", "roofline") if priced is not None else (),
         "speculation": ("acceptance", "drafts"),
     }
@@ -61,12 +62,14 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
         chips(run),
         alerts(run),
         {
+            "answer": answer(run),
             "tiles": tiles(run),
             "latency": latency_table(run),
             "figures": figures,
             "operators": operators_table(priced) if priced else None,
             "origins": _origins(run),
             "origin_notes": [*_cost_notes(run), *([unpriced] if unpriced else [])],
+            "replicas": replicas_table(run),
             "slowest": slowest(run),
             "facts": _facts(run),
             "provenance": _provenance(run),
@@ -134,6 +137,26 @@ def alerts(run: Run) -> list[Alert]:
     return found
 
 
+def answer(run: Run) -> str:
+    """Return the run in one sentence: what was met of the limits, at which load and price."""
+    summary, slo = run.summary, run.scenario.slo
+    stats, goodput = summary["latency_ms"], summary["goodput"]
+    if not summary["requests"]["completed"]:
+        return "No request was completed."
+    known = [(key, f"p99 {words} {time_ms(stats[key]['p99'])}") for key, words in _NAMED if stats[key]]
+    p99 = [words for key, words in known if key in slo] or [words for _, words in known]
+    price = summary["price"]["usd_per_million_output_tokens"]
+    rate = number(summary["throughput"]["request_throughput"])
+    flow = f"{rate} requests/s at ${number(price)} per million output tokens"
+    if not goodput:
+        return f"{flow}: {', '.join(p99)}."
+    limits = " and ".join(f"{name.upper()} ≤ {limit:g} ms" for name, limit in slo.items())
+    return f"{percent(goodput['slo_attainment'])} of the requests are within {limits}: {', '.join(p99)}; {flow}."
+
+
+_NAMED = (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "E2E"))
+
+
 def tiles(run: Run) -> list[dict[str, Any]]:
     """Return key figures, each with its unit and a note."""
     s = run.summary
@@ -183,6 +206,40 @@ def latency_table(run: Run) -> Table:
         cells = [time_ms(stats[c]) for c in columns] if stats else ["–"] * len(columns)
         rows.append((label, *cells))
     return Table("Latency", ("", *columns), rows)
+
+
+def replicas_table(run: Run) -> Table | None:
+    """Return the load of each replica, of a cluster; each name of a pool where there are several."""
+    found = run.summary.get("replicas") or []
+    if len(found) < 2:
+        return None
+    pools = len({one["pool"] for one in found}) > 1
+    rows = [
+        (
+            f"{one['replica']}" + (f", {one['pool']}" if pools else ""),
+            f"{one['requests']:,}",
+            f"{one['output_tokens']:,}",
+            percent(one["busy_share"]),
+            percent(one["hit_rate"]),
+            time_ms(one["queue_ms"]),
+            percent(one["kv_used_share"]),
+            percent(one["kv_peak_share"]),
+            seconds(one["up_s"]),
+        )
+        for one in found
+    ]
+    columns = (
+        "replica",
+        "requests",
+        "output tokens",
+        "GPU busy",
+        "hit rate",
+        "mean queue time",
+        "KV, mean",
+        "KV, peak",
+        "up",
+    )
+    return Table("Replicas", columns, rows)
 
 
 def operators_table(priced: Priced) -> Table:

@@ -55,8 +55,9 @@ def answer(one: Footprint) -> str:
     least = [f"{gpu_of(row['gpu'])} in {row['weights']} ({row['sequences']:,})" for row in tightest]
     more = f" and {len(least) - 6} with more room" if len(least) > 6 else ""
     return (
-        f"{name}: {len(held)} of the {len(one['fits'])} deployments below hold {what}; fewest GPUs: {fewest}, and the "
-        f"tightest of these {', '.join(least[:6])}{more}."
+        f"{name}: {len(held)} of the {len(one['fits'])} deployments below hold {what}; fewest GPUs: "
+        f"{fewest}, and the tightest of these "
+        f"{', '.join(least[:6])}{more}."
     )
 
 

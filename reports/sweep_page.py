@@ -53,7 +53,8 @@ def page(folder: Path) -> Page:
     chips = [(axis, ", ".join(map(str, document["axes"][axis]))) for axis in _axes(document)]
     chips += [*setting_chips(experiment), ("replicates", counted(document["replicates"]))]
     tiles = _tiles(document, document["best"], curves)
-    return page_of(experiment, f"{len(document['variants'])} combinations", chips, _alerts(document), tiles, sections)
+    return page_of(experiment, f"{len(document['variants'])} combinations", chips, _alerts(document), tiles, sections,
+                   _answer(document))  # fmt: skip
 
 
 def _metrics(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -190,6 +191,18 @@ def _pareto(document: Mapping[str, Any]) -> list[Dot]:
                 Dot(v["label"], "teal" if v["pareto"] else "slate", price, ms, flow, v["pareto"], bars, doubtful)
             )
     return rows
+
+
+def _answer(document: Mapping[str, Any]) -> str:
+    """Return in one sentence what did best, of the combinations at its rate where rate is an axis."""
+    best = document["best"]
+    if best is None:
+        return "No combination is stable at any rate." if document["variants"] else ""
+    metric = _metrics(document)[best["metric"]]
+    at = f" at {best['rate']} requests/s" if best.get("rate") is not None else ""
+    value = amount(best["value"], metric["unit"])
+    equal = f"; as good by the intervals: {', '.join(best['equal'])}" if best.get("equal") else ""
+    return f"The best {metric_words(best['metric'])} of the stable combinations{at}: {best['label']}, {value}{equal}."
 
 
 def _tiles(document: Mapping[str, Any], best: Mapping[str, Any] | None, curves: list[Curve]) -> list[dict[str, Any]]:

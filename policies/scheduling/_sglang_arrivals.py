@@ -35,11 +35,11 @@ class RemoteArrivals:
         """Give memory to those that wait for it."""
         own = self._scheduler
         assert ctx.connector is not None
-        for request in list(own.waiting):
+        for request in own.readable():
             if request.state is State.WAITING and ctx.connector.available(request, 0):
                 own.waiting.remove(request)
                 self.prealloc.append(request)
-        if own.waiting:
+        if own.readable():
             return  # retracted ones come first
         while self.prealloc:
             request = self.prealloc[0]

@@ -121,7 +121,8 @@ class Sglang(Scheduler):
                 self._queue(request)
             self._unread.clear()
 
-    def _readable(self) -> list[Request]:
+    def readable(self) -> list[Request]:
+        """Return the waiting requests that it has looked at."""
         return [r for r in self.waiting if r not in self._unread] if self._unread else list(self.waiting)
 
     def _merge_last(self) -> None:
@@ -177,7 +178,7 @@ class Sglang(Scheduler):
         if self.policy != "shortest-prefill-first" or not adder.chunk_left or adder.chunk_left < 2 * adder.page:
             return None
         kept = 0
-        for request in self._readable():
+        for request in self.readable():
             work = max(request.num_tokens - self.kv.lookup(request).num_tokens, 1)
             charge = -(-work // adder.page) * adder.page
             if work >= left or kept + charge > adder.chunk_left - adder.page:
@@ -186,7 +187,7 @@ class Sglang(Scheduler):
         return (adder.chunk_left - kept) // adder.page * adder.page if kept else None
 
     def _add_waiting(self, ctx: PlanContext, adder: PrefillAdder) -> None:
-        for request in self._readable():
+        for request in self.readable():
             if len(adder.added) >= self.limits.max_num_seqs - len(self.batch):
                 self.full = True
             if self.full and not (self._rules.enable_priority_scheduling and self._preempt_for(ctx, request, adder)):

@@ -29,7 +29,7 @@ class Vllm(Scheduler):
 
     Params: ClassVar[type[Any]] = VllmParams
     paper = "Kwon et al., Efficient Memory Management for LLM Serving with PagedAttention, SOSP 2023"
-    supports = frozenset({"async", "speculation", "remote_kv"})
+    supports = frozenset({"async", "speculation", "remote_kv", "deferred"})
 
     def __init__(self, params: VllmParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)

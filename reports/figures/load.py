@@ -122,10 +122,15 @@ def _axes(axes: Any, metric: Mapping[str, Any], values: Sequence[float]) -> None
 
 
 def attainment(
-    points: Mapping[str, Sequence[tuple[float, float]]], palette: Mapping[str, str], target: float, unit: str
-) -> Drawing:
-    """Draw the share of requests within the limits, at every rate (or size) that was tried."""
-    from matplotlib.ticker import MaxNLocator
+    points: Mapping[str, Sequence[tuple[float, float]]], palette: Mapping[str, str], target: float, unit: str,
+    more: str = "",
+) -> Drawing:  # fmt: skip
+    """Draw the share of requests within the limits, at every rate (or size) that was tried; sizes in powers of two
+    where they span more than those to 8. `more`: what the caption adds."""
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    sizes = sorted({x for pairs in points.values() for x, _ in pairs})
+    doubled = unit == "replicas" and sizes[-1] > 8
 
     def paint(figure: Any, narrow: bool) -> None:
         axes = figure.subplots()
@@ -137,9 +142,16 @@ def attainment(
             axes.plot(rates, means, color=INK[palette[label]], linewidth=1.6)
         axes.axhline(target, color=INK["rose"], linestyle=(0, (4, 3)), linewidth=1.3)
         axes.set_ylim(0, 1.04)
-        axes.set_xlim(left=0)
         percents(axes.yaxis)
-        if unit == "replicas":
+        if doubled:
+            axes.set_xscale("log", base=2)
+            axes.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.15)
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+            axes.xaxis.set_gid("count")
+        else:
+            axes.set_xlim(left=0)
+        if unit == "replicas" and not doubled:
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_xlabel(unit)
         figure.subplots_adjust(left=0.1, right=0.98, top=0.97, bottom=0.15)
@@ -147,8 +159,8 @@ def attainment(
     alt = f"Share of requests within every limit by {unit}: " + "; ".join(
         f"{label}, {len(pairs)} runs from {min(pairs)[0]:g} to {max(pairs)[0]:g}" for label, pairs in points.items()
     )
-    caption = f"Each dot is a run, lines join means. Dashed: the share asked for, {100 * target:g} %."
-    legend = tuple((palette[label], label) for label in points)
+    caption = f"Each dot is a run, lines join means. Dashed: the share asked for, {100 * target:g} %.{more}"
+    legend = tuple((palette[label], label) for label in points) if any(points) else ()
     return half("attainment", "Within every limit", alt + ".", paint, 320, caption, legend=legend)
 
 

@@ -16,7 +16,10 @@ from servesim.errors import PolicyError, UserError, suggest
 from servesim.plugins.user_policies import blaming
 
 WORDS = {
-    "scheduler": {"needs": {"output_len", PREDICTED}, "supports": {"async", "speculation", "swap", "remote_kv"}},
+    "scheduler": {
+        "needs": {"output_len", PREDICTED},
+        "supports": {"async", "speculation", "swap", "remote_kv", "deferred"},
+    },
     "kv": {"needs": {"output_len", "future"}, "supports": {"fork", "events", "remote_kv"}},
     "speculation": {"needs": {"acceptance"}, "supports": {"async"}},
 }

@@ -59,7 +59,8 @@ class Scheduler(ABC):
     """"output_len" marks an oracle that may ask `ctx.output_len(request)`; PREDICTED one that goes by
     `request.predicted_output_len`."""
     supports: ClassVar[frozenset[str]] = frozenset()
-    """"async": plans correctly with a step in flight (see Request.num_output_placeholders). "remote_kv": asks
+    """"async": plans correctly with a step in flight (see Request.num_output_placeholders). "deferred": passes over
+    waiting requests that are `ctx.deferred`, as host memory needs it. "remote_kv": asks
     `ctx.fetch` before it admits a request, and takes those back whose KV has come (`on_arrival`)."""
 
     samples: ClassVar[SampleForm] = "children"

@@ -66,6 +66,7 @@ from servesim.experiments.outcome import Measuring
 from servesim.experiments.replicates import check_count, replicates_of
 from servesim.experiments.run_metrics import METRICS, check_window
 from servesim.experiments.runner import OnProgress, open_runner
+from servesim.experiments.splits import split
 from servesim.experiments.statistics import LEVEL
 from servesim.experiments.variants import shared_settings
 from servesim.hardware.gpu import Gpu, gpu_names
@@ -142,13 +143,14 @@ def capacity(scenario: str | Path | Mapping[str, Any] | None = None, **asked: An
     """Find the highest rate each variant carries within its SLO; with `rate`, the replicas each needs and the cheapest.
 
     Keywords are those of `Terms`, and settings of the scenario, each of which may be a list: every combination is a
-    variant. The document is in `.attrs["document"]`. UserError for GPUs without kernel tables unless `by_formula`, and
-    where the question makes no sense.
+    variant. `pd=4` stands for every split of 4 GPUs between prefill and decode, and for 4 GPUs together. The document
+    is in `.attrs["document"]`. UserError for GPUs without kernel tables unless `by_formula`, and where the question
+    makes no sense.
     """
     terms, axes = Terms.of(asked)
     objects = Objects()
     settings, lists = load_grid(objects.named(scenario), objects.named(axes))
-    return answer(product(settings, lists), objects, terms)
+    return answer(split(product(settings, lists)), objects, terms)
 
 
 class Found(NamedTuple):

@@ -32,6 +32,7 @@ from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import Outcome
 from servesim.experiments.statistics import interval
 from servesim.parsing import listed
+from servesim.run.pools import with_pd
 from servesim.run.scenario import Scenario, Settings, assigned, override
 from servesim.run.setting_names import full_name
 
@@ -48,7 +49,7 @@ SWITCHES = {
     "expert-parallel": ("engine.enable_expert_parallel=true", "engine.enable_expert_parallel=false"),
 }
 """Settings that are with and without a thing, by its name."""
-NAMES = ("prefix-caching", "speculation", "offload", "tp", *SWITCHES)
+NAMES = ("prefix-caching", "speculation", "offload", "tp", "disaggregation", *SWITCHES)
 
 
 class Feature(NamedTuple):
@@ -65,7 +66,8 @@ def worth(
     scenario: str | Path | Mapping[str, Any] | None = None, *, of: str | Sequence[str], **asked: Any
 ) -> pd.DataFrame:
     """Find what things are worth on a workload: prefix-caching, fp8, fp8-kv, speculation, offload, tp, chunked-prefill,
-    async-scheduling, expert-parallel, or any setting (`scheduler.max_num_seqs=64`) against that of the scenario.
+    async-scheduling, expert-parallel, disaggregation (of `pd`, against as many GPUs whose replicas do both, each of the
+    scenario's `tp`), or any setting (`scheduler.max_num_seqs=64`) against that of the scenario.
 
     Keywords are those of `servesim.capacity`, but every setting has one value. Returns the rows of the deployments; the
     document, with what each thing is worth, is in `.attrs["document"]`. UserError where the question makes no sense.
@@ -126,12 +128,26 @@ def feature(name: str, settings: Settings) -> Feature:
         if known.offload is None:
             raise UserError("of: the scenario has no offload; add it, such as --offload cpu=64GiB, and ask again")
         return Feature(name, (), ("offload=none",))
+    if name == "disaggregation":
+        return Feature(name, (), _together(settings))
     if name == "tp":
         return Feature(name, () if known.tp > 1 else ("tp=2",), ("tp=1",))
     raise UserError(
         f"of: {shown(name)} is not known{suggest(name, NAMES)}; it may be {', '.join(NAMES)}, or a setting with its "
         "value, such as tp=4"
     )
+
+
+def _together(settings: Settings) -> tuple[str, ...]:
+    """Return the assignments that make of `pd` as many GPUs whose replicas do both; UserError where there is none, or
+    they would not come out even."""
+    if not settings.get("pd"):
+        raise UserError("of: the scenario has prefill and decode together; say how they are apart, as --pd 1x1:1x1")
+    sides = with_pd(settings)["pools"]
+    gpus, tp = sum(pool["replicas"] * pool["tp"] for pool in sides), int(settings.get("tp") or 1)
+    if gpus % tp:
+        raise UserError(f"of: the {gpus} GPUs of pd={settings['pd']} are no whole number of replicas of tp={tp}")
+    return "pd=null", *(["handoff=null"] if settings.get("handoff") else []), f"replicas={gpus // tp}"
 
 
 def _variants(features: Sequence[Feature], settings: Settings) -> list[Variant]:

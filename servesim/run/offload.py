@@ -164,8 +164,8 @@ def check_policies(scheduler: Scheduler, kv: KVAllocator) -> None:
             f"offload: kv {kv.name} keeps tables of its own for sliding windows, whose offload is not modeled "
             "(engine.disable_hybrid_kv_cache_manager=true keeps all KV of such layers)"
         )
-    if "remote_kv" not in scheduler.supports:
-        raise UserError(f"offload: scheduler {scheduler.name} cannot wait for KV from elsewhere, vllm can")
+    if not {"remote_kv", "deferred"} <= scheduler.supports:
+        raise UserError(f"offload: scheduler {scheduler.name} cannot wait for KV from host memory, vllm can")
     if kv.shares and "remote_kv" not in kv.supports:
         raise UserError(f"offload: kv {kv.name} cannot hold memory for KV from elsewhere, prefix-hash can")
 

@@ -238,7 +238,7 @@ class Scenario(_Section):
     `fast:gpu=h200,replicas=2`, or a mapping of model, gpu, tp, engine, policies and replicas."""
     pd: str | None = None
     """Prompts and answers on different replicas: `2x1:1x4` are 2 prefill replicas of 1 GPU and 1 decode replica of 4,
-    otherwise alike; short for two pools."""
+    otherwise alike; short for two pools. In `capacity` a number of GPUs: all splits of them, and all together."""
     handoff: Settings | None = None
     """How KV gets from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: that."""
     offload: Settings | None = None

@@ -49,8 +49,9 @@ class Measured:
 
 
 def read_measured(paths: Sequence[Path]) -> list[Measured]:
-    """Read the kept and answered cells of scores (`cells.csv` of `servesim accuracy --out`, or its folder), but those of
-    prefill and decode apart: their errors are of another kind."""
+    """Read the kept and answered cells of scores (`cells.csv` of `servesim accuracy --out`, or its folder).
+
+    Not those of prefill and decode apart: their errors are of another kind."""
     found: list[Measured] = []
     for path in paths:
         file = path / CELLS if path.is_dir() else path
@@ -59,7 +60,9 @@ def read_measured(paths: Sequence[Path]) -> list[Measured]:
         if missing:
             raise UserError(f"{file}: no column {', '.join(missing)}: cells.csv of servesim accuracy --out is needed")
         for row in rows:
-            if not row["screened"] and row.get("mode") != "disagg" and all(row[f"{metric}_ratio"] for metric in METRICS):
+            if row["screened"] or row.get("mode") == "disagg":
+                continue
+            if all(row[f"{metric}_ratio"] for metric in METRICS):
                 try:
                     found.append(_measured(row))
                 except ValueError as error:

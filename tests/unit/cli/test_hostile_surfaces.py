@@ -1,4 +1,4 @@
-"""Hostile commands of clusters, of the explorer and of what measures: exit 2, one line, nothing left."""
+"""Commands of clusters, of the explorer and of what measures refuse nonsense: code 2, one line, nothing left."""
 
 from __future__ import annotations
 

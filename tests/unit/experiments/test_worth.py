@@ -36,6 +36,12 @@ SERVER: dict[str, Any] = {"trace": "synth:rate=1,prompt=8,output=2", "model": "l
         ("tp=8", {"tp": 2}, (("tp=8",), ())),
         ("max_num_seqs=4", {}, (("max_num_seqs=4",), ())),
         ("fp8", {}, (("dtype=fp8",), ("dtype=bf16",))),
+        ("disaggregation", {"pd": "2x1:1x2"}, ((), ("pd=null", "replicas=4"))),
+        (
+            "disaggregation",
+            {"pd": "2x1:1x2", "tp": 2, "handoff": "trtllm"},
+            ((), ("pd=null", "handoff=null", "replicas=2")),
+        ),
     ],
 )
 def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[str, Any], found: Any) -> None:
@@ -49,6 +55,8 @@ def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[st
         ([], {}, "of: say what the worth is asked of: prefix-caching"),
         (["tp", "tp"], {}, "of: tp is given twice"),
         ("speculation", {}, "the scenario has no speculation; add it, such as --speculation eagle3"),
+        ("disaggregation", {}, "say how they are apart, as --pd 1x1:1x1"),
+        ("disaggregation", {"pd": "1x1:1x2", "tp": 2}, "the 3 GPUs of pd=1x1:1x2 are no whole number of replicas"),
         ("tp=1", {}, "of: tp=1 changes nothing: the scenario has that already"),
         (
             "tp=2",

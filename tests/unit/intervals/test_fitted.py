@@ -41,17 +41,8 @@ def test_shipped_quantiles_rise_and_lie_on_both_sides(kind: str, metric: str) ->
     assert quantiles[0] < 0 < quantiles[-1]
 
 
-NARROW = pytest.mark.xfail(
-    reason="errors of Hopper are smaller than those of Blackwell (docs/intervals.md)", strict=True
-)
-LEFT_OUT = [
-    pytest.param(kind, metric, marks=[NARROW] if (kind, metric) == ("gpu", "tpot") else [])
-    for kind in ("deployment", "model", "version", "gpu")
-    for metric in ("ttft", "tpot")
-]
-
-
-@pytest.mark.parametrize(("kind", "metric"), LEFT_OUT)
+@pytest.mark.parametrize("kind", ["deployment", "model", "version", "gpu"])
+@pytest.mark.parametrize("metric", ["ttft", "tpot"])
 def test_the_share_of_left_out_cells_inside_shipped_intervals_may_be_80_percent(kind: str, metric: str) -> None:
     coverage = shipped().document["judged"][kind][metric]["coverage"]
     assert coverage["low"] <= 0.8 <= coverage["high"]

@@ -48,7 +48,7 @@ def test_what_it_says_is_checked(offload: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"preset": "sglang"}, "scheduler sglang cannot wait for KV"),
+        ({"preset": "sglang"}, "scheduler sglang cannot wait for KV from host memory"),
         ({"scheduler": "sarathi"}, "scheduler sarathi cannot wait for KV"),
         ({"pd": "1x1:1x1"}, "pools of prompts and answers apart"),
         ({"cluster": {"failures": ["crash:replica=0,at=1"]}}, "not modeled with cluster.failures"),

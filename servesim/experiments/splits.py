@@ -1,0 +1,55 @@
+"""Ways to split GPUs between prefill and decode: `pd: 4` in a capacity question is each of them on 4 GPUs, and all GPUs
+together as the deployments to beat."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from servesim.errors import UserError
+from servesim.experiments.axes import Variant
+
+SIZES = (1, 2, 4, 8)
+"""GPUs of a replica that are tried on either side."""
+MOST_GPUS = 64
+
+
+def split(variants: Sequence[Variant]) -> list[Variant]:
+    """Return the variants with each whose `pd` is a number of GPUs replaced by its splits. UserError for a number that
+    cannot be split."""
+    found: list[Variant] = []
+    for variant in variants:
+        text = str(variant.settings.get("pd") or "")
+        found += _splits(variant, int(text)) if re.fullmatch(r"\d+", text) else [variant]
+    return found
+
+
+def _splits(variant: Variant, gpus: int) -> Iterator[Variant]:
+    if not 2 <= gpus <= MOST_GPUS:
+        raise UserError(f"pd is {gpus}, must be 2 to {MOST_GPUS} GPUs, or REPLICASxTP:REPLICASxTP such as 2x1:1x4")
+    for tp in _sizes(gpus):
+        replicas = gpus // tp
+        together = {"pd": None, "handoff": None, "tp": tp, "replicas": replicas}
+        yield _named(variant, f"together {replicas}x{tp}", together)
+    for pd in ratios(gpus):
+        yield _named(variant, pd, {"pd": pd})
+
+
+def ratios(gpus: int) -> list[str]:
+    """Return every `pd` of this number of GPUs: numbers and sizes (SIZES) of the replicas of both sides."""
+    return [
+        f"{prefill // p}x{p}:{(gpus - prefill) // d}x{d}"
+        for prefill in range(1, gpus)
+        for p in _sizes(prefill)
+        for d in _sizes(gpus - prefill)
+    ]
+
+
+def _sizes(gpus: int) -> list[int]:
+    return [size for size in SIZES if gpus % size == 0]
+
+
+def _named(variant: Variant, value: str, changes: Mapping[str, object]) -> Variant:
+    others = {key: each for key, each in variant.axes.items() if key != "pd"}
+    label = ", ".join([*(f"{key}={each}" for key, each in others.items()), f"pd={value}"])
+    return Variant(label, {**others, "pd": value}, {**variant.settings, **changes})

@@ -1,0 +1,135 @@
+"""Every kind of page at three widths, light and dark, in a real browser: it fits, answers keys, says nothing on the
+console, prints its last column, and axe-core (where `make axe` has fetched it) finds no serious violation."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html import escape, unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servesim
+from servesim.cli.explore import opened as explored
+from servesim.reports.explore.page import explore_page
+from tests.unit.experiments.accuracy.test_study import rows
+from tests.unit.experiments.accuracy.test_study import table as measured
+from tests.unit.reports.test_browser import CHROMIUM, PAGES, printed
+from tests.unit.reports.test_explore import GIVEN
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine: pages are not opened in a browser"),
+]
+ROOT = Path(__file__).resolve().parents[3]
+AXE = ROOT / ".axe" / "axe.min.js"
+WIDTHS = (1400, 768, 390)
+SCHEMES = {"light": 1, "dark": 0}
+"""As Chromium's preferredColorScheme has them."""
+
+
+def _accuracy(out: Path) -> str:
+    out.mkdir()
+    table = measured(out / "measured.csv", rows())
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("servesim")), "accuracy", str(table), "--out", str(out / "score")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return servesim.report(out / "score")
+
+
+def _explore(out: Path) -> str:
+    explorer, words = explored(None, dict(GIVEN))
+    page = explore_page(explorer.controls, **words)
+    page.scripts = ("page.js", "zoom.js")
+    picture = explorer.picture([{"rate": "31"}, {}], lambda: False)
+    return page.html().replace('<div id="picture" aria-busy="true">', f'<div id="picture">{picture}')
+
+
+def _reported(kind: str) -> Callable[[Path], str]:
+    def made(out: Path) -> str:
+        PAGES[kind](out)
+        return servesim.report(out)
+
+    return made
+
+
+KINDS: dict[str, Callable[[Path], str]] = {
+    **{kind: _reported(kind) for kind in ("run", "compare", "sweep", "capacity")},
+    "accuracy": _accuracy,
+    "explore": _explore,
+}
+CHECKS = f"<script>{(ROOT / 'tests' / 'support' / 'page_checks.js').read_text()}</script></body>"
+FRAMES = """<!DOCTYPE html><title>none</title><script>
+const told = {{}};
+addEventListener("message", ({{ source, data }}) => {{
+  told[[...document.querySelectorAll("iframe")].findIndex((one) => one.contentWindow === source)] = data;
+  if (Object.keys(told).length === {count}) document.title = JSON.stringify(told);
+}});
+</script>{frames}</html>"""
+FRAME = '<iframe style="width: {width}px; height: 900px" srcdoc="{page}"></iframe>'
+
+
+def looked_at(html: str, folder: Path, scheme: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """What each width's frame tells, and what was written to the console."""
+    axe = f"<script>{AXE.read_text(encoding='utf-8')}</script>" if AXE.is_file() else ""
+    driven = escape(html.replace("</body>", axe + CHECKS))
+    frames = "".join(FRAME.format(width=width, page=driven) for width in WIDTHS)
+    page = folder / f"{scheme}.html"
+    page.write_text(FRAMES.format(count=len(WIDTHS), frames=frames))
+    command = [
+        CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
+        f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", "--virtual-time-budget=60000",
+        f"--user-data-dir={folder / 'profile'}", "--window-size=1500,1000", page.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    title = re.search(r"<title>(.*?)</title>", done.stdout, re.S)
+    assert title is not None
+    assert title[1] != "none", done.stderr[-2000:]
+    told = json.loads(unescape(title[1]))
+    return [told[str(i)] for i in range(len(WIDTHS))], [li for li in done.stderr.splitlines() if "CONSOLE" in li]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return KINDS[request.param](tmp_path_factory.mktemp(request.param) / "result")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_page_fits_and_answers_keys_at_every_width_light_and_dark(page: str, scheme: str, tmp_path: Path) -> None:
+    told, console = looked_at(page, tmp_path, scheme)
+    assert console == []
+    for width, found in zip(WIDTHS, told, strict=True):
+        assert found["width"] <= width
+        red = int(re.findall(r"\d+", found["ground"])[0])
+        assert (red < 40) == (scheme == "dark")
+        assert found["silent"] == []
+        assert found["unreached"] == 0
+        assert not found["axe"], (width, found["axe"])
+
+
+def test_paper_has_the_last_cell_of_every_row(page: str, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(page)
+    text = "".join(printed(file).split())
+    lines = re.findall(r"<tr>(.*?)</tr>", page, re.S)
+    last = [re.sub(r"<[^>]*>", "", unescape(re.split(r"<t[hd][^>]*>", line)[-1])) for line in lines]
+    assert len(last) > 5
+    assert [cell for cell in last if "".join(cell.split()) not in text] == []
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="no axe-core on this machine (make axe): pages are not audited by it")
+def test_axe_would_notice_a_page_that_cannot_be_read(tmp_path: Path) -> None:
+    pale = "<p style='color: #eee; background: #fff'>pale</p>"
+    html = f"<!DOCTYPE html><html><body>{pale}<button></button><script>const tip = {{}};</script></body></html>"
+    told, _ = looked_at(html, tmp_path, "light")
+    rules = {line.partition(":")[0] for line in told[0]["axe"]}
+    assert {"button-name", "color-contrast", "html-has-lang"} <= rules
