@@ -79,6 +79,7 @@ def test_what_could_never_run_is_refused_before_the_first_step(settings: dict[st
 def test_the_least_chunk_and_budget_that_can_run_do() -> None:
     for settings in (
         {"scheduler": "sglang:chunked_prefill_size=16"},
+        {"scheduler": "vllm:long_prefill_token_threshold=4"},  # less than a block
         {"scheduler": "vllm:max_num_batched_tokens=2", "speculation": "draft-model:model=llama-3.2-1b"},
     ):
         assert servesim.simulate(**SMALL, gpu="h200", **settings).summary["requests"]["completed"] == 3

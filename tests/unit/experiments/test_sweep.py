@@ -199,7 +199,8 @@ def test_a_run_that_was_made_again_is_named_on_the_command_line(tmp_path: Path) 
     (cell / "requests.parquet").write_bytes(b"")
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stderr.startswith(f"computed again: {cell / 'requests.parquet'}: damaged result")
-    assert done.stderr.count("\n") == 1
+    told = [line for line in done.stderr.splitlines() if not line.startswith("sweep: ")]  # progress of a slow machine
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("command", [servesim.sweep, servesim.compare, servesim.capacity])

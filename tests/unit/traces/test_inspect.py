@@ -63,3 +63,16 @@ def test_one_request_has_no_rate_and_a_bad_block_size_is_refused() -> None:
     assert (inspect(trace).mean_rate, inspect(trace).cv) == (None, None)
     with pytest.raises(UserError, match="block_size is 0"):
         inspect(trace, block_size=0)
+
+
+def test_a_span_of_146_years_takes_no_memory_for_its_seconds() -> None:
+    import tracemalloc
+
+    trace = Trace.from_lengths("long", [0, 1, 1 << 62], [1, 1, 1], [1, 1, 1])
+    tracemalloc.start()
+    try:
+        found = inspect(trace)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+    assert found.span_s == pytest.approx(2**62 / 1e9)
