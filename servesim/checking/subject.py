@@ -23,7 +23,7 @@ class Subject:
 
     @property
     def kind(self) -> str:
-        """What it is: scheduler, kv, router, speculation or acceptance."""
+        """What it is: scheduler, kv, router, speculation, acceptance or scaler."""
         return self.registry.kind
 
     @property
@@ -33,8 +33,11 @@ class Subject:
 
     @classmethod
     def of(cls, spec: str) -> Subject:
-        """Find a policy of any kind. UserError where there is none, or a parameter is wrong."""
+        """Find a policy of any kind. UserError where there is none, a parameter is wrong, or it is an autoscaler: the
+        worlds that policies are checked in have replicas that stay."""
         registry = registry_of(spec)
+        if registry.kind == "scaler":
+            raise UserError(f"policies check: {spec} is an autoscaler, and those are not checked in random worlds")
         found, values = registry.resolve(spec)
         return cls(spec, registry, found, build_params(spec, found.Params, dict(values)))
 

@@ -96,6 +96,7 @@ _KNOWN: dict[str, Callable[[], list[str]]] = {
     "scheduler": _policies("scheduler"),
     "kv": _policies("kv"),
     "router": _policies("router"),
+    "scaler": _policies("scaler"),
     "speculation": _policies("speculation"),
     "acceptance": _policies("acceptance"),
 }

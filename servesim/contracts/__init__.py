@@ -9,12 +9,13 @@ from servesim.contracts.params import NoParams, SchedulerParams
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
 from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaView, Report, Router, ready, routers
+from servesim.contracts.scaler import Scaler, scalers
 from servesim.contracts.scheduler import Defaults, Limits, Scheduler, check_samples, schedulers
 from servesim.contracts.speculator import Speculator, SpeculatorParams, speculators
 from servesim.plugins.registry import Registry, build_params
 from servesim.plugins.user_policies import make
 
-REGISTRIES: tuple[Registry[Any], ...] = (schedulers, kv_allocators, routers, speculators, acceptance_models)
+REGISTRIES: tuple[Registry[Any], ...] = (schedulers, kv_allocators, routers, speculators, acceptance_models, scalers)
 """Everything that can be plugged in, by kind."""
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Report",
     "Request",
     "Router",
+    "Scaler",
     "Scheduler",
     "SchedulerParams",
     "Speculator",
@@ -55,6 +57,7 @@ __all__ = [
     "make",
     "ready",
     "routers",
+    "scalers",
     "schedulers",
     "speculators",
 ]

@@ -10,8 +10,8 @@ from servesim.errors import UserError, suggest
 
 @cache
 def _sections() -> dict[str, tuple[str, ...]]:
-    """Return the sections of a scenario that have a part of each name: fields, and parameters of any policy. A router's
-    parameters give way: what an engine names so is the engine's."""
+    """Return the sections of a scenario that have a part of each name: fields, and parameters of any policy. Those of
+    routers and autoscalers give way: what an engine names so is the engine's."""
     from servesim.contracts import REGISTRIES
     from servesim.run.scenario import ClientSettings, ClusterSettings, EngineSettings
 
@@ -19,7 +19,8 @@ def _sections() -> dict[str, tuple[str, ...]]:
     for section, model in (("engine", EngineSettings), ("clients", ClientSettings), ("cluster", ClusterSettings)):
         for name in model.model_fields:
             found.setdefault(name, []).append(section)
-    for registry in sorted(REGISTRIES, key=lambda registry: registry.kind == "router"):
+    outside = ("router", "scaler")
+    for registry in sorted(REGISTRIES, key=lambda registry: registry.kind in outside):
         classes = [registry.resolve(name)[0] for name in registry.names()]
         names = {
             part.name
@@ -28,7 +29,7 @@ def _sections() -> dict[str, tuple[str, ...]]:
             for part in dataclasses.fields(cls.Params)
         }
         for name in sorted(names):
-            if registry.kind != "router" or name not in found:
+            if registry.kind not in outside or name not in found:
                 found.setdefault(name, []).append(registry.kind)
     return {name: tuple(sections) for name, sections in found.items()}
 

@@ -47,6 +47,13 @@ def test_parameters_come_with_defaults_and_what_they_mean() -> None:
     assert "needs: output_len" in shown("srpt-oracle")
 
 
+def test_autoscalers_are_listed_and_described_and_refused_by_check() -> None:
+    assert "\nscaler\n  dynamo-planner " in shown()
+    assert "target = 3.0\n      Value of the metric" in shown("hpa")
+    refused = runner.invoke(app, ["policies", "check", "hpa"])
+    assert "hpa is an autoscaler" in str(refused.exception)
+
+
 def test_a_package_adds_policies_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.metadata.EntryPoint("theirs", "tests.unit.cli.test_policies:Theirs", "servesim.router")
     real = importlib.metadata.entry_points
