@@ -27,7 +27,7 @@ WORKLOAD: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    return servesim.simulate(**WORKLOAD, speculation="eagle3", slo="ttft:50,tpot:10")
+    return servesim.simulate(**WORKLOAD, speculation="eagle3", replicas=2, slo="ttft:50,tpot:10")
 
 
 def sweep(**more: Any) -> pd.DataFrame:
