@@ -13,7 +13,7 @@ from servesim.experiments.capacity import capacity
 from servesim.experiments.capacity_error import error_sentences, gpu_bars, rate_bars
 from servesim.experiments.limit_search import NearSearch
 from servesim.intervals.fitted import Factors, Fitted
-from servesim.intervals.pairs import Spread
+from servesim.intervals.pairs import LEVELS, Spread
 from servesim.run.propagation import SAYS
 
 WORKLOAD: dict[str, Any] = {
@@ -108,7 +108,7 @@ def test_the_cheapest_stays_so_where_the_spread_of_the_pair_is_less_than_its_lea
 ) -> None:
     def spread(fitted: Fitted, a: Any, b: Any, metric: str) -> Spread:
         assert metric == "e2e"
-        return Spread("size", factor, "")
+        return Spread("size", factor, "", (factor,) * len(LEVELS))
 
     monkeypatch.setattr(capacity_error, "spread", spread)
     document = _document(monkeypatch, 1.0, 1.0, tp="1,4")

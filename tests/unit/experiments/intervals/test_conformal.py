@@ -9,7 +9,7 @@ import pytest
 
 from servesim.experiments.intervals.conformal import leave_out, quantile
 from servesim.experiments.intervals.coverage import Bounds, bounds
-from servesim.experiments.intervals.fit import Data
+from servesim.experiments.intervals.fit import PENALTIES, Data
 from servesim.experiments.intervals.folds import folds
 from servesim.experiments.intervals.regression import Design
 from servesim.experiments.intervals.residuals import Measured
@@ -124,13 +124,24 @@ def test_a_winkler_score_is_the_width_and_ten_times_what_lies_outside() -> None:
 
 
 @pytest.mark.slow
-def test_cells_of_many_clients_that_are_far_off_are_held_and_widen_no_others() -> None:
+def test_the_term_for_many_clients_holds_cells_that_are_far_off_and_halves_what_they_widen_others_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cells = _made_up(36, np.random.default_rng(4))
     far = [
         replace(cell, case=replace(cell.case, in_flight=300.0), residuals={m: 8 * y for m, y in cell.residuals.items()})
         for cell in cells[::3]
     ]
-    alone = bounds(Data.of(cells), NAMED["deployment"], "tpot")
-    both = bounds(Data.of([*cells, *far]), NAMED["deployment"], "tpot")
-    assert both.inside[len(cells) :].mean() > 0.72
-    assert np.median(both.half_widths[: len(cells)]) < 1.2 * np.median(alone.half_widths)
+
+    def others_and_far(more: list[Measured]) -> tuple[float, float]:
+        found = bounds(Data.of([*cells, *more]), NAMED["deployment"], "tpot")
+        return float(np.median(found.half_widths[: len(cells)])), float(found.inside[len(cells) :].mean())
+
+    alone = float(np.median(bounds(Data.of(cells), NAMED["deployment"], "tpot").half_widths))
+    width, held = others_and_far(far)
+    location, scale = PENALTIES["deployment"]
+    without = {name: value for name, value in scale.items() if name != "crowd"}
+    monkeypatch.setitem(PENALTIES, "deployment", (location, without))
+    plain_width, plain_held = others_and_far(far)
+    assert plain_held < 0.72 < 0.8 < held
+    assert width - alone < 0.5 * (plain_width - alone)
