@@ -3,7 +3,7 @@
 The decode side looks for what has come between two steps: there the first token goes out, without a step of its own,
 and the request joins the batch of the next one.
 
-TensorRT-LLM (documentation of disaggregated serving, 1.0; PyExecutor's states DISAGG_GENERATION_*): the orchestrator
+TensorRT-LLM (after the documentation of disaggregated serving, 1.0; checked against no recording): the orchestrator
 sends a request to a context server, and when that has answered, with the first token and where the KV is, to a
 generation server, which takes memory and pulls. Memory at the source is kept until then.
 
