@@ -68,7 +68,7 @@ class Sglang(Scheduler):
         self._shuffles = 0
         self._decodes_due = 0
         self._next_step = 0  # id of the step after the last one planned here
-        self._unread: list[Request] = []  # of `waiting`, which the scheduler has not looked at
+        self._unread: dict[Request, None] = {}  # of `waiting`, which the scheduler has not looked at
         self._since_read = 0  # decode steps since it last looked
         self.arrivals = RemoteArrivals(self)
 
@@ -359,15 +359,14 @@ class Sglang(Scheduler):
             return
         self._queue(request)
         if self._rules.scheduler_recv_interval > 1:
-            self._unread.append(request)
+            self._unread[request] = None
 
     def _queue(self, request: Request) -> None:
         self.waiting.append(request)
         self._prefilled_before[request] = self._prefilled
 
     def drop_waiter(self, request: Request) -> None:
-        if request in self._unread:
-            self._unread.remove(request)
+        self._unread.pop(request, None)
         if not self.arrivals.drop(request):
             super().drop_waiter(request)
 
