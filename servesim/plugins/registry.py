@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FILE_MODULE = "servesim_policy_"
-_MOST_TIME = {"_s": 1e7, "_ms": 1e10, "_us": 1e13}
-"""Most of a parameter that is a time, by how its name ends: 116 days, as of the settings that are times."""
+_MOST_TIME = {"_s": 1e9, "_ms": 1e12, "_us": 1e15}
+"""Most of a parameter that is a time, by how its name ends: 31 years, which fit beside any arrival in whole ns."""
 _MOST_WHOLE = 1 << 62
 """Most of a whole number, and of one below zero: what fits a record, added to another."""
 

@@ -105,7 +105,7 @@ CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*SHAPE, "stretch:factor=9e5", "--shape", "stretch:factor=9e5"], "would not fit into 146 years"),
         ([*SHAPE, "repeat:times=2,period=1e300"], "period is 1e+300"),
         ([*SHAPE, "window:start=-5,end=3"], "start is -5"),
-        ([*SHAPE, "cap:tokens=99999999999999999999999"], "must be from 1 to"),
+        ([*SHAPE, "cap:tokens=9999999999999999"], "must be from 1 to"),
         ([*SHAPE, "label:share=2"], "share is 2, must be from 0 to 1"),
         ([*SHAPE, "cancel:share=0.5,after=-1"], "after is -1"),
         ([*SHAPE, "cancel:share=0.5,after=1e300"], "after is 1e+300"),

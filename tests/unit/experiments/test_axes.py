@@ -58,8 +58,11 @@ def test_axes_that_mean_nothing_are_refused(axes: dict[str, object], said: str) 
         product({}, axes)
 
 
-def test_an_interrupt_says_what_is_kept() -> None:
-    with pytest.raises(Interrupted, match="grid keeps the runs that ended"), kept(Path("grid")):
+def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
+    grid = tmp_path / "grid"
+    grid.mkdir()
+    with pytest.raises(Interrupted, match="grid keeps the runs that ended"), kept(grid):
         raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt), kept(None):
-        raise KeyboardInterrupt
+    for nothing in (None, tmp_path / "not made yet"):
+        with pytest.raises(KeyboardInterrupt), kept(nothing):
+            raise KeyboardInterrupt

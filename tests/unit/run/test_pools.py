@@ -171,7 +171,7 @@ def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> No
         ({"scaler": "hpa", "start": {"node_s": True}}, "start.node_s is 'true'"),
         ({"scaler": "hpa", "start": ""}, "start is ''"),
         ({"scaler": "hpa:sync_s=1e-9"}, "asked every 1e-09 s"),
-        ({"scaler": "hpa:sync_s=2e7"}, r"sync_s is .*, must be at most 1e\+07"),
+        ({"scaler": "hpa:sync_s=2e9"}, r"sync_s is .*, must be at most 1e\+09"),
         ({"scaler": "hpa:max=4097"}, "max is 4097, must be at most 4096"),
         ({"scheduler": f"vllm:max_num_seqs={2**70}"}, "max_num_seqs is 1180591620717411303424, must be at most"),
         ({"start": {"node_s": 1}}, "start changes nothing"),
