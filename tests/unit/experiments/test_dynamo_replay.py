@@ -47,7 +47,7 @@ def test_workers_take_turns() -> None:
     ("arguments", "told"),
     [
         ({"num_gpu_block": 3}, "num_gpu_block is not modeled.*num_gpu_blocks"),
-        ({"native_host_offload": {}}, "native_host_offload is not modeled"),
+        ({"native_host_offload": {}}, "native_host_offload: num_host_blocks is missing"),
         ({"block_size": 0}, "block_size is 0"),
         ({"max_num_seqs": None}, "max_num_seqs is None"),
         ({"backend": "trtllm"}, "backend is 'trtllm'"),
