@@ -171,10 +171,10 @@ class PlanContext:
     def deferred(self, request: Request, hit: Hit) -> bool:
         """Return whether a waiting request has to be asked for again: KV that it could have is on its way to another,
         whose prefix it will find. The caller goes on with those behind it."""
-        connector = self.connector
+        connector: Any = self.connector  # as in `fetch`
         if connector is None or request in self.fetched:
             return False
-        tokens: Any = connector.available(request, hit.num_tokens)
+        tokens = connector.available(request, hit.num_tokens)
         self._available = (request, hit.num_tokens, tokens)
         return bool(tokens == DEFER)
 
