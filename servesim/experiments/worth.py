@@ -133,8 +133,7 @@ def feature(name: str, settings: Settings) -> Feature:
     if name == "tp":
         return Feature(name, () if known.tp > 1 else ("tp=2",), ("tp=1",))
     raise UserError(
-        f"of: {shown(name)} is not known{suggest(name, NAMES)}; it may be {', '.join(NAMES)}, or a setting with its "
-        "value, such as tp=4"
+        f"of: {shown(name)} is not known{suggest(name, NAMES)}; a setting is named with its value, such as tp=4"
     )
 
 

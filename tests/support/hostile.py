@@ -220,6 +220,7 @@ def _command(arguments: list[str], told: Path, folder: Path) -> None:
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # pytest has put others there
     sys.argv = ["servesim", *arguments]
     from servesim.cli.app import main as entry
 
