@@ -37,7 +37,7 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 
 
 def day(requests: int, seed: int, keep: float) -> Trace:
-    """Return the arrivals of a day of that many requests in the mean, thinned to a share of each slice."""
+    """Return the arrivals of a day of `requests` requests in the mean, thinned to a share of each slice."""
     rng = np.random.default_rng([int(uniform_one(seed, "day", 0) * 2**32)])
     base = requests / (3 * DAY_S)  # the mean of 1 + 4 sin^2 is 3
     grid = np.arange(DAY_S + 1)

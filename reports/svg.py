@@ -256,7 +256,7 @@ def standalone(drawing: Drawing) -> str:
 
 
 def painted(drawing: Drawing, width: int, height: int, narrow: bool) -> Any:
-    """Return a matplotlib Figure of so many CSS pixels with what the painter draws, in the colours INK has now."""
+    """Return a matplotlib Figure of `width` x `height` CSS pixels as the painter draws it, in the colours of INK."""
     from matplotlib.figure import Figure
 
     assert drawing.paint is not None

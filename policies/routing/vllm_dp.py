@@ -20,7 +20,7 @@ class VllmDPParams:
     """The front end."""
 
     client_count: int = 1
-    """API processes: each takes its own choices for that many."""
+    """API processes: each counts a choice of its own as one of every process."""
 
     ranks: int = 0
     """Ranks of a replica, of which one after the other is taken; 0: all there are."""

@@ -2,8 +2,8 @@
 
 First come, first served, a request is given memory for its prompt (the prealloc queue) while enough is left for what
 runs: `RESERVED_DECODE_TOKENS` for each request here, or what the longest of them would need alone. When its KV has come
-it joins the batch as it is, without a step of its own ("prebuilt"). While one that was retracted waits nobody is given
-memory. It is computed again here; SGLang copies its KV to host memory and back.
+it joins the batch as it is, without a step of its own ("prebuilt"). While one that was retracted waits, no request is
+given memory. It is computed again here; SGLang copies its KV to host memory and back.
 """
 
 from __future__ import annotations

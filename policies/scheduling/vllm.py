@@ -127,7 +127,7 @@ class Vllm(Scheduler):
         while self.num_waiting() and budget.left > 0 and len(self.running) < self._max_running:
             request = self._head()
             hit = ctx.lookup(request)
-            if ctx.deferred(request, hit):
+            if ctx.connector is not None and ctx.deferred(request, hit):
                 self._pop_head()
                 deferred.append(request)
                 continue

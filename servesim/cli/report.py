@@ -26,7 +26,7 @@ Examples:
 
 
 def page_file(out: Path) -> None:
-    """Raise UserError where a page cannot be written: a name that is none of a page, or a file of somebody else."""
+    """Raise UserError where a page cannot be written: a name that is not a page's, or a file that is not ours."""
     from servesim.reports.files import refuse_foreign
 
     if out.suffix not in (".html", ".htm"):

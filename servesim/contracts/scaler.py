@@ -16,7 +16,7 @@ class Profile(Protocol):
     """What a replica of the pool can do, by the cost of its steps; times in seconds."""
 
     def prefill_s(self, tokens: int) -> float:
-        """Return the time of a step that computes a prompt of that many tokens alone."""
+        """Return the time of a step that computes a prompt of `tokens` tokens alone."""
 
     def decode_s(self, sequences: int, context: int) -> float:
         """Return the time of a step in which sequences of that context each get a token."""

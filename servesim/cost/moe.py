@@ -90,7 +90,7 @@ def experts_curve(
     """Return the time from routing to the sum of the routed experts of one layer on one of `tp` GPUs, over the tokens
     of all of them. Experts are dealt out to `ep` of the GPUs whole and split by width over the rest. `backend`: see
     `MOE_BACKENDS`; those a weight format does not have leave it as it is. Under expert parallelism the GPU is the most
-    loaded one where that was measured; `load`: instead, one with so many times the mean load."""
+    loaded one where that was measured; `load`: instead, one with `load` times the mean load."""
     grouped = backend in ("deepgemm", "deepgemm_padded") and dtype == "fp8_block"
     if grouped:
         curve = grouped_curve(gemms, experts, hidden, tp, ep, backend == "deepgemm_padded")

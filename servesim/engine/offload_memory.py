@@ -28,7 +28,7 @@ class Block:
     read_until: int = 0
     """When no copy from it is under way."""
     writer: Request | None = None
-    """The request without whose end, or preemption, nobody is told that the content is there; None: told at once."""
+    """The request whose end, or preemption, makes the content known; None: known once it is there."""
     writer_preemptions: int = 0
     """How often the writer had been preempted."""
 

@@ -44,7 +44,7 @@ class Replicates:
     """What is to be known of the workload."""
     recorded: bool = False
     mean_rate: float | None = None
-    """Arrivals/s of the trace as it is; None where they come at once, or are drawn and nobody asked."""
+    """Arrivals/s of the trace as it is; None where they come at once, or are drawn and it was not asked for."""
 
     def __len__(self) -> int:
         return len(self.changes)

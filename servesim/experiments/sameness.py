@@ -92,7 +92,7 @@ BUDGETS = ("max_num_batched_tokens", "chunk_size", "prefill_size", "max_prefill_
 
 
 def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> list[str]:
-    """Return what tells variants apart that nobody asked for: token budgets, and how steps are planned (`late`: labels
+    """Return what tells variants apart without having been asked for: token budgets, and how steps are planned (`late`: labels
     of those planned synchronously)."""
     axes = [f"{key}={value}" for v in described for key, value in v["axes"].items()]
     found = []

@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 ROUNDS = 3
 """Reweightings of the Huber loss."""
 HUBER = 1.5
-"""Residuals beyond so many median absolute ones (scaled to a normal distribution) pull in proportion to their sign."""
+"""Residuals beyond HUBER median absolute ones (scaled to a normal distribution) pull in proportion to their sign."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Design:
     has: Floats
     """(n, terms), 0 or 1."""
     penalty: Floats
-    """(terms), in deployments: a group of so many keeps half of its mean."""
+    """(terms), in deployments: a group of as many as its penalty keeps half of its mean."""
 
     @classmethod
     def of(cls, cases: Sequence[Case], penalties: Mapping[str, float]) -> Design:

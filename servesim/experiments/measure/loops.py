@@ -67,7 +67,7 @@ class Prompts:
     """Tokens of a prompt without words: what a template adds."""
 
     def write(self, tokens: int) -> str:
-        """Return a prompt of about so many tokens."""
+        """Return a prompt of about `tokens` tokens."""
         return _words(max(round((tokens - self.fixed) / self.tokens_a_word), 1))
 
     def check(self, where: str, text: str, answer: Answer) -> None:
