@@ -36,8 +36,8 @@ def orca(given: Given) -> Outcome:
     cause = f"with one attention kernel {fused / single:.1f} x; the rest is FasterTransformer's rate, see above"
     outcome.near("Orca to FasterTransformer one at a time", 36.9, ours / single, "x", within=0.15, cause=cause)
     cause = (
-        f"all requests that wait, padded, as one batch holds up to {max(batches):.2f} requests/s here; the rate of 0.185 "
-        "in the paper is that of no batching at all"
+        f"all requests that wait, padded, as one batch holds up to {max(batches):.2f} requests/s here; the rate of "
+        "0.185 in the paper is that of no batching at all"
     )
     outcome.near("Orca to FasterTransformer, best batch", 36.9, ours / max(batches), "x", within=0.15, cause=cause)
     _draw(outcome, given)

@@ -92,8 +92,8 @@ BUDGETS = ("max_num_batched_tokens", "chunk_size", "prefill_size", "max_prefill_
 
 
 def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> list[str]:
-    """Return what tells variants apart without having been asked for: token budgets, and how steps are planned (`late`: labels
-    of those planned synchronously)."""
+    """Return what tells variants apart without having been asked for: token budgets, and how steps are planned
+    (`late`: labels of those planned synchronously)."""
     axes = [f"{key}={value}" for v in described for key, value in v["axes"].items()]
     found = []
     budgets = {v["label"]: v["max_num_batched_tokens"] for v in described if v["max_num_batched_tokens"] is not None}

@@ -38,8 +38,8 @@ rest scratch of the sort, softmax and sums. Set on the activations of Llama-3.1-
 H100; 38.34 and 38.25); gpt-oss-20b and -120b, Llama-3.3-70B and Qwen3-32B come out within 0.4 % (vocabularies of
 128,256 to 201,088)."""
 UNSORTED = 18.0
-"""Bytes per logit of a sampler that does not sort: 2 of logits, 4 of a float32 copy and three buffers like it. Assumed, not
-measured: with it gpt-oss-120b on an H200 (0.22) gets 1 % more blocks than it had."""
+"""Bytes a logit of a sampler that does not sort: 2 of logits, 4 of a float32 copy and three buffers like it. Assumed,
+not measured: with it gpt-oss-120b on an H200 (0.22) gets 1 % more blocks than it had."""
 
 
 @dataclass(frozen=True, slots=True)
