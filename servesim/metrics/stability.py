@@ -53,10 +53,10 @@ def stability(requests: Requests) -> dict[str, Any]:
     Unstable is a run in which the number waiting (not yet scheduled for the first time) rises through the last
     three tenths and is there higher than in some earlier tenth by at least max(10, 2 %, 2 sqrt) of the requests
     that arrived in between: more than the chance wandering of a queue below capacity, which is of the order of the
-    square root. Engines that admit every request and slow down show it in the number in the system instead. There only
-    the second half counts, and what an empty server that fills would show is taken off first: the number that the
-    same arrivals would give if each stayed as long as those observed (`expected_present`). Where nothing grows, and half
-    the span is less than three times the mean time in service, the trace is too short to tell: undecided.
+    square root. Engines that admit every request and slow down show it in the number in the system instead. There
+    only the second half counts, and what an empty server that fills would show is taken off first: the number that
+    the same arrivals would give if each stayed as long as those observed (`expected_present`). Where nothing grows, and
+    half the span is less than three times the mean time in service, the trace is too short to tell: undecided.
     """
     load = requests.load()
     if load is None:
@@ -85,12 +85,12 @@ def mean_between(enter: Times, leave: Times, edges: Times) -> NDArray[np.float64
 def expected_present(
     arrived: Times, width: float, stays: NDArray[Any], counts: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the mean number present in each tenth of a span if what arrives in it, spread evenly, stays `stays[i]` with
-    weight `counts[i]`, whenever it arrives.
+    """Return the mean number present in each tenth of a span if what arrives in it, spread evenly, stays `stays[i]`
+    with weight `counts[i]`, whenever it arrives.
 
-    `arrived`: arrivals before each of the eleven edges, `width` apart; `stays` in the same unit. What begins at one time
-    and stays S is present for min(S, t) of the next t; H(t) is the mean over S of its integral up to t, and the arrivals
-    of a tenth are present d tenths later in proportion to the second difference of H there.
+    `arrived`: arrivals before each of the eleven edges, `width` apart; `stays` in the same unit. What begins at one
+    time and stays S is present for min(S, t) of the next t; H(t) is the mean over S of its integral up to t, and the
+    arrivals of a tenth are present d tenths later in proportion to the second difference of H there.
     """
     weight = counts / counts.sum()
     integrals = [0.0, 0.0]
