@@ -165,4 +165,6 @@ def test_a_request_swapped_out_in_flight_comes_back_once_its_token_is_known() ->
 
 def test_sarathi_keeps_running_requests_in_order_of_arrival_where_samples_begin_to_decode() -> None:
     trace = toy_trace([0, 0], [14, 22], [2, 13], samples={0: [7], 1: []})
-    compared(World(trace, "paged", 14, scheduler="sarathi", scheduler_params={"chunk_size": 16}, cost=ToyCost(1, 0, 13)))
+    compared(
+        World(trace, "paged", 14, scheduler="sarathi", scheduler_params={"chunk_size": 16}, cost=ToyCost(1, 0, 13))
+    )
