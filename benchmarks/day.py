@@ -1,11 +1,11 @@
 """A day with a peak of five times: autoscalers against fixed peak capacity, what they cost and what they miss.
 
-    python -m benchmarks.day [--requests 432000] [--seeds 2] [--keep 1.0]
+    python -m benchmarks.day [--requests 432000] [--seeds 2] [--keep 1.0] [--jobs 2]
 
 Arrivals are Poisson with rate(t) = base (1 + 4 sin^2(pi t / day)), five times the base at noon; `--keep` thins the day:
 that share of each ten minutes, put together (a preview: load climbs 1 / keep times as fast, while a start takes as long
-as ever). Prompts of 1,000 and answers of
-200 tokens (lognormal), Llama-3.1-8B on L40S. A miss is an arrival that is not answered within TTFT 1 s and TPOT 50 ms.
+as ever). Prompts of 1,000 and answers of 200 tokens (lognormal), Llama-3.1-8B on L40S. A miss is an arrival that is not
+answered within TTFT 1 s and TPOT 50 ms. Variants and seeds are runs of their own, `--jobs` of them at once.
 Means over seeds, with 95 % intervals of Student's t where there are several.
 """
 
@@ -15,7 +15,8 @@ import argparse
 import json
 import math
 import time
-from typing import Any
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,6 +59,26 @@ def interval(values: list[float]) -> str:
     return f"{mean:.4g} +- {half:.2g}"
 
 
+class Figures(NamedTuple):
+    """What a run of a day comes to."""
+
+    gpu_hours: float
+    usd: float
+    misses_percent: float
+    requests: int
+    cpu_s: float
+
+
+def serve(settings: dict[str, Any], requests: int, seed: int, keep: float) -> Figures:
+    """Serve a day."""
+    begun = time.process_time()
+    summary = simulate({**SETTINGS, **settings}, trace=day(requests, seed, keep), intervals=False).summary
+    price, misses = summary["price"], 100 * (1 - summary["goodput"]["slo_attainment"])
+    return Figures(
+        price["gpu_hours"], price["usd"], misses, summary["requests"]["arrived"], time.process_time() - begun
+    )
+
+
 def main() -> None:
     """Run all variants and print a line for each."""
     parser = argparse.ArgumentParser()
@@ -66,23 +87,24 @@ def main() -> None:
     parser.add_argument("--keep", type=float, default=1.0)
     parser.add_argument("--peak", type=int, default=4, help="replicas at fixed peak capacity, and the most of scalers")
     parser.add_argument("--scalers", default="hpa:target=1;dynamo-planner:ttft_ms=1000;llm-d-wva")
+    parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     bound = f"min=1,max={options.peak}"
     variants: list[tuple[str, dict[str, Any]]] = [(f"fixed at {options.peak}", {"replicas": options.peak})]
     for name in options.scalers.split(";"):
         variants.append((name, {"replicas": 1, "scaler": f"{name}{',' if ':' in name else ':'}{bound}"}))
-    for label, settings in variants:
-        begun, usd, misses, hours, served = time.process_time(), [], [], [], 0
-        for seed in range(options.seeds):
-            trace = day(options.requests, seed, options.keep)
-            summary = simulate({**SETTINGS, **settings}, trace=trace, intervals=False).summary
-            usd.append(summary["price"]["usd"])
-            hours.append(summary["price"]["gpu_hours"])
-            misses.append(100 * (1 - summary["goodput"]["slo_attainment"]))
-            served += summary["requests"]["arrived"]
-        cpu = time.process_time() - begun
-        row = {"variant": label, "gpu_hours": interval(hours), "usd": interval(usd), "misses_percent": interval(misses)}
-        print(json.dumps(row | {"requests": served, "cpu_s": round(cpu, 1)}), flush=True)
+    with ProcessPoolExecutor(options.jobs) as pool:
+        runs = [
+            [pool.submit(serve, settings, options.requests, seed, options.keep) for seed in range(options.seeds)]
+            for _, settings in variants
+        ]
+        for (label, _), row in zip(variants, runs, strict=True):
+            found = [run.result() for run in row]
+            shown = {
+                name: interval([getattr(one, name) for one in found]) for name in ("gpu_hours", "usd", "misses_percent")
+            }
+            sums = {"requests": sum(one.requests for one in found), "cpu_s": round(sum(one.cpu_s for one in found), 1)}
+            print(json.dumps({"variant": label, **shown, **sums}), flush=True)
 
 
 if __name__ == "__main__":

@@ -170,6 +170,8 @@ def _capacity(**more: Schema) -> Schema:
         replicas=FIGURE,
         rate=FIGURE,
         usd_per_hour=FIGURE,
+        usd_per_hour_low=FIGURE,
+        usd_per_hour_high=FIGURE,
         attainment=FIGURE,
         verdict=TEXT,
         error={"type": ["string", "null"]},

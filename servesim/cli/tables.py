@@ -209,7 +209,7 @@ def _capacity_row(row: Mapping[str, Any]) -> list[str]:
     gpus = "" if row["gpus"] is None else f"{row['gpus']} x {row['gpu']}"
     gpus, rate = gpus + gpu_bars(row), "" if row["rate"] is None else f"{number(row['rate'])}/s{rate_bars(row)}"
     interval = "" if low is None else f"{number(low)} to {number(high)}"
-    carries = row["verdict"] == "carries"
+    carries, low_usd = row["verdict"] == "carries", row["usd_per_hour_low"]
     words = [word for word in ("cheapest", "pareto") if row[word]] if carries else [row["verdict"]]
     figures = (row["usd_per_hour"], values["usd_per_million_tokens"])
     return [
@@ -219,7 +219,7 @@ def _capacity_row(row: Mapping[str, Any]) -> list[str]:
         interval,
         "" if row["best_attainment"] is None else percent(row["best_attainment"]),
         value_text(values["ttft_p99"], "ms") if carries else "",
-        *(number(figure) if carries else "" for figure in figures),
+        *(number(figure) if carries or low_usd is not None else "" for figure in figures),
         ", ".join(words).replace("pareto", "Pareto"),
     ]
 

@@ -16,13 +16,14 @@ capacity.json, keys sorted, NaN and infinity as null:
                 window_requests, tolerance, level, warmup, cooldown, max_replicas
     workload    settings all runs share
     replicates  {kind: "seeds" | "windows", count}
-    rows        [{label, axes, gpu, gpus, replicas, usd_per_hour, rate, rate_low, rate_high, goal: number of the goal
-                that binds, attainment, attainment_low, attainment_high: its share and interval, best_attainment,
-                best_at: its best share and from what load on (by "replicas", or null: requests/s; null: on an idle
-                server), window, minute: {minute, minutes, requests, share, low, high} the worst ones, binds: what is
-                late just beyond, reason: why it never carries, values: {metric: mean at this rate and size}, verdict,
-                pareto, cheapest, error, model_error: null or {low, high: of GPUs (of the rate, where that is sought),
-                null where none was found, says: what it is, or why there is none}}]
+    rows        [{label, axes, gpu, gpus, replicas, usd_per_hour, usd_per_hour_low, usd_per_hour_high: the interval of
+                what an autoscaler's replicas cost while they were up (null: there is none), rate, rate_low, rate_high,
+                goal: number of the goal that binds, attainment, attainment_low, attainment_high: its share and
+                interval, best_attainment, best_at: its best share and from what load on (by "replicas", or null:
+                requests/s; null: on an idle server), window, minute: {minute, minutes, requests, share, low, high} the
+                worst ones, binds: what is late just beyond, reason: why it never carries, values: {metric: mean at this
+                rate and size}, verdict, pareto, cheapest, error, model_error: null or {low, high: of GPUs (of the rate,
+                where that is sought), null where none was found, says: what it is, or why there is none}}]
     points      [{label, replicate, rate, replicas, address, unstable, attainment, worst_window}], in the order they
                 were run
     notes       [sentences]
@@ -40,7 +41,9 @@ The highest rate is bisected on common random numbers: a new rate stretches the 
 interval is where the interval of the share (t, over seeds, or over windows of the trace) meets the goal: up to
 `rate_low` even its lower end does (0: at no rate tried), from `rate_high` on not even its upper end, so it contains
 what bisection leaves open. `replicas` of a deployment is the fewest that carry the rate; doubling them ends where it
-changes nothing while GPUs are idle most of the time. `cheapest`: the lowest price per request carried.
+changes nothing while GPUs are idle most of the time; of a deployment with an autoscaler it is `max` that is sought,
+which is how many there are at first, too, and doubling ends where it changes nothing. `cheapest`: the lowest price per
+request carried.
 
 verdict: carries; never (not even with max_replicas, or at any rate); no limit (the trace is too short to fill the
 deployment, whatever the rate); failed (see error: often the model does not fit).
@@ -57,6 +60,7 @@ from servesim.errors import UserError
 from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.capacity_answer import Answer, notes, sentence
 from servesim.experiments.capacity_error import CapacityError
+from servesim.experiments.capacity_scaled import check_scalers
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.documents import write_document
 from servesim.experiments.goals import goals_of
@@ -248,6 +252,8 @@ def _check_question(known: Scenario, variants: Sequence[Variant]) -> None:
         raise UserError("capacity: no deployment carries an infinite rate; give requests/s, or leave --rate out")
     if known.rate is not None and any("replicas" in v.axes for v in variants):
         raise UserError("capacity: with a rate the number of replicas is what is sought; leave --replicas out")
+    if known.rate is not None:
+        check_scalers(variants)
 
 
 def _check_measured(variants: Sequence[Variant]) -> None:

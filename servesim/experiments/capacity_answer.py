@@ -10,6 +10,7 @@ import numpy as np
 from servesim.experiments.axes import Variant
 from servesim.experiments.busy_times import Window
 from servesim.experiments.capacity_error import price_of_row, rank
+from servesim.experiments.capacity_scaled import SCALED, against_fixed, cost_of, hour_text
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.goals import Goal
 from servesim.experiments.limit_search import RateSearch
@@ -19,7 +20,7 @@ from servesim.hardware import Gpu
 from servesim.run.prices import price_of
 from servesim.run.scenario import Scenario
 
-MANY = ("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high")
+MANY = ("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high", *SCALED)
 SHARES = ("attainment", "attainment_low", "attainment_high", "best_attainment", "best_at")
 WORDS = ("goal", "window", "minute", "binds", "reason", "by")
 
@@ -94,6 +95,7 @@ class Answer:
             judged, outcome = tried[load], self._study.outcomes[label, load][0]
             misses = outcome.misses[judged.binding]
             return {
+                **self._scaled(label, load),
                 "goal": judged.binding,
                 **_short(judged.shares[judged.binding], judged.window),
                 "best_at": load,
@@ -112,6 +114,12 @@ class Answer:
             "reason": misses and f"{misses.sentence} on an idle server",
         }
 
+    def _scaled(self, label: str, load: float) -> dict[str, Any]:
+        """Return what a deployment costs whose replicas come and go; nothing of another one."""
+        if label not in self._study.scaled:
+            return {}
+        return cost_of(self._study.outcomes[label, load])
+
     def _at(self, label: str, load: float, beyond: float | None) -> dict[str, Any]:
         """Return what is known of a deployment at the load it carries; `beyond`: the nearest one it does not, whose
         misses say what binds."""
@@ -123,6 +131,7 @@ class Answer:
         misses = (after or outcomes)[0].misses[missed]
         minute = outcomes[0].minute
         return {
+            **self._scaled(label, load),
             "values": values,
             "goal": goal,
             "attainment": judged.shares[goal],
@@ -161,7 +170,7 @@ def sentence(rows: Sequence[Mapping[str, Any]], by_price: bool, goals: Sequence[
     if not ranked:
         return _nothing(rows, goals, rate)
     best = ranked[0]
-    hour = f"${best['usd_per_hour']:,.2f}/h"
+    hour = hour_text(best)
     if by_price:
         said = f"Take {_deployment(best)}: {hour}"
         said += _saving(price_of_row(best), price_of_row(ranked[1]), "less than the next") if len(ranked) > 1 else ""
@@ -172,7 +181,8 @@ def sentence(rows: Sequence[Mapping[str, Any]], by_price: bool, goals: Sequence[
             if len(ranked) > 1
             else ""
         )
-    return said + (f"; what binds is {best['binds']}" if best["binds"] else "")
+    said += f"; what binds is {best['binds']}" if best["binds"] else ""
+    return "; ".join([said, *against_fixed(rows)]) if by_price else said
 
 
 def _deployment(row: Mapping[str, Any]) -> str:
@@ -180,7 +190,9 @@ def _deployment(row: Mapping[str, Any]) -> str:
     axes = row["axes"]
     dtype = f" in {axes['dtype']}" if "dtype" in axes else ""
     others = [str(value) if "name" in str(key) else f"{key}={value}" for key, value in axes.items()
-              if key not in ("gpu", "dtype", "tp", "replicas")]  # fmt: skip
+              if key not in ("gpu", "dtype", "tp", "replicas", "scaler")]  # fmt: skip
+    if row["usd_per_hour_low"] is not None:
+        others.append(f"at most, by {axes['scaler']}" if "scaler" in axes else "at most")
     each = row["gpus"] // row["replicas"]
     many = row["replicas"] > 1 and each > 1
     details = [f"{row['replicas']} replicas of {each} GPUs"] if many else [f"tp={axes['tp']}"] if "tp" in axes else []

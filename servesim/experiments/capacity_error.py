@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from servesim.experiments.axes import Variant
+from servesim.experiments.capacity_scaled import at_load
 from servesim.experiments.capacity_study import Study, load_text
 from servesim.experiments.limit_search import NearSearch, RateSearch
 from servesim.experiments.outcome import judge
@@ -108,8 +109,8 @@ class CapacityError:
     def _unlike(self, row: Mapping[str, Any]) -> str:
         """Return in words why a row has no interval; empty where it has one. Its case is kept."""
         variant = self._variants[row["label"]]
-        load = row["replicas"] if self._by_price else row["rate"]
-        settings = {"replicas" if self._by_price else "rate": load}
+        key = "replicas" if self._by_price else "rate"
+        settings = at_load(variant.settings, key, row[key])
         runs = self._study.further([(variant, settings, "as it is")])[0]
         assert runs is not None  # it carried its load
         summary = runs[0].summary

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from servesim.experiments.axes import Variant
+from servesim.experiments.capacity_scaled import at_load, scaled_labels
 from servesim.experiments.idle import Alone, trace_of
 from servesim.experiments.limit_search import START, RateSearch
 from servesim.experiments.outcome import Judged, Measuring, Outcome, judge
@@ -51,6 +52,8 @@ class Study:
         """By label: every request alone on a server."""
         self.errors: dict[str, str] = {}
         self._searches: dict[str, RateSearch | ReplicaSearch] = {}
+        self.scaled = scaled_labels(variants)
+        """Labels of deployments whose replicas come and go."""
 
     def highest_rates(self, tolerance: float) -> dict[str, tuple[RateSearch, RateSearch, RateSearch]]:
         """Run three searches per deployment: where its margin over the goals is 0, and where the ends of its interval
@@ -94,14 +97,15 @@ class Study:
                         searches[v.label].give_up()
 
     def _in_vain(self, label: str, n: int) -> bool:
-        """Return whether the last doubling left every share as it was, with servers idle most of the time."""
+        """Return whether the last doubling left every share as it was, with servers idle most of the time or replicas
+        that an autoscaler does not ask for."""
         if n % 2 or (label, n // 2) not in self.judged or self.judged[label, n].carried:
             return False
         before, after = self.judged[label, n // 2], self.judged[label, n]
         steps = [1 / o.requests for o in self.outcomes[label, n]]
         gains = [b - a for a, b in zip(before.shares, after.shares, strict=True)]
         busy = max(o.busy for o in self.outcomes[label, n])
-        return max(gains) <= max(steps) and busy < IDLE_HALF
+        return max(gains) <= max(steps) and (busy < IDLE_HALF or label in self.scaled)
 
     def _open_after_idle(self) -> list[Variant]:
         """Run every request alone on a server, where no load can be faster than that; return the deployments that may
@@ -161,7 +165,10 @@ class Study:
     def _load(self, key: str, wanted: Sequence[tuple[Variant, float]]) -> None:
         """Compute and judge deployments at a load; those that fail are noted."""
         asked = [(v, load, j) for v, load in wanted for j in range(self._runs)]
-        cells = [self._runner.cell({**self._repeats.settings(v.settings, j), key: load}) for v, load, j in asked]
+        cells = [
+            self._runner.cell({**self._repeats.settings(v.settings, j), **at_load(v.settings, key, load)})
+            for v, load, j in asked
+        ]
         names = [f"{v.label or 'the deployment'}, {load_text(key, load)}" for v, load, _ in asked]
         left = sum(search.left for label, search in self._searches.items() if label not in self.errors)
         self._compute(cells, names, max(left - len(wanted), 0))

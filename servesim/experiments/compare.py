@@ -17,9 +17,9 @@ comparison.json, keys sorted, NaN and infinity as null:
                   moving blocks
     metrics       [{name, unit, better: "lower" | "higher", scale: "ratio" | "difference", latency}]
     variants      [{label, axes, oracle, asynchronous: steps are planned while the one before runs,
-                  max_num_batched_tokens: of a step, or null, usd_per_hour: of all its GPUs, open_loop: arrivals come at
-                  a rate of their own, unstable: unstable runs, error: null or text, cells: [address or null by
-                  replicate]}], the baseline first
+                  max_num_batched_tokens: of a step, or null, usd_per_hour: of all its GPUs that are up, open_loop:
+                  arrivals come at a rate of their own, unstable: unstable runs, error: null or text, cells: [address
+                  or null by replicate]}], the baseline first
     equal         [{labels, why: null or text}] of variants that served every request at the same times
     warnings      [sentences]: what else than the policies differs
     rows          [{variant, metric, unit, better, scale, value, baseline_value, change, change_low, change_high, p,
@@ -78,7 +78,7 @@ from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
 from servesim.experiments.replicates import MARGIN, Replicates, replicates_of
-from servesim.experiments.run_metrics import METRICS, Metric, Run, check_window, measure, metrics_of
+from servesim.experiments.run_metrics import METRICS, Metric, Run, check_window, measure, metrics_of, usd_per_hour
 from servesim.experiments.runner import OnProgress, Runner, open_runner
 from servesim.experiments.sameness import Equal, budget_of, equal_ones, equal_text, warnings_of
 from servesim.experiments.statistics import check_method
@@ -249,6 +249,8 @@ class _Values(NamedTuple):
     """Values over the whole trace by metric, where replicates are windows of it."""
     unstable: int
     error: str | None
+    usd_per_hour: float | None
+    """Of the GPUs that were up, in the mean of the runs; None where one failed."""
 
     @classmethod
     def of(
@@ -262,10 +264,12 @@ class _Values(NamedTuple):
         values = np.full((len(cells), len(metrics)), np.nan)
         unstable, whole, ends = 0, {}, (settings.warmup, settings.cooldown)
         loaded: dict[str, Run] = {}  # windows are parts of one run
+        hourly: list[float] = []
         for j, cell in enumerate(cells):
             if cell.address not in runner.errors:
                 if cell.address not in loaded:
                     loaded = {cell.address: runner.load(cell)}
+                    hourly.append(usd_per_hour(loaded[cell.address], *ends))
                 run = loaded[cell.address]
                 unstable += run.unstable
                 found = measure(run, metrics, *ends, part=repeats.rows(j) if len(repeats) > 1 else None)
@@ -273,7 +277,13 @@ class _Values(NamedTuple):
                 if repeats.kind == "windows" and j == 0:
                     whole = measure(run, metrics, *ends)
         error = next((runner.errors[c.address] for c in cells if c.address in runner.errors), None)
-        return cls(values, whole, unstable, error)
+        return cls(values, whole, unstable, error, None if error is not None else float(np.mean(hourly)))
+
+
+def _price(v: Variant, found: _Values) -> dict[str, Any]:
+    """Return the price of an hour: of an autoscaler's replicas as it was in the runs."""
+    known = price_of(v.settings)
+    return known | ({"usd_per_hour": found.usd_per_hour} if known["usd_per_hour"] is None else {})
 
 
 def _judged(
@@ -298,7 +308,7 @@ def _judged(
             "oracle": is_oracle(v.settings),
             "asynchronous": plans_ahead(v.settings),
             "max_num_batched_tokens": budget_of(runner, cells[i]),
-            **price_of(v.settings),
+            **_price(v, found[i]),
             "unstable": found[i].unstable,
             "error": errors[i],
             "cells": [None if c.address in runner.errors else c.address for c in cells[i]],

@@ -80,8 +80,9 @@ class Alone:
     def settings(self, settings: Mapping[str, Any], objects: Objects) -> Settings:
         """Return the settings of the run that sends them."""
         served = {key: value for key, value in settings.items() if key not in WORKLOAD}
+        fixed = {"scaler": None, "start": {}} if settings.get("scaler") is not None else {}
         kept = {"acceptance": settings["acceptance"]} if settings.get("acceptance") is not None else {}
-        return {**served, **kept, "replicas": 1, "trace": objects.add(self.trace)}
+        return {**served, **kept, **fixed, "replicas": 1, "trace": objects.add(self.trace)}
 
     def measured(self, run: Run, goals: Sequence[Goal]) -> Run | None:
         """Return the run as if it had all requests of the trace; None where that takes a run of them all, since the

@@ -12,7 +12,7 @@ from servesim.experiments.busy_times import Window, worst_window
 from servesim.experiments.goals import Goal
 from servesim.experiments.reasons import Misses, exact_length, misses_of
 from servesim.experiments.replicates import Replicates
-from servesim.experiments.run_metrics import Metric, Run, measure, part_rows, steady_rows
+from servesim.experiments.run_metrics import Metric, Run, measure, part_rows, steady_rows, usd_per_hour
 from servesim.experiments.statistics import interval
 
 
@@ -36,6 +36,10 @@ class Outcome:
     unstable: bool
     busy: float
     """Share of the time that GPUs computed."""
+    usd_per_hour: float = 0.0
+    """Of the GPUs that were up."""
+    usd_parts: tuple[float, ...] = ()
+    """The same by window of a recorded trace."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,15 @@ class Measuring:
             tuple(misses_of(run, rows, goal) for goal in self.goals),
             run.unstable,
             float(run.summary["engine"]["gpu_busy_share"] or 0.0),
+            usd_per_hour(run, *self.ends),
+            self._usd_parts(run),
         )
+
+    def _usd_parts(self, run: Run) -> tuple[float, ...]:
+        if not self.repeats.recorded:
+            return ()
+        found = (usd_per_hour(run, *self.ends, part=self._rows(j)) for j in range(len(self.repeats)))
+        return tuple(usd for usd in found if usd == usd)
 
     def alone(self, run: Run, arrival_ns: NDArray[np.int64], paced: bool) -> Outcome:
         """Measure a run in which every request is alone, over the requests that count when they come at these times.

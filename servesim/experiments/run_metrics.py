@@ -290,8 +290,33 @@ def within(run: Run, slo: Mapping[str, float], classes: Mapping[str, Mapping[str
     return good
 
 
+def usd_per_hour(run: Run, warmup: float = 0.0, cooldown: float = 0.0, part: tuple[int, int] | None = None) -> float:
+    """Return what the GPUs that were up cost in the window, or in a part of the trace, by the hour ($); NaN where that
+    has no length."""
+    start, end, steady = _window(run, warmup, cooldown)
+    if part is not None:
+        start, end, _ = _part(run, part, start, end, steady)
+    return _per(_usd(run, start, end) * 3600 * SECOND, end - start)
+
+
+def _usd_of_replicas(run: Run, start: float, end: float) -> float:
+    """Return the price ($) of the time between that each replica was up, by the price of its pool."""
+    replicas, pools, usd = run.summary["replicas"], run.summary["pools"], 0.0
+    first = float(run.columns["arrival_ns"].min())
+    for name, pool in pools.items():
+        own = [one for one in replicas if one["pool"] == name]
+        begun = [first + one["up_from_s"] * SECOND for one in own]
+        ended = [at + one["up_s"] * SECOND for at, one in zip(begun, own, strict=True)]
+        inside = sum(max(min(b, end) - max(a, start), 0.0) for a, b in zip(begun, ended, strict=True)) / SECOND
+        up_s = sum(one["up_s"] for one in own)
+        usd += inside * pool["usd"] / up_s if up_s else 0.0
+    return float(usd)
+
+
 def _usd(run: Run, start: float, end: float) -> float:
     scenario = run.summary["scenario"]
+    if scenario.get("scaler") is not None or scenario.get("pools"):
+        return _usd_of_replicas(run, start, end)
     gpus = scenario["tp"] * scenario["pp"] * scenario.get("dp", 1) * scenario["replicas"]
     return float(gpus * scenario["usd_per_gpu_hour"] * (end - start) / SECOND / 3600)
 

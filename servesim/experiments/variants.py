@@ -12,6 +12,7 @@ from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.replicates import WORKLOAD
 from servesim.hardware import Gpu
 from servesim.run.pools import pool_scenarios
+from servesim.run.prices import price_of as gpu_hour_price
 from servesim.run.scenario import Scenario, policy_settings
 
 T = TypeVar("T")
@@ -51,11 +52,11 @@ def plans_ahead(settings: Mapping[str, Any]) -> bool:
 
 
 def price_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the price an hour of all GPUs of a deployment ($), and whether requests come at a rate of their own; None
-    and False where the settings make no scenario."""
+    """Return the price an hour of all GPUs of a deployment ($; None where an autoscaler says how many there are), and
+    whether requests come at a rate of their own; None and False where the settings make no scenario."""
     try:
         scenario = Scenario.of(settings)
-        usd = sum(_usd_per_hour(pool.scenario) for pool in pool_scenarios(scenario))
+        usd = None if is_scaled(scenario) else sum(_usd_per_hour(pool.scenario) for pool in pool_scenarios(scenario))
     except UserError:
         return {"usd_per_hour": None, "open_loop": False}
     clients = scenario.clients
@@ -63,9 +64,13 @@ def price_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"usd_per_hour": usd, "open_loop": paced}
 
 
+def is_scaled(scenario: Scenario) -> bool:
+    """Whether replicas come and go by an autoscaler."""
+    return any(pool.scenario.scaler is not None for pool in pool_scenarios(scenario))
+
+
 def _usd_per_hour(scenario: Scenario) -> float:
-    price = scenario.usd_per_gpu_hour
-    price = Gpu.load(scenario.gpu).usd_per_hour if price is None else price
+    price = gpu_hour_price(Gpu.load(scenario.gpu), scenario.price, scenario.usd_per_gpu_hour)
     return price * scenario.tp * scenario.pp * scenario.dp * scenario.replicas
 
 

@@ -79,14 +79,16 @@ class ReplicaTotals:
         for name, value in values.items():
             np.add.at(self._sums[name], replica, value)
 
-    def each(self, ups: Sequence[Up], pools: Sequence[tuple[str, Deployment]]) -> list[dict[str, Any]]:
-        """Return the figures of each replica, by index. `ups`: when each was up; `pools`: names and deployments."""
+    def each(self, ups: Sequence[Up], pools: Sequence[tuple[str, Deployment]], first_ns: int) -> list[dict[str, Any]]:
+        """Return the figures of each replica, by index. `ups`: when each was up; `pools`: names and deployments;
+        `first_ns`: when the run began, from which `up_from_s` counts."""
         have = len(self._sums["steps"])
         found = []
         for index, up in enumerate(ups):
             one = {name: float(sums[index]) if index < have else 0.0 for name, sums in self._sums.items()}
             name, deployment = pools[up.pool]
-            found.append({"replica": index, "pool": name, "up_s": up.ns / SECOND, **_figures(one, up.ns, deployment)})
+            times = {"up_from_s": (up.since_ns - first_ns) / SECOND, "up_s": up.ns / SECOND}
+            found.append({"replica": index, "pool": name, **times, **_figures(one, up.ns, deployment)})
         return found
 
 

@@ -17,7 +17,7 @@ class FleetFigures:
 
     def __init__(self, setup: Setup, cluster: Cluster | None, requests: Requests) -> None:
         self._duration_ns = requests.duration_ns
-        since = setup.facts.first_ns
+        since = self._first_ns = setup.facts.first_ns
         until = since + requests.duration_ns
         pools = [pool.pool for pool in setup.pools]
         if cluster is None:
@@ -38,7 +38,7 @@ class FleetFigures:
 
     def figures(self, totals: ReplicaTotals) -> dict[str, Any]:
         """Return the figures of each replica and of each pool."""
-        replicas = totals.each(self._ups, self._pools)
+        replicas = totals.each(self._ups, self._pools, self._first_ns)
         return {"replicas": replicas, "pools": of_pools(replicas, self._pools, self._duration_ns)}
 
 

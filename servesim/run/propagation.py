@@ -18,6 +18,7 @@ from typing import Any
 from servesim.intervals.case import METRICS
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.run.intervals import LATENCY_KEYS, case_of
+from servesim.run.pools import pool_scenarios
 from servesim.run.scenario import ClientSettings, Scenario
 from servesim.workload.trace_stream import TraceFacts
 
@@ -39,6 +40,8 @@ def unscaled(scenario: Scenario, waits: bool) -> str:
             return f"clients.{name} is a time or a behavior that does not stretch with the server's"
     if waits:
         return "pauses of conversations do not stretch with the server's times"
+    if any(pool.scenario.scaler is not None for pool in pool_scenarios(scenario)):
+        return "intervals of autoscalers and starts of replicas do not stretch with the server's times"
     return "streamed runs are not run again" if scenario.stream else ""
 
 
