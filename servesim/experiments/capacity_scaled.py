@@ -59,7 +59,8 @@ def cost_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
     if len(values) > 1:
         ends = interval(values, "t")
         low, high = (max(usd + end - float(values.mean()), 0.0) for end in ends)
-    return {"usd_per_hour": usd, "usd_per_hour_low": low, "usd_per_hour_high": high}
+    found = {"usd_per_hour": usd, "usd_per_hour_low": low, "usd_per_hour_high": high}
+    return {name: round(value, 9) for name, value in found.items()}  # what is up all the time costs what fixed ones do
 
 
 def hour_text(row: Mapping[str, Any]) -> str:
