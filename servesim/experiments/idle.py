@@ -80,7 +80,7 @@ class Alone:
     def settings(self, settings: Mapping[str, Any], objects: Objects) -> Settings:
         """Return the settings of the run that sends them."""
         served = {key: value for key, value in settings.items() if key not in WORKLOAD}
-        fixed = {"scaler": None, "start": {}} if settings.get("scaler") is not None else {}
+        fixed: Settings = {"scaler": None, "start": {}} if settings.get("scaler") is not None else {}
         kept = {"acceptance": settings["acceptance"]} if settings.get("acceptance") is not None else {}
         return {**served, **kept, **fixed, "replicas": 1, "trace": objects.add(self.trace)}
 
