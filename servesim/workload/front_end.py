@@ -16,7 +16,7 @@ to the process that is free first. Answers take their share of its time:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 
 from servesim.contracts.request import Request
 from servesim.workload.workload import Workload
@@ -63,7 +63,8 @@ class FrontEnd:
         self._inner = inner
         self._terms = terms
         self._works = bool(terms.request_ns or terms.token_ns or terms.chunk_ns)
-        self._free = [0] * terms.processes  # when each process is done with the prompts that came so far
+        self._free = [(0, i) for i in range(terms.processes)]
+        """A heap: when each process is done with the prompts that came so far, and its number."""
         self._answers: list[list[tuple[int, int]]] = [[] for _ in self._free]  # (due, work), by process
         self._on_way: list[tuple[int, int, Request, int]] = []  # a heap by the time they reach the queue
         self._count = 0
@@ -127,19 +128,17 @@ class FrontEnd:
         """Return when a process has read a request sent at `sent`. A further sample of one that is `known` costs its
         answer alone."""
         terms = self._terms
-        which = 0
-        for i in range(1, len(self._free)):
-            if self._free[i] < self._free[which]:
-                which = i
+        free, which = self._free[0]
         answers, work = self._answers[which], 0 if known else terms.prompt_ns(request.prompt_len)
-        start = done = max(self._free[which], sent)
+        start = done = max(free, sent)
         if answers:
-            done = self._free[which]
+            done = free
             while answers and answers[0][0] <= start:
                 due, piece = heappop(answers)
                 done = max(done, due) + piece
             done = min(max(done, start), start + work)
-        self._free[which] = ready = done + work
+        ready = done + work
+        heapreplace(self._free, (ready, which))
         answer = terms.answer_ns(output_len)
         if answer:
             pieces = min(PIECES, output_len)

@@ -176,3 +176,16 @@ def test_more_api_servers_raise_the_ceiling_of_short_prompts() -> None:
     most = 1e9 / (terms.prompt_ns(128) + terms.answer_ns(4))
     assert 0.9 * most < one < most
     assert 3 * one < four < 4 * most
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400)), min_size=1, max_size=30), st.integers(1, 6))
+def test_each_prompt_is_read_by_the_process_that_is_done_first(rows: list[tuple[int, int]], processes: int) -> None:
+    sent, lengths = (np.array(column) for column in zip(*sorted(rows), strict=True))
+    trace = Trace.from_lengths("t", sent, lengths, np.ones_like(lengths))
+    terms = FrontTerms(in_ns=5, request_ns=3.0, token_ns=2.0, processes=processes)
+    free, expected = [0] * processes, []
+    for row, (at, length) in enumerate(zip(sent.tolist(), lengths.tolist(), strict=True)):
+        first = free.index(min(free))
+        free[first] = max(free[first], at) + 3 + 2 * length
+        expected.append((row, free[first] + 5))
+    assert sorted(reached(FrontEnd(TraceWorkload(trace), terms))) == expected
