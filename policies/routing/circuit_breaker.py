@@ -10,21 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.contracts.request import Request
-from servesim.contracts.router import (
-    Decision,
-    FinishStatus,
-    Reject,
-    ReplicaState,
-    ReplicaView,
-    Report,
-    Router,
-    Views,
-    life,
-    ready,
-    routers,
-)
-from servesim.errors import UserError
-from servesim.plugins.registry import build_params
+from servesim.contracts.router import Decision, FinishStatus, Reject, ReplicaState, ReplicaView, Views, ready, routers
+from servesim.policies.routing._behind import InFront
 from servesim.policies.routing._retries import Breaker, RetryParams
 
 
@@ -37,18 +24,13 @@ class CircuitBreakerParams(RetryParams):
 
 
 @routers.register("circuit-breaker")
-class CircuitBreaker(Router):
+class CircuitBreaker(InFront):
     """Asks a router for one of the replicas whose breakers are not open; 503 where there is none."""
 
     Params = CircuitBreakerParams
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
-        cls, values = routers.resolve(params.router)
-        self.inner = cls(build_params(f"router {params.router}", cls.Params, dict(values)), num_replicas)
-        unheard = {"on_kv_events", "on_output_block"} & life(self.inner)
-        if unheard:
-            raise UserError(f"{self.inner.name} hears of caches, which circuit-breaker does not pass on")
         self.breakers = [Breaker(params) for _ in range(num_replicas)]
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
@@ -69,26 +51,14 @@ class CircuitBreaker(Router):
         wait: int | None = self.params.wait_ns(attempt, self.uniform())
         return wait
 
-    def queue_key(self, request: Request) -> Any:
-        return self.inner.queue_key(request)
-
-    def on_sent(self, request: Request, replica: int) -> None:
-        self.inner.on_sent(request, replica)
-
-    def on_prefill_done(self, request: Request, replica: int) -> None:
-        self.inner.on_prefill_done(request, replica)
-
     def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:
         if status == "failed":
             self.breakers[replica].failed(self.clock())
         elif status == "finished":
             self.breakers[replica].succeeded(self.clock())
-        self.inner.on_finish(request, replica, status)
-
-    def on_report(self, replica: int, report: Report) -> None:
-        self.inner.on_report(replica, report)
+        super().on_finish(request, replica, status)
 
     def on_replica(self, replica: int, state: ReplicaState) -> None:
         while len(self.breakers) <= replica:
             self.breakers.append(Breaker(self.params))
-        self.inner.on_replica(replica, state)
+        super().on_replica(replica, state)

@@ -32,6 +32,7 @@ ROUTERS = (
     "smg-cache-aware:version=1.13.0,balance_abs_threshold=4",
     "smg-least-load",
     "sticky-least-loaded:counts_in_flight=true,key=tenant",
+    "token-bucket:per_s=100,burst=2,router=power-of-two",
     "vllm-dp",
     "vllm-router-cache-aware:balance_abs_threshold=1",
 )

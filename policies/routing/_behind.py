@@ -1,0 +1,40 @@
+"""A router behind another one, which asks it for a replica and passes on what it hears."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from servesim.contracts.request import Request
+from servesim.contracts.router import FinishStatus, ReplicaState, Report, Router, life, routers
+from servesim.errors import UserError
+from servesim.plugins.registry import build_params
+
+
+class InFront(Router):
+    """Has the router that `params.router` names, with its default parameters, behind it."""
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        super().__init__(params, num_replicas)
+        cls, values = routers.resolve(params.router)
+        self.inner = cls(build_params(f"router {params.router}", cls.Params, dict(values)), num_replicas)
+        unheard = {"on_kv_events", "on_output_block"} & life(self.inner)
+        if unheard:
+            raise UserError(f"{self.inner.name} hears of caches, which {self.name} does not pass on")
+
+    def queue_key(self, request: Request) -> Any:
+        return self.inner.queue_key(request)
+
+    def on_sent(self, request: Request, replica: int) -> None:
+        self.inner.on_sent(request, replica)
+
+    def on_prefill_done(self, request: Request, replica: int) -> None:
+        self.inner.on_prefill_done(request, replica)
+
+    def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:
+        self.inner.on_finish(request, replica, status)
+
+    def on_report(self, replica: int, report: Report) -> None:
+        self.inner.on_report(replica, report)
+
+    def on_replica(self, replica: int, state: ReplicaState) -> None:
+        self.inner.on_replica(replica, state)
