@@ -5,7 +5,8 @@ The package carries its measurements as Parquet at
 of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept, whatever its shapes: GEMMs,
 attention (windows apart from full attention), mixture-of-experts kernels, without expert parallelism and dealt out to
 the GPUs of one server (Marlin on mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
-attention with bf16 projections, and its kernel alone from two heads on (16 over 8 GPUs), the framework's all-reduce,
+attention with bf16 projections, and its kernel alone from two heads on (16 over 8 GPUs), convolution and recurrence of
+layers that keep a state (both in one row, where both were measured: not Mamba2's), the framework's all-reduce,
 NCCL's, and all-gather. The package counts messages in
 elements (its collectors allocate that number of them, or divide NCCL's bytes by two: int8 rows take at twice the size
 what half ones take), which are bytes here. Integer GEMMs are in tables of other frameworks only, so
@@ -23,6 +24,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import numpy as np
 
 from servesim.calibrate.importers.aiconfigurator_files import (
     Files,
@@ -61,6 +64,7 @@ _LATENT_OF = {"b300_sxm": "gb300", "gb200": "b200_sxm"}
 """Systems whose latent attention is that of another with the same chip in another box: their own was timed with its
 launches (a module over 16 sequences of 511 tokens takes 93 and 99 us there, 41 and 42 us on the other two)."""
 _LATENT_KERNEL, _BF16 = "generation_mla_perf", "_bf16"
+_STATES = ("gdn_perf", "kda_perf")
 _ONE_KERNEL = ("vllm", "sglang")
 _ON_HOPPER = ("h100_sxm", "h200_sxm")
 """Where vLLM's decode of latent attention over keys and values in 16 bits is FlashAttention 3 as SGLang's is, whose
@@ -103,6 +107,7 @@ def import_aiconfigurator(
         tables |= {f"{key}{_BF16}": found for key, found in others.items()}
     if framework == "vllm":  # one copy for each GPU
         tables |= _deepep_of(files, system)
+    tables |= _states_of(files, system, tables)
     tables |= _mxfp8_of(newest(files, system, ("sglang",)), tables)
     written = {}
     for name, parts in _FILES:
@@ -123,6 +128,13 @@ def _deepep_of(files: Files, system: str) -> Found:
         for name, path in zip((stem, f"{stem}+"), reversed(paths), strict=False):
             found[name] = (path, files[path])
     return found
+
+
+def _states_of(files: Files, system: str, tables: Found) -> Found:
+    """Return SGLang's measurements of layers with a state where the framework has none of its own, and of Kimi delta
+    attention in any case: the convolution was timed with its launches in vLLM (783 us for one token on an H200)."""
+    theirs = newest(files, system, _ONE_KERNEL[1:])
+    return {key: theirs[key] for key in _STATES if key in theirs and (key == _STATES[1] or key not in tables)}
 
 
 def _has_system(files: Files, system: str) -> bool:
@@ -276,6 +288,27 @@ def _deepep(raw: Any, op: str, nodes: int) -> Any:
     return found.assign(latency=sum(raw[way] for way in ways) / 1e3)
 
 
+def _states(raw: Any, kind: str) -> Any:
+    """Return convolution and recurrence of one shape together, of the fastest kernel of either; times to four digits,
+    a hundredth of what repeats differ by."""
+    kernel = raw["kernel_source"].mask(raw["kernel_source"].str.contains("conv1d"), "conv1d")
+    raw = raw[raw["phase"].isin(["context", "generation"])].assign(kernel_source=kernel)
+    raw = raw.rename(columns={"batch_size": "batch", "num_v_heads": "heads", "num_k_heads": "kv_heads"})
+    raw = raw.rename(columns={"head_k_dim": "head_dim", "seq_len": "new_tokens"})
+    shape = ["phase", "batch", "new_tokens", "heads", "kv_heads", "head_dim"]
+    each = raw.groupby([*shape, "kernel_source"])["latency"].median().reset_index()
+    each = each.assign(conv=each["kernel_source"] == "conv1d")
+    parts = each.groupby([*shape, "conv"]).agg(latency=("latency", "min"), kernel_source=("kernel_source", "first"))
+    both = parts.reset_index().groupby(shape)
+    found = both.agg(latency=("latency", "sum"), n=("latency", "size"), kernel_source=("kernel_source", "first"))
+    found = found[found["n"] == 2].drop(columns="n").reset_index()
+    digits = 10.0 ** (3 - np.floor(np.log10(found["latency"])))
+    op = found["phase"].map({"context": f"{kind}_prefill", "generation": f"{kind}_decode"})
+    return found.drop(columns="phase").assign(
+        op=op, dtype="bf16", past_tokens=0, latency=np.round(found["latency"] * digits) / digits
+    )
+
+
 _REQUIRED = (
     "gemm_perf",
     "context_attention_perf",
@@ -306,6 +339,7 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
             (_LATENT_KERNEL + _BF16, _latent_kernel_decode_bf16),
         ],
     ),
+    ("state", [(stem, partial(_states, kind=stem.removesuffix("_perf"))) for stem in _STATES]),
     ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _nccl)]),
     (
         "all_to_all",

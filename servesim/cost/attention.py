@@ -40,6 +40,9 @@ from servesim.cost.grid import (
 from servesim.cost.measured import CachedPrefill, MixedExcess, SkewExcess
 from servesim.cost.tables import KernelTables
 
+FROM_STATE = 1
+"""The window of layers that keep a state: all that came before costs nothing."""
+
 
 class Excess(Protocol):
     """Extra time of decodes beside a prompt over the two apart."""
@@ -56,7 +59,7 @@ class Attention(Protocol):
     floor: float
     """Fixed cost of a call: what a mixed batch, one kernel, pays once instead of twice."""
     window: int
-    """Tokens a query attends; 0: all."""
+    """Tokens a query attends; 0: all; `FROM_STATE`: none, but a state."""
     cached: CachedPrefill | None
     """Prompt pieces over cached tokens, where measured."""
     mixed: Excess | None
@@ -188,6 +191,8 @@ def _verification(attention: Attention, count: int, queries: int) -> Curve:
 
 def prefill_ns(attention: Attention, pieces: Sequence[tuple[int, int]], per_request: bool) -> tuple[float, int]:
     """Return the time of one layer's attention over prefill `pieces` [(new, past)], and its source."""
+    if attention.window == FROM_STATE:
+        pieces = [(new, 0) for new, _ in pieces]
     if len(pieces) == 1:
         new, past = pieces[0]
         if past and attention.cached is not None:

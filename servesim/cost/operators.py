@@ -73,7 +73,7 @@ def operator_work(
 
 
 def _attention(model: ModelSpec, gpu: Gpu, batch: Batch, dtype: str, kv_dtype: str, tp: int) -> dict[str, Work]:
-    windows = Counter(layer.window for layer in model.layers)
+    windows = Counter(layer.window for layer in model.layers if layer.mixer and not layer.recurrent)
     kv = model.kv_bytes_per_token_per_layer(kv_dtype, tp)
     decode_pair, prefill_pair, expanded = _per_pair(model, tp)
     wide = "fp32" if dtype == "fp32" else "bf16"
@@ -92,6 +92,14 @@ def _attention(model: ModelSpec, gpu: Gpu, batch: Batch, dtype: str, kv_dtype: s
             prefill = prefill.plus(Work(flops, 0.0, layers * (seen * kv + new * moved)))
         if batch.prefill:
             prefill = prefill.plus(Work(bytes=layers * 2.0 * expanded))
+    if model.recurrent is not None:
+        layers = sum(layer.recurrent for layer in model.layers)
+        of_token = 4.0 * layers * model.recurrent.value_size * model.recurrent.key_dim / tp
+        state = 2.0 * layers * model.recurrent.state_bytes(tp)
+        queries = batch.decode_count * batch.queries_per_sequence
+        decode = decode.plus(Work(of_token * queries, 0.0, state * batch.decode_count))
+        new = sum(piece[0] for piece in batch.prefill)
+        prefill = prefill.plus(Work(of_token * new, 0.0, state * len(batch.prefill)))
     found = {ATTENTION_PREFILL: prefill, ATTENTION_DECODE: decode}
     peak = gpu.flops[wide]
     return {name: one._replace(compute_ns=one.flops / peak * 1e9) for name, one in found.items() if one.flops}
@@ -141,7 +149,8 @@ class _Counting(LayerGraph):
 
     def routed(self, moe: Experts) -> Curve:
         dtype = moe.dtype or self.dtype
-        shape = ExpertShape(moe.size // self.tp, self.model.hidden_size, moe.count, moe.per_token)
+        size = moe.size * moe.matrices // 3  # that function counts three matrices
+        shape = ExpertShape(size // self.tp, self.model.hidden_size, moe.count, moe.per_token)
         flops, weights, activations = experts_work(shape, dtype, self.tokens)
         compute = flops / self.gpu.flops[COMPUTE_DTYPE[dtype]] * 1e9
         work = {"flops": flops, "compute_ns": compute, "bytes": weights + activations, "link_bytes": 0.0}

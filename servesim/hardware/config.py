@@ -8,18 +8,19 @@ from typing import Any
 from servesim.errors import UserError, shown, suggest
 from servesim.hardware.layers import Experts, Latent, Layer
 from servesim.hardware.nearest import layers_of, nearest
+from servesim.hardware.recurrent import layers_with_states, recurrent_of
 from servesim.untrusted import parse_yaml
 
 _UNSUPPORTED = {
-    "linear_num_key_heads": "linear attention",
-    "linear_attn_config": "linear attention",
     "ssm_cfg": "a state-space model",
     "state_size": "a state-space model",
     "mamba_d_state": "a state-space model",
-    "hybrid_override_pattern": "a state-space model (Mamba2 layers)",
     "vision_config": "a multi-modal model (give the config.json of its text model)",
     "text_config": "a multi-modal model (give the config.json of its text model)",
     "index_topk": "sparse attention",
+    "moe_latent_size": "a model with experts of a latent width (Nemotron 3 Super and Ultra)",
+    "routed_expert_hidden_size": "a model with experts of a latent width (Kimi-K3)",
+    "attn_res_block_size": "a model with attention over earlier layers (Kimi-K3)",
     "attention_chunk_size": "chunked attention",
     "altup_num_inputs": "a model of alternating updates (Gemma 3n)",
     "hidden_size_per_layer_input": "a model with embeddings in every layer (Gemma 3n, Gemma 4)",
@@ -31,18 +32,23 @@ KNOWN_TYPES = frozenset(
         *("gpt_oss", "opt", "deepseek_v2", "deepseek_v3", "kimi_k2", "hunyuan", "hunyuan_v1_dense", "hunyuan_v1_moe"),
         *("phi3", "olmo", "olmo2", "granite", "internlm2", "internlm3", "smollm3", "starcoder2", "gemma3"),
         *("gpt_neox", "phi", "nemotron", "minimax_m2", "glm4", "glm4_moe", "seed_oss", "ernie4_5", "ernie4_5_moe"),
-        *("olmoe", "granitemoe", "stablelm", "cohere"),
+        *("olmoe", "granitemoe", "stablelm", "cohere", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        *("nemotron_h", "kimi_linear"),
     )
 )
 """Values of `model_type` whose decoders have the parts that servesim prices: attention with grouped heads, a dense MLP
 or experts in each layer. Where it is missing, config.json claims nothing else."""
-_LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
+_LAYER_TYPES = {"full_attention": False, "sliding_attention": True, "linear_attention": False}
+_QWEN_NEXT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _TORCH_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_SHARED_COUNTS = ("n_shared_experts", "num_shared_expert", "num_shared_experts")
+_SHARED_SIZES = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
+_TOPK = ("moe_topk", "num_experts_per_token")
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _POSITIVE = ("num_key_value_heads", "head_dim", "attention_head_dim", "cla_share_factor", "decoder_sparse_step")
 _WHOLE = (
     *_EXPERT_COUNTS, "sliding_window", "sliding_window_pattern", "max_window_layers", "moe_intermediate_size",
-    "shared_expert_intermediate_size", "n_shared_experts", "num_shared_expert", "first_k_dense_replace",
+    *_SHARED_SIZES, *_SHARED_COUNTS, "first_k_dense_replace",
     "num_kv_shared_layers", "kv_lora_rank", "q_lora_rank",
 )  # fmt: skip
 """Keys that may be missing or null, but are whole numbers where they are not."""
@@ -66,34 +72,46 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
     if not head_dim:
         raise UserError(f"{where}: hidden_size {hidden} is less than one for each of {heads} attention heads")
     positions = _count(config, "max_position_embeddings", where)
-    experts = _experts(config, kind, where)
+    experts, recurrent = _experts(config, kind, where), recurrent_of(config, where)
+    layers = _layers(config, experts is not None, where)
     return {
         "num_layers": _count(config, "num_hidden_layers", where, MOST_LAYERS),
         "hidden_size": hidden,
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
-        "intermediate_size": _count(config, "ffn_dim" if is_opt else "intermediate_size", where),
+        "intermediate_size": _dense_width(config, is_opt, layers, where),
         "vocab_size": _count(config, "vocab_size", where),
         "max_position": positions,
         "tie_embeddings": bool(config.get("tie_word_embeddings", is_opt or kind.startswith("gemma"))),
-        "gated_mlp": not is_opt and kind not in ("gpt_neox", "starcoder2", "phi", "nemotron"),
+        "gated_mlp": not is_opt and kind not in ("gpt_neox", "starcoder2", "phi", "nemotron", "nemotron_h"),
         "qkv_bias": bias or kind in ("qwen2", "qwen2_moe"),
         "output_bias": bias,
         "mlp_bias": bias if is_opt else bool(config.get("mlp_bias", False)),
-        "qk_norm": kind in ("qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2") or bool(config.get("use_qk_norm")),
+        "qk_norm": kind in (*_QWEN_NEXT, "qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2")
+        or bool(config.get("use_qk_norm")),
         "qk_norm_all_heads": config.get("qk_norm_type") == "per_layer",
-        "norms_per_layer": 4 if kind.startswith(("gemma2", "gemma3")) else 2,
+        "norms_per_layer": 4 if kind.startswith(("gemma2", "gemma3")) else 1 if kind == "nemotron_h" else 2,
         "attention_sinks": kind == "gpt_oss",
         "layer_norm_bias": is_opt,
         # OPT's table has two rows more than positions: its indices start at 2.
         "learned_positions": positions + 2 if is_opt else 0,
         "experts": experts,
         "latent": _latent(config, where),
-        "layer_kinds": _layers(config, experts is not None, where),
+        "recurrent": recurrent,
+        "attention_gate": bool(config.get("attn_output_gate", kind == "qwen3_next")),
+        "layer_kinds": layers if recurrent is None else layers_with_states(config, layers, where),
         "dtype": _TORCH_DTYPES.get(str(config.get("torch_dtype") or config.get("dtype")), "bf16"),
         "block_scaled": bool((config.get("quantization_config") or {}).get("weight_block_size")),
     }
+
+
+def _dense_width(config: dict[str, Any], is_opt: bool, layers: tuple[Layer, ...], where: str) -> int:
+    """Return the width of a dense MLP; 0 where every layer has experts and no such width is stated."""
+    key = "ffn_dim" if is_opt else "intermediate_size"
+    if config.get(key) is None and all(layer.experts for layer in layers):
+        return 0
+    return _count(config, key, where)
 
 
 def changed_config(config: dict[str, Any], name: str, changes: Mapping[str, str]) -> dict[str, Any]:
@@ -129,13 +147,14 @@ def _experts(config: dict[str, Any], kind: str, where: str) -> Experts | None:
     if not count:
         return None
     size = config.get("moe_intermediate_size") or _count(config, "intermediate_size", where)
-    shared_experts = config.get("n_shared_experts") or config.get("num_shared_expert") or 0
-    shared = config.get("shared_expert_intermediate_size") or shared_experts * size
+    shared_experts = next((config[key] for key in _SHARED_COUNTS if config.get(key)), 0)
+    shared = next((config[key] for key in _SHARED_SIZES if config.get(key)), shared_experts * size)
     return Experts(
         count=count,
-        per_token=_count(config, "moe_topk" if "moe_topk" in config else "num_experts_per_tok", where),
+        per_token=_count(config, next((k for k in _TOPK if k in config), "num_experts_per_tok"), where),
         size=size,
         shared_size=shared,
+        gated=kind != "nemotron_h",
         bias=kind == "gpt_oss",
         dtype=_experts_dtype(config.get("quantization_config") or {}),
     )

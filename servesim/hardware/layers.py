@@ -1,4 +1,4 @@
-"""Kinds of decoder layers, where they are not all the same: windows, experts, latent attention."""
+"""Kinds of decoder layers, where they are not all the same: windows, experts, latent attention, states."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ GGUF_BYTES = {"q8_0": 8.5008 / 8, "q6_k": 6.5633 / 8, "q5_k_m": 5.7036 / 8, "q4_
 measured on Llama-3.1-8B; other models differ by some percent)."""
 
 
+STATE_WINDOW = 2
+"""The window that memory gives layers that keep a state: the last computed token, at which it lies, and the next, which
+goes on from it."""
+
+
 class Layer(NamedTuple):
     """The kind of one decoder layer."""
 
@@ -41,7 +46,13 @@ class Layer(NamedTuple):
     experts: bool = False
     """True: a mixture of experts; False: one MLP."""
     owns_kv: bool = True
-    """False: attends the keys and values an earlier layer keeps (cross-layer sharing)."""
+    """False: attends the keys and values an earlier layer keeps (cross-layer sharing), or keeps a state instead."""
+    recurrent: bool = False
+    """True: keeps a state of constant size instead of keys and values (`servesim.hardware.recurrent`)."""
+    mixer: bool = True
+    """False: neither attends nor keeps a state: an MLP alone (Nemotron-H counts the two apart)."""
+    mlp: bool = True
+    """False: neither an MLP nor experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +66,22 @@ class Experts:
     """Width of one expert."""
     shared_size: int = 0
     """Width of the shared expert every token passes; 0: none."""
+    gated: bool = True
+    """False: no gate projection beside up and down (Nemotron-H, whose activation is a square)."""
     bias: bool = False
     """Router, gate, up and down projections have biases."""
     dtype: str | None = None
     """The only precision the experts are published in; None: that of the other linear layers."""
 
+    @property
+    def matrices(self) -> int:
+        """Weight matrices of an expert."""
+        return 3 if self.gated else 2
+
     def params(self, hidden: int) -> int:
         """Return the weights of the experts of one layer, without router and shared expert."""
         bias = 2 * self.size + hidden if self.bias else 0
-        return self.count * (3 * hidden * self.size + bias)
+        return self.count * (self.matrices * hidden * self.size + bias)
 
     def router_params(self, hidden: int) -> int:
         """Return the weights of the router of one layer."""

@@ -24,6 +24,12 @@ ROUNDED = {
     "minimax-m2.5-nvfp4": 229,
     "glm-4.5-air": 106.9,
     "glm-4.5": 353,
+    "qwen3.5-397b-a17b": 397,
+    "qwen3.5-122b-a10b": 122,
+    "qwen3.5-35b-a3b": 35,
+    "qwen3.5-27b": 27,
+    "nemotron-3-nano-30b-a3b": 31.6,
+    "nemotron-h-56b": 56.3,
 }
 """Billions of parameters that are published in round numbers, without the layers that predict further tokens."""
 PUBLISHED = {
@@ -198,7 +204,8 @@ def test_unknown_name_suggests_the_close_one() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
-        ("linear_num_key_heads", 16, "linear attention"),
+        ("linear_num_key_heads", 16, "linear_num_value_heads must be a positive integer, not None"),
+        ("moe_latent_size", 1024, "experts of a latent width"),
         ("index_topk", 2048, "sparse attention"),
         ("layer_types", ["full_attention", "chunked_attention"], "'chunked_attention' are not supported"),
         ("layer_types", ["full_attention"], "names 1 layers of 2"),
@@ -260,16 +267,12 @@ DEEPSEEK = {"hidden_size": 7168, "num_attention_heads": 128, "num_key_value_head
     ("more", "said"),
     [
         (
-            {"linear_num_key_heads": 16, "full_attention_interval": 4, "num_hidden_layers": 48},
-            r"linear attention, which is not supported: layers 0-2, 4-6, 8-10, \.\.\. \(36 of 48\); .* qwen2.5-14b is",
-        ),
-        (
             {"index_topk": 2048, "num_hidden_layers": 61, "n_routed_experts": 256} | DEEPSEEK,
             r"sparse attention, which is not supported: all 61 layers; .* deepseek-v3(-nvfp4)? is nearest",
         ),
         (
-            {"hybrid_override_pattern": "M-M*", "num_hidden_layers": 4},
-            r"Mamba2 layers\), which is not supported: layers 0, 2 \(2 of 4\)",
+            {"moe_latent_size": 1024, "num_hidden_layers": 88, "n_routed_experts": 512},
+            r"experts of a latent width \(Nemotron 3 Super and Ultra\), which is not supported; .* is nearest in size",
         ),
         (
             {"text_config": {"mamba_d_state": 128, "hidden_size": 5120, "num_hidden_layers": 48}},
