@@ -148,6 +148,8 @@ class Continuous(Scheduler):
             together = 1 + len(samples)
             if budget < together or self._sequences() + together > self.limits.max_num_seqs:
                 return
+            if not all(pending(request) for request in (first, *samples)):
+                return  # preempted while its last step was still in a pipeline
             reserve = self.reserve if self.running else 0
             if not ctx.swap_in(first, 1, samples=samples, reserve=reserve):
                 return

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler
+from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.params import check_least, check_share
 from servesim.contracts.scheduler import schedulers
 
@@ -108,28 +108,20 @@ class Sarathi(Scheduler):
     def _plan_each(self, ctx: PlanContext, decodes: list[Request], enough: int) -> None:
         """Give each decode behind the first ones, which have theirs, its token; the last comers give way."""
         served = set(decodes)
-        queue = deque(r for r in self.running if r not in served) if served else deque(self.running)
+        queue = deque(r for r in self.running if r not in served)
         plenty = self.kv.usage().free >= enough
-        prefills: list[Request] = []
         while queue:
             request = queue.popleft()
-            if request in self.prefill_end:
-                prefills.append(request)
+            if request in self.prefill_end or not pending(request):
                 continue
-            if pending(request):
-                while not ((plenty or one_block_free(self.kv)) and ctx.extend(request, 1)):
-                    victim = queue.pop() if queue else request
-                    ctx.preempt(victim)
-                    self.prefill_end.pop(victim, None)
-                    self.waiting.appendleft(victim)
-                    if victim is request:
-                        break
-                else:
-                    decodes.append(request)
-            else:
-                decodes.append(request)  # in flight
-        self.running = decodes + prefills
-        self._entered = bool(prefills)
+            while not ((plenty or one_block_free(self.kv)) and ctx.extend(request, 1)):
+                victim = queue.pop() if queue else request
+                ctx.preempt(victim)
+                self.prefill_end.pop(victim, None)
+                self.waiting.appendleft(victim)
+                if victim is request:
+                    break
+        self.running = [request for request in self.running if request.state is State.RUNNING]
 
     def _next_chunk(self, ctx: PlanContext, request: Request, used: int) -> int:
         left = self.prefill_end[request] - request.num_computed_tokens

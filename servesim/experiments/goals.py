@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.errors import UserError
 from servesim.experiments.run_metrics import Run, within
 from servesim.metrics.slo import time_text
 from servesim.run.scenario import Scenario
@@ -26,16 +25,27 @@ class Goal:
     share: float
     classes: dict[str, dict[str, float]]
     """Limits of classes that have their own."""
+    of: str | None = None
+    """The one class whose requests count; None: all count but those of the classes in `without`."""
+    without: tuple[str, ...] = ()
 
     def good(self, run: Run) -> Mask:
         """Return which requests of a run completed within the limits."""
         return within(run, self.limits, self.classes)
 
+    def counted(self, run: Run, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of some rows of a run that the share is of."""
+        if run.classes is None or (self.of is None and not self.without):
+            return rows
+        labels = np.array(run.classes)[rows]
+        return rows[labels == self.of if self.of is not None else ~np.isin(labels, self.without)]
+
     @property
     def text(self) -> str:
         """The goal in words, such as "99 % of requests within TTFT 1 s and TPOT 50 ms"."""
         limits = [_limits_text(self.limits), *(f"{name} {_limits_text(own)}" for name, own in self.classes.items())]
-        return f"{100 * self.share:g} % of requests within {'; '.join(filter(None, limits))}"
+        which = f"{self.of} requests" if self.of is not None else "other requests" if self.without else "requests"
+        return f"{100 * self.share:g} % of {which} within {'; '.join(filter(None, limits))}"
 
 
 def _limits_text(limits: Mapping[str, float]) -> str:
@@ -44,13 +54,22 @@ def _limits_text(limits: Mapping[str, float]) -> str:
 
 def goals_of(scenario: Scenario, attainment: float) -> list[Goal]:
     """Return the goals of a scenario's SLO: one for the limits that hold jointly, for a share of `attainment`, and one
-    for each limit that has a percentile."""
-    each = scenario.slo_percentiles
-    if each and scenario.slo_classes:
-        raise UserError("slo: percentiles and limits of classes do not go together; give both as plain limits")
+    for each limit that has a percentile, of all requests or of those of a class. Classes with limits of their own have
+    none of the others'."""
+    each, of_class = scenario.slo_percentiles, scenario.slo_class_percentiles
     joint = {name: limit for name, limit in scenario.slo.items() if name not in each}
-    goals = [Goal(joint, attainment, scenario.slo_classes)] if joint or scenario.slo_classes else []
-    return [*goals, *(Goal({name: scenario.slo[name]}, p / 100, {}) for name, p in each.items())]
+    own = tuple(scenario.slo_classes)
+    classes = {
+        c: plain
+        for c, limits in scenario.slo_classes.items()
+        if (plain := {name: limit for name, limit in limits.items() if name not in of_class.get(c, {})})
+    }
+    without = tuple(c for c in own if c not in classes)
+    goals = [Goal(joint, attainment, classes, without=without)] if joint or classes else []
+    goals += [Goal({n: scenario.slo[n]}, p / 100, {}, without=own) for n, p in each.items()]
+    for c, percentiles in of_class.items():
+        goals += [Goal({n: scenario.slo_classes[c][n]}, p / 100, {}, of=c) for n, p in percentiles.items()]
+    return goals
 
 
 def header(goals: list[dict[str, Any]]) -> str:

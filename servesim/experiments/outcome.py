@@ -52,17 +52,23 @@ class Measuring:
     def outcome(self, run: Run) -> Outcome:
         """Measure a run."""
         rows = steady_rows(run, *self.ends)
-        arrival, good = run.columns["arrival_ns"][rows], [goal.good(run)[rows] for goal in self.goals]
-        shares = tuple(float(g.mean()) if len(rows) else float("nan") for g in good)
+        counted = [goal.counted(run, rows) for goal in self.goals]
+        good = [goal.good(run)[of] for goal, of in zip(self.goals, counted, strict=True)]
+        arrival = [run.columns["arrival_ns"][of] for of in counted]
+        shares = tuple(_share(g) if len(rows) else float("nan") for g in good)
         parts: list[tuple[float, ...]] = []
         worst: list[Window | None] = [None] * len(self.goals)
         minute = None
         if self.repeats.recorded and len(rows):
-            inside = [part_rows(run, self._rows(j))[rows] for j in range(len(self.repeats))]
-            parts = [tuple(float(g[part].mean()) for g in good) for part in inside if part.any()]
-            worst = [worst_window(arrival, g, self.minutes, self.least) for g in good]
+            inside = [part_rows(run, self._rows(j)) for j in range(len(self.repeats))]
+            parts = [
+                tuple(_share(g[part[of]]) for g, of in zip(good, counted, strict=True))
+                for part in inside
+                if part[rows].any()
+            ]
+            worst = [worst_window(a, g, self.minutes, self.least) for a, g in zip(arrival, good, strict=True)]
             missed = int(np.argmin([share - goal.share for share, goal in zip(shares, self.goals, strict=True)]))
-            minute = worst_window(arrival, good[missed], 1.0, LEAST_IN_A_MINUTE)
+            minute = worst_window(arrival[missed], good[missed], 1.0, LEAST_IN_A_MINUTE)
         return Outcome(
             len(rows),
             measure(run, self.metrics, *self.ends),
@@ -82,12 +88,13 @@ class Measuring:
         warmup, cooldown = self.ends
         counts = (arrival_ns >= start + warmup * span) & (arrival_ns <= start + (1 - cooldown) * span)
         rows = np.flatnonzero(counts[: len(run.columns["row"])])
-        good = [goal.good(run)[rows] for goal in self.goals]
-        shares = tuple(float(g.mean()) if len(rows) else 1.0 for g in good)
+        counted = [goal.counted(run, rows) for goal in self.goals]
+        good = [goal.good(run)[of] for goal, of in zip(self.goals, counted, strict=True)]
+        shares = tuple(_share(g) for g in good)
         worst: list[Window | None] = [None] * len(self.goals)
         if self.repeats.recorded and paced and len(rows):
-            arrival = arrival_ns[rows].astype(np.float64)
-            worst = [worst_window(arrival, g, self.minutes, self.least) for g in good]
+            arrival = [arrival_ns[of].astype(np.float64) for of in counted]
+            worst = [worst_window(a, g, self.minutes, self.least) for a, g in zip(arrival, good, strict=True)]
         misses = (misses_of(run, rows, goal) for goal in self.goals)
         exact = tuple(exact_length(run, m) if m is not None else None for m in misses)
         return Outcome(len(rows), {}, shares, (), tuple(worst), None, exact, False, 0.0)
@@ -96,6 +103,11 @@ class Measuring:
         rows = self.repeats.rows(j)
         assert rows is not None
         return rows
+
+
+def _share(good: NDArray[np.bool_]) -> float:
+    """Return the share of good requests; of none, none is missed."""
+    return float(good.mean()) if len(good) else 1.0
 
 
 LEAST_IN_A_MINUTE = 20

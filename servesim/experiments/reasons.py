@@ -53,6 +53,7 @@ class Misses(NamedTuple):
 
 def misses_of(run: Run, rows: NDArray[np.int64], goal: Goal) -> Misses | None:
     """Return which requests miss a goal; None where none of them does, or classes have limits of their own."""
+    rows = goal.counted(run, rows)
     good = goal.good(run)[rows]
     if not len(rows) or good.all() or not goal.limits:
         return None

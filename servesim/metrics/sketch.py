@@ -78,10 +78,17 @@ class Sketch:
         return a + (b - a) * (position - low)
 
     def _at(self, ends: NDArray[np.int64], rank: int) -> float:
-        """Return the value of a rank, counted from 0: the point of its bucket that is nearest, relatively, to both
-        bounds."""
+        """Return the value of a rank, counted from 0."""
         if rank < self._zeros:
             return 0.0
-        bucket = self._first + int(np.searchsorted(ends, rank, side="right"))
-        middle = math.exp(bucket * _LOG_RATIO) * (1 - RELATIVE_ERROR)
+        return self._middle(int(np.searchsorted(ends, rank, side="right")))
+
+    def _middle(self, index: int) -> float:
+        """Return the point of a bucket that is nearest, relatively, to both bounds."""
+        middle = math.exp((self._first + index) * _LOG_RATIO) * (1 - RELATIVE_ERROR)
         return min(max(middle, self._low), self._high)
+
+    def buckets(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return the values taken in, ascending and each within the relative error, and how often each came."""
+        values = [0.0, *(self._middle(index) for index in range(len(self._counts)))]
+        return np.array(values), np.concatenate([[self._zeros], self._counts])

@@ -27,6 +27,8 @@ class Load:
     in_system: NDArray[np.float64]
     arrived: NDArray[np.int64]
     """Arrivals before each of the eleven edges."""
+    filling: NDArray[np.float64]
+    """Mean number in the system in each tenth had each arrival stayed as long as arrivals of the whole run."""
     service_ns: float
     """Mean time from the first schedule to the end."""
     span_ns: int
@@ -40,7 +42,9 @@ def load_of(arrival: Times, waits: Times, leaves: Times) -> Load | None:
         return None
     edges = arrival[0] + span * np.arange(TENTHS + 1) // TENTHS
     waiting, in_system = mean_between(arrival, waits, edges), mean_between(arrival, leaves, edges)
-    return Load(waiting, in_system, np.searchsorted(arrival, edges), float((leaves - waits).mean()), span)
+    arrived = np.searchsorted(arrival, edges)
+    filling = expected_present(arrived, span / TENTHS, leaves - arrival, np.ones(len(arrival), dtype=np.int64))
+    return Load(waiting, in_system, arrived, filling, float((leaves - waits).mean()), span)
 
 
 def stability(requests: Requests) -> dict[str, Any]:
@@ -49,17 +53,17 @@ def stability(requests: Requests) -> dict[str, Any]:
     Unstable is a run in which the number waiting (not yet scheduled for the first time) rises through the last
     three tenths and is there higher than in some earlier tenth by at least max(10, 2 %, 2 sqrt) of the requests
     that arrived in between: more than the chance wandering of a queue below capacity, which is of the order of the
-    square root. Engines that admit every request and slow down show it in the number in the system instead; there
-    only the second half counts, once it is three times the mean time in service, so that the filling
-    of an empty server is not taken for growth. Where it is not, and nothing waits longer and longer, the trace is too
-    short to tell: undecided.
+    square root. Engines that admit every request and slow down show it in the number in the system instead. There
+    only the second half counts, and what an empty server that fills would show is taken off first: the number that
+    the same arrivals would give if each stayed as long as those observed (`expected_present`). Where nothing grows, and
+    half the span is less than three times the mean time in service, the trace is too short to tell: undecided.
     """
     load = requests.load()
     if load is None:
         return {"unstable": False, "decided": True, "waiting_by_tenth": None, "in_system_by_tenth": None}
     settled = load.service_ns * 3 <= load.span_ns / 2
     unstable = _grows(load.waiting, load.arrived, TENTHS)
-    unstable = unstable or (settled and _grows(load.in_system, load.arrived, TENTHS // 2))
+    unstable = unstable or _grows(load.in_system - load.filling, load.arrived, TENTHS // 2)
     return {
         "unstable": unstable,
         "decided": unstable or settled,
@@ -76,6 +80,25 @@ def mean_between(enter: Times, leave: Times, edges: Times) -> NDArray[np.float64
         for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     ]
     return np.array(stay) / width
+
+
+def expected_present(
+    arrived: Times, width: float, stays: NDArray[Any], counts: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the mean number present in each tenth of a span if what arrives in it, spread evenly, stays `stays[i]`
+    with weight `counts[i]`, whenever it arrives.
+
+    `arrived`: arrivals before each of the eleven edges, `width` apart; `stays` in the same unit. What begins at one
+    time and stays S is present for min(S, t) of the next t; H(t) is the mean over S of its integral up to t, and the
+    arrivals of a tenth are present d tenths later in proportion to the second difference of H there.
+    """
+    weight = counts / counts.sum()
+    integrals = [0.0, 0.0]
+    for t in width * np.arange(1, TENTHS + 1):
+        inside = np.minimum(stays, t)
+        integrals.append(float(np.dot(weight, inside * (t - inside / 2))))
+    later = np.diff(integrals, 2) / width**2
+    return np.convolve(np.diff(arrived), later)[:TENTHS]
 
 
 def _grows(number: NDArray[np.float64], arrived: Times, tenths: int) -> bool:

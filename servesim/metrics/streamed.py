@@ -11,7 +11,7 @@ from servesim.contracts.request import State
 from servesim.metrics.prefix_cache import RecentHitRate
 from servesim.metrics.requests import LATENCIES, MS, TOTALS, Limits, RequestColumns, Service, Stats
 from servesim.metrics.sketch import Sketch
-from servesim.metrics.stability import TENTHS, Load
+from servesim.metrics.stability import TENTHS, Load, expected_present
 from servesim.sentinels import NEVER
 
 Times = NDArray[np.int64]
@@ -126,7 +126,8 @@ class LoadGrid:
         self._count = np.zeros((3, self.BINS), dtype=np.int64)
         self._since = np.zeros((3, self.BINS), dtype=np.int64)
         self._first, self._last = NEVER, -1
-        self._service_ns = self._stays = 0
+        self._service_ns = 0
+        self._stays = Sketch()
 
     def add(self, arrival: Times, waits: Times, leaves: Times) -> None:
         """Add the times at which requests arrived, stopped waiting and left."""
@@ -134,7 +135,7 @@ class LoadGrid:
             return
         self._first, self._last = min(self._first, int(arrival.min())), max(self._last, int(arrival.max()))
         self._service_ns += int((leaves - waits).sum())
-        self._stays += len(arrival)
+        self._stays.add(leaves - arrival)
         while int(leaves.max()) - self._origin >= self._width * self.BINS:
             self._double()
         for kind, times in enumerate((arrival, waits, leaves)):
@@ -166,4 +167,6 @@ class LoadGrid:
             integral = np.interp(position, bins, np.concatenate([[0], np.cumsum(gained)]))
             means.append(np.diff(integral) / np.diff(edges))
         arrived = np.interp(position, bins, before[0]).astype(np.int64)
-        return Load(means[0], means[1], arrived, self._service_ns / self._stays, span)
+        stays, counts = self._stays.buckets()
+        filling = expected_present(arrived, span / TENTHS, stays, counts)
+        return Load(means[0], means[1], arrived, filling, self._service_ns / int(counts.sum()), span)

@@ -28,7 +28,7 @@ from pydantic import (
 from servesim import untrusted
 from servesim.errors import UserError, shown, suggest
 from servesim.hardware import model_named
-from servesim.metrics.slo import check_slo, is_time, milliseconds, parse_slo, split_slo
+from servesim.metrics.slo import check_slo, parse_slo
 from servesim.parsing import pairs, policy_parts, spelt, with_changes
 from servesim.run.beside import beside
 from servesim.run.client_tools import under_tool
@@ -36,10 +36,11 @@ from servesim.run.pace import parse_rate
 from servesim.run.pools import with_pd, with_pools
 from servesim.run.presets import preset_settings, under
 from servesim.run.prices import prices_of
+from servesim.run.slo_settings import check_percentiles, with_percentiles
 
 Settings = dict[str, Any]
 
-CLUSTERS = ("pools", "pd", "handoff", "scaler", "start", "offload")
+SELDOM = ("pools", "pd", "handoff", "scaler", "start", "offload", "slo_class_percentiles")
 """Settings that are written only where they say something."""
 _EXAMPLES = {
     "trace": ": a file, preset:NAME or synth:key=value,...",
@@ -264,7 +265,9 @@ class Scenario(_Section):
     """Percentiles of the limits in `slo` that hold each by itself, as `ttft:p99<1s` sets it."""
     slo_classes: dict[str, dict[str, float]] = Field(default={})
     """Limits of single classes (the trace's labels `class`), such as `gold: ttft:300` in YAML; other classes have
-    those of `slo`."""
+    those of `slo`. With a percentile (`gold: ttft:p99<300ms`) each holds by itself, for the requests of the class."""
+    slo_class_percentiles: dict[str, dict[str, float]] = Field(default={})
+    """Percentiles of the limits in `slo_classes` that hold each by itself, as `gold: ttft:p99<300ms` sets them."""
     mode: Literal["fast", "reference"] = "fast"
     """fast, or reference: every step by itself, the same result to the nanosecond, slowly."""
     stream: bool = False
@@ -314,20 +317,19 @@ class Scenario(_Section):
 
     @model_serializer(mode="wrap")
     def _short(self, dumped: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what only clusters of several pools have."""
+        """Leave out what few scenarios have."""
         found: dict[str, Any] = dumped(self)
-        return {key: value for key, value in found.items() if value or key not in CLUSTERS}
+        return {key: value for key, value in found.items() if value or key not in SELDOM}
 
     @model_validator(mode="before")
     @classmethod
     def _slo_each(cls, value: Any) -> Any:
         """Take percentiles out of the limits' keys."""
-        slo = value.get("slo") if isinstance(value, Mapping) else None
-        limits = parse_slo(slo) if isinstance(slo, str) and slo else slo
-        if not isinstance(limits, Mapping):
+        if not isinstance(value, Mapping):
             return value
-        plain, percentiles = split_slo(limits)
-        return {**value, "slo": plain, **({"slo_percentiles": percentiles} if percentiles else {})}
+        classes = value.get("slo_classes")
+        parsed = {"slo_classes": read_yaml("slo_classes", classes)} if isinstance(classes, str) else {}
+        return with_percentiles({**value, **parsed})
 
     @field_validator("shape", mode="before")
     @classmethod
@@ -348,26 +350,20 @@ class Scenario(_Section):
     @field_validator("slo_percentiles")
     @classmethod
     def _slo_percentiles(cls, value: dict[str, float], info: ValidationInfo) -> dict[str, float]:
-        for name, percentile in value.items():
-            if name not in info.data.get("slo", {}) or not 0 < percentile <= 100:
-                raise ValueError("percentiles of limits in slo, above 0 and up to 100, are needed")
-        return value
+        return check_percentiles(info.data.get("slo", {}), value)
 
-    @field_validator("slo", mode="before")
+    @field_validator("slo_class_percentiles")
     @classmethod
-    def _slo(cls, value: Any) -> Any:
-        return _limits(value)
+    def _class_percentiles(
+        cls, value: dict[str, dict[str, float]], info: ValidationInfo
+    ) -> dict[str, dict[str, float]]:
+        limits = info.data.get("slo_classes", {})
+        return {name: check_percentiles(limits.get(name, {}), each) for name, each in value.items()}
 
     @field_validator("slo")
     @classmethod
     def _slo_limits(cls, value: dict[str, float]) -> dict[str, float]:
         return check_slo(value)
-
-    @field_validator("slo_classes", mode="before")
-    @classmethod
-    def _slo_classes(cls, value: Any) -> Any:
-        value = read_yaml("slo_classes", value) if isinstance(value, str) else value
-        return {name: _limits(slo) for name, slo in value.items()} if isinstance(value, Mapping) else value
 
     @field_validator("slo_classes")
     @classmethod
@@ -463,13 +459,6 @@ def _renamed(value: Any) -> Any:
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return with_changes(value["name"], {key: inner for key, inner in value.items() if key != "name"})
     return value
-
-
-def _limits(value: Any) -> Any:
-    """Parse limits given as text or a mapping; anything else is left for the validation to refuse."""
-    if isinstance(value, Mapping):
-        return {name: milliseconds(name, limit) if is_time(limit) else spelt(limit) for name, limit in value.items()}
-    return parse_slo(value) if isinstance(value, str) else value
 
 
 def _assign(settings: Settings, key: str, value: Any) -> None:

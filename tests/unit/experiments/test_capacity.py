@@ -139,7 +139,7 @@ def test_a_gpu_without_tables_is_answered_when_told(told: dict[str, Any]) -> Non
         ({"window": 5}, "window cuts a recorded trace"),
         ({"window_minutes": 0}, "window_minutes is 0"),
         ({"gpu": "h200,rtx-4090"}, "rtx-4090 has no kernel tables.*--by-formula"),
-        ({"slo": "ttft:p99<1s", "slo_classes": {"gold": "ttft:5"}}, "do not go together"),
+        ({"slo": "ttft:p99<1s", "slo_classes": {"gold": "ttft:p0<5"}}, "ttft:p0 is no percentile"),
     ],
 )
 def test_questions_without_an_answer_are_refused(changes: dict[str, Any], said: str) -> None:

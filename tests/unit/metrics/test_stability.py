@@ -9,7 +9,7 @@ import pytest
 
 from servesim import draws
 from servesim.metrics.requests import RequestColumns
-from servesim.metrics.stability import mean_between, stability
+from servesim.metrics.stability import expected_present, mean_between, stability
 
 SECOND = 1_000_000_000
 Make = Callable[..., RequestColumns]
@@ -54,10 +54,39 @@ def test_an_engine_that_admits_everybody_and_slows_down_is_unstable(request_colu
     last = arrival * 3 // 2 + SECOND
     slow = request_columns(arrival_ns=arrival, scheduled_ns=arrival, last_token_ns=last)
     assert stability(slow)["waiting_by_tenth"] == [0.0] * 10
-    # its requests stay 500 s on average, so the half of the run is not yet three times that
-    assert not stability(slow)["unstable"]
+    assert stability(slow)["unstable"]
     last = arrival * 11 // 10 + SECOND
     assert stability(request_columns(arrival_ns=arrival, scheduled_ns=arrival, last_token_ns=last))["unstable"]
+
+
+@pytest.mark.parametrize("longest", [2000, 4000, 12000])
+def test_filling_is_not_growth_however_long_requests_stay(request_columns: Make, longest: int) -> None:
+    """An M/G/infinity server never queues; one in eight stays through all of the span."""
+    arrival = (np.cumsum(-np.log1p(-draws.uniform(7, "gaps", np.arange(2000)))) * SECOND).astype(np.int64)
+    stay = np.where(np.arange(2000) % 8 == 0, longest, 50) * SECOND
+    found = stability(request_columns(arrival_ns=arrival, scheduled_ns=arrival, last_token_ns=arrival + stay))
+    in_system = found["in_system_by_tenth"]
+    assert in_system[9] > in_system[8] > in_system[7]
+    assert not found["unstable"]
+
+
+def test_a_burst_is_not_growth_where_service_is_as_fast_in_it(request_columns: Make) -> None:
+    """Arrivals triple in the last three tenths, and each stays 100 s all the same."""
+    arrival = np.concatenate([np.arange(0, 7000, 4), np.arange(7000, 10000)]) * SECOND
+    found = stability(request_columns(arrival_ns=arrival, scheduled_ns=arrival, last_token_ns=arrival + 500 * SECOND))
+    assert found["in_system_by_tenth"][9] > 3 * found["in_system_by_tenth"][5]
+    assert not found["unstable"]
+
+
+def test_expected_present_by_hand() -> None:
+    """Ten arrive in the first tenth, spread evenly over 4 s, none later; half of them stay 2 s, half 6 s."""
+    found = expected_present(np.array([0] + [10] * 10), 4.0, np.array([2, 6]), np.array([5, 5]))
+    # Each kind arrives at 1.25/s. Of the long ones 1.25 t are there at t <= 4, five until 6, then 1.25 fewer a second;
+    # of the short ones 1.25 t at t <= 2, 2.5 until 4, then 1.25 fewer a second.
+    assert found[0] == pytest.approx((1.25 * 8 + 1.25 * 2 + 2.5 * 2) / 4)
+    assert found[1] == pytest.approx((5 * 2 + (5 + 2.5) / 2 * 2 + 2.5 / 2 * 2) / 4)
+    assert found[2] == pytest.approx((2.5 / 2 * 2) / 4)
+    assert found[3:] == pytest.approx(np.zeros(7))
 
 
 def test_an_empty_server_that_fills_is_stable(request_columns: Make) -> None:

@@ -110,6 +110,7 @@ def test_records_in_pieces_add_up_to_those_of_all(seed: int) -> None:
     assert (ours.span_ns, ours.service_ns) == (exact.span_ns, pytest.approx(exact.service_ns))
     assert ours.waiting == pytest.approx(exact.waiting, rel=0.01)
     assert ours.in_system == pytest.approx(exact.in_system, rel=0.01)
+    assert ours.filling == pytest.approx(exact.filling, rel=0.01)
     assert np.abs(ours.arrived - exact.arrived).max() <= 2
 
 
@@ -135,3 +136,4 @@ def test_bins_that_doubled_tell_what_narrow_ones_would_have() -> None:
     assert exact is not None
     assert found.waiting == pytest.approx(exact.waiting, rel=0.01)
     assert found.in_system == pytest.approx(exact.in_system, rel=0.01)
+    assert found.filling == pytest.approx(exact.filling, rel=0.01)

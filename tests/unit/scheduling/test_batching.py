@@ -6,6 +6,7 @@ import pytest
 
 from servesim.contracts import State
 from servesim.records.recorder import REQUEST_COLUMNS
+from tests.property.test_fast_equals_reference import compared
 from tests.support.worlds import ToyCost, World, toy_trace
 
 
@@ -149,3 +150,21 @@ def test_sarathi_admits_only_whole_prompts_into_memory() -> None:
 def test_without_a_kv_cache_every_step_computes_everything_again() -> None:
     steps = steps_of(World(toy_trace([0], [40], [8]), scheduler="no-cache"))
     assert [s["prefill_tokens"] for s in steps] == list(range(40, 48))
+
+
+def test_a_request_swapped_out_in_flight_comes_back_once_its_token_is_known() -> None:
+    """Three stages: request 1 gives way while its last step is in the pipeline, and there is room for it at once."""
+    trace = toy_trace([787, 1948], [25, 4], [18, 21])
+    params = {"preemption_mode": "swap"}
+    cost = ToyCost(1000, 0, 1)
+    fast, _ = compared(World(trace, "paged", 6, scheduler="continuous", scheduler_params=params, depth=3, cost=cost))
+    preemptions, tokens = (fast.recorder.requests.column(name) for name in ("num_preemptions", "output_len"))
+    assert preemptions[0] == 0 < preemptions[1]
+    assert tokens.tolist() == [18, 21]
+
+
+def test_sarathi_keeps_running_requests_in_order_of_arrival_where_samples_begin_to_decode() -> None:
+    trace = toy_trace([0, 0], [14, 22], [2, 13], samples={0: [7], 1: []})
+    compared(
+        World(trace, "paged", 14, scheduler="sarathi", scheduler_params={"chunk_size": 16}, cost=ToyCost(1, 0, 13))
+    )
