@@ -53,6 +53,14 @@ class Excess(Protocol):
         ...
 
 
+class Cached(Protocol):
+    """Prompt pieces over cached tokens."""
+
+    def at(self, new: int, past: int) -> tuple[float, int]:
+        """Return the nanoseconds of one layer and their source for `new` tokens over `past` ones."""
+        ...
+
+
 class Attention(Protocol):
     """Attention as the cost model sees it; nanoseconds of one layer."""
 
@@ -60,7 +68,7 @@ class Attention(Protocol):
     """Fixed cost of a call: what a mixed batch, one kernel, pays once instead of twice."""
     window: int
     """Tokens a query attends; 0: all; `FROM_STATE`: none, but a state."""
-    cached: CachedPrefill | None
+    cached: Cached | None
     """Prompt pieces over cached tokens, where measured."""
     mixed: Excess | None
     """Decodes beside a prompt, where measured."""
@@ -83,7 +91,7 @@ class Attention(Protocol):
 class GridAttention:
     """Attention from measured curves."""
 
-    cached: CachedPrefill | None = None
+    cached: Cached | None = None
     mixed: Excess | None = None
     skew: SkewExcess | None = None
 
@@ -130,7 +138,7 @@ class TableAttention(GridAttention):
 class FormulaAttention:
     """Attention by formula: linear in the KV read and in the pairs computed."""
 
-    cached: CachedPrefill | None = None
+    cached: Cached | None = None
     mixed: Excess | None = None
     skew: SkewExcess | None = None
 

@@ -16,6 +16,7 @@ from servesim.cost.latent import latent_attention, token_linears
 from servesim.cost.linear import GemmTables, collective_curve, row_curve
 from servesim.cost.moe import experts_curve, family_measured
 from servesim.cost.recurrent import recurrent_attention
+from servesim.cost.sparse import sparse_attention
 from servesim.cost.stage import AttentionLayers, Operator
 from servesim.cost.streamed import BesidePrompt, StreamedDecode
 from servesim.hardware.gpu import Gpu
@@ -125,7 +126,9 @@ class LayerGraph:
         attention: Attention
         latent = self.model.latent
         kv_bytes = dtype_bytes(self.kv_dtype)
-        if latent is not None:
+        if latent is not None and latent.indexer is not None:
+            attention = sparse_attention(self.gemms, latent, self.model.hidden_size, shape.heads, self.kv_dtype)
+        elif latent is not None:
             attention = latent_attention(self.gemms, latent, shape.heads, self.kv_dtype)
         elif kernels is not None and kernels.rows("attention_decode", _table_dtype(self.kv_dtype)):
             slowdown = self.gemms.measured_on.gpu.bandwidth / self.gpu.bandwidth

@@ -18,7 +18,7 @@ from servesim.cost.formula import COMPUTE_DTYPE, WEIGHT_BYTES, Roofline, line, m
 from servesim.cost.graph import LayerGraph
 from servesim.cost.linear import GemmTables
 from servesim.cost.moe import ExpertShape, experts_work
-from servesim.cost.work import decode_attended, prefill_pairs
+from servesim.cost.work import chosen, decode_attended, prefill_pairs
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import Experts, dtype_bytes
 from servesim.hardware.model import ModelSpec
@@ -79,13 +79,22 @@ def _attention(model: ModelSpec, gpu: Gpu, batch: Batch, dtype: str, kv_dtype: s
     wide = "fp32" if dtype == "fp32" else "bf16"
     moved = 2.0 * dtype_bytes(wide) * model.q_size / tp  # queries in and outputs out
     decode = prefill = Work()
-    for window, layers in windows.items():
+    indexer = model.latent.indexer if model.latent is not None else None
+    for whole, layers in windows.items():
+        window = chosen(model, whole)
         pairs, read = decode_attended(batch, window)
         queries = batch.decode_count * batch.queries_per_sequence
         if pairs:
             flops = layers * (pairs * decode_pair + 2.0 * expanded * queries)
             data = layers * (read * kv + queries * moved + 2.0 * expanded)
             decode = decode.plus(Work(flops, 0.0, data))
+        if indexer is not None:
+            every, of_all = decode_attended(batch, whole)
+            a_pair = 2.0 * layers * indexer.heads * indexer.dim
+            decode = decode.plus(Work(a_pair * every, 0.0, layers * (of_all - read) * indexer.key_bytes))
+            for new, past in batch.prefill:
+                beyond = max(past - window, 0) * indexer.key_bytes
+                prefill = prefill.plus(Work(a_pair * prefill_pairs(new, past, whole), 0.0, layers * beyond))
         for new, past in batch.prefill:
             seen = min(past, window) + new if window else past + new
             flops = layers * (prefill_pairs(new, past, window) * prefill_pair + 2.0 * expanded * seen)

@@ -10,6 +10,7 @@ below; columns an operator does not use are null. Times are microseconds of one 
 contexts, alone or beside one prompt), `window_prefill`, `window_decode` (attention limited to a window), `mla_prefill`,
 `mla_decode` (latent attention with its projections), `mla_kernel_prefill`, `mla_kernel_decode` (its kernel alone),
 `gdn_prefill`, `gdn_decode`, `kda_prefill`, `kda_decode` (convolution and recurrence of layers that keep a state),
+`dsa_prefill`, `dsa_decode` (sparse attention with its projections; k: hidden size),
 `all_reduce` (as the engine chooses among its kernels), `all_reduce_nccl`, `all_gather`, `all_to_all_ll`,
 `all_to_all_ht` (DeepEP to the experts' GPUs and back, low latency and high throughput), `norm` (with the residual
 addition), `activation`, `rotary`, `kv_write`, `embedding`, `sampler` |

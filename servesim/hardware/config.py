@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from servesim.errors import UserError, shown, suggest
-from servesim.hardware.layers import Experts, Latent, Layer
+from servesim.hardware.layers import Experts, Indexer, Latent, Layer
 from servesim.hardware.nearest import layers_of, nearest
 from servesim.hardware.recurrent import layers_with_states, recurrent_of
 from servesim.untrusted import parse_yaml
@@ -17,7 +17,8 @@ _UNSUPPORTED = {
     "mamba_d_state": "a state-space model",
     "vision_config": "a multi-modal model (give the config.json of its text model)",
     "text_config": "a multi-modal model (give the config.json of its text model)",
-    "index_topk": "sparse attention",
+    "indexer_types": "sparse attention whose layers share an index (GLM-5.2)",
+    "index_topk_freq": "sparse attention whose layers share an index",
     "moe_latent_size": "a model with experts of a latent width (Nemotron 3 Super and Ultra)",
     "routed_expert_hidden_size": "a model with experts of a latent width (Kimi-K3)",
     "attn_res_block_size": "a model with attention over earlier layers (Kimi-K3)",
@@ -33,7 +34,7 @@ KNOWN_TYPES = frozenset(
         *("phi3", "olmo", "olmo2", "granite", "internlm2", "internlm3", "smollm3", "starcoder2", "gemma3"),
         *("gpt_neox", "phi", "nemotron", "minimax_m2", "glm4", "glm4_moe", "seed_oss", "ernie4_5", "ernie4_5_moe"),
         *("olmoe", "granitemoe", "stablelm", "cohere", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
-        *("nemotron_h", "kimi_linear"),
+        *("nemotron_h", "kimi_linear", "deepseek_v32", "glm_moe_dsa"),
     )
 )
 """Values of `model_type` whose decoders have the parts that servesim prices: attention with grouped heads, a dense MLP
@@ -177,6 +178,8 @@ def _experts_dtype(quantized: dict[str, Any]) -> str | None:
 
 def _latent(config: dict[str, Any], where: str) -> Latent | None:
     if not config.get("kv_lora_rank"):
+        if config.get("index_topk"):
+            raise UserError(f"{where}: index_topk makes it sparse attention, which is not known without kv_lora_rank")
         return None
     return Latent(
         kv_rank=_count(config, "kv_lora_rank", where),
@@ -184,7 +187,15 @@ def _latent(config: dict[str, Any], where: str) -> Latent | None:
         nope_dim=_count(config, "qk_nope_head_dim", where),
         v_dim=_count(config, "v_head_dim", where),
         q_rank=config.get("q_lora_rank") or 0,
+        indexer=_indexer(config, where),
     )
+
+
+def _indexer(config: dict[str, Any], where: str) -> Indexer | None:
+    if not config.get("index_topk"):
+        return None
+    heads, dim = (_count(config, key, where) for key in ("index_n_heads", "index_head_dim"))
+    return Indexer(heads, dim, _count(config, "index_topk", where))
 
 
 def _layers(config: dict[str, Any], experts: bool, where: str) -> tuple[Layer, ...]:

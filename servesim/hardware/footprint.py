@@ -91,7 +91,8 @@ def _builds(config: dict[str, Any], model: ModelSpec) -> bool:
 def attention_kind(model: ModelSpec) -> str:
     """Return the field's name for how the heads share keys and values."""
     if model.latent is not None:
-        return f"MLA, a latent of {model.latent.kv_rank} + {model.latent.rope_dim} numbers"
+        chosen = f", {model.latent.indexer.topk} tokens chosen" if model.latent.indexer is not None else ""
+        return f"MLA, a latent of {model.latent.kv_rank} + {model.latent.rope_dim} numbers{chosen}"
     if model.recurrent is not None:
         states = sum(layer.recurrent for layer in model.layers)
         return f"{states} layers keep a state ({model.recurrent.kind}); GQA with {model.num_kv_heads} KV heads"

@@ -94,6 +94,31 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """What chooses the tokens that sparse attention attends (DeepSeek-V3.2, GLM-5): it scores all of them by keys of
+    its own, and is whole on every GPU."""
+
+    heads: int
+    dim: int
+    topk: int
+    """Tokens attended, of all there are."""
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes kept of one token in one layer: a key in fp8, and a scale of 4 bytes for each 128 numbers (vLLM's and
+        SGLang's indexer caches)."""
+        return self.dim + 4 * -(-self.dim // _SCALED)
+
+    def linears(self, hidden: int, q_rank: int) -> list[tuple[int, int]]:
+        """Return (output width, input width) of its queries, its key, and the weights of its heads."""
+        return [(self.heads * self.dim, q_rank or hidden), (self.dim, hidden), (self.heads, hidden)]
+
+
+_SCALED = 128
+"""Numbers in fp8 that share a scale of 4 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Latent:
     """Multi-head latent attention (DeepSeek-V2 and later): keys and values are one compressed vector a token."""
 
@@ -105,6 +130,8 @@ class Latent:
     v_dim: int
     q_rank: int = 0
     """Rank of the compressed query; 0: not compressed."""
+    indexer: Indexer | None = None
+    """None: all tokens are attended."""
 
     @property
     def width(self) -> int:
@@ -118,7 +145,17 @@ class Latent:
         down = [(self.q_rank + self.width, hidden), (heads * query, self.q_rank)]
         if not self.q_rank:
             down = [(self.width, hidden), (heads * query, hidden)]
-        return [*down, (heads * (self.nope_dim + self.v_dim), self.kv_rank), (hidden, heads * self.v_dim)]
+        index = self.indexer.linears(hidden, self.q_rank) if self.indexer is not None else []
+        return [*down, (heads * (self.nope_dim + self.v_dim), self.kv_rank), (hidden, heads * self.v_dim), *index]
+
+    def token_bytes(self, kv_dtype: str) -> int:
+        """Return the bytes kept of one token in one layer. Sparse attention in fp8 keeps scales, and the rotary part in
+        2 bytes (the layout of FlashMLA's sparse kernels)."""
+        if self.indexer is None:
+            return int(self.width * dtype_bytes(kv_dtype))
+        if dtype_bytes(kv_dtype) > 1:
+            return int(self.width * dtype_bytes(kv_dtype)) + self.indexer.key_bytes
+        return self.kv_rank + 4 * -(-self.kv_rank // _SCALED) + 2 * self.rope_dim + self.indexer.key_bytes
 
 
 def dtype_bytes(dtype: str) -> float:

@@ -172,7 +172,9 @@ class ModelSpec:
         return 2 * kv_heads_per_gpu(self, tp) * self.head_dim
 
     def kv_bytes_per_token_per_layer(self, dtype: str = "bf16", tp: int = 1) -> int:
-        """Return the bytes of the numbers `kv_elements` counts."""
+        """Return the bytes of the numbers `kv_elements` counts; with the keys that sparse attention chooses by."""
+        if self.latent is not None:
+            return self.latent.token_bytes(dtype)
         return int(self.kv_elements(tp) * dtype_bytes(dtype))
 
     def kv_bytes_per_token(self, dtype: str = "bf16", tp: int = 1) -> int:

@@ -82,7 +82,7 @@ def recurrent_of(config: Mapping[str, Any], where: str) -> Recurrent | None:
     if kda is not None and not isinstance(kda, Mapping):
         raise UserError(f"{where}: linear_attn_config must be an object, not {shown(kda)}")
     dtype = config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype")
-    if dtype is not None and dtype not in _STATE_DTYPES:
+    if dtype is not None and dtype not in list(_STATE_DTYPES):
         raise UserError(f"{where}: the format of states is {shown(dtype)} (choose from: {', '.join(_STATE_DTYPES)})")
 
     def count(key: str, of: Mapping[str, Any] = config) -> int:

@@ -30,6 +30,8 @@ ROUNDED = {
     "qwen3.5-27b": 27,
     "nemotron-3-nano-30b-a3b": 31.6,
     "nemotron-h-56b": 56.3,
+    "deepseek-v3.2": 671.9,
+    "glm-5": 744,
 }
 """Billions of parameters that are published in round numbers, without the layers that predict further tokens."""
 PUBLISHED = {
@@ -206,7 +208,8 @@ def test_unknown_name_suggests_the_close_one() -> None:
     [
         ("linear_num_key_heads", 16, "linear_num_value_heads must be a positive integer, not None"),
         ("moe_latent_size", 1024, "experts of a latent width"),
-        ("index_topk", 2048, "sparse attention"),
+        ("index_topk", 2048, "sparse attention, which is not known without kv_lora_rank"),
+        ("index_topk_freq", 4, "sparse attention whose layers share an index"),
         ("layer_types", ["full_attention", "chunked_attention"], "'chunked_attention' are not supported"),
         ("layer_types", ["full_attention"], "names 1 layers of 2"),
         ("num_local_experts", 8, "num_experts_per_tok must be a positive integer"),
@@ -267,8 +270,8 @@ DEEPSEEK = {"hidden_size": 7168, "num_attention_heads": 128, "num_key_value_head
     ("more", "said"),
     [
         (
-            {"index_topk": 2048, "num_hidden_layers": 61, "n_routed_experts": 256} | DEEPSEEK,
-            r"sparse attention, which is not supported: all 61 layers; .* deepseek-v3(-nvfp4)? is nearest",
+            {"index_topk_freq": 4, "num_hidden_layers": 61, "n_routed_experts": 256} | DEEPSEEK,
+            r"share an index, which is not supported: all 61 layers; .* deepseek-v3(-nvfp4|\.2)? is nearest",
         ),
         (
             {"moe_latent_size": 1024, "num_hidden_layers": 88, "n_routed_experts": 512},
