@@ -34,19 +34,27 @@ KNOWN_TYPES = frozenset(
         *("phi3", "olmo", "olmo2", "granite", "internlm2", "internlm3", "smollm3", "starcoder2", "gemma3"),
         *("gpt_neox", "phi", "nemotron", "minimax_m2", "glm4", "glm4_moe", "seed_oss", "ernie4_5", "ernie4_5_moe"),
         *("olmoe", "granitemoe", "stablelm", "cohere", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
-        *("nemotron_h", "kimi_linear", "deepseek_v32", "glm_moe_dsa"),
+        *("nemotron_h", "kimi_linear", "deepseek_v32", "glm_moe_dsa", "llama4_text"),
     )
 )
 """Values of `model_type` whose decoders have the parts that servesim prices: attention with grouped heads, a dense MLP
 or experts in each layer. Where it is missing, config.json claims nothing else."""
 _LAYER_TYPES = {"full_attention": False, "sliding_attention": True, "linear_attention": False}
+_LLAMA4 = "llama4_text"
 _QWEN_NEXT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _TORCH_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _SHARED_COUNTS = ("n_shared_experts", "num_shared_expert", "num_shared_experts")
 _SHARED_SIZES = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
 _TOPK = ("moe_topk", "num_experts_per_token")
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_POSITIVE = ("num_key_value_heads", "head_dim", "attention_head_dim", "cla_share_factor", "decoder_sparse_step")
+_POSITIVE = (
+    "num_key_value_heads",
+    "head_dim",
+    "attention_head_dim",
+    "cla_share_factor",
+    "decoder_sparse_step",
+    "interleave_moe_layer_step",
+)
 _WHOLE = (
     *_EXPERT_COUNTS, "sliding_window", "sliding_window_pattern", "max_window_layers", "moe_intermediate_size",
     *_SHARED_SIZES, *_SHARED_COUNTS, "first_k_dense_replace",
@@ -99,6 +107,7 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
         "learned_positions": positions + 2 if is_opt else 0,
         "experts": experts,
         "latent": _latent(config, where),
+        "chunked": kind == _LLAMA4,
         "recurrent": recurrent,
         "attention_gate": bool(config.get("attn_output_gate", kind == "qwen3_next")),
         "layer_kinds": layers if recurrent is None else layers_with_states(config, layers, where),
@@ -110,6 +119,8 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
 def _dense_width(config: dict[str, Any], is_opt: bool, layers: tuple[Layer, ...], where: str) -> int:
     """Return the width of a dense MLP; 0 where every layer has experts and no such width is stated."""
     key = "ffn_dim" if is_opt else "intermediate_size"
+    if config.get("model_type") == _LLAMA4:
+        key = "intermediate_size_mlp"
     if config.get(key) is None and all(layer.experts for layer in layers):
         return 0
     return _count(config, key, where)
@@ -149,6 +160,7 @@ def _experts(config: dict[str, Any], kind: str, where: str) -> Experts | None:
         return None
     size = config.get("moe_intermediate_size") or _count(config, "intermediate_size", where)
     shared_experts = next((config[key] for key in _SHARED_COUNTS if config.get(key)), 0)
+    shared_experts = 1 if kind == _LLAMA4 else shared_experts
     shared = next((config[key] for key in _SHARED_SIZES if config.get(key)), shared_experts * size)
     return Experts(
         count=count,
@@ -207,6 +219,9 @@ def _layers(config: dict[str, Any], experts: bool, where: str) -> tuple[Layer, .
 
 
 def _windows(config: dict[str, Any], count: int, where: str) -> list[int]:
+    if config.get("model_type") == _LLAMA4:  # attention within chunks, every fourth layer over everything
+        chunk = _count(config, "attention_chunk_size", where)
+        return [chunk if (i + 1) % 4 else 0 for i in range(count)]
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     types = config.get("layer_types")
     if types is not None:
@@ -232,7 +247,7 @@ def _windows(config: dict[str, Any], count: int, where: str) -> list[int]:
 def _dense_layers(config: dict[str, Any], count: int) -> set[int]:
     """Return the layers of a mixture-of-experts model that have a dense MLP all the same."""
     dense = set(range(config.get("first_k_dense_replace") or 0)) | set(config.get("mlp_only_layers") or [])
-    every = config.get("decoder_sparse_step") or 1
+    every = config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") or 1
     return dense | {i for i in range(count) if (i + 1) % every}
 
 
@@ -281,6 +296,8 @@ def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
     inner = config.get("text_config")
     text = inner if isinstance(inner, dict) else {}  # what cannot be priced there is more than a wrapping
     for key, what in [*(pair for pair in _UNSUPPORTED.items() if text.get(pair[0])), *_UNSUPPORTED.items()]:
+        if key == "attention_chunk_size" and config.get("model_type") == _LLAMA4:
+            continue
         if config.get(key) or text.get(key):
             which = "" if key in ("vision_config", "text_config") else layers_of(config, key)
             found = f"{where}: {key} makes it {what}, which is not supported" + (f": {which}" if which else "")

@@ -104,7 +104,7 @@ def attention_kind(model: ModelSpec) -> str:
 def fit(model: ModelSpec, gpu: Gpu, tp: int, weights: str, load: Load) -> Fit:
     """Return how much KV cache is left beside the weights; UserError for a `tp` that does not divide the heads."""
     check_tp(model, tp)
-    limits, groups = vllm_defaults(gpu), kv_groups(model.layers)
+    limits, groups = vllm_defaults(gpu), kv_groups(model.kept_layers)
     load = replace(load, block_size=state_block_size(model, load.block_size, load.kv_dtype, tp))
 
     def budget(ignore: bool) -> MemoryBudget:
@@ -169,8 +169,8 @@ def footprint(
 ) -> dict[str, Any]:
     """Return everything `servesim size` says of a model, ready for JSON: bytes, tokens, counts."""
     load.check()
-    kinds = Counter((layer.window, layer.owns_kv) for layer in model.layers if layer.mixer and not layer.recurrent)
-    groups = kv_groups(model.layers)
+    kinds = Counter((layer.window, layer.owns_kv) for layer in model.kept_layers if layer.mixer and not layer.recurrent)
+    groups = kv_groups(model.kept_layers)
     load = replace(load, block_size=state_block_size(model, load.block_size, load.kv_dtype))
     kv = {
         "dtype": load.kv_dtype,

@@ -232,7 +232,7 @@ def memory_budget(
     page = page_bytes(model, block_size, kv_dtype, tp)
     budgets = []
     for stage in pipeline_layers(model.num_layers, pp):
-        layers = [model.layers[i] for i in stage]
+        layers = [model.kept_layers[i] for i in stage]
         samples = stage.stop == model.num_layers
         budget = MemoryBudget(
             usable=math.ceil(gpu.memory_bytes * gpu_memory_utilization),

@@ -66,6 +66,9 @@ class ModelSpec:
     attention_gate: bool = False
     """The query projection makes a gate of as many numbers beside queries, which attention's output is multiplied
     by."""
+    chunked: bool = False
+    """Windows are chunks, of which a token attends its own alone: what a window costs is exact up to the first chunk's
+    end, and up to twice what a chunk costs beyond. vLLM keeps all tokens of such layers."""
     layer_kinds: tuple[Layer, ...] = ()
     """The kind of every layer; empty: all of them full attention, one MLP."""
     dtype: str = "bf16"
@@ -87,6 +90,11 @@ class ModelSpec:
     def layers(self) -> tuple[Layer, ...]:
         """The kind of every layer, first to last."""
         return self.layer_kinds or (Layer(),) * self.num_layers
+
+    @property
+    def kept_layers(self) -> tuple[Layer, ...]:
+        """The layers as memory has them: those that attend chunks keep all tokens."""
+        return tuple(layer._replace(window=0) for layer in self.layers) if self.chunked else self.layers
 
     @property
     def sliding_window(self) -> int | None:
@@ -184,7 +192,7 @@ class ModelSpec:
     def kv_bytes(self, tokens: int, dtype: str = "bf16", tp: int = 1) -> int:
         """Return the bytes of keys, values and states a sequence of `tokens` tokens needs on one of `tp` GPUs: layers
         with a window keep their window alone, layers that attend another one's KV nothing."""
-        kept = sum(min(layer.window or tokens, tokens) for layer in self.layers if layer.owns_kv)
+        kept = sum(min(layer.window or tokens, tokens) for layer in self.kept_layers if layer.owns_kv)
         return kept * self.kv_bytes_per_token_per_layer(dtype, tp) + self.state_bytes(tp)
 
     def state_bytes(self, tp: int = 1) -> int:

@@ -74,8 +74,9 @@ GROUPED = {"prefix-hash": "hybrid", "paged": "hybrid-paged"}
 
 
 def has_windows(model: ModelSpec) -> bool:
-    """Return whether layers that keep KV attend a window of it alone."""
-    return any(layer.window for layer in model.layers if layer.owns_kv)
+    """Return whether layers that keep KV attend a window of it alone, and give back what has slid out of it: not those
+    that attend chunks, whose memory vLLM keeps in one table (its hybrid KV cache manager is off for them)."""
+    return any(layer.window for layer in model.kept_layers if layer.owns_kv)
 
 
 def with_groups(scenario: Scenario, model: ModelSpec) -> Scenario:
@@ -104,7 +105,7 @@ def layer_groups(scenario: Scenario, model: ModelSpec, allocator: type[KVAllocat
         return [KvGroup(model.num_layers)]
     if scenario.pp > 1:
         raise UserError(f"kv {scenario.kv['name']}: groups of layers across pipeline stages are not known (use pp 1)")
-    return kv_groups(model.layers)
+    return kv_groups(model.kept_layers)
 
 
 def longest_request(scenario: Scenario, model: ModelSpec, room: int) -> int:

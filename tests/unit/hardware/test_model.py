@@ -32,6 +32,8 @@ ROUNDED = {
     "nemotron-h-56b": 56.3,
     "deepseek-v3.2": 671.9,
     "glm-5": 744,
+    "llama-4-scout": 108,
+    "llama-4-maverick": 400,
 }
 """Billions of parameters that are published in round numbers, without the layers that predict further tokens."""
 PUBLISHED = {
@@ -289,3 +291,12 @@ def test_what_cannot_be_priced_is_refused_by_layer_with_the_nearest_model_that_c
     config = {"hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 151936}
     with pytest.raises(UserError, match=said):
         ModelSpec.from_config({**config, **more}, "x")
+
+
+def test_llama_4_attends_chunks_in_three_of_four_layers_and_has_experts_where_it_says() -> None:
+    scout, maverick = ModelSpec.load("llama-4-scout"), ModelSpec.load("llama-4-maverick")
+    assert [layer.window for layer in scout.layers[:5]] == [8192, 8192, 8192, 0, 8192]
+    assert [layer.experts for layer in maverick.layers[:4]] == [False, True, False, True]
+    assert all(layer.experts for layer in scout.layers)
+    assert maverick.experts is not None
+    assert (maverick.experts.shared_size, maverick.intermediate_size) == (8192, 16384)
