@@ -170,6 +170,19 @@ class Hybrid(BlockwisePrefix):
             self._release(table if window is None else table[table.count(NULL) :])
         del self._slid[request], self._boundary[request]
 
+    def can_swap_in(self, request: Request, num_tokens: int, reserve: int, samples: Sequence[Request] = ()) -> bool:
+        """Return whether what its windows still reach into fits, and memory for `num_tokens` more."""
+        free = self.num_free_blocks() - self._blocks(reserve)
+        computed = request.num_computed_tokens
+        return self._needed(computed + num_tokens, Hit(computed), capped=False) <= free
+
+    def swap_in(self, request: Request, num_tokens: int, lookahead: int, samples: Sequence[Request] = ()) -> int:
+        back = Hit(request.num_computed_tokens, (((),) * len(self.windows), 0))
+        self.admit(request, back, num_tokens, lookahead)
+        self._published[request] = 0  # other requests may find again what came back
+        self.publish(request, request.num_computed_tokens)
+        return self.drop_swapped(request) * self.block_size
+
     def slots(self, request: Request) -> int:
         tables = self._tables.get(request)
         return len(tables[0]) * self.block_size if tables is not None else 0

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 from servesim.contracts import MISS, Defaults, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.params import check_least
 from servesim.contracts.scheduler import schedulers
 
-from ._common import pending
+from ._common import pending, refuse_if_hopeless
 
 
 @dataclass(frozen=True)
@@ -63,23 +64,38 @@ class Static(Scheduler):
         return ctx.plan
 
     def _compose(self, ctx: PlanContext) -> None:
+        """Begin a batch: as many of the first that wait as fit memory, each with a row as long as the longest prompt
+        and the longest output. Memory may be scarcer than its free tokens say (of groups of layers); then with fewer.
+        """
         self.first_step = ctx.step_id
+        rows = self._rows_that_fit()
+        while rows and not self._begin(ctx, rows):
+            rows -= 1
+        if not rows and self.waiting and refuse_if_hopeless(self, ctx, self.waiting[0]):
+            self._compose(ctx)
+
+    def _rows_that_fit(self) -> int:
         free, size = self.kv.usage().free, self.kv.block_size
         rows = longest_prompt = longest_output = 0
         for request in self.waiting:
-            prompt = max(longest_prompt, request.prompt_len)
-            output = max(longest_output, request.max_tokens)
-            row = -(-min(prompt + output, self.limits.max_model_len) // size) * size
+            longest_prompt = max(longest_prompt, request.prompt_len)
+            longest_output = max(longest_output, request.max_tokens)
+            row = -(-min(longest_prompt + longest_output, self.limits.max_model_len) // size) * size
             if rows == self.limits.max_num_seqs or (rows and (rows + 1) * row > free):
                 break
-            rows, longest_prompt, longest_output = rows + 1, prompt, output
-        self.row_len = longest_prompt
-        for _ in range(rows):
-            request = self.waiting[0]
-            unused = longest_prompt + longest_output - request.prompt_len
-            if not ctx.admit(request, request.prompt_len, MISS, lookahead=unused):
-                return
+            rows += 1
+        return rows
+
+    def _begin(self, ctx: PlanContext, rows: int) -> bool:
+        """Admit the first `rows` requests, or fewer where memory ends before; False: not even the first."""
+        batch = list(islice(self.waiting, rows))
+        self.row_len = max(request.prompt_len for request in batch)
+        longest = self.row_len + max(request.max_tokens for request in batch)
+        for request in batch:
+            if not ctx.admit(request, request.prompt_len, MISS, lookahead=longest - request.prompt_len):
+                break
             self.running.append(self.waiting.popleft())
+        return bool(self.running)
 
     def on_finish(self, requests: Sequence[Request]) -> Sequence[Request]:
         gone = []

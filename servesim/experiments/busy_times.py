@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,24 @@ def worst_window(arrival_ns: NDArray[np.float64], good: NDArray[np.bool_], minut
     inside = good[at : last[at]].astype(np.float64)
     low, high = share_interval(inside)
     return Window(float((arrival[at] - arrival[0]) / MINUTE_NS), minutes, len(inside), float(inside.mean()), low, high)
+
+
+def window_note(name: str, window: Mapping[str, Any], share: float) -> str:
+    """Return what a reader must know of the worst window of a deployment (a `Window` by field), of whose requests a
+    share must be good."""
+    return (
+        f"{name}: its worst {window['minutes']:g} minutes, from minute {window['minute']:.0f}, have "
+        f"{100 * window['share']:.4g} % of {window['requests']:,} requests within the limits (95 % interval "
+        f"{100 * window['low']:.4g} to {100 * window['high']:.4g} %; {100 * share:g} % are needed)"
+    )
+
+
+def minute_note(name: str, minute: Mapping[str, Any]) -> str:
+    """Return what a reader must know of the worst minute."""
+    return (
+        f"{name}: one bad minute, from minute {minute['minute']:.0f}: {100 * minute['share']:.3g} % of its "
+        f"{minute['requests']:,} requests are within the limits"
+    )
 
 
 def share_interval(good: NDArray[np.float64]) -> tuple[float, float]:

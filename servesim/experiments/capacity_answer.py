@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from servesim.experiments.axes import Variant
-from servesim.experiments.busy_times import Window
+from servesim.experiments.busy_times import Window, minute_note, window_note
 from servesim.experiments.capacity_error import price_of_row, rank
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.goals import Goal
@@ -229,16 +229,9 @@ def notes(
             continue
         name, goal = row["label"] or "the deployment", goals[row["goal"]]
         if (worst := row["window"]) is not None and worst["share"] < 1:
-            found.append(
-                f"{name}: its worst {worst['minutes']:g} minutes, from minute {worst['minute']:.0f}, have "
-                f"{100 * worst['share']:.4g} % of {worst['requests']:,} requests within the limits (95 % interval "
-                f"{100 * worst['low']:.4g} to {100 * worst['high']:.4g} %; {100 * goal.share:g} % are needed)"
-            )
+            found.append(window_note(name, worst, goal.share))
         if (worst := row["minute"]) is not None:
-            found.append(
-                f"{name}: one bad minute, from minute {worst['minute']:.0f}: {100 * worst['share']:.3g} % of its "
-                f"{worst['requests']:,} requests are within the limits"
-            )
+            found.append(minute_note(name, worst))
     gpus = dict.fromkeys(str(row["gpu"]) for row in rows if row["gpu"] is not None)
     missing = [gpu for gpu in gpus if prices and Gpu.load(gpu).name not in prices]
     if missing:

@@ -55,10 +55,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from servesim.errors import UserError
 from servesim.experiments.against_recording import (
@@ -69,39 +66,28 @@ from servesim.experiments.against_recording import (
     read_recording,
 )
 from servesim.experiments.axes import Variant, load_grid
-from servesim.experiments.compare_error import propagated_changes
+from servesim.experiments.compare_document import Values, judged_document, whole_document
 from servesim.experiments.documents import write_document
-from servesim.experiments.drill import divergence_text, drill_down
-from servesim.experiments.model_error import model_errors, side_of
-from servesim.experiments.model_error import words as error_words
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
 from servesim.experiments.replicates import MARGIN, Replicates, replicates_of
-from servesim.experiments.run_metrics import METRICS, Metric, Run, check_window, measure, metrics_of
+from servesim.experiments.run_metrics import Metric, check_window, metrics_of
 from servesim.experiments.runner import OnProgress, Runner, open_runner
-from servesim.experiments.sameness import Equal, budget_of, equal_ones, equal_text, warnings_of
 from servesim.experiments.statistics import check_method
-from servesim.experiments.store import Cell
 from servesim.experiments.variants import (
-    is_oracle,
     named,
-    plans_ahead,
-    price_of,
     put_first,
     same_workload,
     shared_settings,
-    synchronous_ones,
     variants_of,
 )
-from servesim.experiments.verdicts import AT_THE_RATE, Settings, is_unstable, judge, ranking, sentence, set_by_rate
-from servesim.run.intervals import intervals as error_bars
+from servesim.experiments.verdicts import Settings
 from servesim.run.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = "servesim.comparison/1"
 COMPARISON, VALUES = "comparison.json", "comparison.parquet"
 REPLICATES = 10
 
@@ -194,16 +180,16 @@ def _simulated(
     cells = [[runner.cell(repeats.settings(v.settings, j)) for j in range(len(repeats))] for v in variants]
     names = {cell.address: v.label for v, row in zip(variants, cells, strict=True) for cell in row}
     runner.run([cell for row in zip(*cells, strict=True) for cell in row], names)
-    found = [_Values.of(runner, row, repeats, wanted, settings) for row in cells]
+    found = [Values.of(runner, v, row, repeats, wanted, settings) for v, row in zip(variants, cells, strict=True)]
     if baseline is None:
         usable = [i for i, m in enumerate(found) if m.error is None and 2 * m.unstable < len(repeats)]
         runs = [i for i, m in enumerate(found) if m.error is None]
         best = (usable or runs or [0])[0]
         found, cells, variants = put_first(found, best), put_first(cells, best), put_first(variants, best)
-    judged = _judged(runner, variants, cells, found, repeats, wanted, settings, intervals)
+    judged = judged_document(runner, variants, cells, found, repeats, wanted, settings, intervals)
     if baseline is None and best:
         judged["notes"].insert(0, f"{variants[0].label} is the baseline: the first that runs and is stable")
-    return _document(judged, repeats, wanted, settings)
+    return whole_document(judged, repeats, wanted, settings)
 
 
 def _ends(warmup: float | None, cooldown: float | None) -> tuple[float, float]:
@@ -232,211 +218,9 @@ def _with_measured(
     """Compare policies against one measured run."""
     wanted = _with_goal(measured_metrics(recording, metrics), settings.rank_by)
     judged = measured_document(runner, recording, variants, wanted, settings)
-    return _document(judged, Replicates("blocks", ({},)), wanted, settings)
+    return whole_document(judged, Replicates("blocks", ({},)), wanted, settings)
 
 
 def _with_goal(metrics: list[Metric], goal: str) -> list[Metric]:
     metric = metrics_of([goal], {"ttft": 1.0})[0]
     return metrics if metric in metrics else [metric, *metrics]
-
-
-class _Values(NamedTuple):
-    """The values from the runs of a variant."""
-
-    values: NDArray[np.float64]
-    """Shape (replicates, metrics); NaN where there is nothing."""
-    whole: dict[str, float]
-    """Values over the whole trace by metric, where replicates are windows of it."""
-    unstable: int
-    error: str | None
-
-    @classmethod
-    def of(
-        cls,
-        runner: Runner,
-        cells: Sequence[Cell],
-        repeats: Replicates,
-        metrics: Sequence[Metric],
-        settings: Settings,
-    ) -> _Values:
-        values = np.full((len(cells), len(metrics)), np.nan)
-        unstable, whole, ends = 0, {}, (settings.warmup, settings.cooldown)
-        loaded: dict[str, Run] = {}  # windows are parts of one run
-        for j, cell in enumerate(cells):
-            if cell.address not in runner.errors:
-                if cell.address not in loaded:
-                    loaded = {cell.address: runner.load(cell)}
-                run = loaded[cell.address]
-                unstable += run.unstable
-                found = measure(run, metrics, *ends, part=repeats.rows(j) if len(repeats) > 1 else None)
-                values[j] = [found[m.name] for m in metrics]
-                if repeats.kind == "windows" and j == 0:
-                    whole = measure(run, metrics, *ends)
-        error = next((runner.errors[c.address] for c in cells if c.address in runner.errors), None)
-        return cls(values, whole, unstable, error)
-
-
-def _judged(
-    runner: Runner,
-    variants: Sequence[Variant],
-    cells: Sequence[Sequence[Cell]],
-    found: Sequence[_Values],
-    repeats: Replicates,
-    metrics: Sequence[Metric],
-    settings: Settings,
-    intervals: bool,
-) -> dict[str, Any]:
-    """Return the part of the document that depends on what is compared."""
-    values = np.stack([m.values for m in found])
-    errors = [m.error for m in found]
-    if errors[0] is not None:
-        raise UserError(f"compare: the baseline {variants[0].label} does not run: {errors[0]}")
-    described = [
-        {
-            "label": v.label,
-            "axes": v.axes,
-            "oracle": is_oracle(v.settings),
-            "asynchronous": plans_ahead(v.settings),
-            "max_num_batched_tokens": budget_of(runner, cells[i]),
-            **price_of(v.settings),
-            "unstable": found[i].unstable,
-            "error": errors[i],
-            "cells": [None if c.address in runner.errors else c.address for c in cells[i]],
-        }
-        for i, v in enumerate(variants)
-    ]
-    runs = None
-    if len(repeats) == 1:
-        runs = [runner.load(row[0]) if error is None else None for row, error in zip(cells, errors, strict=True)]
-    equal = equal_ones(runner, variants, cells)
-    same = {label for group in equal if variants[0].label in group["labels"] for label in group["labels"]}
-    rows = set_by_rate(judge(described, values, metrics, settings, runs), described, same)
-    firsts = [next((c for c in row if c.address not in runner.errors), None) for row in cells]
-    if repeats.kind == "windows":
-        whole = {v.label: m.whole for v, m in zip(variants, found, strict=True)}
-        for row in rows:
-            row |= {"window_mean": row["value"], "value": _finite(whole[row["variant"]].get(row["metric"]))}
-            row["baseline_value"] = _finite(whole[variants[0].label].get(row["metric"]))
-            row["more_replicates"] = None  # a recorded trace has no more than it has
-    errors_by_model = _errors(runner, variants, firsts, rows, settings, intervals)
-    return {
-        "workload": shared_settings([v.settings for v in variants]),
-        "variants": described,
-        "equal": equal,
-        "warnings": warnings_of(described, synchronous_ones(described)),
-        "rows": rows,
-        **errors_by_model,
-        "values": values,
-        "drill_down": _drill_downs(runner, variants, cells),
-        "notes": [
-            *map(equal_text, equal),
-            *_notes(described, repeats),
-            *_at_the_rate(rows),
-            *error_words(errors_by_model["model_error"]),
-        ],
-    }
-
-
-def _errors(
-    runner: Runner,
-    variants: Sequence[Variant],
-    firsts: Sequence[Cell | None],
-    rows: Sequence[Mapping[str, Any]],
-    settings: Settings,
-    intervals: bool,
-) -> dict[str, Any]:
-    """Return what of the changes may be the model's error, and how many more runs that took."""
-    if not intervals:
-        return {"model_error": [], "error_runs": None, "baseline_bars": None}
-    summaries = [None if cell is None else runner.load(cell).summary for cell in firsts]
-    sides = [side_of(summary) for summary in summaries]
-    ends = (settings.warmup, settings.cooldown)
-    drawn, runs = propagated_changes(runner, variants, firsts, sides, rows, ends)
-    own = None if summaries[0] is None else error_bars(summaries[0])
-    return {"model_error": [*model_errors(sides, rows), *drawn], "error_runs": runs, "baseline_bars": own}
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or np.isnan(value) else value
-
-
-def _document(
-    judged: dict[str, Any], repeats: Replicates, metrics: Sequence[Metric], settings: Settings
-) -> dict[str, Any]:
-    variants, rows = judged["variants"], judged["rows"]
-    labels, count = [v["label"] for v in variants], len(repeats)
-    compared = [row for row in rows if row["metric"] == settings.rank_by and row["variant"] != labels[0]]
-    return {
-        "schema": SCHEMA,
-        "baseline": labels[0],
-        "settings": settings._asdict(),
-        "replicates": {
-            "kind": "blocks" if count == 1 else repeats.kind,
-            "count": count,
-            "changes": list(repeats.changes),
-        },
-        "metrics": [vars(m) for m in metrics],
-        "ranking": ranking(variants, rows, METRICS[settings.rank_by]),
-        "headline": [_headline(row, labels[0], judged["equal"]) for row in compared],
-        **judged,
-        "values": {
-            "variant": [label for label in labels for _ in range(count * len(metrics))],
-            "replicate": [j for _ in labels for j in range(count) for _ in metrics],
-            "metric": [m.name for _ in labels for _ in range(count) for m in metrics],
-            "value": judged["values"].ravel().tolist(),
-        },
-    }
-
-
-def _headline(row: Mapping[str, Any], baseline: str, equal: Sequence[Equal]) -> str:
-    """Return the sentence on a variant."""
-    group = next((e for e in equal if {row["variant"], baseline} <= set(e["labels"])), None)
-    return equal_text({**group, "labels": [row["variant"], baseline]}) if group else sentence(dict(row), baseline)
-
-
-def _at_the_rate(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not any(row["verdict"] == AT_THE_RATE for row in rows):
-        return []
-    return [
-        "price per token: requests come at a fixed rate, so the same GPUs serve the same tokens in the same time and "
-        "nothing can save; servesim capacity asks how many requests each carries"
-    ]
-
-
-def _drill_downs(runner: Runner, variants: Sequence[Variant], cells: Sequence[Sequence[Cell]]) -> list[dict[str, Any]]:
-    found = []
-    for v, row in zip(variants[1:], cells[1:], strict=True):
-        if row[0].address in runner.errors:
-            continue
-        what = drill_down(runner.folder(cells[0][0]), runner.folder(row[0]))
-        text = divergence_text(what["divergence"], variants[0].label, v.label)
-        found.append(
-            {"variant": v.label, "baseline": variants[0].label, "replicate": 0, **what, "divergence_text": text}
-        )
-    return found
-
-
-def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[str]:
-    notes = [f"{v['label']} failed: {v['error']}" for v in variants if v["error"] is not None]
-    notes += repeats.notes
-    one_run = repeats.kind == "windows"
-    for v in variants:
-        if v["unstable"]:
-            so = "its latencies depend on the trace's length, so they are not compared and it is not ranked"
-            often = "" if one_run else f" in {v['unstable']} of {len(repeats)} runs"
-            notes.append(
-                f"{v['label']} is unstable{often} (the queue was still growing when "
-                f"arrivals ended): {so if is_unstable(v) else 'it is near its limit'}"
-            )
-    if len(repeats) == 1:
-        notes.append("one run of each: intervals come from moving blocks within it and say nothing about other traces")
-    elif len(repeats) < 6:
-        notes.append(f"{len(repeats)} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6")
-    if repeats.kind == "windows" and len(repeats) > 1:
-        notes.append(
-            f"values are those of the whole recorded trace, changes means over its successive windows of "
-            f"{repeats.changes[0]['requests']:,} requests in one run"
-        )
-    if not any(v["oracle"] for v in variants):
-        notes.append("no oracle is among the policies compared, so there is no gap to one")
-    return notes

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.experiments.busy_times import Window, worst_window
-from servesim.experiments.goals import Goal
+from servesim.experiments.busy_times import Window, minute_note, window_note, worst_window
+from servesim.experiments.goals import Goal, goals_of
 from servesim.experiments.reasons import Misses, exact_length, misses_of
 from servesim.experiments.replicates import Replicates
 from servesim.experiments.run_metrics import Metric, Run, measure, part_rows, steady_rows
 from servesim.experiments.statistics import interval
+from servesim.run.scenario import Scenario
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,10 @@ def _share(good: NDArray[np.bool_]) -> float:
     return float(good.mean()) if len(good) else 1.0
 
 
+ATTAINMENT = 0.99
+"""Share of good requests that an SLO without percentiles asks for."""
+WINDOW_MINUTES, WINDOW_REQUESTS = 10.0, 300
+"""Windows of a recorded trace in which it must hold, and the requests they have at least."""
 LEAST_IN_A_MINUTE = 20
 """Requests of a minute from which on it is worth a word."""
 
@@ -173,3 +178,19 @@ def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
         binding,
         worst[binding],
     )
+
+
+def busy_notes(name: str, run: Run, scenario: Scenario, repeats: Replicates, ends: tuple[float, float]) -> list[str]:
+    """Return what the figures of a whole recorded trace hide: a window, or a minute, in which a deployment that reaches
+    its SLO (99 % of the requests, unless it says another share) does not."""
+    goals = goals_of(scenario, ATTAINMENT)
+    if not (repeats.recorded and goals):
+        return []
+    outcome = Measuring((), goals, repeats, ends, WINDOW_MINUTES, WINDOW_REQUESTS).outcome(run)
+    if any(not share >= goal.share for share, goal in zip(outcome.shares, goals, strict=True)):
+        return []  # it does not over the whole trace either, which the table says
+    needed, judged = [goal.share for goal in goals], judge([outcome], goals)
+    found = [] if judged.carried or judged.window is None else [(judged.window, needed[judged.binding])]
+    short = [window_note(name, window._asdict(), share) for window, share in found]
+    minute = outcome.minute
+    return short + ([minute_note(name, minute._asdict())] if minute and minute.share < min(needed) else [])

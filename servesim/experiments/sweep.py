@@ -54,6 +54,7 @@ from servesim.experiments.axes import Variant, axis_values, load_grid, product
 from servesim.experiments.documents import write_document
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
+from servesim.experiments.outcome import busy_notes
 from servesim.experiments.ranking import PARETO, best_by_rate, by_rate, judge_stability, pareto_front
 from servesim.experiments.replicates import WORKLOAD, Replicates, check_count, replicates_of
 from servesim.experiments.run_metrics import METRICS, Metric, check_window, measure, metrics_of
@@ -160,6 +161,7 @@ class Table:
         self._values: dict[tuple[str, int], dict[str, float]] = {}  # by address and replicate
         self._unstable: dict[str, bool] = {}
         self._decided: dict[str, bool] = {}
+        self._busy: dict[str, list[str]] = {}
         self._cells: dict[str, tuple[Variant, Replicates, list[Cell]]] = {}  # by label
         self._labels: dict[str, str] = {}  # by address, of the variants under way
         self._best = ""
@@ -218,6 +220,9 @@ class Table:
             part = repeats.rows(j) if len(repeats) > 1 else None
             found = measure(run, self._metrics, *repeats.margins(*self._ends), part=part)
             self._values[cell.address, j] = found
+        if cell.address == cells[0].address:
+            ends = repeats.margins(*self._ends)
+            self._busy[label] = busy_notes(label or "the run", run, Scenario.of(v.settings), repeats, ends)
         self._unstable[cell.address] = run.unstable
         self._decided[cell.address] = bool(run.summary["stability"]["decided"])
 
@@ -286,6 +291,7 @@ class Table:
                 *map(equal_text, equal),
                 *(note for note in dict.fromkeys(n for _, r, _ in entries for n in r.notes)),
                 *_notes(found),
+                *(note for v in usable for note in self._busy.get(v["label"], [])),
             ],
         }
 

@@ -80,6 +80,23 @@ def test_a_bad_window_fails_what_the_whole_would_pass(day: str) -> None:
     assert "in the 0.5 minutes from minute" in never_text(document["rows"][0])
 
 
+@pytest.mark.medium
+def test_compare_and_sweep_tell_of_a_busy_time_that_the_whole_trace_hides(tmp_path: Path) -> None:
+    """A request a second for an hour, and thirty long ones at once: 99.2 % of all are within the limits."""
+    times = np.sort(np.concatenate([np.arange(3600.0), np.linspace(1800, 1800.2, 30)]))
+    lengths = np.where((times > 1800) & (times < 1801), 6000, 100)
+    path = tmp_path / "hour.csv"
+    rows = [f"{int(t * 1e9)},{n},2" for t, n in zip(times, lengths, strict=True)]
+    path.write_text("\n".join(["arrival_ns,prompt_len,output_len", *rows]) + "\n")
+    asked = SERVER | {"trace": str(path), "jobs": 1, "kv": "paged,prefix-hash"}
+    for found in (compare(**asked, intervals=False), servesim.sweep(**asked, intervals=False)):
+        notes = [note for note in found.attrs["document"]["notes"] if note.startswith("paged: ")]
+        assert len(notes) == 2
+        assert "paged: its worst 10 minutes, from minute" in notes[0]
+        assert "99 % are needed" in notes[0]
+        assert "paged: one bad minute, from minute" in notes[1]
+
+
 def test_windows_are_parts_of_one_stretched_run_and_keep_their_own_rates(day: str) -> None:
     settings = SERVER | {"trace": day, "rate": "3x"}
     repeats = replicates_of(settings, 4)

@@ -163,6 +163,24 @@ def test_a_request_swapped_out_in_flight_comes_back_once_its_token_is_known() ->
     assert tokens.tolist() == [18, 21]
 
 
+def test_a_static_batch_begins_with_fewer_rows_where_groups_of_layers_take_more_than_free_tokens_say() -> None:
+    """Two rows of 37 + 21 tokens are 8 blocks, of 11 that are free; in three groups one row alone takes 12."""
+    trace = toy_trace([353, 1798, 2144], [7, 37, 2], [23, 4, 21])
+    world = World(trace, "hybrid", 12, windows=(None, 20, 33), scheduler="static", max_num_seqs=3, max_model_len=120)
+    fast, _ = compared(world)
+    assert sorted(fast.recorder.requests.column("output_len").tolist()) == [4, 21, 23]
+
+
+def test_swapping_in_takes_what_windows_still_reach_into_alone() -> None:
+    """80 tokens in three groups are 15 blocks, of which 6 lie before the two windows of 20; at 96 there are 18 and 8,
+    and 17 blocks in all."""
+    trace = toy_trace([581, 865], [53, 5], [45, 45])
+    shape = {"windows": (None, 20, 20), "host_blocks": 1000, "max_model_len": 120, "max_num_batched_tokens": 16}
+    fast, _ = compared(World(trace, "hybrid", 18, scheduler="fastserve", max_num_seqs=1, **shape))
+    assert fast.recorder.requests.column("output_len").tolist() == [45, 45]
+    assert fast.recorder.steps.column("bytes_moved").sum() > 0
+
+
 def test_sarathi_keeps_running_requests_in_order_of_arrival_where_samples_begin_to_decode() -> None:
     trace = toy_trace([0, 0], [14, 22], [2, 13], samples={0: [7], 1: []})
     compared(

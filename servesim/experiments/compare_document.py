@@ -1,0 +1,237 @@
+"""The document of a comparison, from the runs of its variants (see servesim.experiments.compare for its fields)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.errors import UserError
+from servesim.experiments.axes import Variant
+from servesim.experiments.compare_error import propagated_changes
+from servesim.experiments.drill import divergence_text, drill_down
+from servesim.experiments.model_error import model_errors, side_of
+from servesim.experiments.model_error import words as error_words
+from servesim.experiments.outcome import busy_notes
+from servesim.experiments.replicates import Replicates
+from servesim.experiments.run_metrics import METRICS, Metric, Run, measure
+from servesim.experiments.runner import Runner
+from servesim.experiments.sameness import Equal, budget_of, equal_ones, equal_text, warnings_of
+from servesim.experiments.store import Cell
+from servesim.experiments.variants import is_oracle, plans_ahead, price_of, shared_settings, synchronous_ones
+from servesim.experiments.verdicts import AT_THE_RATE, Settings, is_unstable, judge, ranking, sentence, set_by_rate
+from servesim.run.intervals import intervals as error_bars
+from servesim.run.scenario import Scenario
+
+SCHEMA = "servesim.comparison/1"
+
+
+class Values(NamedTuple):
+    """The values from the runs of a variant."""
+
+    values: NDArray[np.float64]
+    """Shape (replicates, metrics); NaN where there is nothing."""
+    whole: dict[str, float]
+    """Values over the whole trace by metric, where replicates are windows of it."""
+    unstable: int
+    error: str | None
+    busy: list[str]
+    """What the whole trace hides of its busiest times."""
+
+    @classmethod
+    def of(
+        cls,
+        runner: Runner,
+        v: Variant,
+        cells: Sequence[Cell],
+        repeats: Replicates,
+        metrics: Sequence[Metric],
+        settings: Settings,
+    ) -> Values:
+        """Return the values of a variant from its runs, of which those that failed are among `runner.errors`."""
+        busy: list[str] = []
+        values = np.full((len(cells), len(metrics)), np.nan)
+        unstable, whole, ends = 0, {}, (settings.warmup, settings.cooldown)
+        loaded: dict[str, Run] = {}  # windows are parts of one run
+        for j, cell in enumerate(cells):
+            if cell.address not in runner.errors:
+                if cell.address not in loaded:
+                    loaded = {cell.address: runner.load(cell)}
+                run = loaded[cell.address]
+                unstable += run.unstable
+                found = measure(run, metrics, *ends, part=repeats.rows(j) if len(repeats) > 1 else None)
+                values[j] = [found[m.name] for m in metrics]
+                if repeats.kind == "windows" and j == 0:
+                    whole = measure(run, metrics, *ends)
+                    busy = busy_notes(v.label, run, Scenario.of(v.settings), repeats, ends)
+        error = next((runner.errors[c.address] for c in cells if c.address in runner.errors), None)
+        return cls(values, whole, unstable, error, busy)
+
+
+def judged_document(
+    runner: Runner,
+    variants: Sequence[Variant],
+    cells: Sequence[Sequence[Cell]],
+    found: Sequence[Values],
+    repeats: Replicates,
+    metrics: Sequence[Metric],
+    settings: Settings,
+    intervals: bool,
+) -> dict[str, Any]:
+    """Return the part of the document that depends on what is compared."""
+    values = np.stack([m.values for m in found])
+    errors = [m.error for m in found]
+    if errors[0] is not None:
+        raise UserError(f"compare: the baseline {variants[0].label} does not run: {errors[0]}")
+    described = [
+        {
+            "label": v.label,
+            "axes": v.axes,
+            "oracle": is_oracle(v.settings),
+            "asynchronous": plans_ahead(v.settings),
+            "max_num_batched_tokens": budget_of(runner, cells[i]),
+            **price_of(v.settings),
+            "unstable": found[i].unstable,
+            "error": errors[i],
+            "cells": [None if c.address in runner.errors else c.address for c in cells[i]],
+        }
+        for i, v in enumerate(variants)
+    ]
+    runs = None
+    if len(repeats) == 1:
+        runs = [runner.load(row[0]) if error is None else None for row, error in zip(cells, errors, strict=True)]
+    equal = equal_ones(runner, variants, cells)
+    same = {label for group in equal if variants[0].label in group["labels"] for label in group["labels"]}
+    rows = set_by_rate(judge(described, values, metrics, settings, runs), described, same)
+    firsts = [next((c for c in row if c.address not in runner.errors), None) for row in cells]
+    if repeats.kind == "windows":
+        whole = {v.label: m.whole for v, m in zip(variants, found, strict=True)}
+        for row in rows:
+            row |= {"window_mean": row["value"], "value": _finite(whole[row["variant"]].get(row["metric"]))}
+            row["baseline_value"] = _finite(whole[variants[0].label].get(row["metric"]))
+            row["more_replicates"] = None  # a recorded trace has no more than it has
+    errors_by_model = _errors(runner, variants, firsts, rows, settings, intervals)
+    return {
+        "workload": shared_settings([v.settings for v in variants]),
+        "variants": described,
+        "equal": equal,
+        "warnings": warnings_of(described, synchronous_ones(described)),
+        "rows": rows,
+        **errors_by_model,
+        "values": values,
+        "drill_down": _drill_downs(runner, variants, cells),
+        "notes": [
+            *map(equal_text, equal),
+            *_notes(described, repeats),
+            *(note for each in found for note in each.busy),
+            *_at_the_rate(rows),
+            *error_words(errors_by_model["model_error"]),
+        ],
+    }
+
+
+def _errors(
+    runner: Runner,
+    variants: Sequence[Variant],
+    firsts: Sequence[Cell | None],
+    rows: Sequence[Mapping[str, Any]],
+    settings: Settings,
+    intervals: bool,
+) -> dict[str, Any]:
+    """Return what of the changes may be the model's error, and how many more runs that took."""
+    if not intervals:
+        return {"model_error": [], "error_runs": None, "baseline_bars": None}
+    summaries = [None if cell is None else runner.load(cell).summary for cell in firsts]
+    sides = [side_of(summary) for summary in summaries]
+    ends = (settings.warmup, settings.cooldown)
+    drawn, runs = propagated_changes(runner, variants, firsts, sides, rows, ends)
+    own = None if summaries[0] is None else error_bars(summaries[0])
+    return {"model_error": [*model_errors(sides, rows), *drawn], "error_runs": runs, "baseline_bars": own}
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or np.isnan(value) else value
+
+
+def whole_document(
+    judged: dict[str, Any], repeats: Replicates, metrics: Sequence[Metric], settings: Settings
+) -> dict[str, Any]:
+    variants, rows = judged["variants"], judged["rows"]
+    labels, count = [v["label"] for v in variants], len(repeats)
+    compared = [row for row in rows if row["metric"] == settings.rank_by and row["variant"] != labels[0]]
+    return {
+        "schema": SCHEMA,
+        "baseline": labels[0],
+        "settings": settings._asdict(),
+        "replicates": {
+            "kind": "blocks" if count == 1 else repeats.kind,
+            "count": count,
+            "changes": list(repeats.changes),
+        },
+        "metrics": [vars(m) for m in metrics],
+        "ranking": ranking(variants, rows, METRICS[settings.rank_by]),
+        "headline": [_headline(row, labels[0], judged["equal"]) for row in compared],
+        **judged,
+        "values": {
+            "variant": [label for label in labels for _ in range(count * len(metrics))],
+            "replicate": [j for _ in labels for j in range(count) for _ in metrics],
+            "metric": [m.name for _ in labels for _ in range(count) for m in metrics],
+            "value": judged["values"].ravel().tolist(),
+        },
+    }
+
+
+def _headline(row: Mapping[str, Any], baseline: str, equal: Sequence[Equal]) -> str:
+    """Return the sentence on a variant."""
+    group = next((e for e in equal if {row["variant"], baseline} <= set(e["labels"])), None)
+    return equal_text({**group, "labels": [row["variant"], baseline]}) if group else sentence(dict(row), baseline)
+
+
+def _at_the_rate(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not any(row["verdict"] == AT_THE_RATE for row in rows):
+        return []
+    return [
+        "price per token: requests come at a fixed rate, so the same GPUs serve the same tokens in the same time and "
+        "nothing can save; servesim capacity asks how many requests each carries"
+    ]
+
+
+def _drill_downs(runner: Runner, variants: Sequence[Variant], cells: Sequence[Sequence[Cell]]) -> list[dict[str, Any]]:
+    found = []
+    for v, row in zip(variants[1:], cells[1:], strict=True):
+        if row[0].address in runner.errors:
+            continue
+        what = drill_down(runner.folder(cells[0][0]), runner.folder(row[0]))
+        text = divergence_text(what["divergence"], variants[0].label, v.label)
+        found.append(
+            {"variant": v.label, "baseline": variants[0].label, "replicate": 0, **what, "divergence_text": text}
+        )
+    return found
+
+
+def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[str]:
+    notes = [f"{v['label']} failed: {v['error']}" for v in variants if v["error"] is not None]
+    notes += repeats.notes
+    one_run = repeats.kind == "windows"
+    for v in variants:
+        if v["unstable"]:
+            so = "its latencies depend on the trace's length, so they are not compared and it is not ranked"
+            often = "" if one_run else f" in {v['unstable']} of {len(repeats)} runs"
+            notes.append(
+                f"{v['label']} is unstable{often} (the queue was still growing when "
+                f"arrivals ended): {so if is_unstable(v) else 'it is near its limit'}"
+            )
+    if len(repeats) == 1:
+        notes.append("one run of each: intervals come from moving blocks within it and say nothing about other traces")
+    elif len(repeats) < 6:
+        notes.append(f"{len(repeats)} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6")
+    if repeats.kind == "windows" and len(repeats) > 1:
+        notes.append(
+            f"values are those of the whole recorded trace, changes means over its successive windows of "
+            f"{repeats.changes[0]['requests']:,} requests in one run"
+        )
+    if not any(v["oracle"] for v in variants):
+        notes.append("no oracle is among the policies compared, so there is no gap to one")
+    return notes
