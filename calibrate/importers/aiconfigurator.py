@@ -5,7 +5,9 @@ The package carries its measurements as Parquet at
 of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept, whatever its shapes: GEMMs,
 attention (windows apart from full attention), mixture-of-experts kernels, without expert parallelism and dealt out to
 the GPUs of one server (Marlin on mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
-attention with bf16 projections, and its kernel alone from two heads on (16 over 8 GPUs), the framework's all-reduce,
+attention with bf16 projections, and its kernel alone from two heads on (16 over 8 GPUs), convolution and recurrence of
+layers that keep a state (both in one row, where both were measured: not Mamba2's), modules of sparse attention in FP8
+blocks, the framework's all-reduce,
 NCCL's, and all-gather. The package counts messages in
 elements (its collectors allocate that number of them, or divide NCCL's bytes by two: int8 rows take at twice the size
 what half ones take), which are bytes here. Integer GEMMs are in tables of other frameworks only, so
@@ -23,6 +25,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import numpy as np
 
 from servesim.calibrate.importers.aiconfigurator_files import (
     Files,
@@ -61,6 +65,13 @@ _LATENT_OF = {"b300_sxm": "gb300", "gb200": "b200_sxm"}
 """Systems whose latent attention is that of another with the same chip in another box: their own was timed with its
 launches (a module over 16 sequences of 511 tokens takes 93 and 99 us there, 41 and 42 us on the other two)."""
 _LATENT_KERNEL, _BF16 = "generation_mla_perf", "_bf16"
+_STATES = ("gdn_perf", "kda_perf")
+_SPARSE = {"deepseek-ai/DeepSeek-V3.2": 7168, "zai-org/GLM-5": 6144, "zai-org/GLM-5-FP8": 6144}
+"""Models with sparse attention by the width of their layers."""
+_SPARSE_TABLES = ("dsa_context_module_perf", "dsa_generation_module_perf")
+_CAPTURED = 256
+"""Most sequences of a decode under a CUDA graph in SGLang's rows of sparse attention: more take 1.3 ms whatever their
+contexts, which is launching."""
 _ONE_KERNEL = ("vllm", "sglang")
 _ON_HOPPER = ("h100_sxm", "h200_sxm")
 """Where vLLM's decode of latent attention over keys and values in 16 bits is FlashAttention 3 as SGLang's is, whose
@@ -103,6 +114,7 @@ def import_aiconfigurator(
         tables |= {f"{key}{_BF16}": found for key, found in others.items()}
     if framework == "vllm":  # one copy for each GPU
         tables |= _deepep_of(files, system)
+    tables |= _states_of(files, system, framework, tables)
     tables |= _mxfp8_of(newest(files, system, ("sglang",)), tables)
     written = {}
     for name, parts in _FILES:
@@ -123,6 +135,16 @@ def _deepep_of(files: Files, system: str) -> Found:
         for name, path in zip((stem, f"{stem}+"), reversed(paths), strict=False):
             found[name] = (path, files[path])
     return found
+
+
+def _states_of(files: Files, system: str, framework: str, tables: Found) -> Found:
+    """Return SGLang's measurements of layers with a state and of sparse attention where the framework has none of its
+    own. Of vLLM's some were timed with their launches: the convolution of Kimi delta attention (783 us for one token on
+    an H200) and sparse attention (191 us where SGLang's takes 66)."""
+    theirs = newest(files, system, _ONE_KERNEL[1:])
+    launched = (_STATES[1], *_SPARSE_TABLES) if framework == _ONE_KERNEL[0] else (_STATES[1],)
+    wanted = (*_STATES, *_SPARSE_TABLES)
+    return {key: theirs[key] for key in wanted if key in theirs and (key in launched or key not in tables)}
 
 
 def _has_system(files: Files, system: str) -> bool:
@@ -276,6 +298,49 @@ def _deepep(raw: Any, op: str, nodes: int) -> Any:
     return found.assign(latency=sum(raw[way] for way in ways) / 1e3)
 
 
+def _sparse(raw: Any, op: str) -> Any:
+    """Return whole modules in FP8 blocks, told apart by the model's width; prompts without cached tokens."""
+    width = raw["model"].map(_SPARSE)
+    raw = raw[width.notna() & (raw["gemm_type"] == _BLOCK) & raw["kv_cache_dtype"].isin(_KV_DTYPES)]
+    raw = raw[raw["op_name"].str.endswith("_module")].assign(step=raw["step"].astype(int))
+    decode = op == "dsa_decode"
+    raw = raw[raw["batch_size"] <= _CAPTURED] if decode else raw[raw["step"] == 0]
+    named = raw.rename(columns={"batch_size": "batch", "num_heads": "heads"})
+    return named.assign(
+        op=op,
+        dtype=raw["kv_cache_dtype"].map(_DTYPES),
+        k=width,
+        new_tokens=raw["isl"],
+        past_tokens=raw["step"],
+        latency=_four_digits(raw["latency"]),
+    )
+
+
+def _four_digits(latency: Any) -> Any:
+    """Return times to four digits, a hundredth of what repeats differ by."""
+    digits = 10.0 ** (3 - np.floor(np.log10(latency)))
+    return np.round(latency * digits) / digits
+
+
+def _states(raw: Any, kind: str) -> Any:
+    """Return convolution and recurrence of one shape together, of the fastest kernel of either."""
+    kernel = raw["kernel_source"].mask(raw["kernel_source"].str.contains("conv1d"), "conv1d")
+    raw = raw[raw["phase"].isin(["context", "generation"])].assign(kernel_source=kernel)
+    raw = raw.rename(columns={"batch_size": "batch", "num_v_heads": "heads", "num_k_heads": "kv_heads"})
+    raw = raw.rename(columns={"head_k_dim": "head_dim", "seq_len": "new_tokens"})
+    shape = ["phase", "batch", "new_tokens", "heads", "kv_heads", "head_dim"]
+    each = raw.groupby([*shape, "kernel_source"])["latency"].median().reset_index()
+    each = each.assign(conv=each["kernel_source"] == "conv1d")
+    parts = each.groupby([*shape, "conv"]).agg(latency=("latency", "min"), kernel_source=("kernel_source", "first"))
+    both = parts.reset_index().groupby(shape)
+    found = both.agg(latency=("latency", "sum"), n=("latency", "size"), kernel_source=("kernel_source", "first"))
+    found = found[found["n"] == 2].drop(columns="n").reset_index()
+    op = found["phase"].map({"context": f"{kind}_prefill", "generation": f"{kind}_decode"})
+    return found.drop(columns="phase").assign(
+        op=op, dtype="bf16", past_tokens=0, latency=_four_digits(found["latency"])
+    )
+
+
 _REQUIRED = (
     "gemm_perf",
     "context_attention_perf",
@@ -304,6 +369,14 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
             ("context_mla_perf", _latent_kernel_prefill),
             (_LATENT_KERNEL, _latent_kernel_decode),
             (_LATENT_KERNEL + _BF16, _latent_kernel_decode_bf16),
+        ],
+    ),
+    ("state", [(stem, partial(_states, kind=stem.removesuffix("_perf"))) for stem in _STATES]),
+    (
+        "sparse",
+        [
+            (_SPARSE_TABLES[0], partial(_sparse, op="dsa_prefill")),
+            (_SPARSE_TABLES[1], partial(_sparse, op="dsa_decode")),
         ],
     ),
     ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _nccl)]),

@@ -65,9 +65,9 @@ class GroupRounds(LockstepMemory):
             freed = kv.num_free_blocks() - before
             more = kv._blocks(min(known_then + ahead, kv.max_model_len)) - len(tables[0])
             if more > 0:
-                for table in tables:
-                    table += kv._take(more)
-            grown[i + 1] = grown.get(i + 1, 0) + (max(more, 0) * self._groups - freed) * bs
+                for table, window in zip(tables, kv.windows, strict=True):
+                    kv._extend(table, window, more)
+            grown[i + 1] = grown.get(i + 1, 0) + (before - kv.num_free_blocks()) * bs
             given[i + 1] = given.get(i + 1, 0) + freed * bs
         for request, known in zip(requests, tokens, strict=True):
             kv._slid[request] = max(known[k - 1] - 1, kv._slid[request])

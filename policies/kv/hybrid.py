@@ -1,7 +1,10 @@
-"""Prefix caching for models with sliding windows in some layers: a block table for every group of layers.
+"""Prefix caching for models with sliding windows or states in some layers: a block table for every group of layers.
 
 All groups draw on one pool of blocks of equal bytes (vLLM 0.33: vllm/v1/core/kv_cache_coordinator.py,
-single_type_kv_cache_manager.py).
+single_type_kv_cache_manager.py). A state is a window of `STATE_WINDOW` tokens: the block in which the last computed
+token lies holds it. Of the blocks that a step passes no more are taken than the last one and the one before, whose end
+is where a prefix is found (mamba_cache_mode align; vLLM ends a step there, which is not modeled); with prefix caching
+off the last one alone.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Literal
 from servesim.contracts.kv import MISS, Hit, KVMemory, Usage, kv_allocators
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request, State
+from servesim.hardware.layers import STATE_WINDOW
 
 from ._block_tables import WIDTH, ids
 from ._blockwise import BlockwisePrefix
@@ -46,6 +50,8 @@ class Hybrid(BlockwisePrefix):
     params: HybridParams
     grouped = True
     supports = frozenset()
+    state_blocks = 2
+    """Most blocks a step takes for a state."""
 
     def __init__(self, params: HybridParams, memory: KVMemory) -> None:
         super().__init__(params, memory)
@@ -115,8 +121,8 @@ class Hybrid(BlockwisePrefix):
             table += nulls(skipped) + self._hold(blocks[skipped:])
             self._table_blocks += len(table)
         end = min(hit.num_tokens + num_tokens + lookahead, self.max_model_len)
-        for table in tables:
-            table += self._take(self._blocks(end) - len(table))
+        for table, window in zip(tables, self.windows, strict=True):
+            self._extend(table, window, self._blocks(end) - len(table))
         self._published[request] = hit.num_tokens // self.block_size
         self._slid[request] = hit.num_tokens
         self._boundary[request] = boundary
@@ -129,13 +135,29 @@ class Hybrid(BlockwisePrefix):
         tables = self._tables[request]
         end = min(request.num_computed_tokens + num_tokens + lookahead, self.max_model_len)
         short = self._blocks(end) - len(tables[0])
-        if short * len(tables) > self.num_free_blocks():
+        if sum([self._taken(short, window) for window in self.windows]) > self.num_free_blocks():
             return False
         if short > 0:
-            for table in tables:
-                table += self._take(short)
+            for table, window in zip(tables, self.windows, strict=True):
+                self._extend(table, window, short)
         self.publish(request, min(request.num_computed_tokens + num_tokens, request.num_tokens))
         return True
+
+    def _taken(self, blocks: int, window: int | None) -> int:
+        """Return how many blocks are taken for a table that grows by `blocks`."""
+        return min(blocks, self.state_blocks) if window == STATE_WINDOW else blocks
+
+    def _extend(self, table: array[int], window: int | None, blocks: int) -> None:
+        """Let a table grow by `blocks` (none if negative). A state that moves on by more than are taken leaves those it
+        was in, one step sooner than in vLLM."""
+        taken = self._taken(blocks, window)
+        if taken < blocks:
+            held = table[table.count(NULL) :]
+            table[len(table) - len(held) :] = nulls(len(held))
+            self._release(held)
+            table += nulls(blocks - taken)
+            self._table_blocks += blocks - taken
+        table += self._take(taken)
 
     def free(self, request: Request) -> None:
         """Free blocks group by group, the last one first."""
@@ -234,7 +256,7 @@ class Hybrid(BlockwisePrefix):
             if capped and window is not None:
                 blocks = min(blocks, self._blocks(min(window - 1 + self._in_flight, self.max_model_len)) + 1)
             skipped = self._skipped(hit.num_tokens, window)
-            needed += max(blocks - max(skipped, len(table)), 0)
+            needed += self._taken(max(blocks - max(skipped, len(table)), 0), window)
             if table:
                 needed += sum(1 for block in table[skipped:] if block in self._idle)
         return needed
@@ -248,7 +270,8 @@ class Hybrid(BlockwisePrefix):
         for table, window in zip(self._tables[request], self.windows, strict=True):
             first, last = self._skipped(before, window), min(self._skipped(processed, window), len(table))
             if first < last:
-                self._release(table[first:last])
+                slid = table[first:last]
+                self._release(slid[slid.count(NULL) :])  # a state has been in some of them alone
                 table[first:last] = nulls(last - first)
 
     def _release(self, blocks: array[int]) -> None:
@@ -293,6 +316,7 @@ class HybridPaged(Hybrid):
     """`hybrid` with prefix caching off: nothing is shared, and what slides out of a window is reused at once."""
 
     shares = False
+    state_blocks = 1
 
     def lookup(self, request: Request) -> Hit:
         return MISS

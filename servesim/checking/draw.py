@@ -83,7 +83,9 @@ def draw(number: int, subject: Subject) -> World:
         num_blocks=num_blocks,
         block_size=block_size,
         host_blocks=draws.one("host blocks", [0, 4, 1000]),
-        windows=draws.one("windows", [(None, 40), (33,), (None, 16, 50)]) if policies["kv"] == "hybrid" else (None,),
+        windows=draws.one("windows", [(None, 40), (33,), (None, 16, 50), (None, 2, 2)])
+        if policies["kv"] == "hybrid"
+        else (None,),
         max_num_seqs=draws.one("sequences", [1, 3, 16]),
         max_num_batched_tokens=draws.one("budget", [16, 64, 512]),
         max_model_len=min(draws.one("longest", [1 << 20, 1 << 20, longest, 120]), (num_blocks - 1) * block_size),

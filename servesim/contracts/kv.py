@@ -55,8 +55,8 @@ class KVMemory:
     bytes_per_token: int = 0
     """KV bytes of one token on one GPU of each stage: what a copy of it moves."""
     windows: tuple[int | None, ...] = (None,)
-    """Sliding window in tokens of each group of layers (None: full attention). Groups hold tables of their own, in
-    blocks of equal bytes from one pool."""
+    """Sliding window in tokens of each group of layers (None: full attention; STATE_WINDOW: a state). Groups hold
+    tables of their own, in blocks of equal bytes from one pool."""
     in_flight_tokens: int = 0
     """Tokens that may be computed before memory behind a window is given back: of all steps in flight (0: of a whole
     request)."""

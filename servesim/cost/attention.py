@@ -40,6 +40,9 @@ from servesim.cost.grid import (
 from servesim.cost.measured import CachedPrefill, MixedExcess, SkewExcess
 from servesim.cost.tables import KernelTables
 
+FROM_STATE = 1
+"""The window of layers that keep a state: all that came before costs nothing."""
+
 
 class Excess(Protocol):
     """Extra time of decodes beside a prompt over the two apart."""
@@ -50,14 +53,22 @@ class Excess(Protocol):
         ...
 
 
+class Cached(Protocol):
+    """Prompt pieces over cached tokens."""
+
+    def at(self, new: int, past: int) -> tuple[float, int]:
+        """Return the nanoseconds of one layer and their source for `new` tokens over `past` ones."""
+        ...
+
+
 class Attention(Protocol):
     """Attention as the cost model sees it; nanoseconds of one layer."""
 
     floor: float
     """Fixed cost of a call: what a mixed batch, one kernel, pays once instead of twice."""
     window: int
-    """Tokens a query attends; 0: all."""
-    cached: CachedPrefill | None
+    """Tokens a query attends; 0: all; `FROM_STATE`: none, but a state."""
+    cached: Cached | None
     """Prompt pieces over cached tokens, where measured."""
     mixed: Excess | None
     """Decodes beside a prompt, where measured."""
@@ -80,7 +91,7 @@ class Attention(Protocol):
 class GridAttention:
     """Attention from measured curves."""
 
-    cached: CachedPrefill | None = None
+    cached: Cached | None = None
     mixed: Excess | None = None
     skew: SkewExcess | None = None
 
@@ -127,7 +138,7 @@ class TableAttention(GridAttention):
 class FormulaAttention:
     """Attention by formula: linear in the KV read and in the pairs computed."""
 
-    cached: CachedPrefill | None = None
+    cached: Cached | None = None
     mixed: Excess | None = None
     skew: SkewExcess | None = None
 
@@ -188,6 +199,8 @@ def _verification(attention: Attention, count: int, queries: int) -> Curve:
 
 def prefill_ns(attention: Attention, pieces: Sequence[tuple[int, int]], per_request: bool) -> tuple[float, int]:
     """Return the time of one layer's attention over prefill `pieces` [(new, past)], and its source."""
+    if attention.window == FROM_STATE:
+        pieces = [(new, 0) for new, _ in pieces]
     if len(pieces) == 1:
         new, past = pieces[0]
         if past and attention.cached is not None:

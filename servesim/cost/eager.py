@@ -8,17 +8,16 @@ and launches three kernels for one.
 
 from __future__ import annotations
 
-from servesim.cost.attention import Attention, Excess, FormulaAttention
+from servesim.cost.attention import Attention, Cached, Excess, FormulaAttention
 from servesim.cost.curve import Curve, total
 from servesim.cost.formula import Roofline
 from servesim.cost.grid import HeadShape
-from servesim.cost.measured import CachedPrefill
 
 
 class EagerAttention:
     """A fused attention taken apart."""
 
-    cached: CachedPrefill | None = None
+    cached: Cached | None = None
     mixed: Excess | None = None
 
     def __init__(self, fused: Attention, roofline: Roofline, shape: HeadShape, dtype: str = "bf16") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from servesim.cost.attention import Attention, TableAttention, roofline_attention
@@ -14,7 +14,9 @@ from servesim.cost.grid import HeadShape
 from servesim.cost.host import HostTerms
 from servesim.cost.latent import latent_attention, token_linears
 from servesim.cost.linear import GemmTables, collective_curve, row_curve
-from servesim.cost.moe import experts_curve
+from servesim.cost.moe import experts_curve, family_measured
+from servesim.cost.recurrent import recurrent_attention
+from servesim.cost.sparse import sparse_attention
 from servesim.cost.stage import AttentionLayers, Operator
 from servesim.cost.streamed import BesidePrompt, StreamedDecode
 from servesim.hardware.gpu import Gpu
@@ -72,15 +74,18 @@ class LayerGraph:
                 slow = throttled.scaled(float(count)) if throttled is not None else None
                 found.append(Operator(name, curve.scaled(float(count)), slow, count))
 
-        kinds = Counter(layer.owns_kv for layer in layers)
+        kinds = Counter(layer.owns_kv for layer in layers if layer.mixer and not layer.recurrent)
         for owns_kv in (True, False):
             add(kinds[owns_kv], self._latent_linears() if self.model.latent else self._head_linears(owns_kv))
-        mixtures = sum(layer.experts for layer in layers)
-        add(len(layers) - mixtures, self._mlp("", self.model.intermediate_size))
+        states = sum(layer.recurrent for layer in layers)
+        add(states, self._recurrent_linears() if states else [])
+        mixtures, mlps = sum(layer.experts for layer in layers), sum(layer.mlp for layer in layers)
+        add(mlps - mixtures, self._mlp("", self.model.intermediate_size) if mlps > mixtures else [])
         add(mixtures, self._experts() if mixtures else [])
-        add(2 * len(layers), [Operator("norm", self._norm_after_all_reduce())])
-        add((self.model.norms_per_layer - 2) * len(layers), [Operator("norm", self._memory(4.0 * hidden))])
-        reductions = 2 * len(layers)
+        halves = mlps + sum(layer.mixer for layer in layers)
+        add(halves, [Operator("norm", self._norm_after_all_reduce())])
+        add(max(0, self.model.norms_per_layer - 2) * len(layers), [Operator("norm", self._memory(4.0 * hidden))])
+        reductions = halves
         if stage.start == 0:
             add(1, [Operator("embedding", self._embedding())])
             reductions += 1  # of the vocabulary-parallel embedding
@@ -107,16 +112,23 @@ class LayerGraph:
         return found
 
     def attention(self, stage: range) -> list[AttentionLayers]:
-        """Return the attention of the layers of `stage`, by window."""
-        windows = Counter(self.model.layers[i].window for i in stage)
-        return [AttentionLayers(self._attention(window), windows[window]) for window in sorted(windows)]
+        """Return the attention of the layers of `stage`, by window, those with a state last."""
+        layers = [self.model.layers[i] for i in stage]
+        windows = Counter(layer.window for layer in layers if layer.mixer and not layer.recurrent)
+        found = [AttentionLayers(self._attention(window), windows[window]) for window in sorted(windows)]
+        states = sum(layer.recurrent for layer in layers)
+        if states and self.model.recurrent is not None:
+            found.append(AttentionLayers(recurrent_attention(self.gemms, self.model.recurrent, self.tp), states))
+        return found
 
     def _attention(self, window: int) -> Attention:
         kernels, shape = self.gemms.tables, self.shape
         attention: Attention
         latent = self.model.latent
         kv_bytes = dtype_bytes(self.kv_dtype)
-        if latent is not None:
+        if latent is not None and latent.indexer is not None:
+            attention = sparse_attention(self.gemms, latent, self.model.hidden_size, shape.heads, self.kv_dtype)
+        elif latent is not None:
             attention = latent_attention(self.gemms, latent, shape.heads, self.kv_dtype)
         elif kernels is not None and kernels.rows("attention_decode", _table_dtype(self.kv_dtype)):
             slowdown = self.gemms.measured_on.gpu.bandwidth / self.gpu.bandwidth
@@ -150,10 +162,13 @@ class LayerGraph:
         """Return the projections of keys, values and queries by heads; layers that share KV project queries alone."""
         shape, hidden = self.shape, self.model.hidden_size
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim if owns_kv else 0
+        gate = q if self.model.attention_gate else 0
         found = [
-            self._gemm("qkv", q + 2 * kv, hidden),
+            self._gemm("qkv", q + gate + 2 * kv, hidden),
             self._gemm("attention_out", hidden, q),
         ]
+        if gate:
+            found.append(Operator("activation", self._rows("activation", q, 6.0 * q)))
         if self.model.qk_norm_all_heads and self.tp > 1:
             found += self._norm_across_gpus(q + kv)
         if owns_kv and "kv_write" not in self.within_attention:
@@ -162,6 +177,14 @@ class LayerGraph:
         if rotates and not self.model.learned_positions:
             found.append(Operator("rotary", self._rows("rotary", q + kv, 4.0 * (q + kv))))
         return found
+
+    def _recurrent_linears(self) -> list[Operator]:
+        """Return the projections of layers with a state, and the norm by head of what leaves it, with its gate."""
+        recurrent = self.model.recurrent
+        assert recurrent is not None
+        *into, (n, k) = recurrent.linears(self.model.hidden_size, self.tp)
+        found = [self._gemm("state_in", width, size) for width, size in into]
+        return [*found, Operator("norm", self._memory(6.0 * k)), self._gemm("state_out", n, k)]
 
     def _norm_across_gpus(self, width: int) -> list[Operator]:
         """Return the mean squares of queries and keys on this GPU, the sums over all, and the normalization (vLLM's
@@ -211,6 +234,8 @@ class LayerGraph:
     def routed(self, moe: Experts) -> Curve:
         """Return the routed experts of one layer over the tokens of all ranks."""
         dtype, hidden, gpus = moe.dtype or self.dtype, self.model.hidden_size, self.tp * self.dp
+        if not moe.gated and not family_measured(self.gemms, moe, hidden, dtype):
+            moe = replace(moe, size=max(gpus, 2 * moe.size // 3))  # two matrices of three
         curve = experts_curve(self.gemms, moe, hidden, gpus, dtype, self.moe_backend, self.ep, self.load)
         return monotone(curve) if self.gemms.monotone else curve
 

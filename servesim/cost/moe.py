@@ -115,6 +115,13 @@ def experts_curve(
     return Curve(near.tokens, [curve.at(m) * r for m, r in zip(near.tokens, beyond, strict=True)], EXTRAPOLATED)
 
 
+def family_measured(gemms: GemmTables, experts: Experts, hidden: int, dtype: str) -> bool:
+    """Return whether such experts of any width were measured in a kernel for `dtype`: with a gate or without, as they
+    are."""
+    alike = (hidden, experts.count, experts.per_token)
+    return any(known.shape[1:] == alike for known in _rows(gemms, dtype))
+
+
 def _mean_curve(
     gemms: GemmTables,
     experts: Experts,

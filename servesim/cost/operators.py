@@ -18,7 +18,7 @@ from servesim.cost.formula import COMPUTE_DTYPE, WEIGHT_BYTES, Roofline, line, m
 from servesim.cost.graph import LayerGraph
 from servesim.cost.linear import GemmTables
 from servesim.cost.moe import ExpertShape, experts_work
-from servesim.cost.work import decode_attended, prefill_pairs
+from servesim.cost.work import chosen, decode_attended, prefill_pairs
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import Experts, dtype_bytes
 from servesim.hardware.model import ModelSpec
@@ -73,25 +73,42 @@ def operator_work(
 
 
 def _attention(model: ModelSpec, gpu: Gpu, batch: Batch, dtype: str, kv_dtype: str, tp: int) -> dict[str, Work]:
-    windows = Counter(layer.window for layer in model.layers)
+    windows = Counter(layer.window for layer in model.layers if layer.mixer and not layer.recurrent)
     kv = model.kv_bytes_per_token_per_layer(kv_dtype, tp)
     decode_pair, prefill_pair, expanded = _per_pair(model, tp)
     wide = "fp32" if dtype == "fp32" else "bf16"
     moved = 2.0 * dtype_bytes(wide) * model.q_size / tp  # queries in and outputs out
     decode = prefill = Work()
-    for window, layers in windows.items():
+    indexer = model.latent.indexer if model.latent is not None else None
+    for whole, layers in windows.items():
+        window = chosen(model, whole)
         pairs, read = decode_attended(batch, window)
         queries = batch.decode_count * batch.queries_per_sequence
         if pairs:
             flops = layers * (pairs * decode_pair + 2.0 * expanded * queries)
             data = layers * (read * kv + queries * moved + 2.0 * expanded)
             decode = decode.plus(Work(flops, 0.0, data))
+        if indexer is not None:
+            every, of_all = decode_attended(batch, whole)
+            a_pair = 2.0 * layers * indexer.heads * indexer.dim
+            decode = decode.plus(Work(a_pair * every, 0.0, layers * (of_all - read) * indexer.key_bytes))
+            for new, past in batch.prefill:
+                beyond = max(past - window, 0) * indexer.key_bytes
+                prefill = prefill.plus(Work(a_pair * prefill_pairs(new, past, whole), 0.0, layers * beyond))
         for new, past in batch.prefill:
             seen = min(past, window) + new if window else past + new
             flops = layers * (prefill_pairs(new, past, window) * prefill_pair + 2.0 * expanded * seen)
             prefill = prefill.plus(Work(flops, 0.0, layers * (seen * kv + new * moved)))
         if batch.prefill:
             prefill = prefill.plus(Work(bytes=layers * 2.0 * expanded))
+    if model.recurrent is not None:
+        layers = sum(layer.recurrent for layer in model.layers)
+        of_token = 4.0 * layers * model.recurrent.value_size * model.recurrent.key_dim / tp
+        state = 2.0 * layers * model.recurrent.state_bytes(tp)
+        queries = batch.decode_count * batch.queries_per_sequence
+        decode = decode.plus(Work(of_token * queries, 0.0, state * batch.decode_count))
+        new = sum(piece[0] for piece in batch.prefill)
+        prefill = prefill.plus(Work(of_token * new, 0.0, state * len(batch.prefill)))
     found = {ATTENTION_PREFILL: prefill, ATTENTION_DECODE: decode}
     peak = gpu.flops[wide]
     return {name: one._replace(compute_ns=one.flops / peak * 1e9) for name, one in found.items() if one.flops}
@@ -141,7 +158,8 @@ class _Counting(LayerGraph):
 
     def routed(self, moe: Experts) -> Curve:
         dtype = moe.dtype or self.dtype
-        shape = ExpertShape(moe.size // self.tp, self.model.hidden_size, moe.count, moe.per_token)
+        size = moe.size * moe.matrices // 3  # that function counts three matrices
+        shape = ExpertShape(size // self.tp, self.model.hidden_size, moe.count, moe.per_token)
         flops, weights, activations = experts_work(shape, dtype, self.tokens)
         compute = flops / self.gpu.flops[COMPUTE_DTYPE[dtype]] * 1e9
         work = {"flops": flops, "compute_ns": compute, "bytes": weights + activations, "link_bytes": 0.0}

@@ -9,6 +9,8 @@ below; columns an operator does not use are null. Times are microseconds of one 
 `attention_decode`, `attention_mixed` (decodes and one prompt in one call), `attention_skew` (decodes of unequal
 contexts, alone or beside one prompt), `window_prefill`, `window_decode` (attention limited to a window), `mla_prefill`,
 `mla_decode` (latent attention with its projections), `mla_kernel_prefill`, `mla_kernel_decode` (its kernel alone),
+`gdn_prefill`, `gdn_decode`, `kda_prefill`, `kda_decode` (convolution and recurrence of layers that keep a state),
+`dsa_prefill`, `dsa_decode` (sparse attention with its projections; k: hidden size),
 `all_reduce` (as the engine chooses among its kernels), `all_reduce_nccl`, `all_gather`, `all_to_all_ll`,
 `all_to_all_ht` (DeepEP to the experts' GPUs and back, low latency and high throughput), `norm` (with the residual
 addition), `activation`, `rotary`, `kv_write`, `embedding`, `sampler` |
@@ -26,7 +28,8 @@ norm, activation, rotary, kv_write, embedding, sampler: rows, output width (no k
 skew: 0 without one) |
 | past_tokens | int32 | attention: tokens of each sequence already in the KV cache (mixed: of each that decodes; skew:
 their mean; a row whose longest is the mean is of equal contexts) |
-| heads, kv_heads, head_dim | int32 | attention: on this GPU, after tensor parallelism |
+| heads, kv_heads, head_dim | int32 | attention: on this GPU, after tensor parallelism; gdn, kda: those of values, of
+keys, and the width of both |
 | gpus | int32 | moe_ep: GPUs the experts are dealt out to, whole; all_reduce, all_reduce_nccl, all_gather: GPUs
 taking part (all_to_all, too) |
 | bytes | int64 | all_reduce, all_reduce_nccl: size of the tensor; all_gather: size of the gathered result |

@@ -12,22 +12,44 @@ def step_work(
 ) -> tuple[float, float]:
     """Return (FLOPs, bytes) that the GPUs of a step need together, padding not included.
 
-    FLOPs: 2 per weight a token passes through, 2 per LM-head weight and sampled row, and attention's two matrix
-    products over every query-key pair (latent attention: over the compressed vectors). Bytes: weights once (of
-    the experts those that are expected to be used, tokens being routed uniformly), keys and values of every context
-    read and of every token written, on each of `tp` GPUs that hold a copy. Windows bound contexts by their mean.
+    FLOPs: 2 per weight a token passes through, 2 per LM-head weight and sampled row, attention's two matrix products
+    over every query-key pair (latent attention: over the compressed vectors), and those of a token with a state. Bytes:
+    weights once (of the experts those that are expected to be used, tokens being routed uniformly), states of every
+    sequence read and written, keys and values of every context read and of every token written, on each of `tp` GPUs
+    that hold a copy. Windows bound contexts by their mean.
     """
     tokens = batch.linear_tokens
     flops = 2.0 * model.layer_params * model.num_layers * tokens
     flops += 2.0 * model.hidden_size * model.vocab_size * batch.sampled
     kv_tokens = 0.0
+    states = batch.decode_count + len(batch.prefill)
+    indexer, scored = model.latent.indexer if model.latent is not None else None, 0.0
     for layer in model.layers:
-        pairs, read = _attended(batch, layer.window)
+        if layer.recurrent or not layer.mixer:
+            continue
+        pairs, read = _attended(batch, chosen(model, layer.window))
         flops += _flops_per_pair(model) * pairs
         kv_tokens += read + (tokens if layer.owns_kv else 0)
+        if indexer is not None:
+            every, of_all = _attended(batch, layer.window)
+            flops += 2.0 * indexer.heads * indexer.dim * every
+            scored += of_all - read
     data = _weight_bytes(model, dtype, tokens)
+    if indexer is not None:
+        data += scored * indexer.key_bytes * tp  # the rest of them is not attended
+    data += 2.0 * states * model.state_bytes(tp) * tp  # read and written
+    if model.recurrent is not None:
+        of_token = 4.0 * model.recurrent.value_size * model.recurrent.key_dim
+        flops += of_token * tokens * sum(layer.recurrent for layer in model.layers)
     data += kv_tokens * model.kv_bytes_per_token_per_layer(kv_dtype, tp) * tp
     return flops, data
+
+
+def chosen(model: ModelSpec, window: int) -> int:
+    """Return the most tokens a query attends in a layer with this window (0: all): those chosen of them at most."""
+    if model.latent is None or model.latent.indexer is None:
+        return window
+    return min(window or model.latent.indexer.topk, model.latent.indexer.topk)
 
 
 def _attended(batch: Batch, window: int) -> tuple[float, float]:

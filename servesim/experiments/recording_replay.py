@@ -108,7 +108,7 @@ def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCo
     name = "prefix-hash" if server.prefix_caching else "paged"
     name = GROUPED[name] if has_windows(model) else name
     allocator, _ = kv_allocators.resolve(name)
-    groups = kv_groups(model.layers) if allocator.grouped else [KvGroup(model.num_layers)]
+    groups = kv_groups(model.kept_layers) if allocator.grouped else [KvGroup(model.num_layers)]
     blocks = server.num_blocks
     if blocks is None:
         engine = recorded_engine(server.engine, server.gpu)

@@ -6,20 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from servesim.errors import UserError, shown, suggest
-from servesim.hardware.layers import Experts, Latent, Layer
+from servesim.hardware.layers import Experts, Indexer, Latent, Layer
 from servesim.hardware.nearest import layers_of, nearest
+from servesim.hardware.recurrent import layers_with_states, recurrent_of
 from servesim.untrusted import parse_yaml
 
 _UNSUPPORTED = {
-    "linear_num_key_heads": "linear attention",
-    "linear_attn_config": "linear attention",
     "ssm_cfg": "a state-space model",
     "state_size": "a state-space model",
     "mamba_d_state": "a state-space model",
-    "hybrid_override_pattern": "a state-space model (Mamba2 layers)",
     "vision_config": "a multi-modal model (give the config.json of its text model)",
     "text_config": "a multi-modal model (give the config.json of its text model)",
-    "index_topk": "sparse attention",
+    "indexer_types": "sparse attention whose layers share an index (GLM-5.2)",
+    "index_topk_freq": "sparse attention whose layers share an index",
+    "moe_latent_size": "a model with experts of a latent width (Nemotron 3 Super and Ultra)",
+    "routed_expert_hidden_size": "a model with experts of a latent width (Kimi-K3)",
+    "attn_res_block_size": "a model with attention over earlier layers (Kimi-K3)",
     "attention_chunk_size": "chunked attention",
     "altup_num_inputs": "a model of alternating updates (Gemma 3n)",
     "hidden_size_per_layer_input": "a model with embeddings in every layer (Gemma 3n, Gemma 4)",
@@ -31,18 +33,31 @@ KNOWN_TYPES = frozenset(
         *("gpt_oss", "opt", "deepseek_v2", "deepseek_v3", "kimi_k2", "hunyuan", "hunyuan_v1_dense", "hunyuan_v1_moe"),
         *("phi3", "olmo", "olmo2", "granite", "internlm2", "internlm3", "smollm3", "starcoder2", "gemma3"),
         *("gpt_neox", "phi", "nemotron", "minimax_m2", "glm4", "glm4_moe", "seed_oss", "ernie4_5", "ernie4_5_moe"),
-        *("olmoe", "granitemoe", "stablelm", "cohere"),
+        *("olmoe", "granitemoe", "stablelm", "cohere", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        *("nemotron_h", "kimi_linear", "deepseek_v32", "glm_moe_dsa", "llama4_text"),
     )
 )
 """Values of `model_type` whose decoders have the parts that servesim prices: attention with grouped heads, a dense MLP
 or experts in each layer. Where it is missing, config.json claims nothing else."""
-_LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
+_LAYER_TYPES = {"full_attention": False, "sliding_attention": True, "linear_attention": False}
+_LLAMA4 = "llama4_text"
+_QWEN_NEXT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _TORCH_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_SHARED_COUNTS = ("n_shared_experts", "num_shared_expert", "num_shared_experts")
+_SHARED_SIZES = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
+_TOPK = ("moe_topk", "num_experts_per_token")
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_POSITIVE = ("num_key_value_heads", "head_dim", "attention_head_dim", "cla_share_factor", "decoder_sparse_step")
+_POSITIVE = (
+    "num_key_value_heads",
+    "head_dim",
+    "attention_head_dim",
+    "cla_share_factor",
+    "decoder_sparse_step",
+    "interleave_moe_layer_step",
+)
 _WHOLE = (
     *_EXPERT_COUNTS, "sliding_window", "sliding_window_pattern", "max_window_layers", "moe_intermediate_size",
-    "shared_expert_intermediate_size", "n_shared_experts", "num_shared_expert", "first_k_dense_replace",
+    *_SHARED_SIZES, *_SHARED_COUNTS, "first_k_dense_replace",
     "num_kv_shared_layers", "kv_lora_rank", "q_lora_rank",
 )  # fmt: skip
 """Keys that may be missing or null, but are whole numbers where they are not."""
@@ -66,34 +81,49 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
     if not head_dim:
         raise UserError(f"{where}: hidden_size {hidden} is less than one for each of {heads} attention heads")
     positions = _count(config, "max_position_embeddings", where)
-    experts = _experts(config, kind, where)
+    experts, recurrent = _experts(config, kind, where), recurrent_of(config, where)
+    layers = _layers(config, experts is not None, where)
     return {
         "num_layers": _count(config, "num_hidden_layers", where, MOST_LAYERS),
         "hidden_size": hidden,
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
-        "intermediate_size": _count(config, "ffn_dim" if is_opt else "intermediate_size", where),
+        "intermediate_size": _dense_width(config, is_opt, layers, where),
         "vocab_size": _count(config, "vocab_size", where),
         "max_position": positions,
         "tie_embeddings": bool(config.get("tie_word_embeddings", is_opt or kind.startswith("gemma"))),
-        "gated_mlp": not is_opt and kind not in ("gpt_neox", "starcoder2", "phi", "nemotron"),
+        "gated_mlp": not is_opt and kind not in ("gpt_neox", "starcoder2", "phi", "nemotron", "nemotron_h"),
         "qkv_bias": bias or kind in ("qwen2", "qwen2_moe"),
         "output_bias": bias,
         "mlp_bias": bias if is_opt else bool(config.get("mlp_bias", False)),
-        "qk_norm": kind in ("qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2") or bool(config.get("use_qk_norm")),
+        "qk_norm": kind in (*_QWEN_NEXT, "qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2")
+        or bool(config.get("use_qk_norm")),
         "qk_norm_all_heads": config.get("qk_norm_type") == "per_layer",
-        "norms_per_layer": 4 if kind.startswith(("gemma2", "gemma3")) else 2,
+        "norms_per_layer": 4 if kind.startswith(("gemma2", "gemma3")) else 1 if kind == "nemotron_h" else 2,
         "attention_sinks": kind == "gpt_oss",
         "layer_norm_bias": is_opt,
         # OPT's table has two rows more than positions: its indices start at 2.
         "learned_positions": positions + 2 if is_opt else 0,
         "experts": experts,
         "latent": _latent(config, where),
-        "layer_kinds": _layers(config, experts is not None, where),
+        "chunked": kind == _LLAMA4,
+        "recurrent": recurrent,
+        "attention_gate": bool(config.get("attn_output_gate", kind == "qwen3_next")),
+        "layer_kinds": layers if recurrent is None else layers_with_states(config, layers, where),
         "dtype": _TORCH_DTYPES.get(str(config.get("torch_dtype") or config.get("dtype")), "bf16"),
         "block_scaled": bool((config.get("quantization_config") or {}).get("weight_block_size")),
     }
+
+
+def _dense_width(config: dict[str, Any], is_opt: bool, layers: tuple[Layer, ...], where: str) -> int:
+    """Return the width of a dense MLP; 0 where every layer has experts and no such width is stated."""
+    key = "ffn_dim" if is_opt else "intermediate_size"
+    if config.get("model_type") == _LLAMA4:
+        key = "intermediate_size_mlp"
+    if config.get(key) is None and all(layer.experts for layer in layers):
+        return 0
+    return _count(config, key, where)
 
 
 def changed_config(config: dict[str, Any], name: str, changes: Mapping[str, str]) -> dict[str, Any]:
@@ -129,13 +159,15 @@ def _experts(config: dict[str, Any], kind: str, where: str) -> Experts | None:
     if not count:
         return None
     size = config.get("moe_intermediate_size") or _count(config, "intermediate_size", where)
-    shared_experts = config.get("n_shared_experts") or config.get("num_shared_expert") or 0
-    shared = config.get("shared_expert_intermediate_size") or shared_experts * size
+    shared_experts = next((config[key] for key in _SHARED_COUNTS if config.get(key)), 0)
+    shared_experts = 1 if kind == _LLAMA4 else shared_experts
+    shared = next((config[key] for key in _SHARED_SIZES if config.get(key)), shared_experts * size)
     return Experts(
         count=count,
-        per_token=_count(config, "moe_topk" if "moe_topk" in config else "num_experts_per_tok", where),
+        per_token=_count(config, next((k for k in _TOPK if k in config), "num_experts_per_tok"), where),
         size=size,
         shared_size=shared,
+        gated=kind != "nemotron_h",
         bias=kind == "gpt_oss",
         dtype=_experts_dtype(config.get("quantization_config") or {}),
     )
@@ -158,6 +190,8 @@ def _experts_dtype(quantized: dict[str, Any]) -> str | None:
 
 def _latent(config: dict[str, Any], where: str) -> Latent | None:
     if not config.get("kv_lora_rank"):
+        if config.get("index_topk"):
+            raise UserError(f"{where}: index_topk makes it sparse attention, which is not known without kv_lora_rank")
         return None
     return Latent(
         kv_rank=_count(config, "kv_lora_rank", where),
@@ -165,7 +199,15 @@ def _latent(config: dict[str, Any], where: str) -> Latent | None:
         nope_dim=_count(config, "qk_nope_head_dim", where),
         v_dim=_count(config, "v_head_dim", where),
         q_rank=config.get("q_lora_rank") or 0,
+        indexer=_indexer(config, where),
     )
+
+
+def _indexer(config: dict[str, Any], where: str) -> Indexer | None:
+    if not config.get("index_topk"):
+        return None
+    heads, dim = (_count(config, key, where) for key in ("index_n_heads", "index_head_dim"))
+    return Indexer(heads, dim, _count(config, "index_topk", where))
 
 
 def _layers(config: dict[str, Any], experts: bool, where: str) -> tuple[Layer, ...]:
@@ -177,6 +219,9 @@ def _layers(config: dict[str, Any], experts: bool, where: str) -> tuple[Layer, .
 
 
 def _windows(config: dict[str, Any], count: int, where: str) -> list[int]:
+    if config.get("model_type") == _LLAMA4:  # attention within chunks, every fourth layer over everything
+        chunk = _count(config, "attention_chunk_size", where)
+        return [chunk if (i + 1) % 4 else 0 for i in range(count)]
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     types = config.get("layer_types")
     if types is not None:
@@ -202,7 +247,7 @@ def _windows(config: dict[str, Any], count: int, where: str) -> list[int]:
 def _dense_layers(config: dict[str, Any], count: int) -> set[int]:
     """Return the layers of a mixture-of-experts model that have a dense MLP all the same."""
     dense = set(range(config.get("first_k_dense_replace") or 0)) | set(config.get("mlp_only_layers") or [])
-    every = config.get("decoder_sparse_step") or 1
+    every = config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") or 1
     return dense | {i for i in range(count) if (i + 1) % every}
 
 
@@ -251,6 +296,8 @@ def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
     inner = config.get("text_config")
     text = inner if isinstance(inner, dict) else {}  # what cannot be priced there is more than a wrapping
     for key, what in [*(pair for pair in _UNSUPPORTED.items() if text.get(pair[0])), *_UNSUPPORTED.items()]:
+        if key == "attention_chunk_size" and config.get("model_type") == _LLAMA4:
+            continue
         if config.get(key) or text.get(key):
             which = "" if key in ("vision_config", "text_config") else layers_of(config, key)
             found = f"{where}: {key} makes it {what}, which is not supported" + (f": {which}" if which else "")

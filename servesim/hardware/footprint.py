@@ -12,7 +12,7 @@ from typing import Any
 
 from servesim.errors import UserError
 from servesim.hardware.gpu import Gpu
-from servesim.hardware.kv import kv_groups
+from servesim.hardware.kv import kv_groups, state_block_size
 from servesim.hardware.layers import dtype_bytes
 from servesim.hardware.memory import GIB, MemoryBudget, memory_budget, vllm_defaults
 from servesim.hardware.model import ModelSpec, check_tp, read_config
@@ -91,7 +91,11 @@ def _builds(config: dict[str, Any], model: ModelSpec) -> bool:
 def attention_kind(model: ModelSpec) -> str:
     """Return the field's name for how the heads share keys and values."""
     if model.latent is not None:
-        return f"MLA, a latent of {model.latent.kv_rank} + {model.latent.rope_dim} numbers"
+        chosen = f", {model.latent.indexer.topk} tokens chosen" if model.latent.indexer is not None else ""
+        return f"MLA, a latent of {model.latent.kv_rank} + {model.latent.rope_dim} numbers{chosen}"
+    if model.recurrent is not None:
+        states = sum(layer.recurrent for layer in model.layers)
+        return f"{states} layers keep a state ({model.recurrent.kind}); GQA with {model.num_kv_heads} KV heads"
     if model.num_kv_heads == model.num_heads:
         return "MHA"
     return "MQA" if model.num_kv_heads == 1 else f"GQA with {model.num_kv_heads} KV heads"
@@ -100,7 +104,8 @@ def attention_kind(model: ModelSpec) -> str:
 def fit(model: ModelSpec, gpu: Gpu, tp: int, weights: str, load: Load) -> Fit:
     """Return how much KV cache is left beside the weights; UserError for a `tp` that does not divide the heads."""
     check_tp(model, tp)
-    limits, groups = vllm_defaults(gpu), kv_groups(model.layers)
+    limits, groups = vllm_defaults(gpu), kv_groups(model.kept_layers)
+    load = replace(load, block_size=state_block_size(model, load.block_size, load.kv_dtype, tp))
 
     def budget(ignore: bool) -> MemoryBudget:
         return memory_budget(
@@ -164,14 +169,16 @@ def footprint(
 ) -> dict[str, Any]:
     """Return everything `servesim size` says of a model, ready for JSON: bytes, tokens, counts."""
     load.check()
-    kinds = Counter((layer.window, layer.owns_kv) for layer in model.layers)
-    groups = kv_groups(model.layers)
+    kinds = Counter((layer.window, layer.owns_kv) for layer in model.kept_layers if layer.mixer and not layer.recurrent)
+    groups = kv_groups(model.kept_layers)
+    load = replace(load, block_size=state_block_size(model, load.block_size, load.kv_dtype))
     kv = {
         "dtype": load.kv_dtype,
         "elements_per_token_per_layer": model.kv_elements(),
         "bytes_per_token_per_layer": model.kv_bytes_per_token_per_layer(load.kv_dtype),
         "bytes_per_token": model.kv_bytes_per_token(load.kv_dtype),
         "layers": [{"layers": n, "window": window, "keeps": keeps} for (window, keeps), n in kinds.items()],
+        "state_bytes": model.state_bytes(),
         "bytes": load.sequences * model.kv_bytes(load.context, load.kv_dtype),
         "blocks": load.sequences * sum(group.blocks(load.context, load.block_size) for group in groups),
     }

@@ -2,7 +2,9 @@
 
 Layers that attend everything and layers that slide a window keep different blocks of a request. vLLM puts layers
 of one kind into groups, all groups with the same number of layers so that a block of any group has the same size
-and all draw from one pool; every group has its own block table.
+and all draw from one pool; every group has its own block table. A state takes a block of its group: blocks are made as
+long as one needs (vllm/platforms/interface.py, "attention page size is >= mamba page size"), and the block in which the
+last computed token lies is the one that holds it, a window of that token and the next.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from servesim.hardware.layers import Layer
+from servesim.hardware.layers import STATE_WINDOW, Layer
 from servesim.hardware.model import ModelSpec
 
 _NEARLY_EQUAL = 1.25
@@ -26,19 +28,23 @@ class KvGroup:
     layers: int
     """Layers of the group."""
     window: int = 0
-    """Tokens their queries attend; 0: all."""
+    """Tokens their queries attend; 0: all; `STATE_WINDOW`: they keep a state."""
 
     def blocks(self, tokens: int, block_size: int, in_flight: int = 1) -> int:
         """Return the most blocks a request of `tokens` tokens holds, of which `in_flight` are computed in one step. One
         window may straddle a block more than its length needs."""
         if not self.window:
             return -(-tokens // block_size)
+        if self.window == STATE_WINDOW:
+            return min(2, -(-tokens // block_size))  # where it was, and where it goes on
         return -(-min(self.window - 1 + in_flight, tokens) // block_size) + 1
 
 
 def kv_groups(layers: Sequence[Layer]) -> list[KvGroup]:
     """Group `layers` (of a model, or of one pipeline stage) by block table: full attention first, then by window."""
-    kinds = Counter(layer.window for layer in layers if layer.owns_kv)
+    kinds = Counter(
+        STATE_WINDOW if layer.recurrent else layer.window for layer in layers if layer.owns_kv or layer.recurrent
+    )
     if len(kinds) <= 1:
         return [KvGroup(count, window) for window, count in kinds.items()]
     least, most = min(kinds.values()), max(kinds.values())
@@ -50,6 +56,19 @@ def kv_groups(layers: Sequence[Layer]) -> list[KvGroup]:
             groups.append(KvGroup(min(size, left), window))
             left -= size
     return groups
+
+
+_ALIGNED = 16
+"""Tokens that the length of a block is a multiple of where states decide it."""
+
+
+def state_block_size(model: ModelSpec, block_size: int, kv_dtype: str = "bf16", tp: int = 1) -> int:
+    """Return the tokens of a block whose keys and values of one layer take at least a state's bytes on one GPU; no
+    fewer than `block_size`."""
+    if model.recurrent is None or not any(layer.owns_kv for layer in model.layers):
+        return block_size
+    sixteen = _ALIGNED * model.kv_bytes_per_token_per_layer(kv_dtype, tp)
+    return max(block_size, _ALIGNED * -(-model.recurrent.state_bytes(tp) // sixteen))
 
 
 def page_bytes(model: ModelSpec, block_size: int, kv_dtype: str = "bf16", tp: int = 1) -> int:

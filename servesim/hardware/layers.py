@@ -1,4 +1,4 @@
-"""Kinds of decoder layers, where they are not all the same: windows, experts, latent attention."""
+"""Kinds of decoder layers, where they are not all the same: windows, experts, latent attention, states."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ GGUF_BYTES = {"q8_0": 8.5008 / 8, "q6_k": 6.5633 / 8, "q5_k_m": 5.7036 / 8, "q4_
 measured on Llama-3.1-8B; other models differ by some percent)."""
 
 
+STATE_WINDOW = 2
+"""The window that memory gives layers that keep a state: the last computed token, at which it lies, and the next, which
+goes on from it."""
+
+
 class Layer(NamedTuple):
     """The kind of one decoder layer."""
 
@@ -41,7 +46,13 @@ class Layer(NamedTuple):
     experts: bool = False
     """True: a mixture of experts; False: one MLP."""
     owns_kv: bool = True
-    """False: attends the keys and values an earlier layer keeps (cross-layer sharing)."""
+    """False: attends the keys and values an earlier layer keeps (cross-layer sharing), or keeps a state instead."""
+    recurrent: bool = False
+    """True: keeps a state of constant size instead of keys and values (`servesim.hardware.recurrent`)."""
+    mixer: bool = True
+    """False: neither attends nor keeps a state: an MLP alone (Nemotron-H counts the two apart)."""
+    mlp: bool = True
+    """False: neither an MLP nor experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +66,22 @@ class Experts:
     """Width of one expert."""
     shared_size: int = 0
     """Width of the shared expert every token passes; 0: none."""
+    gated: bool = True
+    """False: no gate projection beside up and down (Nemotron-H, whose activation is a square)."""
     bias: bool = False
     """Router, gate, up and down projections have biases."""
     dtype: str | None = None
     """The only precision the experts are published in; None: that of the other linear layers."""
 
+    @property
+    def matrices(self) -> int:
+        """Weight matrices of an expert."""
+        return 3 if self.gated else 2
+
     def params(self, hidden: int) -> int:
         """Return the weights of the experts of one layer, without router and shared expert."""
         bias = 2 * self.size + hidden if self.bias else 0
-        return self.count * (3 * hidden * self.size + bias)
+        return self.count * (self.matrices * hidden * self.size + bias)
 
     def router_params(self, hidden: int) -> int:
         """Return the weights of the router of one layer."""
@@ -73,6 +91,31 @@ class Experts:
         """Return the expected number of distinct experts that `tokens` tokens use if each picks its experts uniformly
         and independently of the others."""
         return self.count * float(1.0 - (1.0 - self.per_token / self.count) ** tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """What chooses the tokens that sparse attention attends (DeepSeek-V3.2, GLM-5): it scores all of them by keys of
+    its own, and is whole on every GPU."""
+
+    heads: int
+    dim: int
+    topk: int
+    """Tokens attended, of all there are."""
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes kept of one token in one layer: a key in fp8, and a scale of 4 bytes for each 128 numbers (vLLM's and
+        SGLang's indexer caches)."""
+        return self.dim + 4 * -(-self.dim // _SCALED)
+
+    def linears(self, hidden: int, q_rank: int) -> list[tuple[int, int]]:
+        """Return (output width, input width) of its queries, its key, and the weights of its heads."""
+        return [(self.heads * self.dim, q_rank or hidden), (self.dim, hidden), (self.heads, hidden)]
+
+
+_SCALED = 128
+"""Numbers in fp8 that share a scale of 4 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +130,8 @@ class Latent:
     v_dim: int
     q_rank: int = 0
     """Rank of the compressed query; 0: not compressed."""
+    indexer: Indexer | None = None
+    """None: all tokens are attended."""
 
     @property
     def width(self) -> int:
@@ -100,7 +145,17 @@ class Latent:
         down = [(self.q_rank + self.width, hidden), (heads * query, self.q_rank)]
         if not self.q_rank:
             down = [(self.width, hidden), (heads * query, hidden)]
-        return [*down, (heads * (self.nope_dim + self.v_dim), self.kv_rank), (hidden, heads * self.v_dim)]
+        index = self.indexer.linears(hidden, self.q_rank) if self.indexer is not None else []
+        return [*down, (heads * (self.nope_dim + self.v_dim), self.kv_rank), (hidden, heads * self.v_dim), *index]
+
+    def token_bytes(self, kv_dtype: str) -> int:
+        """Return the bytes kept of one token in one layer. Sparse attention in fp8 keeps scales, and the rotary part in
+        2 bytes (the layout of FlashMLA's sparse kernels)."""
+        if self.indexer is None:
+            return int(self.width * dtype_bytes(kv_dtype))
+        if dtype_bytes(kv_dtype) > 1:
+            return int(self.width * dtype_bytes(kv_dtype)) + self.indexer.key_bytes
+        return self.kv_rank + 4 * -(-self.kv_rank // _SCALED) + 2 * self.rope_dim + self.indexer.key_bytes
 
 
 def dtype_bytes(dtype: str) -> float:

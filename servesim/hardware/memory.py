@@ -27,6 +27,9 @@ leave as much to 0.01 GiB."""
 NCCL_BYTES = {1: 0, 2: 420 * 2**20, 4: 470 * 2**20, 8: 470 * 2**20}
 """NCCL and all-reduce buffers by number of GPUs: two set on Llama-3.3-70B TP 2 as above, more GPUs 50 MiB above that
 (aiconfigurator-core 0.12.0, system descriptions)."""
+STATES_PER_KV = 0.9
+"""Bytes of the pool of states for one of keys and values (SGLang's mamba_full_memory_ratio), where blocks are not laid
+out by groups of layers."""
 _PADDED_TO = 256
 """Multiple to which experts in mxfp4 have their hidden size padded on Hopper. Set on the weights of gpt-oss-20b (13.47
 GiB; without padding 12.81); with it those of gpt-oss-120b come out at 64.49 GiB (64.38 loaded)."""
@@ -96,6 +99,10 @@ class MemoryBudget:
     """Blocks of the pool, vLLM's null block included."""
     ignored: bool = False
     """True: the memory of the GPU was not looked at."""
+    state_bytes: int = 0
+    """Bytes of the states of one sequence where they lie in a pool of their own (no groups of layers)."""
+    state_slots: int = 0
+    """Sequences whose states that pool holds; 0: there is none."""
 
 
 def vllm_defaults(gpu: Gpu, usage: str = "server", version: Version | None = None) -> VllmDefaults:
@@ -225,7 +232,7 @@ def memory_budget(
     page = page_bytes(model, block_size, kv_dtype, tp)
     budgets = []
     for stage in pipeline_layers(model.num_layers, pp):
-        layers = [model.layers[i] for i in stage]
+        layers = [model.kept_layers[i] for i in stage]
         samples = stage.stop == model.num_layers
         budget = MemoryBudget(
             usable=math.ceil(gpu.memory_bytes * gpu_memory_utilization),
@@ -238,6 +245,7 @@ def memory_budget(
             block_bytes=block_bytes(kv_groups(layers), page) if hybrid else page * sum(x.owns_kv for x in layers),
             num_blocks=num_blocks or 2**31,
             ignored=ignore_memory,
+            state_bytes=0 if hybrid else model.state_bytes(tp),
         )
         if draft is not None and samples:
             drafts_page = page_bytes(draft.spec, block_size, kv_dtype, tp)
@@ -255,8 +263,13 @@ def memory_budget(
 def _fit(budget: MemoryBudget, what: str, gpu: Gpu, dtype: str, num_blocks: int | None) -> MemoryBudget:
     """Return the budget with the blocks that fit, or raise an error that says how much memory is missing."""
     taken = budget.weights + budget.activations + budget.non_torch + budget.cuda_graphs
+    rest = max(budget.usable - taken, 0)
+    if budget.state_bytes:
+        states = int(rest * STATES_PER_KV / (1 + STATES_PER_KV))
+        budget = replace(budget, state_slots=states // budget.state_bytes)
+        taken, rest = taken + states, rest - states
     # a stage whose layers all attend the KV of another one keeps none itself
-    fitting = (budget.usable - taken) // budget.block_bytes if budget.block_bytes else 2**31
+    fitting = rest // budget.block_bytes if budget.block_bytes else 2**31
     if num_blocks is not None:
         # An override ignores the utilization, but cannot exceed the memory there is.
         room = gpu.memory_bytes - taken

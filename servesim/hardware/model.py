@@ -12,6 +12,7 @@ from servesim.errors import UserError, suggest
 from servesim.hardware.config import changed_config, model_fields
 from servesim.hardware.layers import DTYPE_BYTES, Experts, Latent, Layer, dtype_bytes, wide_bytes
 from servesim.hardware.names import Named, named
+from servesim.hardware.recurrent import Recurrent
 from servesim.parsing import split_changes
 from servesim.untrusted import parse_json, read_text
 
@@ -60,6 +61,14 @@ class ModelSpec:
     """Rows of a learned position table; 0 with rotary positions."""
     experts: Experts | None = None
     latent: Latent | None = None
+    recurrent: Recurrent | None = None
+    """What layers that keep a state compute."""
+    attention_gate: bool = False
+    """The query projection makes a gate of as many numbers beside queries, which attention's output is multiplied
+    by."""
+    chunked: bool = False
+    """Windows are chunks, of which a token attends its own alone: what a window costs is exact up to the first chunk's
+    end, and up to twice what a chunk costs beyond. vLLM keeps all tokens of such layers."""
     layer_kinds: tuple[Layer, ...] = ()
     """The kind of every layer; empty: all of them full attention, one MLP."""
     dtype: str = "bf16"
@@ -81,6 +90,11 @@ class ModelSpec:
     def layers(self) -> tuple[Layer, ...]:
         """The kind of every layer, first to last."""
         return self.layer_kinds or (Layer(),) * self.num_layers
+
+    @property
+    def kept_layers(self) -> tuple[Layer, ...]:
+        """The layers as memory has them: those that attend chunks keep all tokens."""
+        return tuple(layer._replace(window=0) for layer in self.layers) if self.chunked else self.layers
 
     @property
     def sliding_window(self) -> int | None:
@@ -112,7 +126,8 @@ class ModelSpec:
             linear = sum(n * k for n, k in self.latent.linears(h, self.num_heads))
             return linear + norms + self.latent.q_rank + self.latent.kv_rank
         bias = self.qkv_bias * (q + 2 * kv) + self.output_bias * h + self.attention_sinks * self.num_heads
-        return h * (q + 2 * kv) + q * h + bias + norms + (2 * self.head_dim if self.qk_norm else 0)
+        queries = 2 * q if self.attention_gate else q
+        return h * (queries + 2 * kv) + q * h + bias + norms + (2 * self.head_dim if self.qk_norm else 0)
 
     @property
     def mlp_params(self) -> int:
@@ -165,7 +180,9 @@ class ModelSpec:
         return 2 * kv_heads_per_gpu(self, tp) * self.head_dim
 
     def kv_bytes_per_token_per_layer(self, dtype: str = "bf16", tp: int = 1) -> int:
-        """Return the bytes of the numbers `kv_elements` counts."""
+        """Return the bytes of the numbers `kv_elements` counts; with the keys that sparse attention chooses by."""
+        if self.latent is not None:
+            return self.latent.token_bytes(dtype)
         return int(self.kv_elements(tp) * dtype_bytes(dtype))
 
     def kv_bytes_per_token(self, dtype: str = "bf16", tp: int = 1) -> int:
@@ -173,22 +190,33 @@ class ModelSpec:
         return sum(layer.owns_kv for layer in self.layers) * self.kv_bytes_per_token_per_layer(dtype, tp)
 
     def kv_bytes(self, tokens: int, dtype: str = "bf16", tp: int = 1) -> int:
-        """Return the bytes of keys and values a sequence of `tokens` tokens needs on one of `tp` GPUs: layers with a
-        window keep their window alone, layers that attend another one's KV nothing."""
-        kept = sum(min(layer.window or tokens, tokens) for layer in self.layers if layer.owns_kv)
-        return kept * self.kv_bytes_per_token_per_layer(dtype, tp)
+        """Return the bytes of keys, values and states a sequence of `tokens` tokens needs on one of `tp` GPUs: layers
+        with a window keep their window alone, layers that attend another one's KV nothing."""
+        kept = sum(min(layer.window or tokens, tokens) for layer in self.kept_layers if layer.owns_kv)
+        return kept * self.kv_bytes_per_token_per_layer(dtype, tp) + self.state_bytes(tp)
+
+    def state_bytes(self, tp: int = 1) -> int:
+        """Return the bytes of the states a sequence of any length keeps on one of `tp` GPUs, all layers."""
+        if self.recurrent is None:
+            return 0
+        return sum(layer.recurrent for layer in self.layers) * self.recurrent.state_bytes(tp)
 
 
 @cache
 def _layer_params(model: ModelSpec, layer: Layer) -> tuple[int, int, int]:
     """Return the weights of one layer: (attention, norms and MLP or shared expert; router; experts)."""
     attention = model.attention_params
-    if not layer.owns_kv and model.latent is None:  # no projections of keys and values
+    norms = model.norms_per_layer * model.hidden_size
+    if not layer.mixer:
+        attention = norms
+    elif layer.recurrent and model.recurrent is not None:
+        attention = model.recurrent.params(model.hidden_size) + norms
+    elif not layer.owns_kv and model.latent is None:  # no projections of keys and values
         attention -= 2 * model.kv_size * (model.hidden_size + model.qkv_bias) + model.qk_norm * model.head_dim
     if not layer.experts or model.experts is None:
-        return attention + model.mlp_params, 0, 0
+        return attention + layer.mlp * model.mlp_params, 0, 0
     moe, h = model.experts, model.hidden_size
-    return attention + 3 * h * moe.shared_size, moe.router_params(h), moe.params(h)
+    return attention + moe.matrices * h * moe.shared_size, moe.router_params(h), moe.params(h)
 
 
 def kv_heads_per_gpu(model: ModelSpec, tp: int) -> int:
@@ -201,7 +229,8 @@ def check_tp(model: ModelSpec, tp: int) -> None:
 
     def divides(t: int) -> bool:
         kv_heads = t if model.latent else model.num_kv_heads
-        return model.num_heads % t == 0 and (kv_heads % t == 0 or t % kv_heads == 0)
+        states = model.recurrent is None or model.recurrent.key_heads % t == 0
+        return states and model.num_heads % t == 0 and (kv_heads % t == 0 or t % kv_heads == 0)
 
     if tp < 1 or not divides(tp):
         fits = ", ".join(str(t) for t in (1, 2, 4, 8, 16) if divides(t))

@@ -60,7 +60,7 @@ def layers_of(config: Mapping[str, Any], key: str) -> str:
 
 def _chosen(config: Mapping[str, Any], key: str, count: int) -> list[int]:
     """Return the layers that keep a state, where the config says which; none: it does not say."""
-    if key == "index_topk":
+    if key.startswith("index"):
         return list(range(count))
     types = config.get("layer_types")
     if isinstance(types, list) and len(types) == count:

@@ -174,7 +174,10 @@ def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None)
 
 
 def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterator[str]:
-    """Yield how memory treats layers with sliding windows."""
+    """Yield how memory treats layers with sliding windows or states."""
+    if model.recurrent is not None:
+        yield from _on_states(scenario, model, kv)
+        return
     layers = [layer for layer in model.layers if layer.owns_kv]
     windows = sum(1 for layer in layers if layer.window)
     disabled = scenario.engine.disable_hybrid_kv_cache_manager
@@ -193,6 +196,17 @@ def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterato
         yield f"kv {kv.name}: all of {windows} window layers of {len(layers)} keep every token{why}"
     elif disabled and not by_preset:
         yield f"disable_hybrid_kv_cache_manager changes nothing: kv {kv.name} was asked for"
+
+
+def _on_states(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterator[str]:
+    states = sum(layer.recurrent for layer in model.layers)
+    size = model.state_bytes(scenario.tp) / 2**20
+    if kv.grouped:
+        block = scenario.engine.block_size
+        yield f"{states} layers keep a state ({size:.1f} MiB a request on each GPU): blocks are of {block} tokens"
+    else:
+        found = "; prefixes are found at any token, where SGLang finds those whose state was kept" if kv.shares else ""
+        yield f"{states} layers keep a state ({size:.1f} MiB a request on each GPU) in a pool of their own{found}"
 
 
 def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:

@@ -82,7 +82,7 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
         _check_whole_prompts(policies.max_num_batched_tokens, max_model_len)
     asked = (name, scenario.model, model.name)
     scenario = _resolved(server, budget, max_model_len)
-    limits = Limits(policies.max_num_seqs, policies.max_num_batched_tokens, max_model_len, asynchronous)
+    limits = Limits(_most_seqs(policies, budget), policies.max_num_batched_tokens, max_model_len, asynchronous)
     memory = _kv_memory(scenario, budget, max_model_len, groups, in_flight, depth * (1 + drafts))
     offload = None
     if scenario.offload is not None:
@@ -105,6 +105,19 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
     pool = Pool(cores, cost, depth, spawn, name, role, data_parallel=ranks_of(scenario))
     deployment = _deployment(scenario, model, gpu, budget, one.kv)
     return PoolSetup(name, scenario, pool, cost, deployment, server, notes, asked)
+
+
+SLOTS_PER_RUNNING = 3
+"""States kept for each request that may run where prefixes stay findable (SGLang's
+MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO); one where none do."""
+
+
+def _most_seqs(policies: Policies, budget: MemoryBudget) -> int:
+    """Return the most requests that run at once: those whose states fit a pool of their own, too."""
+    if not budget.state_slots:
+        return policies.max_num_seqs
+    each = SLOTS_PER_RUNNING if policies.kv.shares else 1
+    return max(1, min(policies.max_num_seqs, budget.state_slots // each))
 
 
 def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> None:

@@ -6,6 +6,7 @@ from servesim.contracts import KVAllocator
 from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, kv_groups, memory_budget
 from servesim.hardware.draft import DraftModel
+from servesim.hardware.kv import state_block_size
 from servesim.run.presets import facts_of
 from servesim.run.scenario import Scenario
 from servesim.workload.trace_stream import TraceFacts
@@ -73,14 +74,25 @@ GROUPED = {"prefix-hash": "hybrid", "paged": "hybrid-paged"}
 
 
 def has_windows(model: ModelSpec) -> bool:
-    """Return whether layers that keep KV attend a window of it alone."""
-    return any(layer.window for layer in model.layers if layer.owns_kv)
+    """Return whether layers that keep KV attend a window of it alone, and give back what has slid out of it: not those
+    that attend chunks, whose memory vLLM keeps in one table (its hybrid KV cache manager is off for them)."""
+    return any(layer.window for layer in model.kept_layers if layer.owns_kv)
 
 
 def with_groups(scenario: Scenario, model: ModelSpec) -> Scenario:
-    """Return a scenario whose KV memory is laid out as vLLM's hybrid KV cache manager does for a model with windows:
-    window layers give back what has slid out of them. Not across pipeline stages, where groups are not known."""
+    """Return a scenario whose KV memory is laid out as vLLM's hybrid KV cache manager does for a model with windows or
+    states: window layers give back what has slid out of them, and blocks are as long as a state needs. Not across
+    pipeline stages, where groups are not known."""
     grouped = GROUPED.get(scenario.kv["name"])
+    if model.recurrent is not None:
+        if scenario.pp > 1:
+            raise UserError(f"{model.name}: layers that keep a state are not known across pipeline stages (use pp 1)")
+        name = grouped or scenario.kv["name"]
+        if name not in GROUPED.values():
+            return scenario
+        size = state_block_size(model, scenario.engine.block_size, scenario.kv_dtype, scenario.tp)
+        engine = scenario.engine.model_copy(update={"block_size": size})
+        return scenario.model_copy(update={"kv": {**scenario.kv, "name": name}, "engine": engine})
     if grouped is None or not has_windows(model) or scenario.engine.disable_hybrid_kv_cache_manager or scenario.pp > 1:
         return scenario
     return scenario.model_copy(update={"kv": {**scenario.kv, "name": grouped}})
@@ -93,7 +105,7 @@ def layer_groups(scenario: Scenario, model: ModelSpec, allocator: type[KVAllocat
         return [KvGroup(model.num_layers)]
     if scenario.pp > 1:
         raise UserError(f"kv {scenario.kv['name']}: groups of layers across pipeline stages are not known (use pp 1)")
-    return kv_groups(model.layers)
+    return kv_groups(model.kept_layers)
 
 
 def longest_request(scenario: Scenario, model: ModelSpec, room: int) -> int:

@@ -328,7 +328,7 @@ def test_allocator_keeps_its_account(spec: str) -> None:
     check(spec=spec)
 
 
-@pytest.mark.parametrize("windows", [(None, 9), (None, 6, 6), (5,), (None, 4, 13), (None, None)])
+@pytest.mark.parametrize("windows", [(None, 9), (None, 6, 6), (5,), (None, 4, 13), (None, None), (None, 2, 2)])
 @pytest.mark.parametrize("variant", ["interval=0", "interval=dense", "interval=8,eagle_block_drop=1"])
 def test_groups_of_layers_keep_their_account(windows: tuple[int | None, ...], variant: str) -> None:
     check(spec=f"hybrid:prefix_cache_retention_{variant}", windows=windows, blocks=12 * len(windows) + 1)

@@ -35,7 +35,9 @@ GROUPED = [
     "hybrid:prefix_cache_retention_interval=32,free_order=back",
     "hybrid-paged",
 ]
-WINDOWS = st.sampled_from([(None, 40), (None, 20, 20), (33,), (None, 16, 50), (None, 32), (None, 16, 48)])
+WINDOWS = st.sampled_from(
+    [(None, 40), (None, 20, 20), (33,), (None, 16, 50), (None, 32), (None, 16, 48), (None, 2, 2, 2), (None, 2), (2,)]
+)
 """Of whole blocks and not; of one size and of several."""
 ALL_AT_ONCE = ["contiguous", "contiguous:fit=first"]
 """These reserve max_model_len, which must fit."""

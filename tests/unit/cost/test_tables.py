@@ -224,6 +224,36 @@ def test_shipped_all_reduces_leave_the_custom_kernel_at_the_size_where_vllm_does
     assert max(steps, key=lambda size: steps[size]) == 2**23
 
 
+def test_convolution_and_recurrence_of_a_state_become_one_row_and_another_frameworks_where_there_is_none(
+    package: Path, tmp_path: Path
+) -> None:
+    """The fastest kernel of either, in four digits; a convolution alone is no row; of Kimi delta attention SGLang's."""
+    data = package / "aisimulate_core" / "systems" / "data" / "x1"
+    shape: dict[str, list[Any]] = {
+        "num_k_heads": [2] * 5,
+        "num_v_heads": [4] * 5,
+        "head_k_dim": [128] * 5,
+        "phase": ["context"] * 3 + ["generation"] * 2,
+        "batch_size": [3] * 5,
+        "seq_len": [64] * 3 + [1, 1],
+        "kernel_source": ["causal_conv1d_fn", "chunk_a", "chunk_b", "causal_conv1d_update", "fused"],
+    }
+    _write(data / "linear" / "sglang" / "0.5" / "gdn_perf.parquet", **shape, latency=[0.01, 0.04, 0.03, 0.001, 0.0022])
+    _write(data / "kda" / "vllm" / "0.24" / "kda_perf.parquet", **shape, latency=[0.8] * 5)
+    alone = {key: values[:1] for key, values in shape.items()}
+    _write(data / "kda" / "sglang" / "0.5" / "kda_perf.parquet", **alone, latency=[0.01])
+    import_aiconfigurator(package, "x1", "vllm", tmp_path / "out")
+    tables = KernelTables.load(folder=tmp_path / "out")
+    prefill, decode = tables.rows("gdn_prefill", "bf16"), tables.rows("gdn_decode", "bf16")
+    columns = ("batch", "new_tokens", "heads", "kv_heads", "head_dim", "time_us")
+    assert [prefill[c].tolist() for c in columns] == [[3], [64], [4], [2], [128], [40.0]]
+    assert [decode[c].tolist() for c in columns] == [[3], [1], [4], [2], [128], [3.2]]
+    assert not tables.rows("kda_prefill", "bf16")
+    _write(data / "linear" / "vllm" / "0.24" / "gdn_perf.parquet", **shape, latency=[0.01234567, 1, 1, 1, 1])
+    import_aiconfigurator(package, "x1", "vllm", tmp_path / "own")
+    assert KernelTables.load(folder=tmp_path / "own").rows("gdn_prefill", "bf16")["time_us"].tolist() == [1012.0]
+
+
 def test_an_unknown_system_or_package_is_named(package: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown system 'x2'"):
         import_aiconfigurator(package, "x2", "vllm", tmp_path / "out")

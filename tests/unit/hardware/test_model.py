@@ -24,6 +24,16 @@ ROUNDED = {
     "minimax-m2.5-nvfp4": 229,
     "glm-4.5-air": 106.9,
     "glm-4.5": 353,
+    "qwen3.5-397b-a17b": 397,
+    "qwen3.5-122b-a10b": 122,
+    "qwen3.5-35b-a3b": 35,
+    "qwen3.5-27b": 27,
+    "nemotron-3-nano-30b-a3b": 31.6,
+    "nemotron-h-56b": 56.3,
+    "deepseek-v3.2": 671.9,
+    "glm-5": 744,
+    "llama-4-scout": 108,
+    "llama-4-maverick": 400,
 }
 """Billions of parameters that are published in round numbers, without the layers that predict further tokens."""
 PUBLISHED = {
@@ -198,8 +208,10 @@ def test_unknown_name_suggests_the_close_one() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
-        ("linear_num_key_heads", 16, "linear attention"),
-        ("index_topk", 2048, "sparse attention"),
+        ("linear_num_key_heads", 16, "linear_num_value_heads must be a positive integer, not None"),
+        ("moe_latent_size", 1024, "experts of a latent width"),
+        ("index_topk", 2048, "sparse attention, which is not known without kv_lora_rank"),
+        ("index_topk_freq", 4, "sparse attention whose layers share an index"),
         ("layer_types", ["full_attention", "chunked_attention"], "'chunked_attention' are not supported"),
         ("layer_types", ["full_attention"], "names 1 layers of 2"),
         ("num_local_experts", 8, "num_experts_per_tok must be a positive integer"),
@@ -260,16 +272,12 @@ DEEPSEEK = {"hidden_size": 7168, "num_attention_heads": 128, "num_key_value_head
     ("more", "said"),
     [
         (
-            {"linear_num_key_heads": 16, "full_attention_interval": 4, "num_hidden_layers": 48},
-            r"linear attention, which is not supported: layers 0-2, 4-6, 8-10, \.\.\. \(36 of 48\); .* qwen2.5-14b is",
+            {"index_topk_freq": 4, "num_hidden_layers": 61, "n_routed_experts": 256} | DEEPSEEK,
+            r"share an index, which is not supported: all 61 layers; .* deepseek-v3(-nvfp4|\.2)? is nearest",
         ),
         (
-            {"index_topk": 2048, "num_hidden_layers": 61, "n_routed_experts": 256} | DEEPSEEK,
-            r"sparse attention, which is not supported: all 61 layers; .* deepseek-v3(-nvfp4)? is nearest",
-        ),
-        (
-            {"hybrid_override_pattern": "M-M*", "num_hidden_layers": 4},
-            r"Mamba2 layers\), which is not supported: layers 0, 2 \(2 of 4\)",
+            {"moe_latent_size": 1024, "num_hidden_layers": 88, "n_routed_experts": 512},
+            r"experts of a latent width \(Nemotron 3 Super and Ultra\), which is not supported; .* is nearest in size",
         ),
         (
             {"text_config": {"mamba_d_state": 128, "hidden_size": 5120, "num_hidden_layers": 48}},
@@ -283,3 +291,12 @@ def test_what_cannot_be_priced_is_refused_by_layer_with_the_nearest_model_that_c
     config = {"hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 151936}
     with pytest.raises(UserError, match=said):
         ModelSpec.from_config({**config, **more}, "x")
+
+
+def test_llama_4_attends_chunks_in_three_of_four_layers_and_has_experts_where_it_says() -> None:
+    scout, maverick = ModelSpec.load("llama-4-scout"), ModelSpec.load("llama-4-maverick")
+    assert [layer.window for layer in scout.layers[:5]] == [8192, 8192, 8192, 0, 8192]
+    assert [layer.experts for layer in maverick.layers[:4]] == [False, True, False, True]
+    assert all(layer.experts for layer in scout.layers)
+    assert maverick.experts is not None
+    assert (maverick.experts.shared_size, maverick.intermediate_size) == (8192, 16384)

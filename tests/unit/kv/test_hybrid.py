@@ -200,3 +200,43 @@ def test_a_request_joins_others_whose_blocks_rotate_though_its_own_cannot() -> N
         for mode in ("fast", "reference")
     ]
     assert runs[0].equals(runs[1])
+
+
+def test_a_state_lies_in_the_last_block_alone_and_the_one_before_ends_where_a_prefix_is_found() -> None:
+    """Thirteen tokens are four blocks of attention; of a state those that end at token 12 and after it."""
+    kv = hybrid(20, None, 2)
+    request = start(kv, "ABCDEFGHIJKLMNOPQ", 13)
+    assert kv.tables[request] == [[1, 2, 3, 4], [0, 0, 5, 6]]
+    assert kv.num_free_blocks() == 13
+    for _ in range(4):
+        grow(kv, request)
+    assert kv.tables[request] == [[1, 2, 3, 4, 7], [0, 0, 0, 6, 8]], "one token is in the fifth block"
+    again = Request(1, "", 17, 1, 0, content=Word("ABCDEFGHIJKLMxxxx"))
+    assert kv.lookup(again).num_tokens == 12
+    stop(kv, request)
+    assert kv.lookup(again).num_tokens == 12
+
+
+def test_a_prompt_in_pieces_moves_its_state_on_and_leaves_the_blocks_between_untaken() -> None:
+    kv = hybrid(20, None, 2)
+    request = start(kv, "ABCDEFGHIJKLMNOPQRSTUVWXYZ", 26, new=6)
+    assert kv.tables[request] == [[1, 2], [3, 4]]
+    grow(kv, request, 14)
+    assert kv.tables[request] == [[1, 2, 3, 5, 6], [0, 0, 0, 4, 7]], "what it was in goes at once"
+    assert kv.num_free_blocks() == 12
+
+
+def test_without_prefix_caching_a_step_takes_one_block_for_a_state() -> None:
+    cls, _ = kv_allocators.resolve("hybrid-paged")
+    memory = KVMemory(20, BLOCK, 1000, windows=(None, 2, 2), in_flight_tokens=100)
+    kv = cls(build_params("hybrid-paged", cls.Params, {}), memory)
+    request = start(kv, "A" * 30, 29)
+    assert [len(table) - table.count(0) for table in kv.tables[request]] == [8, 1, 1]
+
+
+def test_the_gate_counts_at_most_two_blocks_for_a_state_however_long_the_prompt() -> None:
+    """25 of full attention, two of each state, and the null block; a step of all 100 tokens takes no more."""
+    request = Request(0, "", 100, 1, 0)
+    assert not hybrid(29, None, 2, 2, in_flight=100).can_admit(request, MISS, 100, 100, 0)
+    assert hybrid(30, None, 2, 2, in_flight=100).can_admit(request, MISS, 100, 100, 0)
+    assert longest(29, [KvGroup(1), KvGroup(1, 2), KvGroup(1, 2)], BLOCK, 8) == 100

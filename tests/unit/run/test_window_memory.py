@@ -84,3 +84,12 @@ def test_samples_that_are_forked_are_told_the_way_out() -> None:
     with pytest.raises(UserError, match=r"such as paged with engine\.disable_hybrid_kv_cache_manager"):
         resolve(trace, scheduler="continuous", kv="paged")
     resolve(trace, scheduler="continuous", kv="paged", engine={"disable_hybrid_kv_cache_manager": True})
+
+
+def test_layers_that_attend_chunks_keep_every_token() -> None:
+    """Llama 4: three of four layers attend chunks of 8,192 tokens; vLLM gives none of them back."""
+    setup = resolve(model="llama-4-scout", dtype="fp8", tp=4)
+    assert setup.scenario.kv["name"] == "prefix-hash"
+    assert setup.cores[0].kv.memory.windows == (None,)
+    assert setup.deployment.block_bytes == 48 * 16 * 2 * 2 * 128 * 2
+    assert "all of 36 window layers of 48 keep every token" in kept(setup)

@@ -1,0 +1,130 @@
+"""Times of latent attention over chosen tokens in one layer (DeepSeek-V3.2, GLM-5), without its projections.
+
+An indexer scores every token of the context by small keys, and attention reads the best of them alone, as many as a
+window would hold. Tables measure the whole module, projections included; those are priced apart and taken off, as for
+latent attention (`servesim.cost.latent`). Prompts were measured launched one by one, so the shortest ones show what
+launching takes: rows up to twice the least are left out, and below those that stay time is linear from a decode's on.
+What cached tokens add to a prompt is the indexer's arithmetic over them, by formula; without a table all is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.cost.attention import GridAttention
+from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, ROOFLINE, Curve, rise
+from servesim.cost.formula import LAUNCH_NS, Roofline
+from servesim.cost.grid import Entries, Grid, work
+from servesim.cost.linear import GemmTables
+from servesim.hardware.layers import Indexer, Latent
+
+_LAUNCHED = 2.0
+"""Least time of a prompt's row, in times of the shortest row of those heads."""
+_COUNTS, _TOKENS = tuple(2.0**i for i in range(13)), tuple(2**i for i in range(18))
+"""Sequences and tokens at which the formula has knots."""
+
+
+class IndexedPrefill:
+    """Prompt pieces over cached tokens: that of as much work, and the scores of what lies before it."""
+
+    def __init__(self, attention: GridAttention, pair_ns: float) -> None:
+        """`pair_ns`: time of the score of one token for one query."""
+        self._attention, self._pair_ns = attention, pair_ns
+
+    def at(self, new: int, past: int) -> tuple[float, int]:
+        """Return the time and source of `new` tokens over `past` ones."""
+        ns, _ = self._attention.prefill_at(1.0, work(new, past, self._attention.window))
+        return ns + new * past * self._pair_ns, EXTRAPOLATED
+
+
+def sparse_attention(gemms: GemmTables, latent: Latent, hidden: int, heads: int, kv_dtype: str) -> GridAttention:
+    """Return the sparse attention of `heads` heads on one GPU."""
+    indexer = latent.indexer
+    assert indexer is not None
+    tables = gemms.tables if gemms.roofline == gemms.measured_on else None
+    found: list[Entries] = []
+    for op in ("dsa_decode", "dsa_prefill"):
+        rows = tables.rows(op, "bf16" if kv_dtype == "fp16" else kv_dtype) if tables is not None else {}
+        mine = (rows["k"] == hidden) & (rows["heads"] == heads) if rows else np.zeros(0, dtype=bool)
+        if mine.any():
+            least = found[0][0][1].ys[0] if found else None
+            found.append(_measured(gemms, {c: rows[c][mine] for c in rows}, latent, hidden, heads, least))
+    if len(found) == 2:
+        decode, prefill = _extended(found[0], float(indexer.topk)), found[1]
+    else:
+        decode, prefill = _by_formula(gemms.roofline, latent, indexer, heads, kv_dtype)
+    attention = GridAttention(Grid(decode), Grid(prefill), decode[0][1].at(0.0), indexer.topk)
+    attention.cached = IndexedPrefill(attention, _pair_ns(gemms.roofline, indexer))
+    return attention
+
+
+def _measured(
+    gemms: GemmTables,
+    rows: dict[str, NDArray[Any]],
+    latent: Latent,
+    hidden: int,
+    heads: int,
+    floor: float | None,
+) -> Entries:
+    """Return curves by sequences, over context (decode) or work (prefill, which begins at `floor`), without the
+    projections."""
+    assert latent.indexer is not None
+    expansion = (heads * (latent.nope_dim + latent.v_dim), latent.kv_rank)
+    linears = [gemms.curve(n, k, "fp8_block") for n, k in latent.linears(hidden, heads) if (n, k) != expansion]
+    least = float(rows["time_us"].min()) * _LAUNCHED
+    lines: dict[int, dict[float, float]] = {}
+    columns = (rows[c].tolist() for c in ("batch", "new_tokens", "past_tokens", "time_us"))
+    for batch, new, past, us in zip(*columns, strict=True):
+        decodes = bool(past)
+        if not decodes and us < least:
+            continue
+        x = past + 1.0 if decodes else work(new, 0, latent.indexer.topk)
+        rest = us * 1e3 - sum(curve.at(batch * new) for curve in linears)
+        lines.setdefault(batch, {} if floor is None else {0.0: floor})[x] = max(LAUNCH_NS, rest)
+    entries: Entries = []
+    for batch in sorted(lines):
+        xs = sorted(lines[batch])
+        ys = np.maximum.accumulate([lines[batch][x] for x in xs]).tolist()
+        entries.append((float(batch), Curve(xs, ys, INTERPOLATED, last_slope=rise(xs, ys))))
+    return entries
+
+
+def _extended(decode: Entries, topk: float) -> Entries:
+    """Extend every curve past its last context at the least time that a further token of the context took any batch
+    once as many are there as are chosen (large batches were measured on short contexts only)."""
+    known = [(c.ys[-1] - c.at(topk)) / (n * (c.xs[-1] - topk)) for n, c in decode if c.xs[-1] > 2 * topk]
+    best = min((slope for slope in known if slope > 0.0), default=0.0)
+    return [(n, Curve(c.xs, c.ys, c.knot_source, last_slope=n * best)) for n, c in decode]
+
+
+def _by_formula(
+    roofline: Roofline, latent: Latent, indexer: Indexer, heads: int, kv_dtype: str
+) -> tuple[Entries, Entries]:
+    """Return decode and prefill: keys of the indexer read once a sequence, and as many tokens attended as are chosen,
+    over the compressed vectors."""
+    rate = roofline.rate
+    pair = 2.0 * heads * (latent.width + latent.kv_rank) / roofline.peak("bf16")
+    score, key = _pair_ns(roofline, indexer), indexer.key_bytes / rate
+    token = (latent.token_bytes(kv_dtype) - indexer.key_bytes) / rate
+    fixed = 4 * roofline.launch_ns + 2.0 * heads * (latent.nope_dim + latent.v_dim) * latent.kv_rank / rate
+    topk = float(indexer.topk)
+    decode: Entries = []
+    prefill: Entries = []
+    for count in _COUNTS:
+        scored, read = count * max(score, key), count * max(pair, token)
+        chosen = fixed + topk * (scored + read)
+        decode.append((count, Curve([0.0, topk], [fixed, chosen], ROOFLINE, last_slope=scored, beyond=ROOFLINE)))
+        xs = [work(n, 0, indexer.topk) for n in _TOKENS]
+        ys = [fixed + count * n * ((n + 1) / 2 * score + min(n, topk) * pair) for n in _TOKENS]
+        slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2])
+        prefill.append((count, Curve(xs, ys, ROOFLINE, last_slope=slope, beyond=ROOFLINE)))
+    return decode, prefill
+
+
+def _pair_ns(roofline: Roofline, indexer: Indexer) -> float:
+    """Return the time of the score of one token for one query, in fp8 where the GPU has it."""
+    dtype = "fp8" if "fp8" in roofline.gpu.flops else "bf16"
+    return 2.0 * indexer.heads * indexer.dim / roofline.peak(dtype)

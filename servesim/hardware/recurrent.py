@@ -1,0 +1,145 @@
+"""Layers that keep a state of constant size instead of keys and values: gated delta rule, Kimi delta attention, Mamba2.
+
+Each is a short convolution and a recurrence over matrices, one for each head (vllm/model_executor/models/qwen3_next.py
+and layers/kda.py, layers/mamba/mamba_mixer2.py). Which layers they are, and how wide, is read from `config.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.errors import UserError, shown
+from servesim.hardware.layers import DTYPE_BYTES, Layer
+
+GDN, KDA, MAMBA2 = "gdn", "kda", "mamba2"
+_STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_PARTS = {"M": "mixer", "*": "mixer", "E": "mlp", "-": "mlp"}
+"""Nemotron-H's layers: Mamba2, attention, experts, MLP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """Widths of such a layer, before tensor parallelism."""
+
+    kind: str
+    """`gdn`: the gated delta rule of Qwen3-Next and Qwen3.5; `kda`: Kimi delta attention; `mamba2`."""
+    key_heads: int
+    """Heads of queries and keys; Mamba2's groups."""
+    value_heads: int
+    key_dim: int
+    """Width of a key; Mamba2's state size."""
+    value_dim: int
+    kernel: int
+    """Tokens the convolution reaches over."""
+    state_dtype: str = "bf16"
+    """Format of the matrices; the convolution's last tokens are kept in 2 bytes."""
+
+    @property
+    def key_size(self) -> int:
+        """Width of the keys, and of the queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Width of the values, of their gate, and of what leaves the layer."""
+        return self.value_heads * self.value_dim
+
+    def linears(self, hidden: int, tp: int = 1) -> list[tuple[int, int]]:
+        """Return (output width, input width) of the projections on one of `tp` GPUs, the way out last. In `kda` decay
+        and gate pass a rank of one head, which every GPU has whole."""
+        keys, values, heads = self.key_size // tp, self.value_size // tp, self.value_heads // tp
+        out = (hidden, values)
+        if self.kind == KDA:
+            rank = (self.value_dim, hidden)
+            low = [rank, (keys, self.value_dim), rank, (values, self.value_dim)]
+            return [(2 * keys + values, hidden), *low, (heads, hidden), out]
+        if self.kind == MAMBA2:
+            return [(2 * keys + 2 * values + heads, hidden), out]
+        return [(2 * keys + 2 * values, hidden), (2 * heads, hidden), out]
+
+    def params(self, hidden: int) -> int:
+        """Return the weights of the layer: projections, convolution, a decay and a bias a head, the norm of the way
+        out."""
+        channels = 2 * self.key_size + self.value_size
+        biases = {GDN: 2 * self.value_heads, KDA: self.value_heads + self.key_size, MAMBA2: 3 * self.value_heads}
+        norm = self.value_size if self.kind == MAMBA2 else self.value_dim
+        convolution = channels * (self.kernel + (self.kind == MAMBA2))
+        return sum(n * k for n, k in self.linears(hidden)) + convolution + biases[self.kind] + norm
+
+    def state_bytes(self, tp: int = 1) -> int:
+        """Return the bytes one sequence keeps on one of `tp` GPUs: the matrices, and of the tokens before the next what
+        the convolution reaches."""
+        matrices = self.value_heads * self.key_dim * self.value_dim * DTYPE_BYTES[self.state_dtype]
+        return int(matrices + 2 * (self.kernel - 1) * (2 * self.key_size + self.value_size)) // tp
+
+
+def recurrent_of(config: Mapping[str, Any], where: str) -> Recurrent | None:
+    """Return the widths a config states of layers with a state; None where it has none; UserError for widths that are
+    no positive integers."""
+    kda = config.get("linear_attn_config")
+    if kda is not None and not isinstance(kda, Mapping):
+        raise UserError(f"{where}: linear_attn_config must be an object, not {shown(kda)}")
+    dtype = config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype")
+    if dtype is not None and dtype not in list(_STATE_DTYPES):
+        raise UserError(f"{where}: the format of states is {shown(dtype)} (choose from: {', '.join(_STATE_DTYPES)})")
+
+    def count(key: str, of: Mapping[str, Any] = config) -> int:
+        value = of.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 1 << 20:
+            raise UserError(f"{where}: {key} must be a positive integer, not {shown(value)}")
+        return value
+
+    if config.get("linear_num_key_heads"):
+        keys, values = count("linear_num_key_heads"), count("linear_num_value_heads")
+        widths = keys, values, count("linear_key_head_dim"), count("linear_value_head_dim")
+        found = Recurrent(GDN, *widths, count("linear_conv_kernel_dim"), _STATE_DTYPES[dtype or "bfloat16"])
+    elif kda:
+        heads, dim = count("num_heads", kda), count("head_dim", kda)
+        # the state is float32 whatever the model's format
+        found = Recurrent(KDA, heads, heads, dim, dim, count("short_conv_kernel_size", kda), "fp32")
+    elif config.get("hybrid_override_pattern"):
+        widths = count("n_groups"), count("mamba_num_heads"), count("ssm_state_size"), count("mamba_head_dim")
+        found = Recurrent(MAMBA2, *widths, count("conv_kernel"), _STATE_DTYPES[dtype or "bfloat16"])
+    else:
+        return None
+    if found.value_heads % found.key_heads:
+        raise UserError(f"{where}: {found.value_heads} heads with a state are not a multiple of {found.key_heads}")
+    return found
+
+
+def layers_with_states(config: Mapping[str, Any], layers: tuple[Layer, ...], where: str) -> tuple[Layer, ...]:
+    """Return `layers` with those marked that keep a state, and the parts that each of Nemotron-H's lacks; UserError
+    where the config does not say which they are."""
+    pattern, count = config.get("hybrid_override_pattern"), len(layers)
+    if pattern is not None:
+        if not isinstance(pattern, str) or len(pattern) != count or set(pattern) - set(_PARTS):
+            raise UserError(f"{where}: hybrid_override_pattern must say M, *, E or - of each of {count} layers")
+        return tuple(
+            Layer(0, mark == "E", mark == "*", mark == "M", _PARTS[mark] == "mixer", _PARTS[mark] == "mlp")
+            for mark in pattern
+        )
+    states = _states(config, count)
+    if not states:
+        raise UserError(f"{where}: layers with a state are stated, but not which (layer_types)")
+    if min(states) < 0 or max(states) >= count:
+        raise UserError(f"{where}: layers with a state are stated beyond the {count} layers")
+    return tuple(
+        layer._replace(owns_kv=False, recurrent=True, window=0) if i in states else layer
+        for i, layer in enumerate(layers)
+    )
+
+
+def _states(config: Mapping[str, Any], count: int) -> set[int]:
+    kda = config.get("linear_attn_config")
+    if isinstance(kda, Mapping):
+        stated = kda.get("kda_layers")
+        return {i - 1 for i in stated if isinstance(i, int)} if isinstance(stated, list) else set()
+    types = config.get("layer_types")
+    if isinstance(types, list):
+        return {i for i, kind in enumerate(types) if kind == "linear_attention"}
+    every = config.get("full_attention_interval")
+    if isinstance(every, int) and not isinstance(every, bool) and every > 0:
+        return {i for i in range(count) if (i + 1) % every}
+    return set()
