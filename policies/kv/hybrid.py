@@ -49,7 +49,7 @@ class Hybrid(BlockwisePrefix):
     Params = HybridParams
     params: HybridParams
     grouped = True
-    supports = frozenset()
+    supports = frozenset({"remote_kv"})
     state_blocks = 2
     """Most blocks a step takes for a state."""
 
@@ -63,6 +63,7 @@ class Hybrid(BlockwisePrefix):
         self._kinds = sorted(kinds.items(), key=lambda kind: kind[0] is not None)  # full attention first
         self._in_flight = memory.in_flight_tokens or self.max_model_len
         self._slid: dict[Request, int] = {}  # tokens processed when its windows were last moved
+        self._coming: dict[Request, int] = {}  # slots before the windows, behind the hit, where KV comes from elsewhere
         self._boundary: dict[Request, int] = {}  # up to where another group knew more of its prompt
 
     def fits(self, request: Request) -> bool:
@@ -108,25 +109,31 @@ class Hybrid(BlockwisePrefix):
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
         free = self.num_free_blocks() - self._blocks(reserve)
+        end = hit.num_tokens + now_tokens
         return (
             self._needed(full_tokens, hit, capped=True) <= free
-            and self._needed(hit.num_tokens + now_tokens, hit, capped=False) <= free
+            and self._needed(end, hit, capped=False, processed=self._processed(request, hit, end)) <= free
         )
 
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
         found, boundary = hit.blocks or ((), 0)
+        processed = self._processed(request, hit, hit.num_tokens + num_tokens)
         tables = self._tables[request] = [ids() for _ in self.windows]
-        for table, blocks, window in zip(tables, found, self.windows, strict=False):
-            skipped = self._skipped(hit.num_tokens, window)
+        for table, blocks, window in zip(tables, found or ((),) * len(tables), self.windows, strict=True):
+            skipped = self._skipped(processed, window)
             table += nulls(skipped) + self._hold(blocks[skipped:])
             self._table_blocks += len(table)
         end = min(hit.num_tokens + num_tokens + lookahead, self.max_model_len)
         for table, window in zip(tables, self.windows, strict=True):
             self._extend(table, window, self._blocks(end) - len(table))
         self._published[request] = hit.num_tokens // self.block_size
-        self._slid[request] = hit.num_tokens
+        self._slid[request] = processed
         self._boundary[request] = boundary
-        self.publish(request, min(hit.num_tokens + num_tokens, request.num_tokens))
+        if request.state is State.LOADING:
+            fronts = [table.count(NULL) * self.block_size for table in tables]
+            self._coming[request] = sum(max(front - hit.num_tokens, 0) for front in fronts)
+        else:
+            self.publish(request, min(hit.num_tokens + num_tokens, request.num_tokens))
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         """Give back what has slid out of a window, in any case, then grow. Tokens of steps in flight have not been
@@ -168,6 +175,7 @@ class Hybrid(BlockwisePrefix):
         for table, window in zip(tables, self.windows, strict=True):
             self._table_blocks -= len(table)
             self._release(table if window is None else table[table.count(NULL) :])
+        self._coming.pop(request, None)
         del self._slid[request], self._boundary[request]
 
     def can_swap_in(self, request: Request, num_tokens: int, reserve: int, samples: Sequence[Request] = ()) -> bool:
@@ -177,8 +185,7 @@ class Hybrid(BlockwisePrefix):
         return self._needed(computed + num_tokens, Hit(computed), capped=False) <= free
 
     def swap_in(self, request: Request, num_tokens: int, lookahead: int, samples: Sequence[Request] = ()) -> int:
-        back = Hit(request.num_computed_tokens, (((),) * len(self.windows), 0))
-        self.admit(request, back, num_tokens, lookahead)
+        self.admit(request, Hit(request.num_computed_tokens), num_tokens, lookahead)
         self._published[request] = 0  # other requests may find again what came back
         self.publish(request, request.num_computed_tokens)
         return self.drop_swapped(request) * self.block_size
@@ -190,6 +197,8 @@ class Hybrid(BlockwisePrefix):
     def usage(self) -> Usage:
         free = self.num_free_blocks() * self.block_size
         internal = self._table_blocks * self.block_size - self.held_tokens * len(self.windows)
+        if self._coming:
+            internal -= sum(n for request, n in self._coming.items() if request.state in _NOT_THERE)
         return Usage(self.capacity_tokens - free - internal, internal, 0, free)
 
     def idle_tokens(self, hit: Hit) -> int:
@@ -245,9 +254,16 @@ class Hybrid(BlockwisePrefix):
         """Return how many blocks no token after `processed` processed ones attends."""
         return max(processed - window + 1, 0) // self.block_size if window is not None else 0
 
-    def _needed(self, tokens: int, hit: Hit, capped: bool) -> int:
-        """Return the free blocks needed to hold `tokens` tokens behind a hit. What a window needs at a time is capped:
-        it slides on before more is computed than may be in flight."""
+    def _processed(self, request: Request, hit: Hit, end: int) -> int:
+        """Return the tokens of a request to be admitted that need no step: those of a hit, or, where its KV comes from
+        elsewhere, all up to `end`. Of windows only what later tokens reach into comes (vLLM: kv_cache_coordinator.py,
+        allocate_new_computed_blocks with external tokens)."""
+        return end if request.state is State.LOADING else hit.num_tokens
+
+    def _needed(self, tokens: int, hit: Hit, capped: bool, processed: int | None = None) -> int:
+        """Return the free blocks needed to hold `tokens` tokens behind a hit, `processed` of which need no step (None:
+        those of the hit). What a window needs at a time is capped: it slides on before more is computed than may be in
+        flight."""
         needed = 0
         found = (hit.blocks[0] if hit.blocks else ()) or ((),) * len(self.windows)
         tokens = min(tokens, self.max_model_len)
@@ -255,7 +271,7 @@ class Hybrid(BlockwisePrefix):
             blocks = self._blocks(tokens)
             if capped and window is not None:
                 blocks = min(blocks, self._blocks(min(window - 1 + self._in_flight, self.max_model_len)) + 1)
-            skipped = self._skipped(hit.num_tokens, window)
+            skipped = self._skipped(hit.num_tokens if processed is None else processed, window)
             needed += self._taken(max(blocks - max(skipped, len(table)), 0), window)
             if table:
                 needed += sum(1 for block in table[skipped:] if block in self._idle)
@@ -326,6 +342,10 @@ class HybridPaged(Hybrid):
 
     def _index(self, request: Request, start: int, stop: int) -> None:
         """Nothing can be found, by the request itself either."""
+
+
+_NOT_THERE = (State.LOADING, State.ABORTED)
+"""States of a request none of whose KV that comes from elsewhere counts as held."""
 
 
 def nulls(n: int) -> array[int]:

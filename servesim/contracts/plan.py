@@ -198,12 +198,11 @@ class PlanContext:
             raise PolicyError(f"connector: {tokens!r} tokens are available of {request}, {start} of which are here")
         if not tokens:
             return None
-        if not kv.can_admit(request, hit, tokens, full_tokens, reserve):
+        before, request.state = request.state, State.LOADING
+        fits = kv.can_admit(request, hit, tokens, full_tokens, reserve)
+        if not fits or (owed and not kv.can_admit(request, hit, tokens, 0, reserve + owed)):
+            request.state = before
             return False
-        if owed and not kv.can_admit(request, hit, tokens, 0, reserve + owed):
-            return False
-        before = request.state
-        request.state = State.LOADING
         kv.admit(request, hit, tokens, 0)
         request._num_computed_tokens = start
         self._ledger.hold(start)

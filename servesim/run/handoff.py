@@ -123,17 +123,25 @@ def links_of(params: LinkParams, pools: Sequence[PoolSetup]) -> Links:
 def message_bytes(pool: PoolSetup) -> int:
     """Return the bytes of a block in one layer on one GPU."""
     deployment = pool.deployment
-    return max(deployment.block_bytes // deployment.model.num_layers, 1)
+    return max(deployment.block_bytes // -(-deployment.model.num_layers // len(_windows(pool))), 1)
+
+
+def _windows(pool: PoolSetup) -> tuple[int | None, ...]:
+    """Return the window of each group of layers with block tables of its own; None: it keeps all."""
+    kv = pool.pool.cores[0].kv
+    return kv.memory.windows if kv.grouped else (None,)
 
 
 def size_of(pools: Sequence[PoolSetup]) -> Callable[[Request, int, int], int]:
-    """Return the bytes that decode replicas read for some tokens: what each GPU keeps of them, in whole blocks. KV
-    heads fewer than GPUs, and latents, are kept, and sent, several times."""
+    """Return the bytes that decode replicas read for some tokens: what each GPU keeps of them, in whole blocks, of a
+    window those which later tokens reach into. KV heads fewer than GPUs, and latents, are kept, and sent, several
+    times."""
     pool = next(pool for pool in pools if pool.pool.role == "decode")
-    block, tp = pool.deployment.block_size, pool.scenario.tp
+    block, tp, windows = pool.deployment.block_size, pool.scenario.tp, _windows(pool)
     per_block = pool.deployment.block_bytes * pool.scenario.pp * tp
 
     def size(request: Request, start: int, stop: int) -> int:
-        return (-(-stop // block) - start // block) * per_block
+        firsts = (max(start, stop - window + 1) // block if window else start // block for window in windows)
+        return sum(-(-stop // block) - first for first in firsts) * per_block
 
     return size

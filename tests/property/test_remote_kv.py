@@ -40,8 +40,6 @@ def transfers(cluster: Cluster) -> list[list[tuple[int, int, int, int]]]:
 
 
 def agree(world: World, load: tuple[int, int, int]) -> None:
-    if world.kv.startswith("hybrid"):
-        world.kv = "prefix-hash"  # which can wait for KV
     one, other = run_connected(world, "fast", load), run_connected(world, "reference", load)
     if isinstance(one, str) or isinstance(other, str):
         event("stuck")

@@ -240,3 +240,24 @@ def test_the_gate_counts_at_most_two_blocks_for_a_state_however_long_the_prompt(
     assert not hybrid(29, None, 2, 2, in_flight=100).can_admit(request, MISS, 100, 100, 0)
     assert hybrid(30, None, 2, 2, in_flight=100).can_admit(request, MISS, 100, 100, 0)
     assert longest(29, [KvGroup(1), KvGroup(1, 2), KvGroup(1, 2)], BLOCK, 8) == 100
+
+
+def test_kv_from_elsewhere_comes_for_what_windows_reach_into_alone() -> None:
+    """Window 6: tokens from 9 on attend 4 and later, so of 9 tokens that come block 0 is not taken."""
+    kv = hybrid(6, None, 6)
+    request = Request(0, "ABCDEFGHIJ", 10, 5, 0, content=Word("ABCDEFGHIJ"))
+    assert not kv.can_admit(request, MISS, 9, 10, 0), "three blocks in each group, and five are free"
+    request.state = State.LOADING
+    assert kv.can_admit(request, MISS, 9, 0, 0)
+    kv.admit(request, MISS, 9, 0)
+    assert kv.tables[request] == [[1, 2, 3], [0, 4, 5]]
+    assert kv.usage().used == 0, "nothing has come yet"
+    kv.check_integrity()
+    assert kv.lookup(Request(1, "ABCDEFGHIJ", 10, 5, 0, content=Word("ABCDEFGHIJ"))) == MISS
+    request.state, request.num_computed_tokens = State.WAITING, 9
+    kv.held_tokens += 9
+    kv.publish(request, 9)
+    kv.check_integrity()
+    assert kv.usage().used == 9 + 5
+    stop(kv, request)
+    assert kv.usage().free == 5 * BLOCK

@@ -92,3 +92,10 @@ def test_what_is_sent_is_the_kv_of_whole_blocks_and_takes_bytes_over_the_narrowe
 def test_what_cannot_be_is_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
         servesim.simulate(**RUN, **settings)
+
+
+def test_of_layers_with_windows_goes_what_later_tokens_reach_into() -> None:
+    """gpt-oss: 18 layers keep all, 18 a window of 128; 2,048 bytes a token and layer, blocks of 16. Of 2,000 tokens
+    125 blocks go, and of a window those from token 1,873 on: 8."""
+    found = servesim.simulate(**{**RUN, "requests": 2, "model": "gpt-oss-120b", "gpu": "h200"}, pd="1x1:1x1").summary
+    assert found["disaggregation"]["gigabytes"] * 1e9 == 2 * (125 + 8) * 16 * 18 * 2048
