@@ -17,14 +17,20 @@ from servesim.cost.grid import HeadShape
 from servesim.cost.latent import DEEPSEEK, Beside, beside_of, latent_attention
 from servesim.cost.linear import GemmTables, collective_curve, row_curve
 from servesim.cost.moe import experts_curve
+from servesim.cost.recurrent import recurrent_attention
+from servesim.cost.sparse import projections_of, sparse_attention
 from servesim.cost.stage import AttentionLayers, Stage
 from servesim.cost.tables import KEY_COLUMNS, KernelTables, Rows
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import Experts
+from servesim.hardware.model import ModelSpec
+from servesim.hardware.recurrent import GDN, KDA, Recurrent
 
 _Call = dict[str, int]
 _EXPERTS = ("moe", "moe_ep")
 _EXCHANGES = ("all_to_all_ll", "all_to_all_ht")
+_SPARSE = {7168: "deepseek-v3.2", 6144: "glm-5"}
+"""Models whose sparse attention was measured, by hidden width."""
 _COLLECTIVES = ("all_reduce", "all_reduce_nccl", "all_gather")
 
 
@@ -79,23 +85,36 @@ def _attention(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], floa
     """Return a function that prices one layer of attention alone as a step."""
 
     @cache
-    def layer(heads: int, kv_heads: int, head_dim: int, window: int) -> tuple[Stage, Beside]:
-        tables, roofline = gemms.tables, gemms.roofline
+    def layer(heads: int, kv_heads: int, head_dim: int, window: int, hidden: int) -> tuple[Stage, Beside]:
+        tables, beside = gemms.tables, _nothing
         assert tables is not None
         if op.startswith("mla"):
             attention = latent_attention(gemms, DEEPSEEK, heads, dtype)
             beside = beside_of(op)(gemms, heads)[op.endswith("prefill")]
-            return Stage([], [], [AttentionLayers(attention, 1)], roofline), beside
-        shape = HeadShape(heads, kv_heads, head_dim)
-        attention = TableAttention(tables, shape, dtype, window=window)
-        return Stage([], [], [AttentionLayers(attention, 1)], roofline), lambda tokens: 0.0
+        elif op.startswith("dsa"):
+            latent = ModelSpec.load(_SPARSE[hidden]).latent
+            assert latent is not None
+            attention = sparse_attention(gemms, latent, hidden, heads, dtype)
+            projections = projections_of(gemms, latent, hidden, heads)
+            beside = lambda tokens: -projections(tokens)  # noqa: E731
+        elif op.startswith((GDN, KDA)):
+            recurrent = Recurrent(op.partition("_")[0], kv_heads, heads, head_dim, head_dim, kernel=4)
+            attention = recurrent_attention(gemms, recurrent, 1)
+        else:
+            attention = TableAttention(tables, HeadShape(heads, kv_heads, head_dim), dtype, window=window)
+        return Stage([], [], [AttentionLayers(attention, 1)], gemms.roofline), beside
 
     def time(call: _Call) -> float:
-        stage, beside = layer(call["heads"], call.get("kv_heads", 0), call.get("head_dim", 0), call.get("window", 0))
+        shape = (call.get(name, 0) for name in ("heads", "kv_heads", "head_dim", "window", "k"))
+        stage, beside = layer(*shape)
         batch = _batch(op, call["batch"], call["new_tokens"], call["past_tokens"], call.get("longest"))
         return stage.cost(batch, 0)[0] - beside(batch.linear_tokens)
 
     return time
+
+
+def _nothing(tokens: float) -> float:
+    return 0.0
 
 
 def _batch(op: str, count: int, new: int, past: int, longest: int | None) -> Batch:

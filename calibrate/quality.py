@@ -23,7 +23,13 @@ from servesim.cost.tables import KernelTables, Rows
 from servesim.errors import UserError
 from servesim.hardware import Gpu, gpu_names
 
-_UNITS = {"m": "rows", "past_tokens": "tokens of context", "new_tokens": "new tokens", "bytes": "bytes"}
+_UNITS = {
+    "m": "rows",
+    "past_tokens": "tokens of context",
+    "new_tokens": "new tokens",
+    "bytes": "bytes",
+    "batch": "sequences",
+}
 _DROP = 0.1
 """Less time for more work, by this share, is an anomaly."""
 _SPREAD = 1.3

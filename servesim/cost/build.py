@@ -70,7 +70,7 @@ def build_cost_model(
         measured_on = gpu  # another price, or more memory, leaves its kernels as they were measured
     smooth = host is not None and host.monotone_gemms
     roofline = Roofline.ideal if tables == IDEAL else Roofline
-    gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth, rows.get("fp8_quantizing_us", 0.0) * 1e3)
+    gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth, rows.get("quantizing_us", {}))
     eager = attention_backend == "eager"
     if eager and model.latent is not None:
         raise UserError(f"attention_backend eager: {model.name} has latent attention, which is priced fused alone")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf, log
 from typing import Any
 
@@ -35,8 +36,9 @@ class GemmTables:
     """An interpolated GEMM over m tokens takes at most the time of one over more: the bad picks of a library
     among its kernels belong to the shapes they were measured on. (Whole curves held out of the H100 table: mean
     error 4.7 % without and 4.3 % with it up to 16 tokens, 6.2 and 6.0 % from 65 to 256, but 3 % too fast.)"""
-    quantizing_ns: float = 0.0
-    """Time within each fp8 row of the table that quantizes the activations, where the engine does so elsewhere."""
+    quantizing_us: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By format, the time within each row of the table that quantizes the activations, where the engine does so
+    elsewhere: microseconds, and those for each 1,000 inputs."""
 
     def curve(self, n: int, k: int, dtype: str) -> Curve:
         """Return the time of [m, k] x [k, n] over m."""
@@ -62,10 +64,12 @@ class GemmTables:
 
     def _alone(self, points: dict[int, float], n: int, k: int, dtype: str) -> dict[int, float]:
         """Return measured nanoseconds by tokens without quantizing: what the data sheet's rates allow at least."""
-        if not self.quantizing_ns or dtype != "fp8":
+        if dtype not in self.quantizing_us:
             return points
+        once, wide = self.quantizing_us[dtype]
+        beside = 1e3 * once + wide * k
         least = {m: self.measured_on.gemm(m, n, k, dtype) for m in points}
-        return {m: min(ns, max(ns - self.quantizing_ns, least[m])) for m, ns in points.items()}
+        return {m: min(ns, max(ns - beside, least[m])) for m, ns in points.items()}
 
     def _extended(self, tokens: list[int], times: list[float], source: int, n: int, k: int, dtype: str) -> Curve:
         """Return the curve, with a knot at twice its last token count; past it the curve holds the median share of the

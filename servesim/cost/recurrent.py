@@ -33,14 +33,14 @@ _COUNTS, _TOKENS = tuple(2.0**i for i in range(13)), tuple(2**i for i in range(1
 def recurrent_attention(gemms: GemmTables, layer: Recurrent, tp: int) -> GridAttention:
     """Return the convolution and recurrence of `layer` on one of `tp` GPUs, as attention that attends a state."""
     tables = gemms.tables if gemms.roofline == gemms.measured_on else None
-    decode, prefill = (tables.rows(f"{layer.kind}_{of}", "bf16") if tables else {} for of in ("decode", "prefill"))
     heads = layer.value_heads // tp, layer.key_heads // tp
-    if decode and prefill and layer.key_dim == layer.value_dim == decode["head_dim"][0]:
-        entries = _measured(decode, heads, True), _measured(prefill, heads, False)
-    else:
-        entries = _by_formula(gemms.roofline, layer, tp)
+    grids = []
+    for of, formula in zip(("decode", "prefill"), _by_formula(gemms.roofline, layer, tp), strict=True):
+        rows = tables.rows(f"{layer.kind}_{of}", "bf16") if tables else {}
+        known = rows and layer.key_dim == layer.value_dim == rows["head_dim"][0]
+        grids.append(Grid(_measured(rows, heads, of == "decode") if known else formula))
     # a step with both launches either's kernels: neither pays for the other
-    return GridAttention(Grid(entries[0]), Grid(entries[1]), 0.0, FROM_STATE)
+    return GridAttention(grids[0], grids[1], 0.0, FROM_STATE)
 
 
 def _measured(rows: dict[str, NDArray[Any]], heads: tuple[int, int], decode: bool) -> Entries:

@@ -80,11 +80,14 @@ def test_straight_lines_are_found_again_and_bends_are_overestimated(tmp_path: Pa
 def test_rows_that_are_kept_are_looked_up_as_measured(gpu: str) -> None:
     tables = KernelTables.load(gpu)
     for op, dtype in tables.measured:
-        rows = {name: column[::97] for name, column in tables.rows(op, dtype).items()}
+        every = tables.rows(op, dtype)
+        # sparse attention leaves out prompts that took as long for 1 sequence as for 1,024
+        kept = every["new_tokens"] > 2048 if op == "dsa_prefill" else every["time_us"] > 0
+        rows = {name: column[kept][::97] for name, column in every.items()}
         times = lookup(tables, Gpu.load(gpu), op, dtype, rows)
         # rounded to the nanosecond; what is beside MLA modules and kernels is taken off and added again; an exchange
         # of more tokens takes no less, whatever its rows say
-        rel = 0.2 if op.startswith(("mla", "all_to_all")) else 1e-9
+        rel = 0.2 if op.startswith(("mla", "dsa", "all_to_all")) else 1e-9
         assert times == pytest.approx(rows["time_us"] * 1e3, abs=1.0, rel=rel), op
 
 

@@ -79,7 +79,7 @@ CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*COMPARE, "--rank-by", ""], "unknown metric ''"),
         ([*RUN, "--scheduler", "vllm:max_num_seqs=4,"], "has a comma with no value beside it"),
         ([*RUN, "--slo", "ttft:500,,tpot:50"], "slo: 'ttft:500,,tpot:50' has a comma"),
-        ([*RUN, "--slo", ""], "slo: no value is given"),
+        ([*RUN, "--slo", ""], "slo is '': must not be empty"),
         (["run", "--trace", "", *SMALL], "trace is '': must not be empty"),
         ([*RUN, "--kernel-tables", ""], "kernel_tables is '': must not be empty"),
         ([*INSPECT, ""], "no trace is named"),

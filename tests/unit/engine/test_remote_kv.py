@@ -10,6 +10,7 @@ from servesim.contracts import Request
 from servesim.contracts.connector import Connector
 from servesim.engine.cluster import Cluster
 from servesim.errors import PolicyError, UserError
+from servesim.policies.kv.hybrid import Hybrid
 from tests.support.elsewhere import Elsewhere, connected
 from tests.support.worlds import ToyCost, World, toy_trace
 
@@ -125,12 +126,18 @@ def test_one_that_gives_way_asks_again_and_says_how_much_came() -> None:
     [
         ({"scheduler": "static"}, "scheduler static cannot wait for KV from elsewhere"),
         ({"scheduler": "sjf"}, "scheduler sjf cannot wait for KV from elsewhere"),
-        ({"kv": "hybrid"}, "kv hybrid cannot hold memory for KV from elsewhere"),
     ],
 )
 def test_policies_that_cannot_wait_are_refused_by_name(policies: dict[str, str], message: str) -> None:
     cluster = World(toy_trace([0], [40], [2]), **policies).cluster()  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
+        cluster.replicas[0].connect(Elsewhere(1, 32, 1_000))
+
+
+def test_memory_that_is_shared_but_cannot_wait_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hybrid, "supports", frozenset())
+    cluster = World(toy_trace([0], [40], [2]), kv="hybrid").cluster()
+    with pytest.raises(UserError, match="kv hybrid cannot hold memory for KV from elsewhere"):
         cluster.replicas[0].connect(Elsewhere(1, 32, 1_000))
 
 

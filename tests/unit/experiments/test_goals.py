@@ -55,7 +55,12 @@ def run(ttft_ms: list[float], classes: list[str]) -> Run:
         "prompt_len": np.full(len(ttft_ms), 10.0),
         "state": np.full(len(ttft_ms), 3.0),
     }
-    summary = {"engine": {"gpu_busy_share": 1.0}, "stability": {"unstable": False}, "requests": {"retries": 0}}
+    summary = {
+        "engine": {"gpu_busy_share": 1.0},
+        "stability": {"unstable": False},
+        "requests": {"retries": 0},
+        "scenario": {"tp": 1, "pp": 1, "replicas": 1, "usd_per_gpu_hour": 2.0},
+    }
     return Run(summary, columns, classes)
 
 
