@@ -115,7 +115,8 @@ def test_a_step_of_prompt_and_decodes_pays_for_both_kernels_of_a_state(gemms: Ge
 def test_where_decodes_alone_were_measured_prompts_are_by_formula() -> None:
     layer, a100 = Recurrent("gdn", 16, 32, 128, 128, 4, "fp32"), Gpu.load("a100")
     tables = KernelTables.load("a100")
-    assert ("gdn_decode", "bf16") in tables.measured and ("gdn_prefill", "bf16") not in tables.measured
+    assert ("gdn_decode", "bf16") in tables.measured
+    assert ("gdn_prefill", "bf16") not in tables.measured
     attention = recurrent_attention(GemmTables(tables, Roofline(a100), Roofline(a100)), layer, 1)
     assert attention.decode(1).look_up(1)[1] == MEASURED
     assert prefill_ns(attention, [(128, 0)], False)[1] == ROOFLINE
