@@ -29,7 +29,7 @@ class Vllm(Scheduler):
 
     Params: ClassVar[type[Any]] = VllmParams
     paper = "Kwon et al., Efficient Memory Management for LLM Serving with PagedAttention, SOSP 2023"
-    supports = frozenset({"async", "speculation", "remote_kv", "deferred"})
+    supports = frozenset({"async", "speculation", "remote_kv", "deferred", "external"})
 
     def __init__(self, params: VllmParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
@@ -136,7 +136,8 @@ class Vllm(Scheduler):
                     return
                 self._pop_head()
                 continue
-            known, base = request.num_tokens, hit.num_tokens
+            external = ctx.external(request, hit) if ctx.connector is not None else 0
+            known, base = request.num_tokens, hit.num_tokens + external
             new, drafts = known - base, 0
             if new == 1 and (base > 0 if uniform is None else uniform):
                 drafts = params.num_speculative_tokens  # dummies: keep the decode batch uniform
@@ -159,6 +160,7 @@ class Vllm(Scheduler):
                 reserve=self._reserve if self.running else 0,
                 lookahead=self.lookahead,
                 drafts=drafts,
+                external=external,
             )
             if not admitted:
                 return

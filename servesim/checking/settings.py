@@ -18,7 +18,7 @@ from servesim.plugins.user_policies import blaming
 WORDS = {
     "scheduler": {
         "needs": {"output_len", PREDICTED},
-        "supports": {"async", "speculation", "swap", "remote_kv", "deferred"},
+        "supports": {"async", "speculation", "swap", "remote_kv", "deferred", "external"},
     },
     "kv": {"needs": {"output_len", "future"}, "supports": {"fork", "events", "remote_kv"}},
     "speculation": {"needs": {"acceptance"}, "supports": {"async"}},

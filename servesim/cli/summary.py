@@ -227,13 +227,18 @@ def _offload(figures: dict[str, Any] | None) -> list[tuple[str, str]]:
     if figures is None:
         return []
     rates, load = figures["hit_rate"], figures["load_ms"]
+    slower = "".join(
+        f", {percent(rates[name])} {where} ({percent(tier['peak_share'])} full)"
+        for name, tier in figures.get("tiers", {}).items()
+        for where in ["on the disk" if name == "disk" else "in the remote store"]
+    )
     took = f"loads took {number(load['mean'])} ms in the mean, " if load else ""
     return [
         (
             "offload",
             f"of prompt tokens {percent(rates['gpu'])} on the GPU, {percent(rates['cpu'])} in host memory "
-            f"({percent(figures['peak_share'])} full at most); {took}link busy {percent(figures['load_busy_share'])} "
-            f"loading, {percent(figures['store_busy_share'])} storing",
+            f"({percent(figures['peak_share'])} full at most){slower}; {took}link busy "
+            f"{percent(figures['load_busy_share'])} loading, {percent(figures['store_busy_share'])} storing",
         )
     ]
 

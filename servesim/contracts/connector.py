@@ -4,8 +4,11 @@ A waiting request whose KV a connector has is given memory at once and waits out
 whatever runs meanwhile (vLLM's WAITING_FOR_REMOTE_KVS). When the transfer is over it can be scheduled like one that has
 computed those tokens itself; the last token of all it knows is computed here in any case.
 
+Where a connector loads `in_step`, the request is admitted at once instead, and the step that computes its rest begins
+by loading (vLLM's load_kv_async false, SGLang's HiCache).
+
 A connector may keep KV too: it is told of each step, and copies what that computes from memory which it has kept
-(`Request.being_read`) until the copy is done.
+(`Request.being_read`) until the copy is done, or lets the step end later.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ DEFER: Final = -LATER
 class Connector(ABC):
     """KV that one replica can have from elsewhere: another replica, host memory, a store."""
 
+    in_step: bool = False
+    """Whether KV is loaded within the step that computes the rest: `load` answers `now`, `ran` when the step ends."""
+
     @abstractmethod
     def available(self, request: Request, num_tokens: int) -> int:
         """Return for how many tokens of a waiting request, behind the first `num_tokens` that are here, there is KV
@@ -39,9 +45,11 @@ class Connector(ABC):
     def join(self, replica: Any) -> None:  # noqa: B027
         """Serve this Replica; called once, before its first step. Default: nothing to note."""
 
-    def ran(self, requests: Iterable[Request], end_ns: int) -> None:  # noqa: B027
-        """Take in that a step which ends at `end_ns` computes tokens of `requests`, up to their `num_computed_tokens`.
-        Default: nothing is kept."""
+    def ran(self, requests: Iterable[Request], begin_ns: int, end_ns: int) -> int:
+        """Take in that a step which computes from `begin_ns` to `end_ns` takes tokens of `requests` up to their
+        `num_computed_tokens`; return when it ends, with what it loads and stores, not before `end_ns`. Default: nothing
+        is kept, nor waited for."""
+        return end_ns
 
     def preempted(self, requests: Iterable[Request]) -> int:
         """Return the time in ns before which no step may write to memory that these requests, just preempted, held.

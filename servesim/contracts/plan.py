@@ -172,11 +172,22 @@ class PlanContext:
         """Return whether a waiting request has to be asked for again: KV that it could have is on its way to another,
         whose prefix it will find. The caller goes on with those behind it."""
         connector: Any = self.connector  # as in `fetch`
-        if connector is None or request in self.fetched:
+        if connector is None or connector.in_step or request in self.fetched:
             return False
         tokens = connector.available(request, hit.num_tokens)
         self._available = (request, hit.num_tokens, tokens)
         return bool(tokens == DEFER)
+
+    def external(self, request: Request, hit: Hit) -> int:
+        """Return for how many tokens of a waiting request, behind the hit, there is KV elsewhere that the very step
+        which admits it can load: to be told to `admit`. The last token it knows is always computed."""
+        connector: Any = self.connector  # as in `fetch`
+        if connector is None or not connector.in_step:
+            return 0
+        tokens = connector.available(request, hit.num_tokens)
+        if type(tokens) is not int or not 0 <= tokens <= request.num_tokens - hit.num_tokens:
+            raise _not_there(tokens, request, hit)
+        return min(tokens, request.num_tokens - 1 - hit.num_tokens)
 
     def fetch(
         self, request: Request, hit: Hit, *, full_tokens: int = 0, reserve: int = 0, owed: int = 0
@@ -188,14 +199,14 @@ class PlanContext:
         to be called for one that is `deferred`."""
         connector: Any = self.connector  # read through Any: mypyc would ask for ints before they can be refused
         kv = self.kv
-        if connector is None or request in self.fetched:
+        if connector is None or connector.in_step or request in self.fetched:
             return None
         start, asked = hit.num_tokens, self._available
         known = asked is not None and asked[0] is request and asked[1] == start
         tokens = asked[2] if asked is not None and known else connector.available(request, start)
         self._available = None
         if type(tokens) is not int or not 0 <= tokens <= request.num_tokens - start:
-            raise PolicyError(f"connector: {tokens!r} tokens are available of {request}, {start} of which are here")
+            raise _not_there(tokens, request, hit)
         if not tokens:
             return None
         before, request.state = request.state, State.LOADING
@@ -225,28 +236,33 @@ class PlanContext:
         reserve: int = 0,
         lookahead: int = 0,
         drafts: int = 0,
+        external: int = 0,
     ) -> bool:
         """Give a waiting request memory and `num_tokens` tokens in this step; False (and nothing done) if
-        the allocator cannot. `hit` is what `kv.lookup` found: those tokens need no computing. `full_tokens`
-        must fit beside the hit although only `num_tokens` are allocated; `reserve` tokens stay free. The
-        caller moves the request from its waiting queue to its running ones."""
-        if type(num_tokens + full_tokens + reserve + lookahead + drafts) is not int:
-            raise _not_ints(num_tokens, full_tokens, reserve, lookahead, drafts)
+        the allocator cannot. `hit` is what `kv.lookup` found: those tokens need no computing, nor do the `external`
+        ones behind them, which the step loads. `full_tokens` must fit beside the hit although only `num_tokens` are
+        allocated; `reserve` tokens stay free. The caller moves the request from its waiting queue to its running
+        ones."""
+        if type(num_tokens + full_tokens + reserve + lookahead + drafts + external) is not int:
+            raise _not_ints(num_tokens, full_tokens, reserve, lookahead, drafts, external)
         hit = hit if hit is not None else self.lookup(request)
-        come = request in self.fetched
+        come, here = request in self.fetched, hit.num_tokens + external
         if come:
             if not self._grow_fetched(request, num_tokens, full_tokens, reserve, lookahead):
                 return False
-        elif not self.kv.can_admit(request, hit, num_tokens + lookahead, full_tokens, reserve):
+        elif not self.kv.can_admit(request, hit, external + num_tokens + lookahead, full_tokens, reserve):
             return False
         else:
-            self.kv.admit(request, hit, num_tokens, lookahead)
-            self._ledger.hold(hit.num_tokens)
+            self.kv.admit(request, hit, external + num_tokens, lookahead)
+            self._ledger.hold(here)
         again = request.state is State.PREEMPTED
         request.state = State.RUNNING
-        request._num_computed_tokens = hit.num_tokens
+        request._num_computed_tokens = here
+        if external and self.connector is not None:
+            self.connector.load(request, hit.num_tokens, here, self._now)
+            request.loaded_tokens += external
         if again:
-            request.recomputed_tokens += max(request.lost_tokens - hit.num_tokens, 0)
+            request.recomputed_tokens += max(request.lost_tokens - here, 0)
             request.lost_tokens = 0
             self.plan.resumed.append(request)
         else:
@@ -357,3 +373,7 @@ class PlanContext:
         if not self._oracle:
             raise PolicyError(f"{self.policy}: asks for the true output length without declaring it in `needs`")
         return request._end_tokens - request.prompt_len
+
+
+def _not_there(tokens: Any, request: Request, hit: Hit) -> PolicyError:
+    return PolicyError(f"connector: {tokens!r} tokens are available of {request}, {hit.num_tokens} of which are here")

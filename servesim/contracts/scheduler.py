@@ -60,8 +60,9 @@ class Scheduler(ABC):
     `request.predicted_output_len`."""
     supports: ClassVar[frozenset[str]] = frozenset()
     """"async": plans correctly with a step in flight (see Request.num_output_placeholders). "deferred": passes over
-    waiting requests that are `ctx.deferred`, as host memory needs it. "remote_kv": asks
-    `ctx.fetch` before it admits a request, and takes those back whose KV has come (`on_arrival`)."""
+    waiting requests that are `ctx.deferred`, as host memory needs it. "external": admits requests with what
+    `ctx.external` tells. "remote_kv": asks `ctx.fetch` before it admits a request, and takes those back whose KV has
+    come (`on_arrival`)."""
 
     samples: ClassVar[SampleForm] = "children"
     """The way a request of several samples (n > 1) is served: see servesim.workload.samples. "fork" needs an

@@ -13,55 +13,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from servesim.contracts.connector import DEFER, Connector
-from servesim.contracts.kv_events import key_of
-from servesim.contracts.request import Request, State
+from servesim.contracts.request import Request
 from servesim.engine.clock import LOADED
+from servesim.engine.content_keys import ContentKeys
 from servesim.engine.offload_memory import HostMemory
-
-NANO = 1_000_000_000
-
-
-@dataclass
-class Direction:
-    """Copies in one direction, one after the other, every GPU its own share at the same time."""
-
-    bytes_per_s: int
-    start_ns: int
-    free_ns: int = 0
-    """When all are done."""
-    busy_ns: int = 0
-    """Time spent on them."""
-
-    def copy(self, num_bytes: int, after_ns: int) -> int:
-        """Begin a copy of `num_bytes` of each GPU at or after a time; return when it is done, in ns."""
-        ns = self.start_ns - (-num_bytes * NANO // self.bytes_per_s)
-        self.busy_ns += ns
-        self.free_ns = max(self.free_ns, after_ns) + ns
-        return self.free_ns
-
-
-@dataclass
-class OffloadCounts:
-    """Counts of a replica's host memory."""
-
-    first_tokens: dict[int, int] = field(default_factory=dict)
-    """Tokens loaded for requests that had not run yet, by row."""
-    again_tokens: int = 0
-    """Tokens loaded for preempted requests."""
-    stored_tokens: int = 0
-    dropped_blocks: int = 0
-    refused: int = 0
-    """Stores that found no room."""
-    deferred: int = 0
-    """Answers that KV is on its way to another request."""
-    most_blocks: int = 0
-    load_ns: list[int] = field(default_factory=list)
-    """Of each load, from the request to its end."""
+from servesim.engine.tiers import Direction, OffloadCounts, Tier
 
 
 class Offload(Connector):
@@ -81,11 +41,11 @@ class Offload(Connector):
         told_at_end: bool = False,
     ) -> None:
         self.memory, self.loading, self.storing = memory, load, store
+        self.tiers = [Tier("cpu", memory, load, store)]
         self.block_tokens, self._gpu_tokens, self._gpu_bytes = block_tokens, gpu_block_tokens, gpu_block_bytes
         self._told_at_end = told_at_end
         self.counts = OffloadCounts()
-        self._keys: dict[Request, list[Hashable]] = {}  # of its blocks, from the first
-        self._purge_at = 256
+        self.keys = ContentKeys(block_tokens)
         self._next: dict[Request, int] = {}  # first block that it has not stored yet
         self._copied_ns: dict[Request, int] = {}  # when its last copy is done
         self._on_way: dict[Hashable, int] = {}  # blocks that are being loaded, until when
@@ -99,7 +59,7 @@ class Offload(Connector):
     def available(self, request: Request, num_tokens: int) -> int:
         size, now = self.block_tokens, self._now()
         known = request.num_tokens // size
-        keys = self._keys_of(request, known)
+        keys = self._blocks_of(request, known)
         if self._touched != (request, known):
             self.memory.touch(keys[:known], now)
             self._touched = (request, known)
@@ -117,7 +77,7 @@ class Offload(Connector):
     def load(self, request: Request, start: int, stop: int, now: int) -> int:
         size = self.block_tokens
         first, last = start // size, -(-stop // size)
-        keys = self._keys_of(request, last)[first:last]
+        keys = self._blocks_of(request, last)[first:last]
         end_ns = self.loading.copy((stop - start) // self._gpu_tokens * self._gpu_bytes, now)
         for key in keys:
             block = self.memory.get(key)
@@ -126,12 +86,8 @@ class Offload(Connector):
             self._on_way[key] = end_ns
         self._loads.append((end_ns, keys))
         self._next[request] = last
-        counts = self.counts
-        counts.load_ns.append(end_ns - now)
-        if request.num_preemptions:
-            counts.again_tokens += stop - start
-        else:
-            counts.first_tokens[request.row] = counts.first_tokens.get(request.row, 0) + stop - start
+        self.counts.load_ns.append(end_ns - now)
+        self.counts.loaded(request.row, stop - start, "cpu", request.num_preemptions > 0)
         return end_ns
 
     def _arrived(self, now: int) -> None:
@@ -142,16 +98,17 @@ class Offload(Connector):
                 if self._on_way.get(key) == end_ns:
                     del self._on_way[key]
 
-    def ran(self, requests: Iterable[Request], end_ns: int) -> None:
+    def ran(self, requests: Iterable[Request], begin_ns: int, end_ns: int) -> int:
         for request in requests:
             known = min(request.num_computed_tokens, request.num_tokens) // self.block_tokens
             if known > self._next.get(request, 0):
                 self._store(request, known, end_ns)
+        return end_ns
 
     def _store(self, request: Request, known: int, end_ns: int) -> None:
         """Copy a request's first `known` blocks, as far as they have not been and are not there, from `end_ns` on."""
         memory, counts, now = self.memory, self.counts, self._now()
-        keys = self._keys_of(request, known)
+        keys = self._blocks_of(request, known)
         room = memory.prepare(keys[self._next.get(request, 0) : known], now)
         if room is None:
             counts.refused += 1
@@ -169,7 +126,7 @@ class Offload(Connector):
                 block.writer, block.writer_preemptions = request, request.num_preemptions
         counts.stored_tokens += tokens
         counts.dropped_blocks += room.dropped
-        counts.most_blocks = max(counts.most_blocks, len(memory))
+        self.tiers[0].note()
         request.being_read += 1
         self._copied_ns[request] = done_ns
         self._replica.clock.at(done_ns, LOADED, partial(self._copied, request))
@@ -180,27 +137,12 @@ class Offload(Connector):
     def preempted(self, requests: Iterable[Request]) -> int:
         return max((self._copied_ns.get(request, 0) for request in requests if request.being_read), default=0)
 
-    def _keys_of(self, request: Request, count: int) -> list[Hashable]:
-        """Return the identities of at least the first `count` blocks of a request. Content that the trace does not tell
-        is found only by the request itself."""
-        if len(self._keys) >= self._purge_at:
-            self._forget_gone()
-        keys = self._keys.setdefault(request, [])
-        size, content = self.block_tokens, request.content
-        ends = range((len(keys) + 1) * size, count * size + 1, size)
-        if content is None:
-            keys += [(-request.row - 1, request.sample, end) for end in ends]
-        else:
-            keys += [key_of(content.prefix_key(end), request.salt) for end in ends]
-        return keys
-
-    def _forget_gone(self) -> None:
-        """Forget requests that have left."""
-        for request in [request for request in self._keys if request.state >= State.FINISHED]:
-            del self._keys[request]
-            self._next.pop(request, None)
-            self._copied_ns.pop(request, None)
-        self._purge_at = 2 * len(self._keys) + 256
+    def _blocks_of(self, request: Request, count: int) -> list[Hashable]:
+        """Return the identities of at least the first `count` blocks of a request."""
+        for gone in self.keys.gone():
+            self._next.pop(gone, None)
+            self._copied_ns.pop(gone, None)
+        return self.keys.of(request, count)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where an invariant is broken."""

@@ -88,12 +88,12 @@ class HostMemory(ABC):
                 return i
         return len(keys)
 
-    def prepare(self, keys: Sequence[Hashable], now: int) -> Room | None:
-        """Make room for what is not there yet and enter it, not ready before the caller says when. None (nothing done):
-        there is no room."""
+    def prepare(self, keys: Sequence[Hashable], now: int, keep: Collection[Hashable] = ()) -> Room | None:
+        """Make room for what is not there yet, at the cost of nothing in `keep`, and enter it, not ready before the
+        caller says when. None (nothing done): there is no room."""
         missing = [key for key in keys if self.get(key) is None]
         short = len(self) + len(missing) - self.num_blocks
-        if short > 0 and self.evict(short, set(keys), now) is None:
+        if short > 0 and self.evict(short, {*keys, *keep}, now) is None:
             return None
         blocks = [Block(NEVER_READY) for _ in missing]
         for key, block in zip(missing, blocks, strict=True):

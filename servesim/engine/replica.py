@@ -235,8 +235,9 @@ class Replica:
         step.end_ns = end
         step.gpu_ns, step.host_ns, step.sources = price.gpu_ns, sum(price.host), price.sources
         connector, plan = self.core.connector, self.core.last_plan
-        if connector is not None and plan is not None:
-            connector.ran(plan._tokens, end)
+        if connector is not None and plan is not None and (ends := connector.ran(plan._tokens, begin, end)) > end:
+            self.core.stalled_ns += ends - end
+            step.end_ns = free[-1] = ends
 
     def _await(self, end_ns: int) -> None:
         self._awaited = self.clock.at(end_ns, COMPLETE + self.index, self._complete)

@@ -23,7 +23,8 @@ from servesim.run.changes import on_changes
 from servesim.run.data_parallel import on_ranks, ranks_of
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.observed import ObservedCore
-from servesim.run.offload import OffloadSetup, check_offload, params_of
+from servesim.run.offload import OffloadSetup, check_offload
+from servesim.run.offload_params import params_of
 from servesim.run.prices import price_of
 from servesim.run.scenario import Scenario, Settings
 from servesim.run.server import Policies, Server

@@ -9,13 +9,24 @@ from hypothesis import strategies as st
 
 from servesim.contracts.request import Request, State
 from servesim.engine.cluster import Cluster
+from servesim.engine.lmcache import LMCache
 from servesim.errors import PolicyError
 from tests.property.test_fast_equals_reference import assert_steps_agree, by_row
 from tests.support.examples import examples
-from tests.support.offloaded import Host, memories, offloaded
+from tests.support.offloaded import Chunks, Host, memories, offloaded
 from tests.support.strategies import drafting_worlds, lockstep_worlds, social_worlds, worlds
 from tests.support.worlds import World, watch
 
+CHUNKS = st.builds(
+    Chunks,
+    blocks=st.sampled_from([1, 3, 8, 40, 400]),
+    disk_blocks=st.sampled_from([0, 0, 2, 20, 400]),
+    factor=st.sampled_from([1, 2, 3]),
+    ns_per_block=st.sampled_from([1, 300, 5_000, 200_000]),
+    disk_ns_per_block=st.sampled_from([1_000, 50_000]),
+    save_decode=st.booleans(),
+    least=st.sampled_from([0, 0, 40]),
+)
 HOSTS = st.builds(
     Host,
     blocks=st.sampled_from([1, 3, 8, 40, 400]),
@@ -36,6 +47,8 @@ class Watched:
             self.look_after(replica, offload)
 
     def look_after(self, replica: Any, offload: Any) -> None:
+        if isinstance(offload, LMCache):
+            return
         copied, ran = offload._copied, offload.ran
 
         def watched(request: Request, event: object) -> None:
@@ -45,15 +58,15 @@ class Watched:
                 assert replica.core.kv.slots(request) > 0, "memory was freed while it was copied"
             copied(request, event)
 
-        def watched_run(requests: Any, end_ns: int) -> None:
+        def watched_run(requests: Any, begin_ns: int, end_ns: int) -> int:
             step = replica.core.in_flight[-1]
             assert step.start_ns >= replica.core.not_before_ns, "a step begins while memory it may write to is copied"
-            ran(requests, end_ns)
+            return int(ran(requests, begin_ns, end_ns))
 
         offload._copied, offload.ran = watched, watched_run
 
 
-def run(world: World, mode: str, host: Host, check: bool = True) -> tuple[Cluster, dict[Any, Any]] | str:
+def run(world: World, mode: str, host: Host | Chunks, check: bool = True) -> tuple[Cluster, dict[Any, Any]] | str:
     """A run to its end and what was seen in it, or why it has no end: with too little memory requests may hold it and
     wait for each other."""
     cluster = offloaded(world, mode, host, check=check)
@@ -70,8 +83,8 @@ def run(world: World, mode: str, host: Host, check: bool = True) -> tuple[Cluste
         assert not core.fetched, "memory is held for KV at the end"
         usage = core.kv.usage()
         assert usage.used == usage.internal == 0, f"memory is held at the end: {usage}"
-        assert len(offload.memory) <= offload.memory.num_blocks
-        assert all(not request.being_read for request in offload._keys), "a copy never ended"
+        offload.check_integrity()
+        assert all(not request.being_read for request in offload.keys.requests()), "a copy never ended"
     return cluster, seen
 
 
@@ -79,7 +92,7 @@ def counts(cluster: Cluster) -> list[Any]:
     return [offload.counts for offload in memories(cluster)]
 
 
-def agree(world: World, host: Host) -> None:
+def agree(world: World, host: Host | Chunks) -> None:
     if world.kv.startswith("hybrid"):
         world.kv = "prefix-hash"  # which can wait for KV
     one, other = run(world, "fast", host), run(world, "reference", host)
@@ -128,4 +141,22 @@ def test_the_same_where_clients_give_up(world: World, host: Host) -> None:
 @examples(15)
 @given(drafting_worlds(), HOSTS)
 def test_the_same_where_drafts_are_verified(world: World, host: Host) -> None:
+    agree(world, host)
+
+
+@examples(40)
+@given(st.one_of(worlds(kv="paged"), worlds(kv="prefix-hash", samples=True)), CHUNKS)
+def test_fast_mode_equals_plain_stepping_with_lmcache(world: World, host: Chunks) -> None:
+    agree(world, host)
+
+
+@examples(15)
+@given(social_worlds(samples=True), CHUNKS)
+def test_the_same_with_lmcache_where_clients_give_up(world: World, host: Chunks) -> None:
+    agree(world, host)
+
+
+@examples(15)
+@given(drafting_worlds(), CHUNKS)
+def test_the_same_with_lmcache_where_drafts_are_verified(world: World, host: Chunks) -> None:
     agree(world, host)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from servesim.engine.cluster import Cluster
-from servesim.engine.offload import Direction, Offload
+from servesim.engine.lmcache import LMCache
+from servesim.engine.offload import Offload
 from servesim.engine.offload_memory import POLICIES
+from servesim.engine.tiers import Direction, Tier
 from tests.support.worlds import World
 
 
@@ -34,7 +36,35 @@ class Host(NamedTuple):
         )
 
 
-def offloaded(world: World, mode: str, host: Host, check: bool = True) -> Cluster:
+class Chunks(NamedTuple):
+    """LMCache of a replica, in host memory and on a disk, copied at 1 byte per GPU block."""
+
+    blocks: int
+    disk_blocks: int = 0
+    factor: int = 1
+    ns_per_block: int = 1000
+    disk_ns_per_block: int = 5000
+    save_decode: bool = False
+    least: int = 0
+
+    def make(self, gpu_block_tokens: int) -> LMCache:
+        """Return the connector of one replica."""
+        sizes = [("cpu", self.blocks, self.ns_per_block), ("disk", self.disk_blocks, self.disk_ns_per_block)]
+        tiers = [
+            Tier(name, POLICIES["lru"](size), Direction(1_000_000_000 // ns, 0), Direction(1_000_000_000 // ns, 0))
+            for name, size, ns in sizes
+            if size
+        ]
+        return LMCache(
+            tiers,
+            block_tokens=self.factor * gpu_block_tokens,
+            token_bytes=1 / gpu_block_tokens,
+            save_decode=self.save_decode,
+            least=self.least,
+        )
+
+
+def offloaded(world: World, mode: str, host: Host | Chunks, check: bool = True) -> Cluster:
     """A cluster whose replicas each have such memory."""
     cluster = world.cluster(mode, check=check)
     for replica in cluster.replicas:
@@ -43,6 +73,6 @@ def offloaded(world: World, mode: str, host: Host, check: bool = True) -> Cluste
     return cluster
 
 
-def memories(cluster: Cluster) -> list[Offload]:
+def memories(cluster: Cluster) -> list[Any]:
     """The connectors of all replicas."""
-    return [each.core.connector for each in cluster.replicas if isinstance(each.core.connector, Offload)]
+    return [each.core.connector for each in cluster.replicas if isinstance(each.core.connector, Offload | LMCache)]

@@ -182,6 +182,13 @@ class FastContext(PlanContext):
         self.looked = self.looked or deferred  # what is on its way to another is there by some plan to come
         return deferred
 
+    def external(self, request: Request, hit: Hit) -> int:
+        """See `PlanContext.external`."""
+        tokens = super().external(request, hit)
+        if self.connector is not None and self.connector.in_step:
+            self.looked = True  # as in `fetch`
+        return tokens
+
     def fetch(
         self, request: Request, hit: Hit, *, full_tokens: int = 0, reserve: int = 0, owed: int = 0
     ) -> bool | None:
@@ -201,6 +208,7 @@ class FastContext(PlanContext):
         reserve: int = 0,
         lookahead: int = 0,
         drafts: int = 0,
+        external: int = 0,
     ) -> bool:
         """See `PlanContext.admit`."""
         memory = self._memory
@@ -213,6 +221,7 @@ class FastContext(PlanContext):
             reserve=reserve,
             lookahead=lookahead,
             drafts=drafts,
+            external=external,
         )
         if memory is not None:
             memory.looked = looked

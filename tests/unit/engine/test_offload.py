@@ -8,7 +8,7 @@ import pytest
 
 from servesim.contracts.connector import DEFER
 from servesim.engine.cluster import Cluster
-from servesim.engine.offload import Direction
+from servesim.engine.tiers import Direction
 from tests.support.offloaded import Host, memories, offloaded
 from tests.support.worlds import ToyCost, World, toy_trace
 from tests.unit.engine.test_remote_kv import rows
@@ -120,9 +120,9 @@ def test_a_request_asks_again_only_while_another_loads() -> None:
     cluster: Cluster = offloaded(twice(5_000), "reference", Host(blocks=100, ns_per_block=10))
     cluster.run()
     offload = memories(cluster)[0]
-    request = next(each for each in offload._keys if each.row == 2)
-    offload._loads.append((1 << 60, offload._keys[request][:1]))
-    offload._on_way[offload._keys[request][0]] = 1 << 60
+    request = next(each for each in offload.keys.requests() if each.row == 2)
+    offload._loads.append((1 << 60, offload.keys.of(request, 1)[:1]))
+    offload._on_way[offload.keys.of(request, 1)[0]] = 1 << 60
     assert offload.available(request, 0) == DEFER
     offload._loads.clear()
     offload._on_way.clear()

@@ -8,7 +8,7 @@ import pytest
 
 from servesim import Scenario, simulate
 from servesim.errors import UserError
-from servesim.run.offload import size_in_bytes
+from servesim.run.offload_params import size_in_bytes
 
 TURNS = "synth:arrivals=poisson,rate=4,prompt=600,output=40,turns=chat(turns=4,think=2)"
 SMALL: dict[str, Any] = {"trace": TURNS, "model": "llama-3.1-8b", "gpu": "h100", "requests": 80, "intervals": False}
@@ -33,7 +33,12 @@ def test_sizes_have_units(text: str, expected: int) -> None:
         ("vllm:cpu=64", "holds no block: one takes 2 MiB"),
         ("vllm:cpu=64gigs", "'64gigs' is no size"),
         ("vllm:cpu=-1GiB", "'-1GiB' is no size"),
-        ("lmcache:cpu=1GiB", "offload 'lmcache' is unknown"),
+        ("lmcash:cpu=1GiB", "offload 'lmcash' is unknown"),
+        ("lmcache:cpu=1GiB,disk=1TB", "disk needs disk_gb_s"),
+        ("lmcache:cpu=1GiB,remote_gb_s=3", "remote needs remote_gb_s"),
+        ("lmcache:cpu=1GiB,disk=1TB,disk_gb_s=0", "disk_gb_s is 0"),
+        ("lmcache:cpu=1MiB", "cpu=1MiB holds no block: one takes 32 MiB"),
+        ("lmcache:cpu=1GiB,disk=1MB,disk_gb_s=5", "disk=1MB holds no block"),
         ("cpu=1GiB,gb_s=0", "nothing would ever come"),
         ("cpu=1GiB,eviction_policy=fifo", "eviction_policy"),
         ("cpu=1GiB,disk=2GiB", "unknown parameter 'disk'"),
@@ -53,11 +58,13 @@ def test_what_it_says_is_checked(offload: str, message: str) -> None:
         ({"pd": "1x1:1x1"}, "pools of prompts and answers apart"),
         ({"cluster": {"failures": ["crash:replica=0,at=1"]}}, "not modeled with cluster.failures"),
         ({"model": "gpt-oss-20b"}, "sliding windows, whose offload is not modeled"),
+        ({"offload": "lmcache:cpu=8GiB", "preset": "sglang"}, "scheduler sglang cannot wait for KV"),
+        ({"offload": "lmcache:cpu=8GiB", "pp": 2}, "pipeline stages \\(pp\\), for LMCache"),
     ],
 )
 def test_what_cannot_be_combined_is_refused_in_one_line(more: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        run(offload="cpu=8GiB", **more)
+        run(**{"offload": "cpu=8GiB", **more})
     assert "\n" not in str(error.value)
 
 
@@ -91,3 +98,31 @@ def test_a_slower_link_makes_what_is_loaded_later_and_a_host_memory_that_holds_n
     assert slow["offload"]["load_busy_share"] > fast["offload"]["load_busy_share"]
     tiny = run(offload="cpu=2MiB")
     assert tiny["offload"]["hit_rate"]["cpu"] == pytest.approx(0, abs=0.01)
+
+
+def test_lmcache_tells_each_tier_apart_and_what_steps_waited_for() -> None:
+    figures = run(offload="lmcache:cpu=400MiB,disk=8GiB,disk_gb_s=5,remote=1TB,remote_gb_s=1")["offload"]
+    assert list(figures["hit_rate"]) == ["gpu", "cpu", "disk", "remote"]
+    assert figures["capacity_tokens"] == 400 * 2**20 // (256 * 131_072) * 256
+    assert figures["hit_rate"]["disk"] > 0.1
+    assert figures["hit_rate"]["remote"] == 0, "the disk has all that the store has"
+    assert set(figures["tiers"]) == {"disk", "remote"}
+    assert figures["tiers"]["remote"]["write_busy_share"] > figures["tiers"]["disk"]["write_busy_share"] > 0
+    # a chunk of 33.6 MB takes 6.7 ms from the disk and .67 ms to the GPU
+    assert figures["load_ms"]["min"] >= 0.67
+    assert figures["stalled_s"] > figures["load_ms"]["mean"] / 1000
+
+
+def test_replicas_share_a_remote_store_and_not_a_disk() -> None:
+    """Prompts with one head, sent to two replicas in turn: what one stored the other finds, if it is in the store."""
+    trace = "synth:arrivals=constant,rate=2,prompt=600,output=4,prefix=shared(groups=1,length=512)"
+    found = {}
+    for tier in ("disk", "remote"):
+        summary = run(
+            trace=trace, requests=4, replicas=2, router="round-robin", kv="paged",
+            offload=f"lmcache:cpu=8GiB,{tier}=8GiB,{tier}_gb_s=5",
+        )  # fmt: skip
+        found[tier] = summary["offload"]["hit_rate"][tier], summary["offload"]["hit_rate"]["cpu"]
+    # 512 of 600 tokens: the third and fourth request find them in their own replica's host memory, the second elsewhere
+    assert found["disk"][0] == 0
+    assert found["remote"] == (pytest.approx(512 / 2400), pytest.approx(2 * 512 / 2400))

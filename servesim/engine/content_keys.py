@@ -1,0 +1,43 @@
+"""Identities of the blocks that requests fill, for memory that finds KV by its content."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from servesim.contracts.kv_events import key_of
+from servesim.contracts.request import Request, State
+
+
+class ContentKeys:
+    """Identities of blocks of `block_tokens` tokens, from the first of a request on. Content that the trace does not
+    tell is found only by the request itself."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self._keys: dict[Request, list[Hashable]] = {}
+        self._forget_at = 256
+
+    def of(self, request: Request, count: int) -> list[Hashable]:
+        """Return the identities of at least the first `count` blocks of a request."""
+        keys = self._keys.setdefault(request, [])
+        size, content = self.block_tokens, request.content
+        ends = range((len(keys) + 1) * size, count * size + 1, size)
+        if content is None:
+            keys += [(-request.row - 1, request.sample, end) for end in ends]
+        else:
+            keys += [key_of(content.prefix_key(end), request.salt) for end in ends]
+        return keys
+
+    def gone(self) -> list[Request]:
+        """Return requests that have left, which are forgotten: now and then, else none."""
+        if len(self._keys) < self._forget_at:
+            return []
+        left = [request for request in self._keys if request.state >= State.FINISHED]
+        for request in left:
+            del self._keys[request]
+        self._forget_at = 2 * len(self._keys) + 256
+        return left
+
+    def requests(self) -> list[Request]:
+        """Return the requests whose identities are kept."""
+        return list(self._keys)
