@@ -86,7 +86,8 @@ def _attention(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], floa
 
     @cache
     def layer(heads: int, kv_heads: int, head_dim: int, window: int, hidden: int) -> tuple[Stage, Beside]:
-        tables, beside = gemms.tables, _nothing
+        tables = gemms.tables
+        beside: Beside = _nothing
         assert tables is not None
         if op.startswith("mla"):
             attention = latent_attention(gemms, DEEPSEEK, heads, dtype)
@@ -95,8 +96,7 @@ def _attention(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], floa
             latent = ModelSpec.load(_SPARSE[hidden]).latent
             assert latent is not None
             attention = sparse_attention(gemms, latent, hidden, heads, dtype)
-            projections = projections_of(gemms, latent, hidden, heads)
-            beside = lambda tokens: -projections(tokens)  # noqa: E731
+            beside = _taken_off(projections_of(gemms, latent, hidden, heads))
         elif op.startswith((GDN, KDA)):
             recurrent = Recurrent(op.partition("_")[0], kv_heads, heads, head_dim, head_dim, kernel=4)
             attention = recurrent_attention(gemms, recurrent, 1)
@@ -115,6 +115,10 @@ def _attention(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], floa
 
 def _nothing(tokens: float) -> float:
     return 0.0
+
+
+def _taken_off(projections: Beside) -> Beside:
+    return lambda tokens: -projections(tokens)
 
 
 def _batch(op: str, count: int, new: int, past: int, longest: int | None) -> Batch:
