@@ -95,15 +95,19 @@ class PrefillAdder:
         self._charge(request, tokens, 0 if left > most else min(request.max_tokens, CLIP_MAX_NEW_TOKENS))
         return Grant(tokens, left > most)
 
-    def add(self, request: Request, hit: Hit, idle_tokens: int, *, whole: bool = False) -> Grant | Added:
-        """Grant a waiting request tokens beyond its hit, of which `idle_tokens` can no longer be evicted then.
-        `whole`: no second prompt in chunks beside one under way."""
+    def add(
+        self, request: Request, hit: Hit, idle_tokens: int, *, whole: bool = False, external: int = 0
+    ) -> Grant | Added:
+        """Grant a waiting request tokens beyond its hit, of which `idle_tokens` can no longer be evicted then, and
+        beyond the `external` ones behind it, which are loaded. `whole`: no second prompt in chunks beside one under
+        way."""
         extend = request.num_tokens - hit.num_tokens
         if self.ignore_eos:
             if not self._completions_fit(request, extend):
                 return Added.NO_TOKEN
         elif extend + max_new(request) + self.page >= self.remaining - idle_tokens:
             return Added.NO_TOKEN
+        extend -= external
         paged = self._paged(extend)
         if self.chunk_left is None and self.added and paged >= self.input_left:
             return Added.OTHER
@@ -111,11 +115,11 @@ class PrefillAdder:
         if self.chunk_left is not None and paged > self.chunk_left:
             if whole:
                 return Added.OTHER
-            end = hit.num_tokens + self.chunk_left // self.page * self.page
-            tokens = end // self.page * self.page - hit.num_tokens
+            here = hit.num_tokens + external
+            tokens = (here + self.chunk_left // self.page * self.page) // self.page * self.page - here
             if tokens <= 0:
                 return Added.OTHER
-        self.available -= idle_tokens
+        self.available -= idle_tokens + self._paged(external)
         self._charge(request, tokens, 0 if tokens < extend else min(request.max_tokens, CLIP_MAX_NEW_TOKENS))
         return Grant(tokens, tokens < extend)
 

@@ -36,7 +36,7 @@ class Sglang(Scheduler):
     """SGLang: prefill batches before decode batches, prefixes first if asked for, retraction when memory runs out."""
 
     Params: ClassVar[type[Any]] = SglangParams
-    supports = frozenset({"async", "remote_kv"})
+    supports = frozenset({"async", "remote_kv", "external"})
     samples = "prefix-first"
     paper = "Zheng et al., SGLang: Efficient Execution of Structured Language Model Programs, NeurIPS 2024"
 
@@ -96,7 +96,7 @@ class Sglang(Scheduler):
         if not self.running and not self.waiting:
             self._ratio, self._decays = self._init_ratio, 0  # idle
         self._merge_last()
-        if ctx.connector is not None:
+        if ctx.connector is not None and not ctx.connector.in_step:
             self.arrivals.reserve(ctx)
         if self._decodes_due and self.batch:
             self._decodes_due -= 1
@@ -197,8 +197,9 @@ class Sglang(Scheduler):
                 return
             hit = ctx.lookup(request)
             whole = self.chunked is not None and self.policy == "shortest-prefill-first"
-            grant = adder.add(request, hit, self.kv.idle_tokens(hit), whole=whole)
-            if isinstance(grant, Grant) and not ctx.admit(request, grant.tokens, hit):
+            external = ctx.external(request, hit) if ctx.connector is not None else 0
+            grant = adder.add(request, hit, self.kv.idle_tokens(hit), whole=whole, external=external)
+            if isinstance(grant, Grant) and not ctx.admit(request, grant.tokens, hit, external=external):
                 grant = Added.NO_TOKEN
             if not isinstance(grant, Grant):
                 if grant is Added.NO_TOKEN:

@@ -140,9 +140,13 @@ class Offload(Connector):
     def _blocks_of(self, request: Request, count: int) -> list[Hashable]:
         """Return the identities of at least the first `count` blocks of a request."""
         for gone in self.keys.gone():
-            self._next.pop(gone, None)
-            self._copied_ns.pop(gone, None)
+            self.forget(gone)
         return self.keys.of(request, count)
+
+    def forget(self, request: Request) -> None:
+        """Forget a request that has left."""
+        self._next.pop(request, None)
+        self._copied_ns.pop(request, None)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where an invariant is broken."""

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from servesim.contracts import KVAllocator, Scheduler
+from servesim.contracts import KVAllocator, KVMemory, Scheduler
 from servesim.contracts.connector import Connector
 from servesim.contracts.router import Role
 from servesim.engine.core import EngineCore
+from servesim.engine.hicache import HiCache
 from servesim.engine.lmcache import LMCache
 from servesim.engine.offload import Offload
 from servesim.engine.offload_memory import POLICIES, HostMemory, Lru
@@ -20,13 +21,16 @@ from servesim.errors import UserError
 from servesim.hardware import Gpu
 from servesim.metrics.distribution import describe
 from servesim.metrics.requests import MS, SECOND, Requests, per
-from servesim.run.offload_params import HostParams, LMCacheParams, VllmOffloadParams, params_of
+from servesim.run.offload_params import HiCacheParams, HostParams, LMCacheParams, VllmOffloadParams, params_of
 from servesim.run.scenario import Scenario
 
 PCIE_SHARE = 50 / 64
 """Share of a PCIe link's nominal bandwidth that copies of KV get in one direction: about 50 GB/s were measured on an
 H100 (PCIe 5.0 x16, 64 GB/s; vLLM's blog of 2026-01-08, blocks of 2 MB). Both directions at once got 83 GB/s together,
 17 % less than twice that, which is not modeled."""
+HICACHE_TOKENS = 64
+"""Tokens of a block in HiCache's host memory at least (the page size SGLang's guide to it takes): of smaller pages
+whole blocks of that size are kept and found."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +47,27 @@ class OffloadSetup:
     """Of a replica."""
     bytes_per_s: int
     """Of each GPU in each direction."""
+    gpu_blocks: int
+    layers: int
+    """Of the model."""
     shared: dict[str, HostMemory] = field(default_factory=dict)
     """Memory that all replicas have together, by tier."""
 
     @classmethod
     def of(
-        cls, settings: Mapping[str, Any], gpu: Gpu, block_size: int, block_bytes: int, gpus_per_replica: int
+        cls, settings: Mapping[str, Any], gpu: Gpu, memory: KVMemory, block_bytes: int, gpus: int, layers: int
     ) -> OffloadSetup:
-        """Resolve settings; UserError where they are wrong or no block fits."""
+        """Resolve settings of a replica of `gpus` GPUs; UserError where they are wrong or no block fits. `memory`: of
+        the GPUs; `block_bytes`: of one of its blocks on each."""
         params = params_of(settings)
         rate = params.gb_s * 1e9 if params.gb_s is not None else gpu.pcie_bandwidth * PCIE_SHARE
-        tokens = block_size
+        size = memory.block_size
+        tokens = size * max(HICACHE_TOKENS // size, 1)
         if isinstance(params, VllmOffloadParams):
-            tokens = params.block_size_factor * block_size
+            tokens = params.block_size_factor * size
         elif isinstance(params, LMCacheParams):
             tokens = params.chunk_size
-        found = cls(params, tokens, block_size, block_bytes, gpus_per_replica, round(rate))
+        found = cls(params, tokens, size, block_bytes, gpus, round(rate), memory.num_blocks, layers)
         for tier in found.tiers:
             found.blocks(tier)
         return found
@@ -66,20 +75,22 @@ class OffloadSetup:
     @property
     def tiers(self) -> list[str]:
         """Names of the kinds of memory there are, the fastest first."""
-        return [tier for tier in ("cpu", "disk", "remote") if getattr(self.params, tier, "") != ""]
+        return ["cpu", *(tier for tier in ("disk", "remote") if getattr(self.params, tier, "") != "")]
 
     def blocks(self, tier: str) -> int:
         """Return the blocks that a kind of memory holds; UserError where none fits."""
+        params, said = self.params, getattr(self.params, tier)
+        if isinstance(params, HiCacheParams) and said == "":
+            return max(int(params.ratio * self.gpu_blocks * self.gpu_block_tokens) // self.block_tokens, 1)
         whole = self.gpu_block_bytes * self.gpus * self.block_tokens // self.gpu_block_tokens
-        if self.params.bytes_of(tier) < whole:
-            said = getattr(self.params, tier)
+        if params.bytes_of(tier) < whole:
             raise UserError(f"offload: {tier}={said} holds no block: one takes {whole / 2**20:.3g} MiB")
-        return self.params.bytes_of(tier) // whole
+        return params.bytes_of(tier) // whole
 
     def attach(self, core: EngineCore) -> None:
         """Give a replica's core its memory. UserError where a policy of it cannot wait for KV."""
         connector = self._connector()
-        check_policies(core.scheduler, core.kv, connector.in_step)
+        check_policies(core.scheduler, core.kv, self.params)
         core.connect(connector)
         core.step_plainly()
 
@@ -96,16 +107,18 @@ class OffloadSetup:
                 save_decode=params.save_decode_cache,
                 least=params.min_retrieve_tokens,
             )
+        sizes = {
+            "block_tokens": self.block_tokens,
+            "gpu_block_tokens": self.gpu_block_tokens,
+            "gpu_block_bytes": self.gpu_block_bytes,
+        }
+        if isinstance(params, HiCacheParams):
+            hits = 1 if params.write_policy == "write_through" else 2
+            memory: HostMemory = Lru(self.blocks("cpu"))
+            return HiCache(memory, Direction(*link), Direction(*link), layers=self.layers, hits=hits, **sizes)
         assert isinstance(params, VllmOffloadParams)
-        return Offload(
-            POLICIES[params.eviction_policy](self.blocks("cpu")),
-            Direction(*link),
-            Direction(*link),
-            block_tokens=self.block_tokens,
-            gpu_block_tokens=self.gpu_block_tokens,
-            gpu_block_bytes=self.gpu_block_bytes,
-            told_at_end=params.told == "at-end",
-        )
+        memory = POLICIES[params.eviction_policy](self.blocks("cpu"))
+        return Offload(memory, Direction(*link), Direction(*link), told_at_end=params.told == "at-end", **sizes)
 
     def _tier(self, params: LMCacheParams, name: str) -> Tier:
         """Return a slower tier, whose bandwidth the GPUs of a replica share."""
@@ -134,21 +147,22 @@ def check_offload(scenario: Scenario, role: Role) -> None:
         "data-parallel ranks (dp)": scenario.dp > 1,
         "cluster.failures": bool(scenario.cluster.failures),
         "streamed runs (stream)": scenario.stream,
-        "pipeline stages (pp), for LMCache": scenario.pp > 1 and (scenario.offload or {}).get("name") == "lmcache",
+        "pipeline stages (pp), for LMCache and HiCache": scenario.pp > 1 and (scenario.offload or {})["name"] != "vllm",
     }
     for reason in [reason for reason, given in reasons.items() if given]:
         raise UserError(f"offload: not modeled with {reason}")
 
 
-def check_policies(scheduler: Scheduler, kv: KVAllocator, in_step: bool) -> None:
-    """Raise UserError where policies cannot be combined with host memory; `in_step`: which is read within steps."""
+def check_policies(scheduler: Scheduler, kv: KVAllocator, params: HostParams) -> None:
+    """Raise UserError where policies cannot be combined with host memory."""
     if kv.grouped:
         raise UserError(
             f"offload: kv {kv.name} keeps tables of its own for sliding windows, whose offload is not modeled "
             "(engine.disable_hybrid_kv_cache_manager=true keeps all KV of such layers)"
         )
-    if not ({"external"} if in_step else {"remote_kv", "deferred"}) <= scheduler.supports:
-        raise UserError(f"offload: scheduler {scheduler.name} cannot wait for KV from host memory, vllm can")
+    if not params.needs <= scheduler.supports:
+        can = params.of_engine
+        raise UserError(f"offload: scheduler {scheduler.name} cannot have KV from host memory in this way, {can} can")
     if kv.shares and "remote_kv" not in kv.supports:
         raise UserError(f"offload: kv {kv.name} cannot hold memory for KV from elsewhere, prefix-hash can")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from servesim.contracts import build_params
 from servesim.contracts.params import check_least
@@ -28,6 +28,11 @@ def size_in_bytes(text: str) -> int:
 class HostParams:
     """Host memory of a replica and the way to it, whatever connector uses it."""
 
+    needs: ClassVar[frozenset[str]] = frozenset({"remote_kv", "deferred"})
+    """What a scheduler must support (servesim.contracts.scheduler)."""
+    of_engine: ClassVar[str] = "vllm"
+    needs_cpu: ClassVar[bool] = True
+    """Whether `cpu` must be said."""
     cpu: str | float = ""
     """Host memory of a replica, for all its GPUs together (vLLM's --kv-offloading-size), such as 64GiB."""
     gb_s: float | None = None
@@ -39,7 +44,7 @@ class HostParams:
         check_least(self, 0, "gb_s", "start_us")
         if self.gb_s == 0:
             raise ValueError("gb_s is 0: nothing would ever come")
-        if self.cpu == "":
+        if self.cpu == "" and self.needs_cpu:
             raise ValueError("cpu is missing: how much host memory, such as cpu=64GiB")
         self.bytes_of("cpu")
 
@@ -69,8 +74,9 @@ class VllmOffloadParams(HostParams):
 
 @dataclass(frozen=True)
 class LMCacheParams(HostParams):
-    """Settings of LMCache in the engine's process."""
+    """Settings of LMCache in vLLM's process."""
 
+    needs: ClassVar[frozenset[str]] = frozenset({"external", "deferred"})
     disk: str | float = ""
     """Disk of a replica (max_local_disk_size of all its GPUs together); none: no disk."""
     disk_gb_s: float | None = None
@@ -102,7 +108,25 @@ class LMCacheParams(HostParams):
                 raise ValueError(f"{tier}_gb_s is {rate}: nothing would ever come")
 
 
-KINDS: Mapping[str, type[HostParams]] = {"vllm": VllmOffloadParams, "lmcache": LMCacheParams}
+@dataclass(frozen=True)
+class HiCacheParams(HostParams):
+    """Settings of SGLang's HiCache (its --hicache-size is that of one GPU, and wins over the ratio, as cpu does)."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"external"})
+    of_engine: ClassVar[str] = "sglang"
+    needs_cpu: ClassVar[bool] = False
+    ratio: float = 2.0
+    """Host memory in times of the GPU's (--hicache-ratio), where no cpu is given."""
+    write_policy: Literal["write_through", "write_through_selective"] = "write_through"
+    """When blocks are stored: when computed, or when they come for the second time."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.ratio <= 1000:
+            raise ValueError(f"ratio is {self.ratio}, must be above 0 and at most 1000")
+
+
+KINDS: Mapping[str, type[HostParams]] = {"vllm": VllmOffloadParams, "lmcache": LMCacheParams, "hicache": HiCacheParams}
 """Settings by the name of the connector."""
 
 

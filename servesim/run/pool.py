@@ -89,7 +89,7 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
     if scenario.offload is not None:
         check_offload(scenario, role)
         gpus = scenario.tp * scenario.pp
-        offload = OffloadSetup.of(scenario.offload, gpu, memory.block_size, budget.block_bytes, gpus)
+        offload = OffloadSetup.of(scenario.offload, gpu, memory, budget.block_bytes, gpus, model.num_layers)
     spawn = partial(_core, policies, limits, scenario, memory, speculation, cost, offload)
     cores = [spawn() for _ in range(scenario.replicas * scenario.dp)]
     cost.asynchronous = asynchronous

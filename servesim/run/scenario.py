@@ -245,7 +245,7 @@ class Scenario(_Section):
     offload: Settings | None = None
     """KV kept in memory behind each replica's GPUs: `vllm:cpu=64GiB` (vLLM's offloading connector; or `cpu=64GiB`
     alone), with eviction_policy=lru or arc, block_size_factor, gb_s; `lmcache:cpu=64GiB,disk=2TB,disk_gb_s=5` (LMCache,
-    also with remote, remote_gb_s). None, or `none`: no such memory."""
+    also with remote, remote_gb_s); `hicache:ratio=2` (SGLang's). None, or `none`: no such memory."""
     scaler: Settings | None = None
     """Autoscaler of the replicas, written as policies are: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`,
     with parameters such as `keda:target=4,min=1,max=8`. `replicas` is how many there are at first. None: all stay."""

@@ -13,7 +13,7 @@ from servesim.engine.lmcache import LMCache
 from servesim.errors import PolicyError
 from tests.property.test_fast_equals_reference import assert_steps_agree, by_row
 from tests.support.examples import examples
-from tests.support.offloaded import Chunks, Host, memories, offloaded
+from tests.support.offloaded import Chunks, Hierarchy, Host, memories, offloaded
 from tests.support.strategies import drafting_worlds, lockstep_worlds, social_worlds, worlds
 from tests.support.worlds import World, watch
 
@@ -26,6 +26,14 @@ CHUNKS = st.builds(
     disk_ns_per_block=st.sampled_from([1_000, 50_000]),
     save_decode=st.booleans(),
     least=st.sampled_from([0, 0, 40]),
+)
+HIERARCHIES = st.builds(
+    Hierarchy,
+    blocks=st.sampled_from([1, 3, 8, 40, 400]),
+    factor=st.sampled_from([1, 2, 4]),
+    ns_per_block=st.sampled_from([1, 300, 5_000, 200_000]),
+    layers=st.sampled_from([1, 3, 80]),
+    hits=st.sampled_from([1, 1, 2]),
 )
 HOSTS = st.builds(
     Host,
@@ -66,7 +74,9 @@ class Watched:
         offload._copied, offload.ran = watched, watched_run
 
 
-def run(world: World, mode: str, host: Host | Chunks, check: bool = True) -> tuple[Cluster, dict[Any, Any]] | str:
+def run(
+    world: World, mode: str, host: Host | Chunks | Hierarchy, check: bool = True
+) -> tuple[Cluster, dict[Any, Any]] | str:
     """A run to its end and what was seen in it, or why it has no end: with too little memory requests may hold it and
     wait for each other."""
     cluster = offloaded(world, mode, host, check=check)
@@ -92,7 +102,7 @@ def counts(cluster: Cluster) -> list[Any]:
     return [offload.counts for offload in memories(cluster)]
 
 
-def agree(world: World, host: Host | Chunks) -> None:
+def agree(world: World, host: Host | Chunks | Hierarchy) -> None:
     if world.kv.startswith("hybrid"):
         world.kv = "prefix-hash"  # which can wait for KV
     one, other = run(world, "fast", host), run(world, "reference", host)
@@ -159,4 +169,18 @@ def test_the_same_with_lmcache_where_clients_give_up(world: World, host: Chunks)
 @examples(15)
 @given(drafting_worlds(), CHUNKS)
 def test_the_same_with_lmcache_where_drafts_are_verified(world: World, host: Chunks) -> None:
+    agree(world, host)
+
+
+@examples(40)
+@given(
+    st.sampled_from([1, 4, 16]).flatmap(lambda page: worlds("sglang", f"prefix-radix:page_size={page}")), HIERARCHIES
+)
+def test_fast_mode_equals_plain_stepping_with_hicache(world: World, host: Hierarchy) -> None:
+    agree(world, host)
+
+
+@examples(15)
+@given(social_worlds("sglang", "prefix-radix:page_size=4"), HIERARCHIES)
+def test_the_same_with_hicache_where_clients_give_up(world: World, host: Hierarchy) -> None:
     agree(world, host)

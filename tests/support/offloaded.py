@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from servesim.engine.cluster import Cluster
+from servesim.engine.hicache import HiCache
 from servesim.engine.lmcache import LMCache
 from servesim.engine.offload import Offload
 from servesim.engine.offload_memory import POLICIES
@@ -64,7 +65,31 @@ class Chunks(NamedTuple):
         )
 
 
-def offloaded(world: World, mode: str, host: Host | Chunks, check: bool = True) -> Cluster:
+class Hierarchy(NamedTuple):
+    """HiCache of a replica, copied at 1 byte per GPU block."""
+
+    blocks: int
+    factor: int = 1
+    ns_per_block: int = 1000
+    layers: int = 10
+    hits: int = 1
+
+    def make(self, gpu_block_tokens: int) -> HiCache:
+        """Return the connector of one replica."""
+        rate = max(1_000_000_000 // self.ns_per_block, 1)
+        return HiCache(
+            POLICIES["lru"](self.blocks),
+            Direction(rate, 0),
+            Direction(rate, 0),
+            block_tokens=self.factor * gpu_block_tokens,
+            gpu_block_tokens=gpu_block_tokens,
+            gpu_block_bytes=1,
+            layers=self.layers,
+            hits=self.hits,
+        )
+
+
+def offloaded(world: World, mode: str, host: Host | Chunks | Hierarchy, check: bool = True) -> Cluster:
     """A cluster whose replicas each have such memory."""
     cluster = world.cluster(mode, check=check)
     for replica in cluster.replicas:

@@ -53,13 +53,14 @@ def test_what_it_says_is_checked(offload: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"preset": "sglang"}, "scheduler sglang cannot wait for KV from host memory"),
-        ({"scheduler": "sarathi"}, "scheduler sarathi cannot wait for KV"),
+        ({"preset": "sglang"}, "scheduler sglang cannot have KV from host memory in this way, vllm can"),
+        ({"scheduler": "sarathi"}, "scheduler sarathi cannot have KV"),
         ({"pd": "1x1:1x1"}, "pools of prompts and answers apart"),
         ({"cluster": {"failures": ["crash:replica=0,at=1"]}}, "not modeled with cluster.failures"),
         ({"model": "gpt-oss-20b"}, "sliding windows, whose offload is not modeled"),
-        ({"offload": "lmcache:cpu=8GiB", "preset": "sglang"}, "scheduler sglang cannot wait for KV"),
-        ({"offload": "lmcache:cpu=8GiB", "pp": 2}, "pipeline stages \\(pp\\), for LMCache"),
+        ({"offload": "lmcache:cpu=8GiB", "preset": "sglang"}, "scheduler sglang cannot have KV"),
+        ({"offload": "hicache", "scheduler": "sarathi"}, "in this way, sglang can"),
+        ({"offload": "lmcache:cpu=8GiB", "pp": 2}, "pipeline stages \\(pp\\), for LMCache and HiCache"),
     ],
 )
 def test_what_cannot_be_combined_is_refused_in_one_line(more: dict[str, Any], message: str) -> None:
@@ -126,3 +127,28 @@ def test_replicas_share_a_remote_store_and_not_a_disk() -> None:
     # 512 of 600 tokens: the third and fourth request find them in their own replica's host memory, the second elsewhere
     assert found["disk"][0] == 0
     assert found["remote"] == (pytest.approx(512 / 2400), pytest.approx(2 * 512 / 2400))
+
+
+SGLANG = {"preset": "sglang", "kv": {"name": "prefix-radix", "page_size": 16}}
+
+
+def test_hicache_keeps_a_multiple_of_the_gpu_s_memory_and_loads_beside_the_layers() -> None:
+    without, summary = run(**SGLANG), run(**SGLANG, offload="hicache:ratio=3")
+    figures = summary["offload"]
+    gpu_tokens = summary["kv"]["capacity_tokens"]
+    assert figures["capacity_tokens"] == 3 * gpu_tokens // 64 * 64
+    assert figures["hit_rate"]["cpu"] > 0.05
+    assert figures["hit_rate"]["gpu"] == summary["prefix_cache"]["hit_rate"]
+    assert summary["latency_ms"]["ttft"]["mean"] < without["latency_ms"]["ttft"]["mean"]
+    half = run(**SGLANG, offload="hicache:ratio=1")["offload"]
+    assert half["capacity_tokens"] == gpu_tokens // 64 * 64
+    assert half["hit_rate"]["cpu"] < figures["hit_rate"]["cpu"]
+
+
+def test_what_comes_once_is_not_stored_where_hicache_is_selective() -> None:
+    trace = "synth:arrivals=poisson,rate=4,prompt=600,output=40"
+    assert run(**SGLANG, trace=trace, offload="hicache")["offload"]["stored_tokens"] > 40_000
+    assert (
+        run(**SGLANG, trace=trace, offload="hicache:write_policy=write_through_selective")["offload"]["stored_tokens"]
+        == 0
+    )
