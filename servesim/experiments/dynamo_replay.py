@@ -164,6 +164,7 @@ def replay(
     if router is None:
         cls, _ = routers.resolve("round-robin")
         router = make(cls, build_params("round-robin", cls.Params, {}), num_workers)
+    router.output_block = engine.block_size
     trace = replace(trace, arrival_ns=trace.arrival_ns - trace.arrival_ns[:1])
     recorder = Recorder()
     cores = [engine.core(mode) for _ in range(num_workers)]
