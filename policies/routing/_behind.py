@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from servesim.contracts.request import Request
-from servesim.contracts.router import FinishStatus, ReplicaState, Report, Router, life, routers
+from servesim.contracts.router import Decision, FinishStatus, ReplicaState, ReplicaView, Report, Router, life, routers
 from servesim.errors import UserError
 from servesim.plugins.registry import build_params
 
@@ -21,6 +22,11 @@ class InFront(Router):
         if unheard:
             raise UserError(f"{self.inner.name} hears of caches, which {self.name} does not pass on")
 
+    def ask(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
+        """Return the decision of the router behind."""
+        self.inner.seed, self.inner.clock = self.seed, self.clock
+        return self.inner.route(request, views)
+
     def queue_key(self, request: Request) -> Any:
         return self.inner.queue_key(request)
 
@@ -32,6 +38,9 @@ class InFront(Router):
 
     def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:
         self.inner.on_finish(request, replica, status)
+
+    def on_dropped(self, request: Request) -> None:
+        self.inner.on_dropped(request)
 
     def on_report(self, replica: int, report: Report) -> None:
         self.inner.on_report(replica, report)

@@ -34,16 +34,15 @@ class CircuitBreaker(InFront):
         self.breakers = [Breaker(params) for _ in range(num_replicas)]
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
-        self.inner.seed, self.inner.clock = self.seed, self.clock
         if all(breaker.closed() for breaker in self.breakers):
-            return self.inner.route(request, views)
+            return self.ask(request, views)
         now = self.clock()
         sound = [i for i in ready(views) if self.breakers[i].allows(now)]
         if not sound:
             return Reject(503)
         passed = Views(views)
         passed.ready = sound
-        return self.inner.route(request, passed)
+        return self.ask(request, passed)
 
     def retry_ns(self, attempt: int) -> int | None:
         """Return the wait after attempt number `attempt` (from 0) of a request failed; None: its client gets the

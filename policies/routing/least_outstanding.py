@@ -10,7 +10,7 @@ from servesim.contracts.router import ReplicaView, Router, ready, routers
 
 @routers.register("least-outstanding")
 class LeastOutstanding(Router):
-    """Fewest waiting plus running requests; the lowest index among equals."""
+    """Fewest requests that wait or run; the lowest index among equals."""
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
-        return min(ready(views), key=lambda i: views[i].num_waiting + views[i].num_running)
+        return min(ready(views), key=lambda i: views[i].num_unread + views[i].num_waiting + views[i].num_running)

@@ -33,7 +33,7 @@ class LeastRequests(InFlightRouter):
         if self.params.counts == "own":
             loads = [self.load[i] for i in choices]
         else:
-            loads = [views[i].num_waiting + views[i].num_running for i in choices]
+            loads = [views[i].num_unread + views[i].num_waiting + views[i].num_running for i in choices]
         least = min(loads)
         if self.params.ties == "index":
             return choices[loads.index(least)]

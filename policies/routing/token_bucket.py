@@ -51,7 +51,6 @@ class TokenBucket(InFront):
         """Rows: asked for again after a wait or a crash they are not counted twice."""
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
-        self.inner.seed, self.inner.clock = self.seed, self.clock
         if request.row not in self._admitted:
             now, full = self.clock(), Fraction(self.params.burst)
             since, level = self._levels.get(request.tenant, (now, full))
@@ -60,7 +59,7 @@ class TokenBucket(InFront):
                 return Reject(429)
             self._levels[request.tenant] = (now, level - 1)
             self._admitted.add(request.row)
-        return self.inner.route(request, views)
+        return self.ask(request, views)
 
     def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:
         if status != "failed":

@@ -8,7 +8,7 @@ from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_al
 from servesim.contracts.params import NoParams, SchedulerParams
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
-from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaView, Report, Router, ready, routers
+from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaView, Report, Router, Wait, ready, routers
 from servesim.contracts.scaler import Scaler, scalers
 from servesim.contracts.scheduler import Defaults, Limits, Scheduler, check_samples, schedulers
 from servesim.contracts.speculator import Speculator, SpeculatorParams, speculators
@@ -50,6 +50,7 @@ __all__ = [
     "SpeculatorParams",
     "State",
     "Usage",
+    "Wait",
     "acceptance_models",
     "build_params",
     "check_samples",

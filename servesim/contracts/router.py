@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from servesim import draws
@@ -35,17 +34,22 @@ class Reject(NamedTuple):
     """A decision: the request is refused, and goodput counts it as a miss."""
 
     status: int = 503
-    """HTTP status its client gets: 429 or 503."""
+    """HTTP status its client gets: 408, 429 or 503."""
 
 
-class Wait(Enum):
-    """The type of WAIT."""
+class Wait(NamedTuple):
+    """A decision: the request waits in the router. See `Router.route`."""
 
-    WAIT = "wait"
+    most_ns: int | None = None
+    """Time after which it is refused if it still waits, as the decision with which its wait began has it."""
+    status: int = 503
+    """HTTP status its client gets then."""
+    again_ns: int | None = None
+    """Time, from 1 ns, after which the router is asked again even if it hears of nothing."""
 
 
-WAIT: Final = Wait.WAIT
-"""A decision: the request waits in the router. See `Router.route`."""
+WAIT: Final = Wait()
+"""The decision to wait without end."""
 
 Decision = int | Pair | Reject | Wait
 """The index of a replica, or one of the above."""
@@ -55,7 +59,7 @@ class Report(NamedTuple):
     """Metrics of a replica at one instant, as its engine exports them."""
 
     num_waiting: int
-    """Requests that wait there."""
+    """Requests that its scheduler left waiting when it last planned."""
     num_running: int
     """Requests that hold a slot there."""
     kv_usage: float
@@ -91,7 +95,12 @@ class ReplicaView(Protocol):
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait there."""
+        """Requests that its scheduler left waiting when it last planned: an engine does not count those that came while
+        a step runs before it looks at them (vLLM counts after each step, before it reads what came)."""
+
+    @property
+    def num_unread(self) -> int:
+        """Requests that came since then. No engine reports them: 0 where views have an age."""
 
     @property
     def num_running(self) -> int:
@@ -154,9 +163,9 @@ class Router(ABC):
     def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
         """Return the index of the replica that gets the request, or another Decision.
 
-        Nothing is booked here: `on_sent` says that a request was sent. Where the answer is WAIT, the router is asked
+        Nothing is booked here: `on_sent` says that a request was sent. Where the answer is a Wait, the router is asked
         again after everything that it is told of, each report and each request that leaves: of those that wait the
-        first by `queue_key`, and as long as it does not answer WAIT the next ones. While no replica is ready it is not
+        first by `queue_key`, and as long as it does not answer Wait the next ones. While no replica is ready it is not
         asked, and requests wait.
         """
 
@@ -178,7 +187,11 @@ class Router(ABC):
 
     def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:  # noqa: B027
         """Note that a request has left its replica. Of samples that are forked off one, the first is told of when all
-        have left. One that left the router's queue without being sent is not told of."""
+        have left."""
+
+    def on_dropped(self, request: Request) -> None:  # noqa: B027
+        """Note that a request has left the router's queue without being sent: it waited too long, was refused at last,
+        or its client gave up."""
 
     def on_kv_events(self, replica: int, events: Sequence[KVEvent]) -> None:  # noqa: B027
         """Note which blocks a replica's prefix cache can find from now on and which no longer, in order. After a crash
@@ -207,6 +220,7 @@ VERBS = (
     "on_prefill_done",
     "on_output_block",
     "on_finish",
+    "on_dropped",
     "on_kv_events",
     "on_report",
     "on_replica",

@@ -11,7 +11,7 @@ from simpy.events import Event
 
 from servesim.contracts.kv import KVAllocator
 from servesim.contracts.request import Deadline, Request, State
-from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaState, Router
+from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaState, Router, Wait
 from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, Clock
 from servesim.engine.core import EngineCore
 from servesim.engine.data_parallel import Rank, join
@@ -232,9 +232,9 @@ class Cluster:
     def place(self, request: Request, output_len: int) -> None:
         """Do with a request what the router says."""
         decision = self._decide(request)
-        if decision is WAIT:
+        if isinstance(decision, Wait):
             model = request.model if self.fleet.models else ""
-            self.waiting.hold(self.router.queue_key(request), request, output_len, model)
+            self.waiting.hold(self.router.queue_key(request), request, output_len, model, decision)
         else:
             self._act(request, output_len, decision)
 
@@ -279,6 +279,8 @@ class Cluster:
         """Let a request leave that is with no replica any more."""
         request.state, request.reason, request.finished_ns = state, reason, self.clock.ns
         self.recorder.leave(request, request.replica)
+        if self.waiting.drop(request):
+            self.telling.dropped(request)
         self._left(request)
 
     def _give_up(self, request: Request, deadline: Deadline, event: Event) -> None:

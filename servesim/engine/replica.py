@@ -20,6 +20,9 @@ from servesim.errors import PolicyError
 from servesim.records.recorder import Recorder
 from servesim.records.step import Step
 
+UNREAD = 64
+"""Requests that came while steps were in flight, noted at most before those that a plan has seen are forgotten."""
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Replica:
@@ -57,6 +60,7 @@ class Replica:
         self._awaited: Event | None = None  # the completion event that counts; earlier ones are void
         self._plan_due = False
         self._at_boundary: list[Callable[[], None]] = []
+        self._unread: list[tuple[int, Request]] = []  # requests that came while steps were in flight, and when
         self._wire(core)
 
     def _wire(self, core: EngineCore) -> None:
@@ -93,8 +97,19 @@ class Replica:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait here."""
-        return self.core.scheduler.num_waiting() + self.core.num_loading
+        """Requests that the last plan left waiting."""
+        return self.core.scheduler.num_waiting() + self.core.num_loading - self.num_unread
+
+    @property
+    def num_unread(self) -> int:
+        """Requests that came since the last plan."""
+        if not self._unread:
+            return 0
+        self.settle()
+        in_flight = self.core.in_flight
+        planned_ns = in_flight[-1].planned_ns if in_flight else self.clock.ns
+        self._unread = [(ns, r) for ns, r in self._unread if ns > planned_ns and r.state < State.FINISHED]
+        return len(self._unread)
 
     @property
     def num_running(self) -> int:
@@ -172,8 +187,17 @@ class Replica:
     def arrive(self, request: Request, output_len: int) -> None:
         """Take a request that arrives at this instant."""
         self.core.add(request, output_len, self.clock.ns)
-        if not self.core.in_flight:
+        if self.core.in_flight:
+            self._came(request)
+        else:
             self._want_plan()
+
+    def _came(self, request: Request) -> None:
+        """Note a request that comes while a step runs."""
+        if len(self._unread) >= UNREAD:
+            last = self.core.in_flight[-1].planned_ns
+            self._unread = [(ns, r) for ns, r in self._unread if ns > last]
+        self._unread.append((self.clock.ns, request))
 
     def give_up(self, request: Request, deadline: Deadline) -> None:
         """Cancel a request whose client's patience ends at this instant, unless it got what the client waited for."""

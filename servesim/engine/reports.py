@@ -53,8 +53,13 @@ class Reported:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that waited there."""
+        """Requests that had been left waiting there."""
         return self._report.num_waiting
+
+    @property
+    def num_unread(self) -> int:
+        """None that the engine tells of."""
+        return 0
 
     @property
     def num_running(self) -> int:

@@ -63,6 +63,12 @@ class Telling:
             status = "finished"
         self._router.on_finish(request, request.replica, status)
 
+    def dropped(self, request: Request) -> None:
+        """Tell that a request has left the router's queue without being sent."""
+        self._recall()
+        if "on_dropped" in self._told:
+            self._router.on_dropped(request)
+
     def _first(self, request: Request) -> None:
         if request.replica >= 0:
             self._router.on_prefill_done(request, request.replica)

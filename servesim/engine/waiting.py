@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
 from simpy.events import Event
 
 from servesim.contracts.request import Request, State
-from servesim.contracts.router import WAIT, Decision
-from servesim.engine.clock import RECALL, Clock
+from servesim.contracts.router import Decision, Reject, Wait
+from servesim.engine.clock import ABORT, CHANGE, RECALL, Clock
 
 
 class Waiting:
@@ -25,23 +26,49 @@ class Waiting:
         self._clock = clock
         self._decide, self._act = decide, act
         self._heaps: dict[str, list[tuple[Any, int, Request, int]]] = {}  # by model: key, count, request, output length
+        self._held: dict[Request, int] = {}  # requests that wait, by the count in their entry
         self._num_held = 0
         self._recalled = False
+        self._again_ns = -1
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait here; those that their clients gave up do not count."""
-        return sum(request.state < State.FINISHED for heap in self._heaps.values() for _, _, request, _ in heap)
+        """Requests that wait here."""
+        return len(self._held)
 
     def num_for(self, serves: Callable[[str], bool]) -> int:
         """Return how many wait that ask for a model which `serves` holds for."""
         heaps = [heap for model, heap in self._heaps.items() if serves(model)]
         return sum(request.state < State.FINISHED for heap in heaps for _, _, request, _ in heap)
 
-    def hold(self, key: Any, request: Request, output_len: int, model: str) -> None:
+    def hold(self, key: Any, request: Request, output_len: int, model: str, wait: Wait) -> None:
         """Let a request wait, with those that ask for the same model."""
-        heappush(self._heaps.setdefault(model, []), (key, self._num_held, request, output_len))
+        entry = (key, self._num_held, request, output_len)
+        heappush(self._heaps.setdefault(model, []), entry)
+        self._held[request] = self._num_held
         self._num_held += 1
+        if wait.most_ns is not None:
+            self._clock.at(self._clock.ns + wait.most_ns, ABORT, partial(self._expire, entry, wait.status))
+        self._wake(wait)
+
+    def drop(self, request: Request) -> bool:
+        """Forget a request that has left; False: it did not wait here."""
+        return self._held.pop(request, None) is not None
+
+    def _expire(self, entry: tuple[Any, int, Request, int], status: int, event: Event) -> None:
+        """Refuse a request whose time is over, if it still waits as it did."""
+        _, count, request, output_len = entry
+        if self._held.get(request) == count:
+            self._act(request, output_len, Reject(status))
+
+    def _wake(self, wait: Wait) -> None:
+        """Have the router asked again at the time it said, or earlier."""
+        if wait.again_ns is None:
+            return
+        due = self._clock.ns + wait.again_ns
+        if self._again_ns <= self._clock.ns or due < self._again_ns:
+            self._again_ns = due
+            self._clock.at(due, CHANGE, lambda event: self.recall())
 
     def recall(self) -> None:
         """Have the router asked again at the end of this instant, where any request waits."""
@@ -61,7 +88,10 @@ class Waiting:
             request = heap[0][2]
             if request.state < State.FINISHED:
                 decision = self._decide(request)
-                if decision is WAIT:
+                if isinstance(decision, Wait):
+                    self._wake(decision)
                     return
+                if not isinstance(decision, Reject):
+                    del self._held[request]
                 self._act(request, heap[0][3], decision)
             heappop(heap)

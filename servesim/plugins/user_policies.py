@@ -62,7 +62,7 @@ _TERMS = {
     "Router": _Terms(
         {
             "Decision": "route",
-            "None": "on_sent on_prefill_done on_output_block on_finish on_kv_events on_report on_replica",
+            "None": "on_sent on_prefill_done on_output_block on_finish on_dropped on_kv_events on_report on_replica",
         },
         required="route",
     ),
@@ -248,7 +248,15 @@ def _whole(number: Any) -> int:
 def _decision(decision: Any) -> Any:
     from servesim.contracts.router import Pair, Reject, Wait
 
-    return decision if isinstance(decision, Pair | Reject | Wait) else _whole(decision)
+    if isinstance(decision, Wait):
+        return Wait(_from(decision.most_ns, 0), _whole(decision.status), _from(decision.again_ns, 1))
+    return decision if isinstance(decision, Pair | Reject) else _whole(decision)
+
+
+def _from(number: Any, least: int) -> int | None:
+    if number is not None and _whole(number) < least:
+        raise TypeError
+    return None if number is None else _whole(number)
 
 
 def _truth(truth: Any) -> bool:

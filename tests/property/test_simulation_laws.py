@@ -70,7 +70,7 @@ def test_little_s_law_is_an_identity(world: World) -> None:
 
     def moved(by: int) -> None:
         nonlocal area, last, inside
-        assert inside == sum(r.num_waiting + r.num_running for r in cluster.replicas)
+        assert inside == sum(r.num_unread + r.num_waiting + r.num_running for r in cluster.replicas)
         area += inside * (cluster.now_ns - last)
         last = cluster.now_ns
         inside += by

@@ -17,6 +17,7 @@ class View(NamedTuple):
     state: ReplicaState = "ready"
     num_waiting: int = 0
     num_running: int = 0
+    num_unread: int = 0
     kv_usage: float = 0.0
     at_ns: int = 0
 

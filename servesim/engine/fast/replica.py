@@ -47,6 +47,8 @@ class FastReplica(Replica):
 
     def arrive(self, request: Request, output_len: int) -> None:
         self.core.add(request, output_len, self.clock.ns)
+        if self.core.in_flight:
+            self._came(request)
         if self.leap is not None:
             if self.leap.cut(self._next_plan_from()):
                 self._await(self.leap.end_ns)

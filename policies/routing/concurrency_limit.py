@@ -1,0 +1,74 @@
+"""Any router behind a limit of requests in flight, with a queue of its own: as gateways limit concurrency.
+
+A textbook limit, of no gateway in particular; the size of the queue and the time in it are the defaults of
+sglang-router (--queue-size 100, --queue-timeout-secs 60), which answers with 429 where the queue is full and with 408
+after that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.contracts.params import check_least
+from servesim.contracts.request import Request
+from servesim.contracts.router import Decision, FinishStatus, Reject, ReplicaView, Wait, routers
+from servesim.policies.routing._behind import InFront
+
+SECOND = 10**9
+
+
+@dataclass(frozen=True)
+class ConcurrencyLimitParams:
+    """The limit, its queue, and the router behind it."""
+
+    max_concurrent_requests: int = 256
+    """Requests that replicas have at once, all together."""
+    queue_size: int = 100
+    """Requests that wait at most; more are refused with 429."""
+    queue_timeout_s: float = 60.0
+    """Time in the queue after which a request is refused with 408."""
+    router: str = "least-requests"
+    """Name of a router, with its default parameters."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "max_concurrent_requests")
+        check_least(self, 0, "queue_size", "queue_timeout_s")
+
+
+@routers.register("concurrency-limit")
+class ConcurrencyLimit(InFront):
+    """Lets requests wait, first come first served, while as many as the limit are in flight."""
+
+    Params = ConcurrencyLimitParams
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        super().__init__(params, num_replicas)
+        self.in_flight = 0
+        self.queued: set[int] = set()
+        """Rows of the requests that wait."""
+        self._wait = Wait(round(params.queue_timeout_s * SECOND), 408)
+
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
+        mine = request.row in self.queued
+        if self.in_flight < self.params.max_concurrent_requests and (mine or not self.queued):
+            return self.ask(request, views)
+        return self._wait if mine or len(self.queued) < self.params.queue_size else Reject(429)
+
+    def queue_key(self, request: Request) -> Any:
+        self.queued.add(request.row)
+        return super().queue_key(request)
+
+    def on_sent(self, request: Request, replica: int) -> None:
+        self.queued.discard(request.row)
+        self.in_flight += 1
+        super().on_sent(request, replica)
+
+    def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:
+        self.in_flight -= 1
+        super().on_finish(request, replica, status)
+
+    def on_dropped(self, request: Request) -> None:
+        self.queued.discard(request.row)
+        super().on_dropped(request)

@@ -1,0 +1,119 @@
+"""llm-d's flow control in front of any router (llm-d-router at ebab68792, behind its feature gate `flowControl`).
+
+Source: pkg/epp/flowcontrol. While replicas are saturated requests wait in the endpoint picker, in bands by priority,
+the most urgent first; below saturation 1, by what engines report, one leaves a millisecond. A request that finds its
+band full is refused with 429, and so is one whose time is over. Priorities are those of traces, lowest first; llm-d
+counts the other way. Left out: limits in bytes, other limits for single bands, flows that are forgotten when idle,
+saturation by requests in flight, metrics that went stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from servesim.contracts.params import check_least
+from servesim.contracts.request import Request
+from servesim.contracts.router import Decision, Reject, ReplicaView, Wait, ready, routers
+from servesim.policies.routing._behind import InFront
+
+SECOND = 10**9
+TICK_NS = 1_000_000
+"""Time between two dispatches from the queue (processor.go, dispatchTicker)."""
+
+
+@dataclass(frozen=True)
+class FlowControlParams:
+    """Limits, with llm-d's defaults, and the router behind."""
+
+    max_requests: int = 5000
+    """Requests that wait in a band at most."""
+    request_ttl_s: float = 60.0
+    """Time in the queue after which a request is refused."""
+    queue_depth: float = 5.0
+    """Waiting requests of a replica that count as saturated."""
+    kv_cache_util: float = 0.8
+    """Share of a replica's KV memory in use that counts as saturated."""
+    fairness: Literal["global-strict", "round-robin"] = "global-strict"
+    """Within a band: first come first served, or one request of each tenant in turn."""
+    router: str = "llm-d"
+    """Name of a router, with its default parameters."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, "max_requests", "request_ttl_s")
+        if not self.queue_depth > 0 or not self.kv_cache_util > 0:
+            raise ValueError("queue_depth and kv_cache_util must be above 0")
+
+
+class Band:
+    """Requests of one priority that wait, and whose turn it is."""
+
+    def __init__(self) -> None:
+        self.turns: dict[int, int] = {}
+        """Turn of each request that waits, by row."""
+        self._turn = 0
+        self._last: dict[str, int] = {}  # by tenant: turn of its last request
+
+    def add(self, row: int, tenant: str) -> int:
+        """Return the turn of a request: the one after the last of its tenant, or the next."""
+        turn = max(self._turn, self._last.get(tenant, -1) + 1)
+        self.turns[row] = self._last[tenant] = turn
+        return turn
+
+    def remove(self, row: int, sent: bool) -> None:
+        """Forget a request; the band's turn is that of the last one sent."""
+        turn = self.turns.pop(row)
+        if sent:
+            self._turn = turn
+
+
+@routers.register("llm-d-flow-control")
+class FlowControl(InFront):
+    """Holds requests back while replicas are saturated, by priority."""
+
+    Params = FlowControlParams
+
+    def __init__(self, params: Any, num_replicas: int) -> None:
+        super().__init__(params, num_replicas)
+        self.bands: dict[int, Band] = {}
+        self._next_ns = 0
+
+    def saturation(self, views: Sequence[ReplicaView]) -> float:
+        """Return the mean over replicas of the fuller of queue and memory, each by its limit."""
+        chosen = [views[i] for i in ready(views)]
+        return sum(
+            max(v.num_waiting / self.params.queue_depth, v.kv_usage / self.params.kv_cache_util) for v in chosen
+        ) / len(chosen)
+
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
+        band = self._band(request)
+        mine = request.row in band.turns
+        if not mine and len(band.turns) >= self.params.max_requests:
+            return Reject(429)
+        left = max(self._next_ns - self.clock(), 0) if mine else 0
+        if not left and self.saturation(views) < 1 and (mine or not any(each.turns for each in self.bands.values())):
+            return self.ask(request, views)
+        return Wait(round(self.params.request_ttl_s * SECOND), 429, left or TICK_NS)
+
+    def queue_key(self, request: Request) -> Any:
+        turn = self._band(request).add(request.row, request.tenant)
+        return request.priority, turn if self.params.fairness == "round-robin" else 0
+
+    def on_sent(self, request: Request, replica: int) -> None:
+        self._forget(request, sent=True)
+        super().on_sent(request, replica)
+
+    def on_dropped(self, request: Request) -> None:
+        self._forget(request, sent=False)
+        super().on_dropped(request)
+
+    def _forget(self, request: Request, sent: bool) -> None:
+        band = self._band(request)
+        if request.row in band.turns:
+            band.remove(request.row, sent)
+            if sent:
+                self._next_ns = self.clock() + TICK_NS
+
+    def _band(self, request: Request) -> Band:
+        return self.bands.setdefault(request.priority, Band())
