@@ -81,10 +81,9 @@ class FlowControl(InFront):
 
     def saturation(self, views: Sequence[ReplicaView]) -> float:
         """Return the mean over replicas of the fuller of queue and memory, each by its limit."""
-        chosen = [views[i] for i in ready(views)]
-        return sum(
-            max(v.num_waiting / self.params.queue_depth, v.kv_usage / self.params.kv_cache_util) for v in chosen
-        ) / len(chosen)
+        depth, util = self.params.queue_depth, self.params.kv_cache_util
+        fuller = [max(views[i].num_waiting / depth, views[i].kv_usage / util) for i in ready(views)]
+        return float(sum(fuller) / len(fuller))
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
         band = self._band(request)
