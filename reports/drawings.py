@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from servesim.errors import UserError, suggest
 from servesim.hardware import Gpu
 from servesim.reports.experiment import Experiment, Figures
+from servesim.reports.figures.fleet import fleet
 from servesim.reports.figures.gantt import gantt
 from servesim.reports.figures.latency import cdf
 from servesim.reports.figures.operators import operators
@@ -42,6 +43,7 @@ RUN: dict[str, Callable[[Run, Window], Drawing | None]] = {
     "kv_memory": lambda run, _: memory_map(run),
     "gantt": gantt,
     "replicas": lambda run, _: by_replica(run),
+    "fleet": lambda run, _: fleet(run),
     "operators": lambda run, _: operators(run, run.priced) if run.priced is not None else None,
     "roofline": lambda run, _: _roofline(run),
     "acceptance": lambda run, _: by_position(drafts) if (drafts := run.summary["speculation"]) else None,

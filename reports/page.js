@@ -45,7 +45,7 @@ function series(group, { box: [left, top, right, bottom] }) {
     if (!fill && !NO_SERIES.has(line) && points.length > 1 && !across) lines.push({ colour: line, points, line: true });
     if (!NO_SERIES.has(fill) && (points.length === 4 || points.length === 5)) {
       const [xs, ys] = [points.map((p) => p[0]), points.map((p) => p[1])];
-      bars.push({ colour: fill, box: [Math.min(...xs), Math.min(...ys), Math.max(...xs), Math.max(...ys)], foot: bottom });
+      bars.push({ colour: fill, box: [Math.min(...xs), Math.min(...ys), Math.max(...xs), Math.max(...ys)], foot: bottom, path });
     }
   }
   for (const mark of all("use", group)) {
@@ -76,6 +76,25 @@ let cursor = null;
 function hideTip() {
   tip.hidden = true;
   cursor?.remove();
+  faded.splice(0).forEach(([path, before]) => (path.style.opacity = before));
+}
+
+// which requests ran beside one: of bars in rows, those that overlap the row's in time; amber is waiting
+const faded = [];
+const besides = (panel) => /^(gantt|beside)/.test(panel.svg.closest("figure").id);
+const rowOf = (bar) => Math.round(bar.box[1]);
+
+function runBeside(panel, bar) {
+  const ran = panel.bars.filter((one) => one.colour !== "amber");
+  const own = ran.filter((one) => rowOf(one) === rowOf(bar));
+  if (!own.length) return 0;
+  const [from, to] = [Math.min(...own.map((one) => one.box[0])), Math.max(...own.map((one) => one.box[2]))];
+  const rows = new Set(ran.filter((one) => one.box[0] < to && one.box[2] > from).map(rowOf));
+  for (const { path } of panel.bars.filter((one) => !rows.has(rowOf(one)))) {
+    faded.push([path, path.style.opacity]);
+    path.style.opacity = 0.2;
+  }
+  return rows.size - 1;
 }
 
 function nearest(points, x) {
@@ -89,7 +108,9 @@ function rowsAt(panel, x, y) {
     const [to] = inValues(panel, [bar.box[2], bar.box[3]]);
     const upright = panel.y && Math.abs(bar.box[3] - bar.foot) < 1;
     const text = upright ? said(panel.y, top) : `${said(panel.x, from)} to ${said(panel.x, to)}`;
-    return { at: null, head: "", rows: [[bar.colour, nameOf(panel, bar.colour), text]] };
+    const rows = [[bar.colour, nameOf(panel, bar.colour), text]];
+    if (besides(panel)) rows.push(["muted", "ran beside", digits(runBeside(panel, bar))]);
+    return { at: null, head: "", rows };
   }
   const shown = panel.lines.filter((line) => !panel.svg.closest("figure").classList.contains("no-" + line.colour));
   const close = shown.map((line) => ({ line, p: nearest(line.points, x) })).filter(({ line, p }) => line.line || Math.hypot(p[0] - x, p[1] - y) < 14);
@@ -101,8 +122,9 @@ function rowsAt(panel, x, y) {
 }
 
 function showTip(panel, x, y) {
+  hideTip();
   const found = rowsAt(panel, x, y);
-  if (!found) return hideTip();
+  if (!found) return;
   tip.replaceChildren(make("b", {}, found.head));
   for (const [colour, name, value] of found.rows)
     tip.append(make("div", {}, make("i", { style: `background: var(--${colour})` }), `${name} `, make("b", {}, value)));

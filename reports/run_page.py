@@ -47,7 +47,7 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
     groups = {
         "latency": ("latency_cdf",),
         "time": ("timeline", "kv_memory", "gantt"),
-        "replicas": ("replicas",),
+        "replicas": ("fleet", "replicas"),
         "cost": ("operators", "roofline") if priced is not None else (),
         "speculation": ("acceptance", "drafts"),
     }

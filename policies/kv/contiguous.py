@@ -97,6 +97,11 @@ class Contiguous(KVAllocator):
         self._allocated -= chunk
         self._external = None
 
+    @property
+    def tables(self) -> dict[Request, list[int]]:
+        """The addresses of each request that holds memory."""
+        return {request: list(range(start, start + chunk)) for request, (start, chunk) in self.chunks.items()}
+
     def slots(self, request: Request) -> int:
         chunk = self.chunks.get(request)
         return chunk[1] if chunk is not None else 0

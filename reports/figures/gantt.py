@@ -72,7 +72,7 @@ def gantt(run: Run, window_s: tuple[float, float] | None = None) -> Drawing | No
         f"in the mean they waited {seconds(waited)}, then {seconds(prompt)} for the first token and {seconds(output)} "
         f"for the rest; {int((again > 0).sum())} were preempted."
     )
-    caption = "One bar per request, numbered by its row in the trace."
+    caption = "One bar per request, numbered by its row in the trace; pointing at one shows those that ran beside it."
     if window_s is None:
         caption += " The window lies around the longest wait for a first token."
     if again.any():

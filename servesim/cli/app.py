@@ -19,7 +19,8 @@ from servesim.cli.experiments import register as register_experiments
 from servesim.cli.explore import EXPLORE_EXAMPLES, explore
 from servesim.cli.known import GPUS_EXAMPLES, MODELS_EXAMPLES, SETTINGS_EXAMPLES, gpus, models, settings
 from servesim.cli.measure import MEASURE_EXAMPLES, measure
-from servesim.cli.options import ScenarioCommand
+from servesim.cli.options import ListingCommand, ScenarioCommand
+from servesim.cli.play import PLAY_EXAMPLES, play
 from servesim.cli.policies import POLICIES_EXAMPLES, policies
 from servesim.cli.report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
 from servesim.cli.reproduce import EXAMPLES as REPRODUCE_EXAMPLES
@@ -101,6 +102,7 @@ app.command(epilog=ROOFLINE_EXAMPLES)(roofline)
 register_experiments(app)
 app.command(epilog=REPORT_EXAMPLES)(report)
 app.command(epilog=EXPLORE_EXAMPLES, cls=ScenarioCommand)(explore)
+app.command(epilog=PLAY_EXAMPLES, cls=ListingCommand)(play)
 app.command(epilog=EXPORT_EXAMPLES)(export)
 app.command(epilog=WHY_EXAMPLES)(why)
 

@@ -133,6 +133,7 @@ class Failing:
         core.max_queued = replica.core.max_queued
         there = [request for request in self._here if request.replica == crash.replica]
         replica.crash(core)
+        cluster.fleet.note(crash.replica, "crashed")
         cluster.telling.listen(replica)
         clock, now = cluster.clock, cluster.clock.ns
         down = crash.restart_ns

@@ -25,6 +25,8 @@ class Fleet:
         """By replica."""
         self.spans: list[tuple[int, int | None]] = []
         """By replica: when it began to start, and when it was gone, in ns; None: it is not."""
+        self.history: list[tuple[int, int, str]] = []
+        """(ns, replica, state) of each change, in order; "crashed": not in the state that is known."""
         self.changed = False
         """Whether replicas came or went for good."""
         self.view: Callable[[Replica], ReplicaView] = lambda replica: replica
@@ -55,9 +57,14 @@ class Fleet:
     def set_state(self, index: int, state: ReplicaState) -> None:
         """Note a replica's state."""
         self.replicas[index].state = state
+        self.note(index, state)
         if state == "gone":
             self.changed, self.spans[index] = True, (self.spans[index][0], self.replicas[index].clock.ns)
         self.sort()
+
+    def note(self, index: int, state: str) -> None:
+        """Write a replica's state down, with the time."""
+        self.history.append((self.replicas[index].clock.ns, index, state))
 
     def sort(self) -> None:
         """Find out again which replicas may be chosen."""

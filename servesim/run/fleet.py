@@ -7,7 +7,7 @@ from typing import Any
 
 from servesim.engine.cluster import Cluster
 from servesim.metrics.replicas import ReplicaTotals, Up, of_pools
-from servesim.metrics.requests import Requests
+from servesim.metrics.requests import SECOND, Requests
 from servesim.metrics.summary import Deployment
 from servesim.run.setup import Setup
 
@@ -27,6 +27,7 @@ class FleetFigures:
                 Up(pools.index(pool), *_clipped(span, since, until))
                 for pool, span in zip(cluster.fleet.pool_of, cluster.fleet.spans, strict=True)
             ]
+        self._history = cluster.fleet.history if cluster is not None else []
         self.deployments: list[Deployment] = []
         """Of each pool, with the time that its replicas were up where they came and went."""
         for i, pool in enumerate(setup.pools):
@@ -39,7 +40,23 @@ class FleetFigures:
     def figures(self, totals: ReplicaTotals) -> dict[str, Any]:
         """Return the figures of each replica and of each pool."""
         replicas = totals.each(self._ups, self._pools, self._first_ns)
+        if self._history:
+            for one, states in zip(replicas, self._states(), strict=True):
+                one["states"] = states
         return {"replicas": replicas, "pools": of_pools(replicas, self._pools, self._duration_ns)}
+
+    def _states(self) -> list[list[list[Any]]]:
+        """Return [second, state] of each change of each replica."""
+        found: list[list[list[Any]]] = [[] for _ in self._ups]
+        for ns, index, state in self._history:
+            known = found[index]
+            if not known and state != "starting":
+                known.append([(self._ups[index].since_ns - self._first_ns) / SECOND, "ready"])
+            known.append([(ns - self._first_ns) / SECOND, state])
+        for up, known in zip(self._ups, found, strict=True):
+            if not known:
+                known.append([(up.since_ns - self._first_ns) / SECOND, "ready"])
+        return found
 
 
 def _clipped(span: tuple[int, int | None], since: int, until: int) -> tuple[int, int]:

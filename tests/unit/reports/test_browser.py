@@ -16,6 +16,8 @@ import pytest
 import servesim
 from servesim.reports import claims_page
 from servesim.reports.claims import find
+from servesim.reports.playback import play
+from servesim.reports.playback_page import playback_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 pytestmark = [
@@ -118,6 +120,13 @@ found.push(point(shown("timeline"), x, y), String(inValues(line, [x, y])[1]));
 const frame = shown("timeline").parentElement;
 frame.dispatchEvent(new KeyboardEvent("keydown", { key: "End" }));
 found.push(document.querySelector(".tip").innerText.replaceAll("\\n", "|"));
+const { bars, box } = panels(shown("gantt"))[0];
+const last = bars.find((one) => one.colour === "blue" && one.box[0] > (box[0] + box[2]) / 4 && one.box[2] < box[2]).box;
+found.push(point(shown("gantt"), (last[0] + last[2]) / 2, (last[1] + last[3]) / 2));
+const pale = bars.filter((one) => one.path.style.opacity === "0.2");
+found.push(pale.length > 0 && pale.every((one) => one.colour === "amber" || one.box[2] <= last[0] || one.box[0] >= last[2]));
+hideTip();
+found.push(bars.some((one) => one.path.style.opacity === "0.2"));
 const [first] = document.querySelectorAll("#gantt .legend button");
 first.click();
 const drawn = [...document.querySelectorAll("#gantt svg [style]")];
@@ -145,16 +154,64 @@ def test_a_page_tells_values_by_pointer_and_keys_hides_series_sorts_tables_and_l
     assert console == []
     title = re.search(r"<title>(.*?)</title>", document, re.S)
     assert title is not None
-    hover, value, by_key, hidden, pressed, before, after, led, csv = json.loads(unescape(title[1]))
+    hover, value, by_key, *beside, hidden, pressed, before, after, led, csv = json.loads(unescape(title[1]))
     assert re.fullmatch(r"[\d.]+ seconds since the first arrival\|Sequences in a step [\d.]+", hover)
     assert float(hover.rpartition(" ")[2]) == pytest.approx(float(value), rel=0.01)
     assert by_key != hover
     assert "seconds since the first arrival" in by_key
+    assert re.search(r"ran beside \d+$", beside[0])
+    assert beside[1:] == [True, False], "others are pale while the pointer is there"
     assert (hidden, pressed) == (True, "false")
     assert sorted(before) == sorted(after)
     assert [_ms(mean) for mean in after] == sorted(_ms(mean) for mean in before)
     assert led
     assert csv == '"panel","series","x","y","x_end"'
+
+
+PLAYED = """<script>
+{
+const found = [];
+const slider = document.getElementById("clock");
+const words = () => all("[id$=-words]").map((one) => one.textContent);
+const numbers = (i) => all(`#memory-${i} text`).map((one) => one.textContent).join("");
+found.push(document.querySelector(".player").hidden, words(), numbers(0));
+const to = (value) => {
+  slider.value = value;
+  slider.dispatchEvent(new Event("input"));
+  return [words(), numbers(0), numbers(1), document.getElementById("now").textContent, slider.getAttribute("aria-valuetext")];
+};
+found.push(to(0), to(1000), to(500), to(500));
+document.getElementById("play").click();
+found.push(document.getElementById("play").textContent);
+document.getElementById("play").click();
+found.push(document.getElementById("play").textContent);
+document.title = JSON.stringify(found);
+}
+</script></body>"""
+
+
+def test_memory_is_played_back_by_a_slider_in_every_grid_at_once(tmp_path: Path) -> None:
+    given = {"trace": "synth:rate=40,prompt=64,output=20", "requests": 12, "model": "llama-3.2-1b", "gpu": "h100"}
+    engine = {"num_gpu_blocks": 65, "max_model_len": 256}
+    plays = [play({**given, "engine": engine, "kv": kv}, kv) for kv in ("contiguous", "paged")]
+    page = tmp_path / "played.html"
+    page.write_text(playback_page(plays).html().replace("</body>", PLAYED))
+    document, console = opened(page)
+    assert console == []
+    title = re.search(r"<title>(.*?)</title>", document, re.S)
+    assert title is not None
+    hidden, _, held, begin, end, middle, again, playing, paused = json.loads(unescape(title[1]))
+    assert not hidden
+    assert held
+    assert begin[1:3] == ["", ""], "nothing is held at first"
+    assert all("12 waiting" not in words for words in begin[0])
+    assert end[1:3] == ["", ""], "and nothing in the end"
+    assert "64 free" in end[0][1]
+    assert middle[1]
+    assert middle[2]
+    assert middle == again
+    assert begin[3:] == ["0.000 s", "0.000 s"]
+    assert (playing, paused) == ("Pause", "Play")
 
 
 ZOOMED = """<script>

@@ -17,6 +17,8 @@ import pytest
 import servesim
 from servesim.cli.explore import opened as explored
 from servesim.reports.explore.page import explore_page
+from servesim.reports.playback import play
+from servesim.reports.playback_page import playback_page
 from tests.unit.experiments.accuracy.test_study import rows
 from tests.unit.experiments.accuracy.test_study import table as measured
 from tests.unit.reports.test_browser import CHROMIUM, PAGES, opened, printed
@@ -54,6 +56,12 @@ def _explore(out: Path) -> str:
     return page.html().replace('<div id="picture" aria-busy="true">', f'<div id="picture">{picture}')
 
 
+def _play(out: Path) -> str:
+    given = {"trace": "synth:rate=40,prompt=64,output=20", "requests": 12, "model": "llama-3.2-1b", "gpu": "h100"}
+    engine = {"num_gpu_blocks": 65, "max_model_len": 256}
+    return playback_page([play({**given, "engine": engine, "kv": kv}, kv) for kv in ("contiguous", "paged")]).html()
+
+
 def _reported(kind: str) -> Callable[[Path], str]:
     def made(out: Path) -> str:
         PAGES[kind](out)
@@ -66,6 +74,7 @@ KINDS: dict[str, Callable[[Path], str]] = {
     **{kind: _reported(kind) for kind in ("run", "compare", "sweep", "capacity")},
     "accuracy": _accuracy,
     "explore": _explore,
+    "play": _play,
 }
 CHECKS = f"<script>{(ROOT / 'tests' / 'support' / 'page_checks.js').read_text()}</script></body>"
 FRAMES = """<!DOCTYPE html><title>none</title><script>
@@ -122,7 +131,7 @@ def test_paper_has_the_last_cell_of_every_row(page: str, tmp_path: Path) -> None
     text = "".join(printed(file).split())
     lines = re.findall(r"<tr>(.*?)</tr>", page, re.S)
     last = [re.sub(r"<[^>]*>", "", unescape(re.split(r"<t[hd][^>]*>", line)[-1])) for line in lines]
-    assert len(last) > 2
+    assert len(last) > 2 or "<table" not in page
     assert [word for cell in last for word in cell.split() if word not in text] == []  # cells wrap, over pages too
 
 

@@ -27,7 +27,13 @@ WORKLOAD: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    return servesim.simulate(**WORKLOAD, speculation="eagle3", replicas=2, slo="ttft:50,tpot:10")
+    return servesim.simulate(
+        **WORKLOAD,
+        speculation="eagle3",
+        replicas=2,
+        slo="ttft:50,tpot:10",
+        cluster={"failures": ["crash:replica=0,at=0.1,restart=0.2"]},
+    )
 
 
 def sweep(**more: Any) -> pd.DataFrame:

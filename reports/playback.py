@@ -1,0 +1,128 @@
+"""What lies where in KV memory, step by step: a small run in reference mode, watched block by block.
+
+Any allocator can be watched that has `tables`: the units of memory (numbers from 0 to `num_blocks`, each of
+`block_size` tokens) of every request, in the order of its tokens; a prefix cache, `cached()` besides: lists of the units
+that can be found by their content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.contracts.kv import KVAllocator
+from servesim.contracts.plan import Plan
+from servesim.contracts.request import Request
+from servesim.errors import UserError
+from servesim.reports.run import Run
+from servesim.run.observed import ObservedCore
+from servesim.run.setup import Setup
+from servesim.run.simulate import simulate
+
+MOST_CELLS = 2048
+MOST_REQUESTS = 400
+MOST_STEPS = 3000
+FREE, CACHED = 0, 1
+"""Cells that hold nothing, and those that no request holds but that can be found by their content. Those of request i:
+2 (i + 1), and 2 (i + 1) + 1 where nothing is computed yet."""
+Cells = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Memory once a step is planned, at `ns` of the run's clock."""
+
+    ns: int
+    cells: Cells
+
+
+@dataclass
+class Playback:
+    """The frames of a run, in order; the first is empty memory."""
+
+    label: str
+    run: Run
+    cell_tokens: int
+    frames: list[Frame]
+    steps_left_out: int = 0
+
+    @property
+    def fullest(self) -> int:
+        """Index of the frame in which requests hold the most cells."""
+        return int(np.argmax([(frame.cells > CACHED).sum() for frame in self.frames]))
+
+
+def play(settings: Mapping[str, Any], label: str = "") -> Playback:
+    """Run a scenario and watch its memory. UserError where that is too large to be drawn (MOST_CELLS, MOST_REQUESTS), of
+    several replicas, or of an allocator without `tables`."""
+    watch = Watch()
+    result = simulate(**{**settings, "mode": "reference"}, intervals=False, on_ready=watch.attach)
+    run = Run(result)
+    planned = dict(zip(run.steps["step"].tolist(), run.steps["planned_ns"].tolist(), strict=True))
+    empty = Frame(run.begin_ns, np.zeros(watch.num_cells, np.int32))
+    frames = [empty, *(Frame(planned[step], cells) for step, cells in watch.seen)]
+    frames.append(Frame(run.end_ns, watch.cells()))
+    return Playback(label or result.scenario.kv["name"], run, watch.cell_tokens, frames, watch.left_out)
+
+
+class Watch:
+    """Looks at the memory of a run's only replica after every plan."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, Cells]] = []
+        """(step, cells)."""
+        self.left_out = 0
+        self.num_cells = self.cell_tokens = self._first = self._units = 0
+
+    def attach(self, setup: Setup) -> None:
+        """Begin, or raise UserError."""
+        if len(setup.cores) != 1:
+            raise UserError(f"play: one replica is drawn, not {len(setup.cores)}")
+        if len(setup.trace) > MOST_REQUESTS:
+            raise UserError(f"play: {len(setup.trace):,} requests; at most {MOST_REQUESTS} are drawn (--requests 40)")
+        core = setup.cores[0]
+        assert isinstance(core, ObservedCore)
+        self._kv: KVAllocator = core.kv
+        if not hasattr(self._kv, "tables"):
+            raise UserError(f"play: kv {self._kv.name} does not say which blocks a request holds (no `tables`)")
+        self.cell_tokens = max(self._kv.block_size, setup.scenario.engine.block_size)
+        self._units = self.cell_tokens // self._kv.block_size
+        self._first = self._kv.num_blocks - self._kv.capacity_tokens // self._kv.block_size  # the null block
+        self.num_cells = -(-(self._kv.num_blocks - self._first) // self._units)
+        if self.num_cells > MOST_CELLS:
+            raise UserError(
+                f"play: memory of {self.num_cells:,} blocks; at most {MOST_CELLS:,} are drawn: give a small one "
+                f"(--engine.num-gpu-blocks 160 --engine.max-model-len 1024)"
+            )
+        core.observer = partial(self._planned)
+
+    def _planned(self, step: int, plan: Plan) -> None:
+        if len(self.seen) < MOST_STEPS:
+            self.seen.append((step, self.cells()))
+        else:
+            self.left_out += 1
+
+    def cells(self) -> Cells:
+        """Return what each cell holds now."""
+        found = np.zeros(self.num_cells, np.int32)
+        for unit in chain.from_iterable(getattr(self._kv, "cached", list)()):
+            found[(unit - self._first) // self._units] = CACHED
+        tables: dict[Request, Any] = self._kv.tables  # type: ignore[attr-defined]
+        for request in sorted(tables, key=lambda one: -one.row):  # of those that share a cell it is the first one's
+            self._mark(found, request, tables[request])
+        return found
+
+    def _mark(self, found: Cells, request: Request, table: Any) -> None:
+        groups = table if table and isinstance(table[0], list) else [table]
+        filled = -(-request.num_computed_tokens // self._kv.block_size)
+        for units in groups:
+            cells = (np.asarray(units, np.int64) - self._first) // self._units
+            cells = cells[(cells >= 0) & (cells < self.num_cells)]
+            found[cells] = 2 * (request.row + 1) + 1
+            found[cells[:filled]] = 2 * (request.row + 1)

@@ -1,0 +1,177 @@
+"""The page of `servesim play`: KV memory as a grid of blocks, coloured by request, played back over the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from servesim.reports.figures.axes import clock
+from servesim.reports.page import Page
+from servesim.reports.playback import CACHED, FREE, Cells, Playback
+from servesim.reports.run import Run
+from servesim.reports.svg import INK, SERIES, Drawing, wide
+from servesim.reports.words import count, gpu_of, name_of, percent, seconds
+
+COLOURS = tuple(name for name in SERIES if name != "slate")
+"""Of requests, in turn; slate is for what no request holds but a later one can find."""
+COLUMNS, SIDE = 32, 26
+"""Cells in a row, and the side of one in CSS pixels."""
+
+
+def playback_page(plays: Sequence[Playback]) -> Page:
+    """Return the page of one or several runs, which share a clock."""
+    run, scenario = plays[0].run, plays[0].run.scenario
+    end_s = max(float(each.run.end_ns - each.run.begin_ns) for each in plays) / 1e9
+    panels = [_panel(i, each) for i, each in enumerate(plays)]
+    return Page(
+        "playback",
+        "memory played back",
+        f"KV memory of {name_of(scenario.model)} on {gpu_of(scenario.gpu)}, block by block",
+        f"{len(run.done):,} requests, {count(len(plays[0].frames[0].cells))} blocks of {plays[0].cell_tokens} tokens",
+        values={
+            "answer": answer(plays),
+            "panels": panels,
+            "end_s": f"{end_s:.6f}",
+            "notes": [
+                f"{each.label}: the last {each.steps_left_out:,} steps are not drawn"
+                for each in plays
+                if each.steps_left_out
+            ],
+        },
+        scripts=("page.js", "zoom.js", "memory.js"),
+    )
+
+
+def answer(plays: Sequence[Playback]) -> str:
+    """Return in a sentence how each run used its memory, and how long it took."""
+    told = []
+    for each in plays:
+        kv, batch = each.run.summary["kv"], int(each.run.batch.max(initial=0))
+        share = percent(kv["used_share"])
+        took = seconds((each.run.end_ns - each.run.begin_ns) / 1e9)
+        told.append(f"{each.label}: {share} of the memory filled in the mean, at most {batch} at once, done in {took}")
+    return "; ".join(told) + "."
+
+
+def _panel(i: int, play: Playback) -> dict[str, Any]:
+    at = play.fullest
+    frames = [_told(play, k) for k in range(len(play.frames))]
+    return {
+        "name": f"memory-{i}",
+        "title": play.label,
+        "svg": grid(f"memory-{i}", play, at),
+        "words": frames[at]["words"],
+        "data": Markup(_json(_coded(play, frames))),
+        "legend": _legend(play),
+        "reserves": any((frame.cells[frame.cells > CACHED] % 2).any() for frame in play.frames),
+        "beside": beside(f"beside-{i}", play),
+    }
+
+
+def _legend(play: Playback) -> tuple[tuple[str, str], ...]:
+    """Return (colour, meaning) of the grid."""
+    found = (("blue", "held by the request whose number is inside"),)
+    if any((frame.cells == CACHED).any() for frame in play.frames):
+        found += (("slate", "cached: held by none, and found by its content"),)
+    return found
+
+
+def _told(play: Playback, k: int) -> dict[str, Any]:
+    """Return time and words of a frame."""
+    frame, run = play.frames[k], play.run
+    held = np.unique(frame.cells[frame.cells > CACHED] // 2)
+    reserved = int((frame.cells[frame.cells > CACHED] % 2).sum())
+    filled = int((frame.cells > CACHED).sum()) - reserved
+    arrived, scheduled = run.requests["arrival_ns"], run.requests["scheduled_ns"]
+    waiting = int(((arrived <= frame.ns) & ((scheduled < 0) | (scheduled > frame.ns))).sum())
+    waiting -= int(((arrived <= frame.ns) & (scheduled < 0) & (run.requests["finished_ns"] <= frame.ns)).sum())
+    words = [f"{len(held)} request{'s' * (len(held) != 1)} in memory", f"{waiting} waiting", f"{filled} blocks filled"]
+    if reserved:
+        words.append(f"{reserved} reserved and empty")
+    if cached := int((frame.cells == CACHED).sum()):
+        words.append(f"{cached} cached")
+    words.append(f"{int((frame.cells == FREE).sum())} free")
+    return {"s": (frame.ns - run.begin_ns) / 1e9, "words": ", ".join(words)}
+
+
+def _coded(play: Playback, frames: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the frames as what changes from each to the next: [cell, value, cell, value, ...]."""
+    changes: list[list[int]] = []
+    before: Cells = np.zeros_like(play.frames[0].cells)
+    for frame in play.frames:
+        changed = np.flatnonzero(frame.cells != before)
+        changes.append(np.stack([changed, frame.cells[changed]], axis=1).ravel().tolist())
+        before = frame.cells
+    return {
+        "colours": COLOURS,
+        "at": play.fullest,
+        "s": [round(told["s"], 6) for told in frames],
+        "words": [told["words"] for told in frames],
+        "changes": changes,
+    }
+
+
+def grid(name: str, play: Playback, at: int) -> Markup:
+    """Return one frame as SVG: a square a cell, in rows of COLUMNS."""
+    cells = play.frames[at].cells
+    rows = -(-len(cells) // COLUMNS)
+    parts = [
+        f'<svg id="{name}" class="memory" role="img" aria-label="KV memory, {play.frames[at].ns / 1e9:.3f} s" '
+        f'viewBox="0 0 {COLUMNS * SIDE} {rows * SIDE}">'
+    ]
+    for i, value in enumerate(cells.tolist()):
+        x, y = i % COLUMNS * SIDE, i // COLUMNS * SIDE
+        text = str(value // 2 - 1) if value > CACHED else ""
+        parts.append(
+            f'<g class="{kind(value)}" transform="translate({x} {y})"><rect x="1" y="1" width="{SIDE - 2}" '
+            f'height="{SIDE - 2}" rx="4"/><text x="{SIDE / 2:g}" y="{SIDE / 2 + 4:g}">{text}</text></g>'
+        )
+    return Markup("\n".join(parts) + "</svg>")
+
+
+def kind(value: int) -> str:
+    """Return the classes of a cell."""
+    if value <= CACHED:
+        return "free" if value == FREE else "cached"
+    colour = COLOURS[(value // 2 - 1) % len(COLOURS)]
+    return f"held {colour}" + (" reserved" if value % 2 else "")
+
+
+def beside(name: str, play: Playback) -> Drawing | None:
+    """Draw when each request waited and when it was in memory: which ran beside which."""
+    run = play.run
+    if not run.done.any():
+        return None
+    rows = np.argsort(run.requests["arrival_ns"], kind="stable")
+    rows = rows[run.done[rows]]
+    times = {key: (run.requests[key] - run.begin_ns) / 1e9 for key in ("arrival_ns", "scheduled_ns", "last_token_ns")}
+    unit, words = clock(float(times["last_token_ns"].max()))
+
+    def paint(figure: Any, narrow: bool) -> None:
+        axes = figure.subplots()
+        for y, i in enumerate(rows):
+            arrival, begin, end = (times[key][i] / unit for key in times)
+            colour = COLOURS[int(run.requests["row"][i]) % len(COLOURS)]
+            axes.plot([arrival, begin], [y, y], color=INK["muted"], linewidth=1)
+            axes.barh(y, end - begin, left=begin, height=0.7, color=INK[colour], linewidth=0, alpha=0.8)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlim(0, max(run.end_ns - run.begin_ns, 1) / 1e9 / unit)
+        step = max(len(rows) // 8, 1)
+        axes.set_yticks(range(0, len(rows), step), [str(run.requests["row"][i]) for i in rows[::step]])
+        axes.grid(axis="y", visible=False)
+        axes.grid(axis="x", visible=True)
+        axes.set_xlabel(f"{words} since the first arrival")
+        figure.subplots_adjust(left=0.135 if narrow else 0.05, right=0.985, top=0.98, bottom=44 / height)
+
+    height = 60 + 8 * min(len(rows), 60)
+    alt = f"{play.label}: {len(rows)} requests as bars, one below the other, each while it was in memory."
+    return wide(name, "Who ran beside whom", alt, paint, (height, height), "Line: waiting. Bar: in memory; pointing at one shows those beside it.")
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.replace("<", "\\u003c")

@@ -1,0 +1,55 @@
+"""`servesim play`: KV memory of a small run, block by block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from servesim.cli.gate import Quiet
+from servesim.errors import UserError
+
+MOST_GRIDS = 6
+PLAY_EXAMPLES = """
+\b
+Examples:
+  servesim play --trace synth:rate=40,prompt=lognormal(p50=80,p95=200),output=128 --requests 30 --model llama-3.2-1b
+    --gpu h100 --kv contiguous,paged --engine.num-gpu-blocks 160 --engine.max-model-len 512 -o play.html
+
+Options may list several values with commas; every combination is one grid, and all share a clock.
+"""
+
+
+def play(
+    context: typer.Context,
+    scenario: Annotated[
+        Path | None, typer.Argument(metavar="SCENARIO", help="In YAML; options and --set override it.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")] = Path("play.html"),
+    quiet: Quiet = False,
+) -> None:
+    """Play back KV memory, block by block.
+
+    A page with a grid of blocks, coloured by the request that holds them, and which request ran beside which: paged
+    beside contiguous, static beside continuous. For small runs: up to 2,048 blocks, 400 requests and 3,000 steps."""
+    from servesim.cli.experiments import axes_of
+    from servesim.cli.report import page_file
+    from servesim.cli.serving import prepared
+    from servesim.experiments.axes import load_grid, product
+    from servesim.reports.files import writing
+    from servesim.reports.playback import play as watch
+    from servesim.reports.playback_page import playback_page
+
+    page_file(out)
+    scenarios, given = prepared("play", [str(scenario)] if scenario is not None else [], context.obj, axes_of)
+    settings, axes = load_grid(scenarios[0] if scenarios else None, given)
+    variants = product(settings, axes)
+    if len(variants) > MOST_GRIDS:
+        raise UserError(f"play: {len(variants)} combinations; at most {MOST_GRIDS} share a page")
+    page = playback_page([watch(variant.settings, variant.label) for variant in variants]).html()
+    with writing(out) as file:
+        file.write(page)
+    if not quiet:
+        typer.echo(f"written to {out}", err=True)
+
