@@ -38,8 +38,8 @@ def test_a_crash_shows_before_it_is_known_and_ends_with_the_restart() -> None:
 
 
 def test_an_autoscaler_s_replicas_start_serve_drain_and_go() -> None:
-    load = {"trace": "synth:arrivals=constant,rate=20,prompt=400,output=100", "requests": 1600}
-    run = run_of(**load, replicas=1, router="least-requests", scaler="hpa:target=1")
+    load = {"trace": "synth:arrivals=constant,rate=9,prompt=1500,output=200", "requests": 700}
+    run = run_of(**load, model="llama-3.1-8b", gpu="l40s", replicas=1, router="least-requests", scaler="hpa:target=1")
     found = lives(run)
     assert len(found) > 1
     assert all(life[0][2] in ("ready", "starting") for life in found if life)
