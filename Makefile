@@ -103,6 +103,7 @@ docs: $(READY)
 sample: $(READY)
 	$(VENV)/bin/servesim run reports/sample.yaml --out $(VENV)/sample --overwrite
 	cp $(VENV)/sample/report.html reports/sample.html
+	$(VENV)/bin/python -m tests.support.samples
 
 bench: $(READY) $(COMPILED)/.ready
 	$(VENV)/bin/python -m pytest benchmarks -m benchmark

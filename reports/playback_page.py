@@ -120,8 +120,8 @@ def grid(name: str, play: Playback, at: int) -> Markup:
     cells = play.frames[at].cells
     rows = -(-len(cells) // COLUMNS)
     parts = [
-        f'<svg id="{name}" class="memory" role="img" aria-label="KV memory, {play.frames[at].ns / 1e9:.3f} s" '
-        f'viewBox="0 0 {COLUMNS * SIDE} {rows * SIDE}">'
+        f'<svg id="{name}" class="memory" role="img" aria-labelledby="{name}-t {name}-words" '
+        f'viewBox="0 0 {COLUMNS * SIDE} {rows * SIDE}"><title id="{name}-t">Blocks of KV memory</title>'
     ]
     for i, value in enumerate(cells.tolist()):
         x, y = i % COLUMNS * SIDE, i // COLUMNS * SIDE
@@ -169,7 +169,14 @@ def beside(name: str, play: Playback) -> Drawing | None:
 
     height = 60 + 8 * min(len(rows), 60)
     alt = f"{play.label}: {len(rows)} requests as bars, one below the other, each while it was in memory."
-    return wide(name, "Who ran beside whom", alt, paint, (height, height), "Line: waiting. Bar: in memory; pointing at one shows those beside it.")
+    return wide(
+        name,
+        "Who ran beside whom",
+        alt,
+        paint,
+        (height, height),
+        "Line: waiting. Bar: in memory; pointing at one shows those beside it.",
+    )
 
 
 def _json(value: Any) -> str:

@@ -43,7 +43,7 @@ def _table(policies: Sequence[Policy]) -> Table:
         )
         for one in policies
     ]
-    return Table(policies[0]["kind"], columns, rows, (False,) * 4)
+    return Table(policies[0]["kind"], columns, rows, (False,) * 4, "wordy")
 
 
 def _facts(one: Policy) -> list[tuple[str, str]]:
@@ -62,7 +62,7 @@ def _parameters(one: Policy) -> Block:
         return Block("list", "", ["None."], wide=True)
     rows = [(p["name"], _default(p), p["type"], p["doc"]) for p in one["parameters"]]
     columns = ("parameter", "default", "type", "what it is")
-    return Block("table", "", Table("Parameters", columns, rows, (False,) * 4), wide=True)
+    return Block("table", "", Table("Parameters", columns, rows, (False,) * 4, "wordy"), wide=True)
 
 
 def _default(parameter: Mapping[str, Any]) -> str:

@@ -44,13 +44,14 @@ def steps_of_run(folder: Path) -> tuple[Roof, list[Steps]]:
 
 def write(path: Path, document: Mapping[str, Any], steps: Sequence[Steps]) -> None:
     """Write the figure if the name ends in .svg, else the page."""
-    drawing = _drawing(steps)
+    drawing = drawing_of(steps)
     text = standalone(drawing) if path.suffix == ".svg" else page(document, drawing).html()
     with writing(path) as file:
         file.write(text)
 
 
-def _drawing(steps: Sequence[Steps]) -> Drawing:
+def drawing_of(steps: Sequence[Steps]) -> Drawing:
+    """Draw steps under their roof."""
     roof = steps[0].roof
     points = [(one.kind, *point) for one in steps for point in one.points]
     labels = [one.label for one in steps] if all(one.count == 1 for one in steps) else []

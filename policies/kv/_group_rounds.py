@@ -23,7 +23,7 @@ class GroupRounds(LockstepMemory):
         super().__init__()
         self._kv = kv
         self._size = kv.block_size
-        self._groups = self.copies = len(kv.windows)
+        self._groups, self.copies = len(kv.windows), kv._counting
         self._windows = [(group, window - 1) for group, window in enumerate(kv.windows) if window is not None]
         self._ahead: bool = kv.params.hash_lookahead_tokens > 0  # blocks are known by more than they hold
 
@@ -62,13 +62,13 @@ class GroupRounds(LockstepMemory):
                 kv._offer(request, known_then - 1, known_then - 1)
             before, tables = kv.num_free_blocks(), kv._tables[request]
             kv._slide(request, known_then - 1)
-            freed = kv.num_free_blocks() - before
             more = kv._blocks(min(known_then + ahead, kv.max_model_len)) - len(tables[0])
             if more > 0:
                 for table, window in zip(tables, kv.windows, strict=True):
                     kv._extend(table, window, more)
-            grown[i + 1] = grown.get(i + 1, 0) + (before - kv.num_free_blocks()) * bs
-            given[i + 1] = given.get(i + 1, 0) + freed * bs
+            net = before - kv.num_free_blocks()
+            grown[i + 1] = grown.get(i + 1, 0) + net * bs
+            given[i + 1] = given.get(i + 1, 0) + (max(more, 0) * self.copies - net) * bs
         for request, known in zip(requests, tokens, strict=True):
             kv._slid[request] = max(known[k - 1] - 1, kv._slid[request])
             kv._offer(request, known[k - 1], known[k - 1])

@@ -103,15 +103,16 @@ class GroupTurns(GroupRounds):
             if self._all_rotate(turn + i, committed + i):
                 for later, n in self._rotation.deal_run(turn + i, k - i):
                     grown.append((i + later, n * bs))
-                    given.append((i + later, n * len(self._windows) * bs))
+                    given.append((i + later, n * (len(self._windows) - self._groups + self.copies) * bs))
                 self._committed = committed + k - 1
                 break
             before, held = kv.num_free_blocks(), kv._table_blocks
             self._turn(turn + i, committed + i)
-            taken, net = kv._table_blocks - held, before - kv.num_free_blocks()
+            taken = (kv._table_blocks - held) // self._groups * self.copies
+            net = before - kv.num_free_blocks()
             if net:
                 grown.append((i + 1, net * bs))
-            if taken > net:
+            if taken != net:
                 given.append((i + 1, (taken - net) * bs))
         self.given_back = given
         return grown

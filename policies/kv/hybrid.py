@@ -44,7 +44,8 @@ class HybridParams(PrefixHashParams):
 @kv_allocators.register("hybrid")
 class Hybrid(BlockwisePrefix):
     """A group with a window gives back blocks that have slid out of it, and shares a prefix whose last window is
-    there. A prefix is found as far as every group has it. Capacity and usage count a token once for each group."""
+    there. A prefix is found as far as every group has it. Capacity and usage count a token once for each group; of a
+    state, which has no tokens, they count the blocks."""
 
     Params = HybridParams
     params: HybridParams
@@ -60,6 +61,7 @@ class Hybrid(BlockwisePrefix):
         kinds: dict[int | None, list[int]] = {}
         for group, window in enumerate(memory.windows):
             kinds.setdefault(window, []).append(group)
+        self._counting = sum(window != STATE_WINDOW for window in memory.windows)  # groups that hold tokens
         self._kinds = sorted(kinds.items(), key=lambda kind: kind[0] is not None)  # full attention first
         self._in_flight = memory.in_flight_tokens or self.max_model_len
         self._slid: dict[Request, int] = {}  # tokens processed when its windows were last moved
@@ -130,7 +132,11 @@ class Hybrid(BlockwisePrefix):
         self._slid[request] = processed
         self._boundary[request] = boundary
         if request.state is State.LOADING:
-            fronts = [table.count(NULL) * self.block_size for table in tables]
+            fronts = (
+                table.count(NULL) * self.block_size
+                for table, window in zip(tables, self.windows, strict=True)
+                if window != STATE_WINDOW
+            )
             self._coming[request] = sum(max(front - hit.num_tokens, 0) for front in fronts)
         else:
             self.publish(request, min(hit.num_tokens + num_tokens, request.num_tokens))
@@ -196,7 +202,8 @@ class Hybrid(BlockwisePrefix):
 
     def usage(self) -> Usage:
         free = self.num_free_blocks() * self.block_size
-        internal = self._table_blocks * self.block_size - self.held_tokens * len(self.windows)
+        slots = self._table_blocks // len(self.windows) * self.block_size  # in each group
+        internal = (slots - self.held_tokens) * self._counting
         if self._coming:
             internal -= sum(n for request, n in self._coming.items() if request.state in _NOT_THERE)
         return Usage(self.capacity_tokens - free - internal, internal, 0, free)

@@ -18,6 +18,7 @@ from servesim.cli.engines import ENGINES_EXAMPLES, engines
 from servesim.cli.experiments import register as register_experiments
 from servesim.cli.explore import EXPLORE_EXAMPLES, explore
 from servesim.cli.known import GPUS_EXAMPLES, MODELS_EXAMPLES, SETTINGS_EXAMPLES, gpus, models, settings
+from servesim.cli.lecture import LECTURE_EXAMPLES, lecture
 from servesim.cli.measure import MEASURE_EXAMPLES, measure
 from servesim.cli.options import ListingCommand, ScenarioCommand
 from servesim.cli.play import PLAY_EXAMPLES, play
@@ -103,6 +104,7 @@ register_experiments(app)
 app.command(epilog=REPORT_EXAMPLES)(report)
 app.command(epilog=EXPLORE_EXAMPLES, cls=ScenarioCommand)(explore)
 app.command(epilog=PLAY_EXAMPLES, cls=ListingCommand)(play)
+app.command(epilog=LECTURE_EXAMPLES)(lecture)
 app.command(epilog=EXPORT_EXAMPLES)(export)
 app.command(epilog=WHY_EXAMPLES)(why)
 

@@ -52,4 +52,3 @@ def play(
         file.write(page)
     if not quiet:
         typer.echo(f"written to {out}", err=True)
-

@@ -77,7 +77,7 @@ class Allocators(RuleBasedStateMachine):
             assert request.content.prefix_key(hit.num_tokens) in self.computed, "a hit on what nobody computed"
         if self.kv.grouped and not self.kv.params.eagle_block_drop:
             assert hit.num_tokens == self._longest(request) * BLOCK
-        if not hasattr(self.kv, "tables") or not hit.num_tokens:
+        if not hasattr(self.kv, "free_order") or not hit.num_tokens:
             return
         for group, table in enumerate(hit.blocks[0] if self.kv.grouped else [self.kv.hit_blocks(hit)]):
             assert len(table) * BLOCK == hit.num_tokens

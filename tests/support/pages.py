@@ -20,7 +20,7 @@ class Elements(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
-        if tag not in ("meta", "link"):
+        if tag not in ("meta", "link", "input"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -30,12 +30,17 @@ class Elements(HTMLParser):
         assert self.open.pop() == tag
 
 
-SCRIPT = "\n\n".join(
-    (Path(servesim.reports.__file__).parent / f"{name}.js").read_text().strip() for name in ("page", "zoom")
-)
+def script_of(*names: str) -> str:
+    """The script of a page: these files."""
+    folder = Path(servesim.reports.__file__).parent
+    return "\n\n".join((folder / f"{name}.js").read_text().strip() for name in names)
 
 
-def assert_sound(html: str, figures: int) -> None:
+SCRIPT = script_of("page", "zoom")
+PLAYED = script_of("page", "zoom", "memory")
+
+
+def assert_sound(html: str, figures: int, script: str = SCRIPT) -> None:
     """A page needs nothing but itself, its elements close, and at least so many figures say in words what they show."""
     assert len(html.encode()) < 3_000_000
     elements = Elements(html)
@@ -44,10 +49,9 @@ def assert_sound(html: str, figures: int) -> None:
         assert tag not in ("img", "iframe", "object"), tag
         for name in ("src", "href", "xlink:href"):
             assert (attributes.get(name) or "#").startswith(("#", "data:")), attributes
-    assert re.findall(r"<script[^>]*>(.*?)</script>", html, flags=re.S) == [f"\n{SCRIPT}\n"], (
-        "no script but the page's own"
-    )
-    assert not re.search(r"https?:(?!//www\.w3\.org/)|fetch\(|XMLHttpRequest|WebSocket|import\(", SCRIPT)
+    assert re.findall(r"<script>(.*?)</script>", html, flags=re.S) == [f"\n{script}\n"], "no script but the page's own"
+    assert len(re.findall(r"<script", html)) == 1 + html.count('<script type="application/json"')
+    assert not re.search(r"https?:(?!//www\.w3\.org/)|fetch\(|XMLHttpRequest|WebSocket|import\(", script)
     assert "url(http" not in html
     assert "@import" not in html
     ids = [a["id"] for _, a in elements.found if "id" in a]

@@ -51,7 +51,7 @@ Snapshot = tuple[Any, ...]
 def memory_state(kv: Any) -> Snapshot:
     """Everything an allocator holds, in a form that two runs (and the time before and after) can be compared by."""
     state: list[Any] = [kv.usage(), kv.copied_tokens]
-    if hasattr(kv, "tables"):
+    if hasattr(kv, "free_order"):
         # cached blocks without their keys, which are numbers in order of first use
         cached = kv.cached() if hasattr(kv, "cached") else []
         state += [

@@ -11,6 +11,7 @@ import servesim
 from servesim.contracts import MISS, KVMemory, Request, State, build_params, kv_allocators
 from servesim.engine.fast.memory import fast_memory
 from servesim.hardware.kv import KvGroup, longest
+from servesim.hardware.layers import STATE_WINDOW
 from servesim.policies.kv.hybrid import window_hit
 from tests.support.worlds import ToyCost, World, toy_trace
 
@@ -261,3 +262,18 @@ def test_kv_from_elsewhere_comes_for_what_windows_reach_into_alone() -> None:
     assert kv.usage().used == 9 + 5
     stop(kv, request)
     assert kv.usage().free == 5 * BLOCK
+
+
+def test_a_state_counts_the_blocks_it_is_in_even_where_memory_is_set_aside_for_tokens_to_come() -> None:
+    """Six blocks are set aside for 24 tokens, 5 of which are computed: the state is in the last two of its own, and the
+    four before them, which will never be, hold nothing. Seen with schedulers that reserve whole requests: 17 tokens
+    used less than nothing."""
+    kv = hybrid(20, None, STATE_WINDOW)
+    request = Request(0, "long", 5, 19, 0)
+    kv.admit(request, MISS, 5, 19)
+    request.state, request.num_computed_tokens = State.RUNNING, 5
+    kv.held_tokens += 5
+    assert kv.tables[request] == [[1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 7, 8]]
+    kv.check_integrity()
+    assert kv.usage().used == 5 + 2 * BLOCK
+    assert kv.usage().internal == 24 - 5

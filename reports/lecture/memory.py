@@ -1,0 +1,67 @@
+"""Where KV memory goes, and what it saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from servesim.reports.claims.figures import Bars, Curve, Lines
+from servesim.run.simulate import simulate
+
+KINDS = {
+    "longest, reserved": "contiguous:reservation=max",
+    "power of two": "contiguous:reservation=pow2",
+    "length known": "contiguous:reservation=oracle",
+    "paged": "paged",
+}
+PROMPT = 2048
+COMMON = (0, 256, 512, 1024, 1536, 1920)
+
+
+def reservation(machine: dict[str, Any]) -> Bars:
+    """Serve one load under each way to hand out memory: what is filled, held in vain, and lost."""
+    rows = {}
+    batches = {}
+    for label, kv in KINDS.items():
+        summary = simulate(
+            **machine,
+            trace="synth:rate=1,prompt=lognormal(p50=160,p95=400),output=lognormal(p50=120,p95=400)",
+            rate=float("inf"),
+            requests=400,
+            kv=kv,
+            engine={"num_gpu_blocks": 2049, "max_model_len": 2048},
+            intervals=False,
+        ).summary
+        shares = (summary["kv"][f"{part}_share"] for part in ("used", "internal", "external"))
+        rows[label] = [100 * share for share in shares]
+        batches[label] = summary["engine"]["batch_size"]["mean"]
+    first, last = list(KINDS)[0], list(KINDS)[-1]
+    caption = (
+        f"Memory of 32,768 tokens. Reserving the longest request there may be holds {batches[first]:.0f} requests at a "
+        f"time; pages of 16 tokens hold {batches[last]:.0f}."
+    )
+    series = ("filled", "reserved and empty", "lost between")
+    return Bars("reservation", "Where KV memory goes", caption, "% of the memory", rows, series, caption=caption)
+
+
+def prefixes(machine: dict[str, Any]) -> Lines:
+    """Serve prompts that begin alike, with and without a prefix cache."""
+    curves = []
+    for label, kv in (("without a prefix cache", "paged"), ("with one", "prefix-hash")):
+        found = []
+        for tokens in COMMON:
+            summary = simulate(
+                **machine,
+                trace=f"synth:rate=8,prompt={PROMPT},output=64",
+                requests=160,
+                kv=kv,
+                intervals=False,
+                **({"shape": f"share:tokens={tokens},groups=4"} if tokens else {}),
+            ).summary
+            found.append(summary["latency_ms"]["ttft"]["mean"])
+        curves.append(Curve(label, COMMON, found))
+    without, cached = curves[0].y[-1], curves[1].y[-1]
+    caption = (
+        f"Prompts of {PROMPT:,} tokens, 8 a second, in four groups. Where {COMMON[-1]:,} tokens are shared the mean time to "
+        f"first token is {cached:.0f} ms with a prefix cache, {without:.0f} ms without."
+    )
+    return Lines("prefixes", "A shared prefix", caption, "tokens in common", "mean TTFT, ms", curves, caption=caption)

@@ -1,0 +1,43 @@
+"""The page of `servesim lecture`: eight figures, each under the question it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from servesim.errors import UserError
+from servesim.reports.files import refuse_foreign, writing
+from servesim.reports.lecture import SLIDES
+from servesim.reports.page import Block, Page, Section
+from servesim.reports.svg import Drawing
+from servesim.reports.words import gpu_of, name_of
+
+PAGE = "lecture.html"
+
+
+def lecture_page(drawings: Mapping[str, Drawing], model: str, gpu: str) -> Page:
+    """Return the page of the figures that `servesim.lecture` returns."""
+    sections = [
+        Section(slide.question, [Block("drawing", "", replace(drawings[slide.name], wide=True))], f"on-{slide.name}")
+        for slide in SLIDES
+    ]
+    subtitle = f"{name_of(model)} on {gpu_of(gpu)}, simulated"
+    return Page(
+        "experiment", "lecture", "Serving in eight figures", subtitle, values={"tiles": [], "sections": sections}
+    )
+
+
+def write(out: Path, drawings: Mapping[str, Drawing], model: str, gpu: str) -> None:
+    """Write the page and an SVG file for each figure into a directory; UserError where files there are not ours."""
+    files = {out / f"{name}.svg": drawing.to_svg() for name, drawing in drawings.items()}
+    files[out / PAGE] = lecture_page(drawings, model, gpu).html()
+    for path in files:
+        refuse_foreign(path)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {error.strerror}") from error
+    for path, text in files.items():
+        with writing(path) as file:
+            file.write(text)
