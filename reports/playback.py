@@ -1,8 +1,8 @@
 """What lies where in KV memory, step by step: a small run in reference mode, watched block by block.
 
 Any allocator can be watched that has `tables`: the units of memory (numbers from 0 to `num_blocks`, each of
-`block_size` tokens) of every request, in the order of its tokens; a prefix cache, `cached()` besides: lists of the units
-that can be found by their content.
+`block_size` tokens) of every request, in the order of its tokens; a prefix cache, `cached()` besides: lists of the
+units that can be found by their content.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Playback:
 
 
 def play(settings: Mapping[str, Any], label: str = "") -> Playback:
-    """Run a scenario and watch its memory. UserError where that is too large to be drawn (MOST_CELLS, MOST_REQUESTS), of
-    several replicas, or of an allocator without `tables`."""
+    """Run a scenario and watch its memory. UserError where that is too large to be drawn (MOST_CELLS, MOST_REQUESTS),
+    of several replicas, or of an allocator without `tables`."""
     watch = Watch()
     result = simulate(**{**settings, "mode": "reference"}, intervals=False, on_ready=watch.attach)
     run = Run(result)

@@ -12,7 +12,6 @@ from markupsafe import Markup
 from servesim.reports.figures.axes import clock
 from servesim.reports.page import Page
 from servesim.reports.playback import CACHED, FREE, Cells, Playback
-from servesim.reports.run import Run
 from servesim.reports.svg import INK, SERIES, Drawing, wide
 from servesim.reports.words import count, gpu_of, name_of, percent, seconds
 
@@ -74,7 +73,7 @@ def _panel(i: int, play: Playback) -> dict[str, Any]:
 
 def _legend(play: Playback) -> tuple[tuple[str, str], ...]:
     """Return (colour, meaning) of the grid."""
-    found = (("blue", "held by the request whose number is inside"),)
+    found: tuple[tuple[str, str], ...] = (("blue", "held by the request whose number is inside"),)
     if any((frame.cells == CACHED).any() for frame in play.frames):
         found += (("slate", "cached: held by none, and found by its content"),)
     return found

@@ -70,7 +70,7 @@ def fleet(run: Run) -> Drawing | None:
         grid[-1].set_xlabel(f"{name} since the first arrival")
         figure.subplots_adjust(left=0.135 if narrow else 0.05, right=0.985, top=0.95, bottom=0.1, hspace=0.34)
 
-    most = {words: int(round(float(counts[state].max()))) for state, _, words in shown}
+    most = {words: round(float(counts[state].max())) for state, _, words in shown}
     alt = "Replicas over time, at most " + ", ".join(f"{n} {words}" for words, n in most.items()) + "."
     height = 260 + (34 + 13 * len(found) if single else 0)
     legend = (("blue", "arrivals"), *((colour, words) for _, colour, words in shown))

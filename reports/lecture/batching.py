@@ -39,8 +39,8 @@ def slots(machine: dict[str, Any]) -> Spans:
         idle[label] = 1 - float((end - begin).sum()) / (PLACES * float(end.max() - begin.min()))
     caption = (
         f"{4 * PLACES} requests, {PLACES} places. Static batches wait for their longest answer: places are idle "
-        f"{percent(idle['static'])} of the time, and all is done after {ends['static']:.1f} s; continuous batching gives "
-        f"a place to the next request at once: {percent(idle['continuous'])}, {ends['continuous']:.1f} s."
+        f"{percent(idle['static'])} of the time, and all is done after {ends['static']:.1f} s; continuous batching "
+        f"gives a place to the next request at once: {percent(idle['continuous'])}, {ends['continuous']:.1f} s."
     )
     series = ("producing tokens", "held, and idle")
     return Spans("batching", "Places of a batch", caption, "seconds", rows, series, caption)
@@ -69,8 +69,8 @@ def chunks(machine: dict[str, Any]) -> Lines:
         first.append(float((waits.first_token_ns - waits.arrival_ns).to_numpy()[len(short) :].mean() / 1e6))
     caption = (
         f"32 answers under way, six prompts of 6,000 tokens. In chunks of {BUDGETS[0]} no token is more than "
-        f"{gaps[0]:.0f} ms late and a long prompt takes {first[0]:.0f} ms; in chunks of {BUDGETS[-1]:,} the longest gap is "
-        f"{gaps[-1]:.0f} ms and the prompt takes {first[-1]:.0f} ms."
+        f"{gaps[0]:.0f} ms late and a long prompt takes {first[0]:.0f} ms; in chunks of {BUDGETS[-1]:,} the longest "
+        f"gap is {gaps[-1]:.0f} ms and the prompt takes {first[-1]:.0f} ms."
     )
     curves = [Curve("longest gap between tokens", BUDGETS, gaps), Curve("first token of a long prompt", BUDGETS, first)]
     return Lines(

@@ -36,8 +36,9 @@ def knee(machine: dict[str, Any]) -> Lines:
     bend = knee_of(kept, median, stable)
     marks = [(bend, "knee")] if bend is not None else []
     caption = (
-        f"From {kept[0]:g} to {kept[-1]:g} requests/s the median time to first token goes from {median[0] * 1e3:.0f} ms to "
-        f"{median[-1]:.1f} s: below the knee it hardly moves, and beyond it the queue grows as long as requests come."
+        f"From {kept[0]:g} to {kept[-1]:g} requests/s the median time to first token goes from "
+        f"{median[0] * 1e3:.0f} ms to {median[-1]:.1f} s: below the knee it hardly moves, and beyond it the queue "
+        "grows as long as requests come."
     )
     curves = [Curve("median", kept, median), Curve("p99", kept, tail)]
     return Lines(
@@ -79,12 +80,12 @@ def drafts(machine: dict[str, Any]) -> Lines:
         curves.append(Curve(label, USERS, gains))
     best, worst = curves[1].y[0], curves[1].y[-1]
     caption = (
-        f"Drafts that EAGLE-3 would make, accepted as it was measured. Five of them give {best:.2f} x the tokens/s to one "
-        f"user and {worst:.2f} x to {USERS[-1]}: what was idle while weights were read is not idle any more."
+        f"Drafts that EAGLE-3 would make, accepted as it was measured. Five of them give {best:.2f} x the tokens/s to "
+        f"one user and {worst:.2f} x to {USERS[-1]}: what was idle while weights were read is not idle any more."
     )
     return Lines(
-        "drafts", "Speculation and batch size", caption, "users at once", "tokens/s over those without drafts", curves, "x",
-        level=(1.0, "as fast as without"), caption=caption,
+        "drafts", "Speculation and batch size", caption, "users at once", "tokens/s over those without drafts", curves,
+        "x", level=(1.0, "as fast as without"), caption=caption,
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def reservation(machine: dict[str, Any]) -> Bars:
         shares = (summary["kv"][f"{part}_share"] for part in ("used", "internal", "external"))
         rows[label] = [100 * share for share in shares]
         batches[label] = summary["engine"]["batch_size"]["mean"]
-    first, last = list(KINDS)[0], list(KINDS)[-1]
+    first, last = next(iter(KINDS)), list(KINDS)[-1]
     caption = (
         f"Memory of 32,768 tokens. Reserving the longest request there may be holds {batches[first]:.0f} requests at a "
         f"time; pages of 16 tokens hold {batches[last]:.0f}."
@@ -49,19 +49,20 @@ def prefixes(machine: dict[str, Any]) -> Lines:
     for label, kv in (("without a prefix cache", "paged"), ("with one", "prefix-hash")):
         found = []
         for tokens in COMMON:
+            shared: dict[str, Any] = {"shape": f"share:tokens={tokens},groups=4"} if tokens else {}
             summary = simulate(
                 **machine,
                 trace=f"synth:rate=8,prompt={PROMPT},output=64",
                 requests=160,
                 kv=kv,
                 intervals=False,
-                **({"shape": f"share:tokens={tokens},groups=4"} if tokens else {}),
+                **shared,
             ).summary
             found.append(summary["latency_ms"]["ttft"]["mean"])
         curves.append(Curve(label, COMMON, found))
     without, cached = curves[0].y[-1], curves[1].y[-1]
     caption = (
-        f"Prompts of {PROMPT:,} tokens, 8 a second, in four groups. Where {COMMON[-1]:,} tokens are shared the mean time to "
-        f"first token is {cached:.0f} ms with a prefix cache, {without:.0f} ms without."
+        f"Prompts of {PROMPT:,} tokens, 8 a second, in four groups. Where {COMMON[-1]:,} tokens are shared the mean "
+        f"time to first token is {cached:.0f} ms with a prefix cache, {without:.0f} ms without."
     )
     return Lines("prefixes", "A shared prefix", caption, "tokens in common", "mean TTFT, ms", curves, caption=caption)

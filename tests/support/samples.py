@@ -11,11 +11,12 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "reports" / "samples"
 AZURE = "--trace preset:azure-conv-2023 --requests 400 --model llama-3.1-8b"
+SLO = "--slo ttft:500,tpot:50"
 TOY = "--trace synth:rate=60,prompt=lognormal(p50=80,p95=200),output=lognormal(p50=60,p95=200) --requests 24"
 COMMANDS = {
-    "compare": f"compare {AZURE} --gpu h200 --rate 8 --scheduler vllm,sarathi --replicates 3 --slo ttft:500,tpot:50 --out DIR",
-    "sweep": f"sweep {AZURE} --gpu h100,h200 --rate 4,8,16 --slo ttft:500,tpot:50 --out DIR",
-    "capacity": f"capacity {AZURE} --gpu h100,l40s --slo ttft:500,tpot:50 --replicates 2 --out DIR",
+    "compare": f"compare {AZURE} --gpu h200 --rate 8 --scheduler vllm,sarathi --replicates 3 {SLO} --out DIR",
+    "sweep": f"sweep {AZURE} --gpu h100,h200 --rate 4,8,16 {SLO} --out DIR",
+    "capacity": f"capacity {AZURE} --gpu h100,l40s {SLO} --replicates 2 --out DIR",
     "size": "size llama-3.1-8b qwen3-14b --gpu l40s,h100,h200 --out DIR/report.html",
     "policies": "policies --out DIR/report.html",
     "play": f"play {TOY} --model llama-3.2-1b --gpu h100 --kv contiguous,paged --engine.num-gpu-blocks 97 "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def test_an_autoscaler_s_replicas_start_serve_drain_and_go() -> None:
     assert len(found) > 1
     assert all(life[0][2] in ("ready", "starting") for life in found if life)
     for life in found:
-        assert all(a[1] == b[0] for a, b in zip(life, life[1:], strict=False)), "no time between two states"
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(life)), "no time between two states"
     drawn = fleet(run)
     assert drawn is not None
     assert "starting" in drawn.alt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def test_static_batches_hold_places_in_vain_and_continuous_ones_do_not() -> None
     assert idle["static"] > 0
     for spans in figure.rows.values():
         inside = sorted((begin, end) for begin, end, _ in spans)
-        assert all(a[1] <= b[0] + 1e-9 for a, b in zip(inside, inside[1:], strict=False)), "one request at a time"
+        assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(inside)), "one request at a time"
     ends = {kind: max(end for row, spans in figure.rows.items() if row.startswith(kind) for _, end, _ in spans)
             for kind in ("static", "continuous")}  # fmt: skip
     assert f"{ends['static']:.1f} s" in figure.caption
