@@ -55,6 +55,7 @@ class Sglang(Scheduler):
                 f"scheduler {self.name}: chunked_prefill_size={self.chunk_size} is less than a page of kv {kv.name}, "
                 f"{kv.block_size} tokens: no prompt longer than it would ever run"
             )
+        self._page, self._groups = kv.block_size, len(kv.memory.windows) if kv.grouped else 1
         self.batch: list[Request] = []  # decoding; may hold requests that have ended since it last ran
         self._ended = False  # whether it may
         self.last: list[Request] = []  # of the last prefill batch, until it joins `batch`
@@ -268,7 +269,7 @@ class Sglang(Scheduler):
         if left:
             held = self.full and len(left) == before and not self._rules.enable_priority_scheduling
             alone = self.chunked is None and (held if self.waiting else not self.full) and not self._decodes_due
-            free = len(left) * self.kv.block_size
+            free = len(left) * self._page * self._groups
             steps = NO_END if alone and not self._unread else 1
             left = ctx.decode(left, len(left), free=free, steps=steps, overrun=True)
             if len(left) < len(self.batch):  # there is a page for each
@@ -288,7 +289,7 @@ class Sglang(Scheduler):
 
     def _extend(self, ctx: PlanContext, requests: Sequence[Request]) -> None:
         for request in requests:
-            if self._wants(request):
+            if request not in ctx.plan.tokens and self._wants(request):
                 ctx.extend(request, 1)
 
     def _wants(self, request: Request) -> bool:
@@ -311,16 +312,16 @@ class Sglang(Scheduler):
             self._retract(ctx, keep.pop())
             self.kv.evict(len(keep) * RETRACT_DECODE_STEPS)
         self.batch = keep
-        if len(keep) == 1 and self._needed(keep) > self.kv.usage().free:
-            self._give_up(ctx, keep[0])
+        if len(keep) == 1 and self._needed(keep) > self.kv.usage().free and not ctx.extend(keep[0], 1):
+            self._give_up(ctx, keep[0])  # where groups of layers have windows, these may give pages back just now
         self._ratio = self.ratio_after_retraction(self.batch)
         self._decays = 0
         return False
 
     def _needed(self, requests: Iterable[Request]) -> int:
-        """Tokens in the pages that one more token of each takes."""
+        """Tokens in the pages that one more token of each takes, one for each group of layers."""
         slots = self.kv.slots
-        return self.kv.block_size * sum(self._wants(r) and slots(r) <= r.num_computed_tokens for r in requests)
+        return self._page * self._groups * sum(self._wants(r) and slots(r) <= r.num_computed_tokens for r in requests)
 
     def retraction_order(self, requests: Iterable[Request]) -> list[Request]:
         """From the one that is kept longest to the one that is retracted first."""

@@ -146,3 +146,26 @@ def test_a_waiter_of_much_higher_priority_takes_the_place_of_a_running_one() -> 
     requests = requests_of(sglang(trace, max_num_seqs=2, params=params))
     assert [requests[i]["num_preemptions"] for i in range(3)] == [1, 0, 0]
     assert requests[2]["finished_ns"] < requests[0]["finished_ns"]
+
+
+@pytest.mark.parametrize("mode", ["fast", "reference"])
+def test_a_decode_beside_a_prompt_under_way_gets_on_or_is_given_up_where_each_group_of_layers_takes_a_page(
+    mode: str,
+) -> None:
+    """Two prompts of 60 tokens in chunks of 16, up to 48 tokens more, in 17 pages of four groups: with one page left the
+    first needs four for its next token and the second for its next chunk. Neither got one, and nothing was planned any
+    more."""
+    trace = toy_trace([0, 10_000], [60, 60], [48, 48])
+    params = {"chunked_prefill_size": 16, "prefill_decode_interval": 2}
+    world = World(
+        trace,
+        "hybrid",
+        18,
+        windows=(None, 2, 2, 2),
+        scheduler="sglang",
+        scheduler_params=params,
+        max_model_len=108,
+        cost=ToyCost(fixed=1, token=100, context=0),
+    )
+    rows = world.run(mode, check=True).recorder.requests.array()
+    assert len(rows) == 2
