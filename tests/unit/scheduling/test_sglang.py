@@ -152,7 +152,7 @@ def test_a_waiter_of_much_higher_priority_takes_the_place_of_a_running_one() -> 
 def test_a_decode_beside_a_prompt_under_way_gets_on_or_is_given_up_where_each_group_of_layers_takes_a_page(
     mode: str,
 ) -> None:
-    """Two prompts of 60 tokens in chunks of 16, up to 48 tokens more, in 17 pages of four groups: with one page left the
+    """Two prompts of 60 tokens in chunks of 16, 48 tokens more, in 17 pages of four groups: with one page left the
     first needs four for its next token and the second for its next chunk. Neither got one, and nothing was planned any
     more."""
     trace = toy_trace([0, 10_000], [60, 60], [48, 48])
