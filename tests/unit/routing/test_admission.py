@@ -99,11 +99,42 @@ def test_a_tenant_that_comes_late_is_served_after_the_turn_that_is_on() -> None:
     assert router.queue_key(request(3, "b")) == (0, 1)
 
 
+def test_what_would_wait_too_long_by_the_speed_seen_so_far_is_refused_at_once() -> None:
+    """Two prompts of 100 tokens took 1 s each: 100 tokens/s. With 100 tokens ahead of it one of 150 would take 2.5 s."""
+    router: Any = router_of("early-rejection", 1, ttft_s=2)
+    now = 0
+    router.clock = lambda: now
+    for row in range(2):
+        assert ask(router, Request(row, str(row), 100, 1, 0)) == 0, "nothing is known yet, or nothing waits"
+        now += SECOND
+        router.on_prefill_done(Request(row, str(row), 100, 1, 0), 0)
+        now += SECOND  # idle: does not count
+    ahead = Request(2, "2", 100, 1, 0)
+    assert ask(router, ahead) == 0
+    assert router.predicted_ns(Request(3, "3", 150, 1, 0), 0) == 2.5 * SECOND
+    assert ask(router, Request(3, "3", 150, 1, 0)) == Reject(429)
+    assert ask(router, Request(4, "4", 100, 1, 0)) == 0
+    assert router.backlog == [200]
+    router.on_finish(ahead, 0, "failed")
+    assert router.backlog == [100], "what is lost does not wait"
+
+
+def test_early_rejection_keeps_the_first_tokens_of_those_served_in_time_under_overload() -> None:
+    load: dict[str, Any] = {"trace": "synth:rate=60,prompt=2000,output=20", "requests": 300, "slo": {"ttft": 2000}}
+    machine = {"model": "llama-3.1-8b", "gpu": "h100", "intervals": False}
+    plain = servesim.simulate(**load, **machine, router="least-requests")
+    early = servesim.simulate(**load, **machine, router="early-rejection:ttft_s=2")
+    assert plain.summary["latency_ms"]["ttft"]["p99"] > 4000
+    assert early.summary["latency_ms"]["ttft"]["p99"] < 3000
+    assert early.summary["goodput"]["good_requests"] > 1.5 * plain.summary["goodput"]["good_requests"]
+
+
 @pytest.mark.parametrize(
     ("name", "params"),
     [
         ("concurrency-limit", {"max_concurrent_requests": 0}),
         ("concurrency-limit", {"queue_timeout_s": -1}),
+        ("early-rejection", {"ttft_s": -1}),
         ("llm-d-flow-control", {"queue_depth": 0}),
         ("llm-d-flow-control", {"fairness": "vtc"}),
     ],
