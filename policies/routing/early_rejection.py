@@ -1,9 +1,9 @@
 """Any router behind a prediction: what would get its first token too late is refused at once.
 
-After Mooncake's early rejection (Qin et al., FAST 2025, section 6), which refuses by the load that it predicts for prefill
-and decode against their limits. Here the time to first token alone is predicted, from what a router sees by itself: the
-prompt tokens that the chosen replica has not computed yet, over the prompt tokens/s at which replicas have computed
-theirs while they had any.
+After Mooncake's early rejection (Qin et al., FAST 2025, section 6), which refuses by the load that it predicts for
+prefill and decode against their limits. Here the time to first token alone is predicted, from what a router sees by
+itself: the prompt tokens that the chosen replica has not computed yet, over the prompt tokens/s at which replicas have
+computed theirs while they had any.
 """
 
 from __future__ import annotations

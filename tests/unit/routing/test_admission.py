@@ -100,7 +100,7 @@ def test_a_tenant_that_comes_late_is_served_after_the_turn_that_is_on() -> None:
 
 
 def test_what_would_wait_too_long_by_the_speed_seen_so_far_is_refused_at_once() -> None:
-    """Two prompts of 100 tokens took 1 s each: 100 tokens/s. With 100 tokens ahead of it one of 150 would take 2.5 s."""
+    """Two prompts of 100 tokens took 1 s each: 100 tokens/s. With 100 tokens ahead one of 150 would take 2.5 s."""
     router: Any = router_of("early-rejection", 1, ttft_s=2)
     now = 0
     router.clock = lambda: now
