@@ -14,8 +14,8 @@ MOST_GRIDS = 6
 PLAY_EXAMPLES = """
 \b
 Examples:
-  servesim play --trace synth:rate=40,prompt=lognormal(p50=80,p95=200),output=128 --requests 30 --model llama-3.2-1b
-    --gpu h100 --kv contiguous,paged --engine.num-gpu-blocks 160 --engine.max-model-len 512 -o play.html
+  servesim play scenario.yaml --requests 30 --scheduler static,vllm --engine.num-gpu-blocks 160
+  servesim play scenario.yaml --requests 30 --kv contiguous,paged --engine.num-gpu-blocks 160 --engine.max-model-len 1024
 
 Options may list several values with commas; every combination is one grid, and all share a clock.
 """
