@@ -15,7 +15,7 @@ PLAY_EXAMPLES = """
 \b
 Examples:
   servesim play scenario.yaml --requests 30 --scheduler static,vllm --engine.num-gpu-blocks 160
-  servesim play scenario.yaml --requests 30 --kv contiguous,paged --engine.num-gpu-blocks 160 --engine.max-model-len 1024
+  servesim play scenario.yaml --requests 30 --kv contiguous,paged --engine.num-gpu-blocks 160 --engine.max-model-len 512
 
 Options may list several values with commas; every combination is one grid, and all share a clock.
 """
