@@ -18,7 +18,7 @@ def world(
     arrivals: list[int], prompts: list[int], outputs: list[int], tenants: str, slots: int, **params: Any
 ) -> World:
     trace = toy_trace(arrivals, prompts, outputs)
-    trace = replace(trace, labels={"tenant": np.array(list(tenants))})
+    trace = replace(trace, labels={"tenant": tuple(tenants)})
     return World(
         trace, "paged", 400, scheduler="vtc", scheduler_params=params, max_num_seqs=slots, max_model_len=400,
         max_num_batched_tokens=64, cost=ToyCost(fixed=1000, token=10, context=0),
