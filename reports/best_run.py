@@ -8,7 +8,7 @@ from servesim.errors import UserError
 from servesim.reports.drawings import RUN
 from servesim.reports.experiment import Experiment
 from servesim.reports.page import Block, Section
-from servesim.reports.run_page import operators_table
+from servesim.reports.run_tables import operators_table
 from servesim.reports.slowest import slowest
 from servesim.reports.svg import Drawing
 

@@ -21,10 +21,12 @@ from servesim.reports.figures.fleet import fleet
 from servesim.reports.figures.gantt import gantt
 from servesim.reports.figures.latency import cdf
 from servesim.reports.figures.operators import operators
+from servesim.reports.figures.queues import queue_by
 from servesim.reports.figures.replicas import by_replica
 from servesim.reports.figures.roofline import roofline
 from servesim.reports.figures.speculation import by_position, over_time
 from servesim.reports.figures.timeline import memory_map, timeline
+from servesim.reports.figures.views import router_view
 from servesim.reports.page import EXPERIMENTS
 from servesim.reports.run import Run
 from servesim.reports.svg import Drawing
@@ -40,9 +42,12 @@ Window = tuple[float, float] | None
 RUN: dict[str, Callable[[Run, Window], Drawing | None]] = {
     "latency_cdf": lambda run, _: cdf(run),
     "timeline": lambda run, _: timeline(run),
+    "queue_class": lambda run, _: queue_by(run, "class"),
+    "queue_tenant": lambda run, _: queue_by(run, "tenant"),
     "kv_memory": lambda run, _: memory_map(run),
     "gantt": gantt,
     "replicas": lambda run, _: by_replica(run),
+    "router_view": lambda run, _: router_view(run),
     "fleet": lambda run, _: fleet(run),
     "operators": lambda run, _: operators(run, run.priced) if run.priced is not None else None,
     "roofline": lambda run, _: _roofline(run),

@@ -29,6 +29,7 @@ class Run:
         requests, steps = result.requests, result.steps
         self.names: list[str] | None = requests["name"].tolist() if "name" in requests else None
         self.requests = {str(c): requests[c].to_numpy() for c in requests if requests[c].dtype.kind in "if"}
+        self.labels = {kind: requests[kind].to_numpy(dtype=object) for kind in ("class", "tenant") if kind in requests}
         self.steps: dict[str, Column] = {str(c): steps[c].to_numpy() for c in steps}
         self.done = self.requests["state"] == State.FINISHED
 
@@ -74,7 +75,11 @@ class Run:
     @cached_property
     def waiting(self) -> Series:
         """Mean number of requests that had not been scheduled yet."""
-        kept = self.requests["state"] != State.REJECTED
+        return self.waiting_of(np.ones(len(self.done), bool))
+
+    def waiting_of(self, rows: NDArray[np.bool_]) -> Series:
+        """Return the mean number of these requests (a mask) that had not been scheduled yet."""
+        kept = rows & (self.requests["state"] != State.REJECTED)
         arrival, scheduled = self.requests["arrival_ns"][kept], self.requests["scheduled_ns"][kept]
         return self.present(arrival, np.where(scheduled < 0, self.requests["finished_ns"][kept], scheduled))
 

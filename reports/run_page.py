@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from servesim.cli.summary import LATENCIES, bars_text, propagated_text
+from servesim.cli.summary import bars_text, propagated_text
 from servesim.errors import UserError
 from servesim.reports.drawings import RUN
-from servesim.reports.page import Alert, Page, Share, Table
+from servesim.reports.page import Alert, Page, Share
 from servesim.reports.priced import Priced
 from servesim.reports.run import Run
+from servesim.reports.run_tables import groups_table, latency_table, operators_table, replicas_table
 from servesim.reports.slowest import slowest
 from servesim.reports.words import count, gpu_of, name_of, number, percent, seconds, time_ms
 from servesim.run.pace import rate_words
@@ -46,8 +47,8 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
         unpriced = f"Steps are not broken down by operator: {error}."
     groups = {
         "latency": ("latency_cdf",),
-        "time": ("timeline", "kv_memory", "gantt"),
-        "replicas": ("fleet", "replicas"),
+        "time": ("timeline", "queue_class", "queue_tenant", "kv_memory", "gantt"),
+        "replicas": ("fleet", "replicas", "router_view"),
         "cost": ("operators", "roofline") if priced is not None else (),
         "speculation": ("acceptance", "drafts"),
     }
@@ -69,6 +70,7 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
             "operators": operators_table(priced) if priced else None,
             "origins": _origins(run),
             "origin_notes": [*_cost_notes(run), *([unpriced] if unpriced else [])],
+            "groups": [table for kind in ("class", "tenant") if (table := groups_table(run, kind)) is not None],
             "replicas": replicas_table(run),
             "slowest": slowest(run),
             "facts": _facts(run),
@@ -195,59 +197,6 @@ def tiles(run: Run) -> list[dict[str, Any]]:
 def _utilization(engine: dict[str, Any]) -> str:
     known = [f"{name.upper()} {percent(engine[name])}" for name in ("mfu", "mbu") if engine[name] is not None]
     return ", ".join(known) or f"{engine['steps']:,} steps"
-
-
-def latency_table(run: Run) -> Table:
-    """Return statistics of every latency."""
-    columns = ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")
-    rows = []
-    for key, label in LATENCIES:
-        stats = run.summary["latency_ms"][key]
-        cells = [time_ms(stats[c]) for c in columns] if stats else ["–"] * len(columns)
-        rows.append((label, *cells))
-    return Table("Latency", ("", *columns), rows)
-
-
-def replicas_table(run: Run) -> Table | None:
-    """Return the load of each replica, of a cluster; each name of a pool where there are several."""
-    found = run.summary.get("replicas") or []
-    if len(found) < 2:
-        return None
-    pools = len({one["pool"] for one in found}) > 1
-    rows = [
-        (
-            f"{one['replica']}" + (f", {one['pool']}" if pools else ""),
-            f"{one['requests']:,}",
-            f"{one['output_tokens']:,}",
-            percent(one["busy_share"]),
-            percent(one["hit_rate"]),
-            time_ms(one["queue_ms"]),
-            percent(one["kv_used_share"]),
-            percent(one["kv_peak_share"]),
-            seconds(one["up_s"]),
-        )
-        for one in found
-    ]
-    columns = (
-        "replica",
-        "requests",
-        "output tokens",
-        "GPU busy",
-        "hit rate",
-        "mean queue time",
-        "KV, mean",
-        "KV, peak",
-        "up",
-    )
-    return Table("Replicas", columns, rows)
-
-
-def operators_table(priced: Priced) -> Table:
-    """Return the operators that take the longest."""
-    found = priced.operators()
-    total = sum(found.values())
-    rows = [(name.replace("_", " "), percent(ns / total), seconds(ns / 1e9)) for name, ns in list(found.items())[:9]]
-    return Table("Costliest operators", ("operator", "share", "time"), rows)
 
 
 def _origins(run: Run) -> list[Share]:

@@ -12,7 +12,8 @@ from markupsafe import Markup
 from servesim.reports.export import one_run
 from servesim.reports.page import EXPERIMENTS, Alert, Page, Section, Table
 from servesim.reports.run import Run
-from servesim.reports.run_page import alerts, chips, latency_table, subtitle, tiles, title
+from servesim.reports.run_page import alerts, chips, subtitle, tiles, title
+from servesim.reports.run_tables import latency_table
 
 
 def write(folder: Path, file: TextIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -54,8 +55,8 @@ def print_summary(result: Result, out: Path | None) -> None:
     console.print(_latency_table(summary["latency_ms"]))
     console.print(_figures(summary))
     for kind in ("class", "tenant"):
-        if rows := summary.get(f"{kind}es" if kind == "class" else "tenants"):
-            console.print(_group_table(kind, rows))
+        if (groups := groups_of(summary, kind)) is not None:
+            console.print(_group_table(kind, groups, summary))
     if summary["stability"]["unstable"]:
         console.print(
             "UNSTABLE: the queue was still growing when arrivals ended; latencies depend on the trace's length.",
@@ -86,16 +87,23 @@ def _checked(result: Result) -> str:
 
 
 MOST_GROUPS = 12
+UNNAMED = "(none)"
 
 
-def _group_table(kind: str, figures: dict[str, Any]) -> Table:
-    """Classes or tenants, those with most requests first."""
-    groups = sorted(figures["classes" if kind == "class" else "tenants"].items(), key=lambda item: -item[1]["arrived"])
+def groups_of(summary: Mapping[str, Any], kind: str) -> list[tuple[str, dict[str, Any]]] | None:
+    """Return name and figures of each class or tenant (`kind`), those with most requests first; None without labels."""
+    key = "classes" if kind == "class" else "tenants"
+    if key not in summary:
+        return None
+    return sorted(summary[key][key].items(), key=lambda item: -int(item[1]["arrived"]))
+
+
+def _group_table(kind: str, groups: list[tuple[str, dict[str, Any]]], summary: Mapping[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in (kind, "requests", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "within SLO"):
         table.add_column(column, justify="left" if column == kind else "right")
     for name, group in groups[:MOST_GROUPS]:
-        cells = [name or "(none)", f"{group['arrived']:,}"]
+        cells = [name or UNNAMED, f"{group['arrived']:,}"]
         for metric in ("ttft", "tpot"):
             stats = group["latency_ms"][metric]
             cells += [number(stats[p]) if stats else "" for p in ("p50", "p99")]
@@ -103,8 +111,8 @@ def _group_table(kind: str, figures: dict[str, Any]) -> Table:
         table.add_row(*cells, percent(goodput["slo_attainment"]) if goodput else "")
     if len(groups) > MOST_GROUPS:
         table.add_row(f"and {len(groups) - MOST_GROUPS} more")
-    if "jain_index" in figures:
-        said = ", ".join(f"{key} {number(value)}" for key, value in figures["jain_index"].items())
+    if kind == "tenant":
+        said = ", ".join(f"{key} {number(value)}" for key, value in summary["tenants"]["jain_index"].items())
         table.caption, table.caption_justify = f"Jain's fairness index: {said}", "left"
     return table
 

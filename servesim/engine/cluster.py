@@ -267,6 +267,8 @@ class Cluster:
             self.num_arrived -= 1
             return
         request.replica = index
+        if self.reporting is not None:
+            self.reporting.sent(request, index)
         if self.telling.sent:
             self.router.on_sent(request, index)
         if self.scaling is not None:

@@ -105,6 +105,8 @@ class Handoff(ABC):
         leg = request.leg = leg_of(request)
         leg.replica = request.replica = prefill
         passage = self.passages[request] = Passage(request, output_len, leg, prefill, decode)
+        if self.cluster.reporting is not None:
+            self.cluster.reporting.sent(request, prefill)
         if self.cluster.telling.sent:
             self.cluster.router.on_sent(leg, prefill)
         self.started(passage)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from functools import partial
 from typing import TYPE_CHECKING
 
 from simpy.events import Event
 
+from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaState, Report, Role, Views, life
 from servesim.engine.clock import REPORT
 from servesim.engine.replica import Replica
@@ -92,6 +94,10 @@ class Reporting:
         self._every, self._lag = every, lag
         self._tells = "on_report" in life(cluster.router)
         self._idle = 0
+        self._keeps = not cluster.router.blind
+        self.sendings = array("q")
+        """Of each sending by a router that looks at views: the request's row, how many requests its replica had by the
+        last report, and how many it has."""
         self._reported: list[Reported] = []
         cluster.fleet.view = self._view
         cluster.fleet.views = Views([self._view(replica) for replica in cluster.replicas])
@@ -100,6 +106,13 @@ class Reporting:
     def _view(self, replica: Replica) -> Reported:
         self._reported.append(Reported(replica))
         return self._reported[-1]
+
+    def sent(self, request: Request, index: int) -> None:
+        """Keep what the router saw of the replica to which it sends a request, and what is there."""
+        if self._keeps:
+            seen = self._reported[index]
+            there = self._cluster.replicas[index].core.num_unfinished
+            self.sendings.extend((request.row, seen.num_waiting + seen.num_running, there))
 
     def start(self) -> None:
         """Report for the first time; to be called once, before the clock runs."""

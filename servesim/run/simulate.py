@@ -37,6 +37,7 @@ from servesim.run.speculation import figures as speculation_figures
 from servesim.run.stages import stage_columns, stages
 from servesim.run.step_requests import StepRequests, check_step_requests
 from servesim.run.trace_source import OBJECT
+from servesim.run.views import sendings_of, view_columns, view_figures
 from servesim.workload.trace import Trace
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ def simulate(
         records.close(handoff)
         if handoff is not None:
             records.add_columns(stage_columns(handoff, records.table["row"].to_numpy()))
+        if setup.stream is None and (seen := sendings_of(cluster)):
+            records.add_columns(view_columns(seen, records.table["row"].to_numpy()))
         summary = _summary(setup, records, cluster)
 
         def again(changes: Mapping[str, Any]) -> Result:
@@ -199,6 +202,8 @@ def _summary(setup: Setup, records: Records, cluster: Cluster | None) -> dict[st
         figures |= fleet.figures(records.replicas)
     if cluster is not None and cluster.handoff is not None and isinstance(requests, RequestColumns):
         figures["disaggregation"] = stages(cluster.handoff, requests)
+    if seen := sendings_of(cluster):
+        figures["router_view"] = view_figures(seen)
     if (offload := offload_figures(setup.cores, requests)) is not None:
         figures["offload"] = offload
     tables = setup.cost.tables

@@ -27,12 +27,24 @@ WORKLOAD: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def result() -> Result:
+    """A run that has every figure: drafts, replicas that fail, views with an age, classes and tenants that wait."""
+    n = 60
+    trace = pd.DataFrame(
+        {
+            "arrival_ns": [i * 1_000_000 for i in range(n)],
+            "prompt_len": [400] * n,
+            "output_len": [20 + i % 40 for i in range(n)],
+            "class": ["gold" if i % 3 else "batch" for i in range(n)],
+            "tenant": [f"t{i % 2}" for i in range(n)],
+        }
+    )
     return servesim.simulate(
-        **WORKLOAD,
+        **{**WORKLOAD, "trace": trace},
         speculation="eagle3",
         replicas=2,
+        router="least-requests",
         slo="ttft:50,tpot:10",
-        cluster={"failures": ["crash:replica=0,at=0.1,restart=0.2"]},
+        cluster={"failures": ["crash:replica=0,at=0.1,restart=0.2"], "report_every_s": 0.05},
     )
 
 

@@ -16,6 +16,8 @@ from servesim.run.result import Result
 from tests.unit.reports.test_drawings import WORKLOAD, sweep
 
 pytestmark = pytest.mark.medium
+ABSENT = {"replicas", "fleet", "router_view", "queue_class", "queue_tenant"}
+"""Figures that one replica and a trace without labels do not have."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def test_a_column_of_a_paper_is_filled_and_its_fonts_are_type_42(result: Result,
 def test_a_figure_for_a_paper_is_as_wide_as_its_column_and_nothing_of_it_is_cut_off(
     result: Result, tmp_path: Path
 ) -> None:
-    for name in sorted(set(servesim.figures(result)) - {"replicas", "fleet"}):  # one replica
+    for name in sorted(set(servesim.figures(result)) - ABSENT):
         for width in (3.3, 7.0):
             drawing = result.figure(name)
             drawing.save(tmp_path / "figure.pdf", width=width)

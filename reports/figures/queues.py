@@ -1,0 +1,56 @@
+"""Requests that wait, by class of service and by tenant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from servesim.cli.summary import UNNAMED
+from servesim.reports.figures.axes import clock, thousands
+from servesim.reports.run import Run, Series
+from servesim.reports.svg import INK, SERIES, Drawing, wide
+
+MOST = len(SERIES) - 1
+"""Labels with a colour of their own; all others share the last one."""
+
+
+def queue_by(run: Run, kind: str) -> Drawing | None:
+    """Draw requests waiting over time, stacked by the trace's label `kind` (class or tenant): those that wait longest
+    in all at the bottom. None where there are no two labels, or nothing waited."""
+    labels = run.labels.get(kind)
+    if labels is None or not run.waiting.any():
+        return None
+    known = [str(label) for label in np.unique(labels)]
+    if len(known) < 2:
+        return None
+    waiting = {label: run.waiting_of(labels == label) for label in known}
+    known.sort(key=lambda label: -float(waiting[label].sum()))
+    parts: list[tuple[str, Series]] = [(label or UNNAMED, waiting[label]) for label in known[:MOST]]
+    if others := known[MOST:]:
+        parts.append((f"{len(others)} others", np.sum([waiting[label] for label in others], axis=0)))
+    unit, name = clock(float(run.clock_s[-1]))
+
+    def paint(figure: Any, narrow: bool) -> None:
+        axes = figure.subplots()
+        axes.stackplot(
+            run.clock_s / unit, *[values for _, values in parts], colors=[INK[colour] for colour, _ in legend],
+            alpha=0.8, linewidth=0,
+        )  # fmt: skip
+        axes.set_xlim(0, (run.end_ns - run.begin_ns) / 1e9 / unit)
+        axes.set_ylim(0, max(float(run.waiting.max()) * 1.12, 1))
+        thousands(axes.yaxis)
+        axes.set_xlabel(f"{name} since the first arrival")
+        figure.subplots_adjust(left=0.135 if narrow else 0.05, right=0.985, top=0.96, bottom=0.2 if narrow else 0.19)
+
+    legend = tuple((SERIES[i], label) for i, (label, _) in enumerate(parts))
+    most = ", ".join(f"{values.max():,.0f} of {label}" for label, values in parts)
+    return wide(
+        f"queue_{kind}",
+        f"Waiting requests by {kind}",
+        f"Requests waiting over time by {kind}, at most {most}, each the mean of a three-hundredth of the run.",
+        paint,
+        (250, 250),
+        "Not scheduled yet; means over a three-hundredth of the run each.",
+        legend=legend,
+    )

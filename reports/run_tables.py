@@ -1,0 +1,88 @@
+"""Tables of the page of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from servesim.cli.summary import LATENCIES, MOST_GROUPS, UNNAMED, groups_of
+from servesim.reports.page import Table
+from servesim.reports.priced import Priced
+from servesim.reports.run import Run
+from servesim.reports.words import percent, seconds, time_ms
+
+
+def latency_table(run: Run) -> Table:
+    """Return statistics of every latency."""
+    columns = ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")
+    rows = []
+    for key, label in LATENCIES:
+        stats = run.summary["latency_ms"][key]
+        cells = [time_ms(stats[c]) for c in columns] if stats else ["–"] * len(columns)
+        rows.append((label, *cells))
+    return Table("Latency", ("", *columns), rows)
+
+
+def groups_table(run: Run, kind: str) -> Table | None:
+    """Return the figures of each class or tenant (`kind`), those with most requests first; None without labels."""
+    found = groups_of(run.summary, kind)
+    if found is None:
+        return None
+    rows = [_group_row(name, group) for name, group in found[:MOST_GROUPS]]
+    title = f"By {kind}" + (f", the {MOST_GROUPS} largest of {len(found)}" if len(found) > MOST_GROUPS else "")
+    columns = (kind, "requests", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "within limits")
+    return Table(title, columns, rows)
+
+
+def _group_row(name: str, group: Mapping[str, Any]) -> tuple[str, ...]:
+    stats = [group["latency_ms"][metric] for metric in ("ttft", "tpot")]
+    latencies = [time_ms(one[p]) if one else "–" for one in stats for p in ("p50", "p99")]
+    goodput = group["goodput"]
+    return (
+        name or UNNAMED,
+        f"{group['arrived']:,}",
+        *latencies,
+        percent(goodput["slo_attainment"]) if goodput else "–",
+    )
+
+
+def replicas_table(run: Run) -> Table | None:
+    """Return the load of each replica, of a cluster; each name of a pool where there are several."""
+    found = run.summary.get("replicas") or []
+    if len(found) < 2:
+        return None
+    pools = len({one["pool"] for one in found}) > 1
+    rows = [
+        (
+            f"{one['replica']}" + (f", {one['pool']}" if pools else ""),
+            f"{one['requests']:,}",
+            f"{one['output_tokens']:,}",
+            percent(one["busy_share"]),
+            percent(one["hit_rate"]),
+            time_ms(one["queue_ms"]),
+            percent(one["kv_used_share"]),
+            percent(one["kv_peak_share"]),
+            seconds(one["up_s"]),
+        )
+        for one in found
+    ]
+    columns = (
+        "replica",
+        "requests",
+        "output tokens",
+        "GPU busy",
+        "hit rate",
+        "mean queue time",
+        "KV, mean",
+        "KV, peak",
+        "up",
+    )
+    return Table("Replicas", columns, rows)
+
+
+def operators_table(priced: Priced) -> Table:
+    """Return the operators that take the longest."""
+    found = priced.operators()
+    total = sum(found.values())
+    rows = [(name.replace("_", " "), percent(ns / total), seconds(ns / 1e9)) for name, ns in list(found.items())[:9]]
+    return Table("Costliest operators", ("operator", "share", "time"), rows)
