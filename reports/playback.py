@@ -8,7 +8,7 @@ units that can be found by their content.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -40,6 +40,9 @@ class Frame:
 
     ns: int
     cells: Cells
+    links: dict[int, int] = field(default_factory=dict)
+    """Of a prefix cache, by each cell that has got another content: the cell before it in its sequence (-1: none), in
+    the order of the sequence."""
 
 
 @dataclass
@@ -66,7 +69,7 @@ def play(settings: Mapping[str, Any], label: str = "") -> Playback:
     run = Run(result)
     planned = dict(zip(run.steps["step"].tolist(), run.steps["planned_ns"].tolist(), strict=True))
     empty = Frame(run.begin_ns, np.zeros(watch.num_cells, np.int32))
-    frames = [empty, *(Frame(planned[step], cells) for step, cells in watch.seen)]
+    frames = [empty, *(Frame(planned[step], cells, links) for step, cells, links in watch.seen)]
     frames.append(Frame(run.end_ns, watch.cells()))
     return Playback(label or result.scenario.kv["name"], run, watch.cell_tokens, frames, watch.left_out)
 
@@ -75,8 +78,10 @@ class Watch:
     """Looks at the memory of a run's only replica after every plan."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[int, Cells]] = []
-        """(step, cells)."""
+        self.seen: list[tuple[int, Cells, dict[int, int]]] = []
+        """(step, cells, links)."""
+        self._lengths: dict[Request, int] = {}
+        self._before: dict[int, int] = {}  # by cell, the one before it
         self.left_out = 0
         self.num_cells = self.cell_tokens = self._first = self._units = 0
 
@@ -104,7 +109,7 @@ class Watch:
 
     def _planned(self, step: int, plan: Plan) -> None:
         if len(self.seen) < MOST_STEPS:
-            self.seen.append((step, self.cells()))
+            self.seen.append((step, self.cells(), self._links()))
         else:
             self.left_out += 1
 
@@ -116,6 +121,25 @@ class Watch:
         tables: dict[Request, Any] = self._kv.tables  # type: ignore[attr-defined]
         for request in sorted(tables, key=lambda one: -one.row):  # of those that share a cell it is the first one's
             self._mark(found, request, tables[request])
+        return found
+
+    def _links(self) -> dict[int, int]:
+        """Return what stands before each unit that is new in a table of blocks."""
+        if self._units > 1 or not hasattr(self._kv, "cached"):
+            return {}
+        tables: dict[Request, Any] = self._kv.tables  # type: ignore[attr-defined]
+        found: dict[int, int] = {}
+        lengths, self._lengths = self._lengths, {}
+        past = self.seen[-1][1] if self.seen else np.zeros(self.num_cells, np.int32)
+        for request in sorted(tables, key=lambda one: one.row):
+            table = tables[request]
+            if table and isinstance(table[0], list):
+                return {}  # groups of layers have blocks of their own
+            self._lengths[request] = len(table)
+            for i in range(min(lengths.get(request, 0), len(table)), len(table)):
+                cell, before = table[i] - self._first, table[i - 1] - self._first if i else -1
+                if self._before.get(cell) != before or past[cell] == FREE:
+                    self._before[cell] = found[cell] = before
         return found
 
     def _mark(self, found: Cells, request: Request, table: Any) -> None:
