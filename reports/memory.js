@@ -1,31 +1,93 @@
 // The grid of KV memory, played back: a slider over the run's clock, all runs of the page at once. Each cell is one
-// number: 0 free, 1 cached, 2 (i + 1) of request i, one more where nothing is computed yet. Without a script the page
-// shows the frame in which memory is fullest.
+// number: 0 free, 1 cached, 2 (i + 1) of request i, one more where nothing is computed yet. Of a prefix cache the same
+// cells stand in a tree, too: `links` say which cell follows which.
+// Without a script the page shows the frame in which memory is fullest.
 
 const LASTS_MS = 20000; // of a whole run
 const kindOf = (value, colours) =>
   value < 2 ? ["free", "cached"][value] : `held ${colours[((value >> 1) - 1) % colours.length]}${value & 1 ? " reserved" : ""}`;
 
+// The cells of one drawing: told their numbers, they show them.
+function cellsOf(svg, colours) {
+  const cells = all("g", svg);
+  let shown = null;
+  return (values) => {
+    for (let i = 0; i < cells.length; i++) {
+      if (shown && shown[i] === values[i]) continue;
+      cells[i].setAttribute("class", kindOf(values[i], colours));
+      cells[i].lastChild.textContent = values[i] > 1 ? (values[i] >> 1) - 1 : "";
+    }
+    shown = values;
+  };
+}
+
+// Sizes and lines as playback_page.py has them.
+const [SIDE, GUTTER] = [26, 8];
+const stem = (before, row) => // from a block to the one before it
+  before === row
+    ? ""
+    : `M1 ${SIDE / 2}H-${GUTTER / 2}V${(before - row) * SIDE + SIDE / 2}H-${GUTTER + 1}`;
+
+// The cells of a tree: told a frame's links and numbers, they stand where prefix_tree.py has them.
+function treeOf(svg, frames) {
+  const cells = all("g", svg);
+  const linked = []; // by frame: [cell, the one before it, column], the newest last
+  let state = new Map();
+  for (const links of frames) {
+    if (links.length) state = new Map(state);
+    for (let i = 0; i < links.length; i += 3) {
+      state.delete(links[i]);
+      state.set(links[i], [links[i + 1], links[i + 2]]);
+    }
+    linked.push(state);
+  }
+  return (at, values) => {
+    for (const [cell, [column, row, before]] of placesOf(linked[at], values)) {
+      cells[cell].setAttribute("transform", `translate(${column * (SIDE + GUTTER)} ${row * SIDE})`);
+      cells[cell].firstChild.setAttribute("d", stem(before, row));
+    }
+  };
+}
+
+function placesOf(links, values) {
+  const children = new Map();
+  for (const [cell, [before]] of links) {
+    if (values[cell] === 0) continue;
+    const key = before >= 0 && values[before] ? before : -1;
+    if (!children.has(key)) children.set(key, []);
+    children.get(key).push(cell);
+  }
+  const found = new Map();
+  let rows = 0;
+  const left = (children.get(-1) ?? []).toReversed();
+  while (left.length) {
+    const cell = left.pop();
+    const [before, column] = links.get(cell);
+    const parent = found.get(before);
+    const own = parent && children.get(before)[0] === cell ? parent[1] : rows;
+    rows = Math.max(rows, own + 1);
+    found.set(cell, [column, own, parent ? parent[1] : own]);
+    left.push(...(children.get(cell) ?? []).toReversed());
+  }
+  return found;
+}
+
 function memoryOf(svg) {
   const told = JSON.parse(document.getElementById(`${svg.id}-data`).textContent);
-  const cells = all("g", svg);
   const words = document.getElementById(`${svg.id}-words`);
   const frames = [];
-  let state = new Int32Array(cells.length);
+  let state = new Int32Array(all("g", svg).length);
   for (const changes of told.changes) {
     state = state.slice();
     for (let i = 0; i < changes.length; i += 2) state[changes[i]] = changes[i + 1];
     frames.push(state);
   }
-  let shown = told.at;
+  const tree = document.getElementById(`${svg.id}-tree`);
+  const drawn = [svg, tree].filter(Boolean).map((one) => cellsOf(one, told.colours));
+  const place = tree ? treeOf(tree, told.links) : () => {};
   const show = (at) => {
-    const [before, after] = [frames[shown], frames[at]];
-    for (let i = 0; i < cells.length; i++) {
-      if (before[i] === after[i]) continue;
-      cells[i].setAttribute("class", kindOf(after[i], told.colours));
-      cells[i].lastChild.textContent = after[i] > 1 ? (after[i] >> 1) - 1 : "";
-    }
-    shown = at;
+    place(at, frames[at]);
+    for (const draw of drawn) draw(frames[at]);
     words.textContent = told.words[at];
   };
   const frameAt = (seconds) => Math.max(told.s.findLastIndex((s) => s <= seconds), 0);
@@ -35,7 +97,7 @@ function memoryOf(svg) {
 function player() {
   const slider = document.getElementById("clock");
   const end = Number(slider.dataset.end);
-  const runs = all("svg.memory").map(memoryOf);
+  const runs = all("svg.memory:not(.tree)").map(memoryOf);
   const now = document.getElementById("now");
   const button = document.getElementById("play");
   const steps = Number(slider.max);

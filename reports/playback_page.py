@@ -12,6 +12,7 @@ from markupsafe import Markup
 from servesim.reports.figures.axes import clock
 from servesim.reports.page import Page
 from servesim.reports.playback import CACHED, FREE, Cells, Playback
+from servesim.reports.prefix_tree import Tree, tree_of
 from servesim.reports.svg import INK, SERIES, Drawing, wide
 from servesim.reports.words import count, gpu_of, name_of, percent, seconds
 
@@ -19,6 +20,8 @@ COLOURS = tuple(name for name in SERIES if name != "slate")
 """Of requests, in turn; slate is for what no request holds but a later one can find."""
 COLUMNS, SIDE = 32, 26
 """Cells in a row, and the side of one in CSS pixels."""
+GUTTER = 8
+"""Room between two columns of a tree."""
 
 
 def playback_page(plays: Sequence[Playback]) -> Page:
@@ -59,12 +62,14 @@ def answer(plays: Sequence[Playback]) -> str:
 def _panel(i: int, play: Playback) -> dict[str, Any]:
     at = play.fullest
     frames = [_told(play, k) for k in range(len(play.frames))]
+    tree = tree_of(play)
     return {
         "name": f"memory-{i}",
         "title": play.label,
         "svg": grid(f"memory-{i}", play, at),
         "words": frames[at]["words"],
-        "data": Markup(_json(_coded(play, frames))),
+        "tree": branches(f"memory-{i}-tree", play, at, tree) if tree is not None else None,
+        "data": Markup(_json(_coded(play, frames) | _coded_tree(tree))),
         "legend": _legend(play),
         "reserves": any((frame.cells[frame.cells > CACHED] % 2).any() for frame in play.frames),
         "beside": beside(f"beside-{i}", play),
@@ -114,22 +119,54 @@ def _coded(play: Playback, frames: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _coded_tree(tree: Tree | None) -> dict[str, Any]:
+    """Return the links that change by frame: [cell, the one before it, column, cell, ...]."""
+    if tree is None:
+        return {}
+    return {"links": [[n for cell, link in changes.items() for n in (cell, *link)] for changes in tree.links]}
+
+
 def grid(name: str, play: Playback, at: int) -> Markup:
     """Return one frame as SVG: a square a cell, in rows of COLUMNS."""
     cells = play.frames[at].cells
     rows = -(-len(cells) // COLUMNS)
     parts = [
         f'<svg id="{name}" class="memory" role="img" aria-labelledby="{name}-t {name}-words" '
-        f'viewBox="0 0 {COLUMNS * SIDE} {rows * SIDE}"><title id="{name}-t">Blocks of KV memory</title>'
+        f'viewBox="0 0 {COLUMNS * SIDE} {rows * SIDE}"><title id="{name}-t">Blocks of KV memory</title>',
+        *(_cell(value, i % COLUMNS, i // COLUMNS) for i, value in enumerate(cells.tolist())),
     ]
-    for i, value in enumerate(cells.tolist()):
-        x, y = i % COLUMNS * SIDE, i // COLUMNS * SIDE
-        text = str(value // 2 - 1) if value > CACHED else ""
-        parts.append(
-            f'<g class="{kind(value)}" transform="translate({x} {y})"><rect x="1" y="1" width="{SIDE - 2}" '
-            f'height="{SIDE - 2}" rx="4"/><text x="{SIDE / 2:g}" y="{SIDE / 2 + 4:g}">{text}</text></g>'
-        )
     return Markup("\n".join(parts) + "</svg>")
+
+
+def branches(name: str, play: Playback, at: int, tree: Tree) -> Markup:
+    """Return one frame as SVG: the same cells, each behind the block before it in its sequence."""
+    width = max(tree.columns * (SIDE + GUTTER), COLUMNS * SIDE)
+    places = tree.at(at, play.frames[at].cells)
+    parts = [
+        f'<svg id="{name}" class="memory tree" role="img" aria-labelledby="{name}-t" '
+        f'viewBox="0 0 {width} {tree.rows * SIDE}"><title id="{name}-t">Blocks of KV memory, each behind the '
+        "block before it in its sequence</title>"
+    ]
+    for cell, value in enumerate(play.frames[at].cells.tolist()):
+        column, row, parent_row = places.get(cell, (0, 0, 0))
+        stem = f'<path d="{_stem(parent_row, row)}"/>'
+        parts.append(_cell(value if cell in places else FREE, column * (1 + GUTTER / SIDE), row, stem))
+    return Markup("\n".join(parts) + "</svg>")
+
+
+def _stem(parent_row: int, row: int) -> str:
+    """Return the line from a block's left edge to the one before it in another row; memory.js draws the same."""
+    if parent_row == row:
+        return ""
+    return f"M1 {SIDE // 2}H-{GUTTER // 2}V{(parent_row - row) * SIDE + SIDE // 2}H-{GUTTER + 1}"
+
+
+def _cell(value: int, column: float, row: int, stem: str = "") -> str:
+    text = str(value // 2 - 1) if value > CACHED else ""
+    return (
+        f'<g class="{kind(value)}" transform="translate({column * SIDE:g} {row * SIDE})">{stem}<rect x="1" y="1" '
+        f'width="{SIDE - 2}" height="{SIDE - 2}" rx="4"/><text x="{SIDE / 2:g}" y="{SIDE / 2 + 4:g}">{text}</text></g>'
+    )
 
 
 def kind(value: int) -> str:

@@ -16,6 +16,7 @@ PLAY_EXAMPLES = """
 Examples:
   servesim play scenario.yaml --requests 30 --scheduler static,vllm --engine.num-gpu-blocks 160
   servesim play scenario.yaml --requests 30 --kv contiguous,paged --engine.num-gpu-blocks 160 --engine.max-model-len 512
+  servesim play scenario.yaml --requests 30 --kv prefix-hash --shape share:tokens=96 --engine.num-gpu-blocks 160
 
 Options may list several values with commas; every combination is one grid, and all share a clock.
 """
@@ -31,8 +32,9 @@ def play(
 ) -> None:
     """Play back KV memory, block by block.
 
-    A page with a grid of blocks, coloured by the request that holds them, and which request ran beside which: paged
-    beside contiguous, static beside continuous. For small runs: up to 2,048 blocks, 400 requests and 3,000 steps."""
+    A page with a grid of blocks, coloured by the request that holds them, the tree of a prefix cache as it grows, and
+    which request ran beside which: paged beside contiguous, static beside continuous. For small runs: up to 2,048
+    blocks, 400 requests and 3,000 steps."""
     from servesim.cli.experiments import axes_of
     from servesim.cli.report import page_file
     from servesim.cli.serving import prepared

@@ -19,8 +19,8 @@ COMMANDS = {
     "capacity": f"capacity {AZURE} --gpu h100,l40s {SLO} --replicates 2 --out DIR",
     "size": "size llama-3.1-8b qwen3-14b --gpu l40s,h100,h200 --out DIR/report.html",
     "policies": "policies --out DIR/report.html",
-    "play": f"play {TOY} --model llama-3.2-1b --gpu h100 --kv contiguous,paged --engine.num-gpu-blocks 97 "
-    "--engine.max-model-len 512 --out DIR/report.html",
+    "play": f"play {TOY} --shape share:tokens=96,groups=3 --model llama-3.2-1b --gpu h100 "
+    "--kv contiguous,paged,prefix-hash --engine.num-gpu-blocks 97 --engine.max-model-len 512 --out DIR/report.html",
     "lecture": "lecture --out DIR",
 }
 """Arguments of servesim by page; DIR is a directory."""

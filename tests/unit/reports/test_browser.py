@@ -11,6 +11,7 @@ from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import servesim
@@ -18,6 +19,7 @@ from servesim.reports import claims_page
 from servesim.reports.claims import find
 from servesim.reports.playback import play
 from servesim.reports.playback_page import playback_page
+from servesim.reports.prefix_tree import tree_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 pytestmark = [
@@ -214,6 +216,52 @@ def test_memory_is_played_back_by_a_slider_in_every_grid_at_once(tmp_path: Path)
     assert middle == again
     assert begin[3:] == ["0.000 s", "0.000 s"]
     assert (playing, paused) == ("Pause", "Play")
+
+
+GROWN = """<script>
+{
+const found = [];
+const slider = document.getElementById("clock");
+const numbers = (text) => text.match(/-?\\d+/g).map(Number);
+for (let at = 0; at <= 1000; at += 40) {
+  slider.value = at;
+  slider.dispatchEvent(new Event("input"));
+  const cells = all("#memory-0-tree g").map((cell, i) => [cell, i]).filter(([cell]) => !cell.matches(".free"));
+  const line = (cell) => (cell.firstChild.getAttribute("d") ? numbers(cell.firstChild.getAttribute("d"))[3] : null);
+  const stands = ([cell, i]) => [i, ...numbers(cell.getAttribute("transform")), line(cell)];
+  found.push([Number(slider.value), cells.map(stands)]);
+}
+document.title = JSON.stringify(found);
+}
+</script></body>"""
+
+
+def test_a_prefix_tree_grows_in_the_browser_as_it_does_here(tmp_path: Path) -> None:
+    """A cell of 26 pixels, 8 between columns; the line to a parent in another row ends in the middle of its row."""
+    given = {"trace": "synth:rate=60,prompt=100,output=30", "requests": 30, "model": "llama-3.2-1b", "gpu": "h100"}
+    given |= {"shape": "share:tokens=64,groups=3", "seed": 1}
+    played = play({**given, "engine": {"num_gpu_blocks": 65, "max_model_len": 256}, "kv": "prefix-hash"})
+    tree = tree_of(played)
+    assert tree is not None
+    page = tmp_path / "grown.html"
+    page.write_text(playback_page([played]).html().replace("</body>", GROWN))
+    document, console = opened(page)
+    assert console == []
+    title = re.search(r"<title>(.*?)</title>", document, re.S)
+    assert title is not None
+    times = np.array([frame.ns - played.run.begin_ns for frame in played.frames]) / 1e9
+    end = round((played.run.end_ns - played.run.begin_ns) / 1e9, 6)
+    seen = set()
+    for at, cells in json.loads(unescape(title[1])):
+        k = max(int(np.searchsorted(np.round(times, 6), at / 1000 * end, side="right")) - 1, 0)
+        expected = [
+            [cell, 34 * place.column, 26 * place.row, None if place.parent_row == place.row
+             else 26 * (place.parent_row - place.row) + 13]
+            for cell, place in sorted(tree.at(k, played.frames[k].cells).items())
+        ]  # fmt: skip
+        assert cells == expected
+        seen.add(len(cells))
+    assert len(seen) > 5
 
 
 ZOOMED = """<script>

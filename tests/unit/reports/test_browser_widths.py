@@ -58,8 +58,11 @@ def _explore(out: Path) -> str:
 
 def _play(out: Path) -> str:
     given = {"trace": "synth:rate=40,prompt=64,output=20", "requests": 12, "model": "llama-3.2-1b", "gpu": "h100"}
+    given |= {"shape": "share:tokens=32,groups=2"}
     engine = {"num_gpu_blocks": 65, "max_model_len": 256}
-    return playback_page([play({**given, "engine": engine, "kv": kv}, kv) for kv in ("contiguous", "paged")]).html()
+    return playback_page(
+        [play({**given, "engine": engine, "kv": kv}, kv) for kv in ("contiguous", "prefix-hash")]
+    ).html()
 
 
 def _reported(kind: str) -> Callable[[Path], str]:

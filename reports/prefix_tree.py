@@ -1,0 +1,92 @@
+"""Blocks of KV memory, each behind the block before it in its sequence: the tree of a prefix cache.
+
+A column is a place in the sequence, a row a branch: what follows first stands in the same row, what follows besides in
+a row of its own below. memory.js draws the same from the links of the frames.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from servesim.reports.playback import FREE, Cells, Frame, Playback
+
+
+class Link(NamedTuple):
+    """The cell before a cell (-1: none, or it has another content by now), and the cell's column."""
+
+    before: int
+    column: int
+
+
+class Place(NamedTuple):
+    """Where a cell stands, and the row of the one before it (its own where none is)."""
+
+    column: int
+    row: int
+    parent_row: int
+
+
+class Tree(NamedTuple):
+    """A tree as it grows: by frame the links that change, and how many rows and columns it takes at most."""
+
+    links: list[dict[int, Link]]
+    rows: int
+    columns: int
+
+    def at(self, k: int, cells: Cells) -> dict[int, Place]:
+        """Return where cells stand in a frame, which holds these numbers."""
+        links: dict[int, Link] = {}
+        for changes in self.links[: k + 1]:
+            _change(links, changes)
+        return places_of(links, cells)
+
+
+def tree_of(play: Playback) -> Tree | None:
+    """Return the tree of a run; None of an allocator that keeps no prefixes, and where nothing ever parts."""
+    links: dict[int, Link] = {}
+    told, rows, columns, parts = [], 0, 0, False
+    for frame in play.frames:
+        told.append(_changes(links, frame))
+        _change(links, told[-1])
+        for place in places_of(links, frame.cells).values():
+            rows, columns = max(rows, place.row + 1), max(columns, place.column + 1)
+            parts = parts or place.row != place.parent_row
+    return Tree(told, rows, columns) if parts else None
+
+
+def _changes(links: dict[int, Link], frame: Frame) -> dict[int, Link]:
+    """Return the links of a frame that differ from those before: cells with another content, and what stood behind
+    their old one."""
+    found = {cell: Link(-1, link.column) for cell, link in links.items() if link.before in frame.links}
+    for cell, before in frame.links.items():
+        found.pop(cell, None)
+        ahead = found.get(before) or links.get(before)
+        found[cell] = Link(before, ahead.column + 1 if ahead is not None else 0)
+    return found
+
+
+def _change(links: dict[int, Link], changes: dict[int, Link]) -> None:
+    for cell, link in changes.items():
+        links.pop(cell, None)  # the newest come last
+        links[cell] = link
+
+
+def places_of(links: dict[int, Link], cells: Cells) -> dict[int, Place]:
+    """Return where the cells stand that are not free; below each other in the order of their links."""
+    children: dict[int, list[int]] = {}
+    for cell, link in links.items():
+        if cells[cell] != FREE:
+            before = link.before if link.before >= 0 and cells[link.before] != FREE else -1
+            children.setdefault(before, []).append(cell)
+    found: dict[int, Place] = {}
+    rows = 0
+    left = children.get(-1, [])[::-1]
+    while left:
+        cell = left.pop()
+        before, column = links[cell]
+        parent = found.get(before)
+        row = parent.row if parent is not None and children[before][0] == cell else rows
+        rows = max(rows, row + 1)
+        found[cell] = Place(column, row, parent.row if parent is not None else row)
+        left += children.get(cell, [])[::-1]
+    return found
