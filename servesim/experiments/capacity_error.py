@@ -18,6 +18,7 @@ from typing import Any
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity_scaled import at_load
 from servesim.experiments.capacity_study import Study, load_text
+from servesim.experiments.goals import Goal
 from servesim.experiments.limit_search import NearSearch, RateSearch
 from servesim.experiments.outcome import judge
 from servesim.experiments.run_metrics import Run
@@ -53,6 +54,8 @@ class End:
     rate: float | None
     """Requests/s that replicas are sought for; None: the rate is sought."""
     search: RateSearch | NearSearch
+    hopeless: bool = False
+    """Whether not even requests alone are fast enough."""
     tried: int = 0
 
     @property
@@ -62,7 +65,7 @@ class End:
 
     def next(self) -> float | None:
         """Return the load to try."""
-        return self.search.next() if self.tried < ROUNDS else None
+        return self.search.next() if self.tried < ROUNDS and not self.hopeless else None
 
     def settings(self, load: float) -> Settings:
         """Return what is simulated in place of a load."""
@@ -134,10 +137,18 @@ class CapacityError:
 
     def _end(self, row: Mapping[str, Any], by: Factors) -> End:
         variant, times = self._variants[row["label"]], by["e2el"]
+        hopeless = not self._study.may_reach(variant, self._goals(by))
         if self._by_price:
-            guess = math.ceil(row["replicas"] * times) if times > 1 else round(row["replicas"] * times)
-            return End(variant, by, row["rate"], NearSearch(guess, min(self._most, MORE * guess)))
-        return End(variant, by, None, self._begun(variant, by, row["rate"]))
+            return End(variant, by, row["rate"], self._near(row["replicas"], times), hopeless)
+        return End(variant, by, None, self._begun(variant, by, row["rate"]), hopeless)
+
+    def _near(self, replicas: int, times: float) -> NearSearch:
+        """Return a search of replicas where `replicas` are the fewest at the times simulated: no fewer do where times
+        are longer, and as many do where they are shorter."""
+        guess = math.ceil(replicas * times)
+        if times > 1:
+            return NearSearch(max(replicas, guess - 1), min(self._most, MORE * guess), too_few=replicas - 1)
+        return NearSearch(guess, replicas, fewest=replicas)
 
     def _begun(self, variant: Variant, by: Factors, rate: float) -> RateSearch:
         """Return a search that knows what the runs at hand say."""
@@ -153,20 +164,23 @@ class CapacityError:
         """Whether the goals are reached where times are longer by these factors."""
         if runs is None:
             return False
-        measuring = self._study.measuring
-        goals = [
-            replace(
-                goal,
-                limits=_shorter(goal.limits, by),
-                classes={name: _shorter(limits, by) for name, limits in goal.classes.items()},
-            )
-            for goal in measuring.goals
-        ]
+        measuring, goals = self._study.measuring, self._goals(by)
         own = replace(measuring, metrics=(), goals=goals, minutes=measuring.minutes / by["e2el"])
         outcomes = [own.outcome(run) for run in runs]
         if any(math.isnan(share) for outcome in outcomes for share in outcome.shares):
             return False
         return judge(outcomes, goals).carried
+
+    def _goals(self, by: Factors) -> list[Goal]:
+        """Return the goals with limits shorter by these factors."""
+        return [
+            replace(
+                goal,
+                limits=_shorter(goal.limits, by),
+                classes={name: _shorter(limits, by) for name, limits in goal.classes.items()},
+            )
+            for goal in self._study.measuring.goals
+        ]
 
     def _run(self, ends: Sequence[End]) -> None:
         """Search all ends, round by round."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity_scaled import at_load, scaled_labels
+from servesim.experiments.goals import Goal
 from servesim.experiments.idle import Alone, trace_of
 from servesim.experiments.limit_search import START, RateSearch
 from servesim.experiments.outcome import Judged, Measuring, Outcome, judge
@@ -50,6 +51,7 @@ class Study:
         self.judged: dict[Load, Judged] = {}
         self.idle: dict[str, Outcome] = {}
         """By label: every request alone on a server."""
+        self._alone_runs: dict[str, list[tuple[Alone, Run]]] = {}
         self.errors: dict[str, str] = {}
         self._searches: dict[str, RateSearch | ReplicaSearch] = {}
         self.scaled = scaled_labels(variants)
@@ -122,9 +124,10 @@ class Study:
             for (v, j, alone), cell in zip(asked, cells, strict=True):
                 if cell.address in self._runner.errors:
                     self.errors.setdefault(v.label, self._runner.errors[cell.address])
-                elif (run := alone.measured(self._runner.load(cell), self.measuring.goals)) is None:
+                elif (run := alone.measured(raw := self._runner.load(cell), self.measuring.goals)) is None:
                     again.append((v, j, Alone.whole(alone.of)))
                 else:
+                    self._alone_runs.setdefault(v.label, []).append((alone, raw))
                     shares.setdefault(v.label, []).append(self._idle(v, run, alone.of))
             asked = again
         means = {label: np.mean(found, axis=0) for label, found in shares.items()}
@@ -154,8 +157,18 @@ class Study:
         outcome = self.measuring.alone(run, trace.arrival_ns, v.settings.get("rate") is not None)
         if v.label not in self.idle or min(outcome.shares) < min(self.idle[v.label].shares):
             self.idle[v.label] = outcome
-        windows = zip(outcome.shares, outcome.worst or [None] * len(outcome.shares), strict=True)
-        return tuple(min(share, w.share) if w else share for share, w in windows)
+        return _least(outcome)
+
+    def may_reach(self, v: Variant, goals: Sequence[Goal]) -> bool:
+        """Whether requests alone reach other goals than those of the question; True where that is not known. Where they
+        do not, no load does."""
+        measuring = replace(self.measuring, goals=list(goals))
+        shares = []
+        for alone, raw in self._alone_runs.get(v.label, ()):
+            if (run := alone.measured(raw, goals)) is None:
+                return True
+            shares.append(_least(measuring.alone(run, alone.of.arrival_ns, v.settings.get("rate") is not None)))
+        return not shares or bool((np.mean(shares, axis=0) >= [goal.share for goal in goals]).all())
 
     @property
     def _runs(self) -> int:
@@ -232,3 +245,9 @@ class Study:
         names = [name for name in self.points[0] if name != "values"] if self.points else []
         table = {name: [p[name] for p in self.points] for name in names}
         return table | {name: [p["values"][name] for p in self.points] for name in REPORTED}
+
+
+def _least(outcome: Outcome) -> tuple[float, ...]:
+    """Return the share by goal, over all or in the worst window, whichever is less."""
+    windows = zip(outcome.shares, outcome.worst or [None] * len(outcome.shares), strict=True)
+    return tuple(min(share, w.share) if w else share for share, w in windows)

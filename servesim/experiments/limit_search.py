@@ -64,28 +64,33 @@ class RateSearch:
 
 
 class NearSearch:
-    """The fewest replicas that carry a load, looked for around a guess in steps that double."""
+    """The fewest replicas that carry a load, looked for around a guess in steps that double. `too_few` and `fewest`:
+    what is known before, a number that does not carry it and one that does."""
 
-    def __init__(self, guess: int, most: int) -> None:
-        self._guess, self._most = max(1, min(guess, most)), most
-        self._too_few = 0
+    def __init__(self, guess: int, most: int, too_few: int = 0, fewest: int | None = None) -> None:
+        self._guess, self._most = min(guess, most), most
+        self._too_few = too_few
         self._step = 1
-        self.fewest: int | None = None
+        self._tried = False
+        self.fewest = fewest
         """The fewest known to carry it; None: not even the most allowed."""
 
     def next(self) -> int | None:
         """Return the number to try; None when found, or when the most allowed are too few."""
-        if self.fewest is None:
-            ahead = min(self._too_few + self._step, self._most) if self._too_few else self._guess
-            return ahead if self._too_few < self._most else None
-        if self.fewest - 1 <= self._too_few:
+        beyond = self._most + 1 if self.fewest is None else self.fewest
+        if beyond - 1 <= self._too_few:
             return None
+        if not self._tried and self._too_few < self._guess < beyond:
+            return self._guess
+        if self.fewest is None:
+            return min(self._too_few + self._step, self._most)
         return (self._too_few + self.fewest) // 2 if self._too_few else max(1, self.fewest - self._step)
 
     def tell(self, replicas: int, carried: bool) -> None:
         """Take in whether a number of replicas carried the load."""
-        if self._too_few or self.fewest is not None:
+        if self._tried:
             self._step *= 2
+        self._tried = True
         if carried:
             self.fewest = replicas
         else:

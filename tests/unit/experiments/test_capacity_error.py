@@ -39,6 +39,22 @@ def test_a_search_around_a_guess_finds_the_fewest_replicas_each_tried_once(limit
     assert all(1 <= n <= most for n in tried)
 
 
+@given(st.integers(2, 80), st.integers(1, 90), st.integers(0, 40), st.integers(0, 40))
+def test_a_search_tries_nothing_that_is_known_before(limit: int, guess: int, below: int, above: int) -> None:
+    too_few, enough = max(limit - 1 - below, 0), limit + above
+    search, tried = NearSearch(guess, 128, too_few, enough), []
+    while (n := search.next()) is not None:
+        tried.append(n)
+        search.tell(n, n >= limit)
+    assert search.fewest == limit
+    assert len(tried) == len(set(tried))
+    assert all(too_few < n < enough for n in tried)
+
+
+def test_where_one_replica_carries_it_a_faster_server_takes_no_run() -> None:
+    assert NearSearch(1, 1, fewest=1).next() is None
+
+
 def test_a_good_guess_takes_two_runs_to_be_sure() -> None:
     search, tried = NearSearch(8, 64), []
     while (n := search.next()) is not None:
@@ -62,6 +78,20 @@ def test_a_model_without_error_leaves_the_rate_within_its_bracket(monkeypatch: p
     bars = row["model_error"]
     assert bars["says"] == SAYS
     assert bars["low"] <= row["rate"] <= bars["high"] <= bars["low"] * (1 + capacity_error.TOLERANCE) * 1.001
+
+
+def test_where_requests_alone_are_too_slow_no_rate_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt alone takes more than a tenth of its limit: ten times slower no rate is carried, and none is run."""
+    tried = []
+
+    def counted(self: capacity_error.End, load: float) -> Any:
+        tried.append(self.stretched)
+        return {"rate": load}
+
+    monkeypatch.setattr(capacity_error.End, "settings", counted)
+    (row,) = _document(monkeypatch, 0.9, 10.0)["rows"]
+    assert row["model_error"]["low"] is None
+    assert set(tried) <= {0.9}
 
 
 @pytest.mark.slow  # three searches
