@@ -56,8 +56,18 @@ def page(folder: Path) -> Page:
         f"{document['cells']:,} measured cells, {document['kept']:,} after the screen, {whole['answered']:,} of them "
         f"answered, on {whole['deployments']:,} servers"
     )
-    values = {"tiles": _tiles(document), "sections": sections}
+    sections = [section for section in sections if section.blocks]
+    values = {"answer": answer(whole), "tiles": _tiles(document), "sections": sections}
     return Page("experiment", "accuracy", "How true it is", subtitle, chips, _alerts(whole), values)
+
+
+def answer(whole: Mapping[str, Any]) -> str:
+    """Return in a sentence how far off the latencies of the cells answered are."""
+    if not whole["answered"]:
+        return ""
+    errors = [f"{name} is {percent(whole['over_cells'][metric]['mape']['value'])} off" for metric, name in METRICS]
+    share = f"{whole['answered']:,} of {whole['cells']:,} cells are answered"
+    return f"{share}; in the mean {', '.join(errors[:-1])} and {errors[-1]}."
 
 
 def _alerts(whole: Mapping[str, Any]) -> list[Alert]:
@@ -209,7 +219,7 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
         beside = [percent(part.get(name, 0.0)) if part else "–" for part in (naive, ceiling)]
         lines.append((words, f"{choices['choices']:,}", _with_interval(choices[name], False), *beside))
     columns = ("decision", "n", "simulated", "naive rule", "ceiling by repeat noise")
-    blocks = [Block("table", "", Table("Decisions", columns, lines), wide=True, text=RULE)]
+    blocks = [Block("table", "", Table("Decisions", columns, lines), wide=True, text=RULE)] if lines else []
     misses = [miss for kind in KINDS for miss in found[kind]["misses"]]
     misses.sort(key=lambda miss: -abs(np.log1p(miss["measured"])))
     if misses:

@@ -78,8 +78,17 @@ def page(folder: Path) -> Page:
         title, subtitle = f"{len(rows)} claims, {len(documents)} experiments", INTRODUCTION
         sections.insert(0, Section("Every claim", _overview(documents, counts)))
     alerts = [Alert(f"{name} failed:", error, "bad") for name, error in failed.items()]
-    values = {"tiles": _tiles(counts), "sections": sections}
+    values = {"answer": answer(counts), "tiles": _tiles(counts), "sections": sections}
     return Page("experiment", "reproduce", title, subtitle, [], alerts, values)
+
+
+def answer(counts: Mapping[str, int]) -> str:
+    """Return in a sentence how many published figures come out as published."""
+    total = sum(counts.values())
+    rest = ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n and verdict != "reproduced")
+    if not total:
+        return ""
+    return f"{counts['reproduced']} of {total} published figures come out as published{f'; {rest}' if rest else ''}."
 
 
 def _tiles(counts: Mapping[str, int]) -> list[dict[str, Any]]:

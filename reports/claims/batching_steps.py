@@ -63,7 +63,8 @@ def batching_steps(given: Given) -> Outcome:
     note = "the next step is planned while the one before runs, so that an end is known one step later"
     outcome.rows.append(Row("asynchronous scheduling, first token of", "-", late, "shown", note))
     outcome.notes.append("a step makes one token of each request in the batch; the prompt is part of the first")
-    outcome.figures += [_figure("static", static), _figure("continuous", continuous)]
+    longest = max(static.steps, continuous.steps)
+    outcome.figures += [_figure("static", static, longest), _figure("continuous", continuous, longest)]
     return outcome
 
 
@@ -86,8 +87,8 @@ def play(given: Given, scheduler: str, asynchronous: bool = False) -> Played:
     return Played(stays, steps, 2 * steps - sum(outputs), result.summary["duration_s"])
 
 
-def _figure(name: str, played: Played) -> Spans:
-    """Return a figure with a line for each place of the batch: the requests in it."""
+def _figure(name: str, played: Played, until: int) -> Spans:
+    """Return a figure with a line for each place of the batch: the requests in it, over `until` steps."""
     places: dict[str, list[tuple[float, float, str]]] = {"place 1": [], "place 2": []}
     for who, stay in played.stays.items():
         free = next((spans for spans in places.values() if not spans or spans[-1][1] < stay.first), None)
@@ -101,4 +102,5 @@ def _figure(name: str, played: Played) -> Spans:
         x_label="step",
         rows=places,
         series=tuple(played.stays),
+        until=until,
     )

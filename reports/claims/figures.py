@@ -69,6 +69,8 @@ class Spans:
     caption: str = ""
     texts: Mapping[str, Sequence[tuple[float, str]]] = field(default_factory=dict)
     """Label -> words at a place in that line."""
+    until: float = 0.0
+    """Where the axis ends, so that figures beside one another share it; 0: where the last span does."""
 
 
 Figure = Lines | Bars | Spans

@@ -134,7 +134,7 @@ def _spans(name: str, figure: Spans) -> Drawing:
             for x, text in figure.texts.get(label, ()):
                 axes.text(x, y, text, va="center", ha="left", fontsize=10)
         axes.set_ylim(len(figure.rows) - 0.4, -0.6)
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, figure.until or None)
         axes.set_yticks(range(len(figure.rows)), list(figure.rows))
         axes.tick_params(axis="y", labelcolor=INK["ink"])
         axes.grid(axis="y", visible=False)

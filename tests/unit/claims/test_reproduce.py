@@ -132,6 +132,7 @@ def test_the_page_has_every_claim_twice_its_figures_in_words_and_no_link_elsewhe
     assert html.count(">does not<") == 4
     assert html.count(">beside<") == 2, "nothing was claimed: not among the claims"
     assert "<h1>4 claims, 2 experiments</h1>" in html
+    assert "2 of 4 published figures come out as published; 2 differs." in html
     assert "It rises." in html
     assert "a note with &lt;b&gt;" in html
     assert "<b>broken failed:</b> out of &lt;cheese&gt;" in html

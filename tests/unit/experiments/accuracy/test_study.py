@@ -176,6 +176,10 @@ def test_the_command_writes_cells_a_summary_and_a_page(
     page = (tmp_path / "one" / "report.html").read_text()
     assert "2026-11-22" in page
     assert "GPU mi300x" in page
+    mean = json.loads((tmp_path / "one" / "summary.json").read_text())["scores"][0]["over_cells"]["tpot"]["mape"][
+        "value"
+    ]
+    assert re.search(rf"\d of \d cells are answered; in the mean TPOT is {100 * mean:.1f} % off, TTFT", page)
     again = servesim("report", str(tmp_path / "one"), "-o", str(tmp_path / "again.html"))
     assert again.code == 0
     assert (tmp_path / "again.html").read_text() == page
