@@ -50,3 +50,10 @@ def percents(axis: Any) -> None:
     axis.set_gid("share")
     axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
+
+
+def gap_of(figure: Any, panels: int, edges: float, gap: float) -> float:
+    """Return `hspace` of panels one below the other with `gap` CSS pixels between them, and `edges` above and below
+    together."""
+    each = (figure.get_figheight() * 72 - edges - gap * (panels - 1)) / panels
+    return gap / each

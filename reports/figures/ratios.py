@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from servesim.experiments.accuracy.files import ratios
+from servesim.reports.figures.axes import gap_of
 from servesim.reports.svg import INK, SERIES, Drawing, wide
 
 SHOWN = 14
@@ -46,7 +47,8 @@ def ratio_strips(cells: Sequence[Mapping[str, str]]) -> Drawing | None:
             axes.set_xlabel("simulated over measured")
             axes.grid(axis="x")
         high = figure.get_figheight() * 72
-        figure.subplots_adjust(left=0.01, right=0.99, top=1 - 34 / high, bottom=48 / high, wspace=0.05, hspace=0.14)
+        gap = gap_of(figure, 2, 34 + 48, 76) if narrow else 0.0
+        figure.subplots_adjust(left=0.01, right=0.99, top=1 - 34 / high, bottom=48 / high, wspace=0.05, hspace=gap)
 
     alt = "; ".join(
         f"{name}: {len(groups[name])} cells, median TPOT {np.median([t for t, _ in groups[name]]):.2f} and TTFT "

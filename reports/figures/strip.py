@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim.reports.experiment import amount, metric_words
-from servesim.reports.figures.axes import percents, time_ticks
+from servesim.reports.figures.axes import gap_of, percents, time_ticks
 from servesim.reports.svg import INK, SERIES, Drawing, wide
 
 ROWS_AT_MOST = 30
@@ -33,8 +33,9 @@ def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[
                 for y, row in enumerate(shown):
                     place = axes.get_yaxis_transform()
                     axes.text(0, y - 0.36, _short(row["label"], 48), transform=place, fontsize=10, va="center")
+        gap = gap_of(figure, len(metrics), 30 + 30, 56) if narrow else 0.0
         figure.subplots_adjust(
-            left=0.02 if narrow else 0.2, right=0.97, top=1 - 30 / high, bottom=30 / high, wspace=0.1, hspace=0.14
+            left=0.02 if narrow else 0.2, right=0.97, top=1 - 30 / high, bottom=30 / high, wspace=0.1, hspace=gap
         )
 
     said = [
