@@ -55,5 +55,5 @@ def percents(axis: Any) -> None:
 def gap_of(figure: Any, panels: int, edges: float, gap: float) -> float:
     """Return `hspace` of panels one below the other with `gap` CSS pixels between them, and `edges` above and below
     together."""
-    each = (figure.get_figheight() * 72 - edges - gap * (panels - 1)) / panels
+    each = (float(figure.get_figheight()) * 72 - edges - gap * (panels - 1)) / panels
     return gap / each
