@@ -28,21 +28,23 @@ const stem = (before, row) => // from a block to the one before it
     ? ""
     : `M1 ${SIDE / 2}H-${GUTTER / 2}V${(before - row) * SIDE + SIDE / 2}H-${GUTTER + 1}`;
 
-// The cells of a tree: told a frame's links and numbers, they stand where prefix_tree.py has them.
+// The cells of a tree: told a frame's number and its values, they stand where prefix_tree.py has them.
 function treeOf(svg, frames) {
   const cells = all("g", svg);
-  const linked = []; // by frame: [cell, the one before it, column], the newest last
-  let state = new Map();
-  for (const links of frames) {
-    if (links.length) state = new Map(state);
-    for (let i = 0; i < links.length; i += 3) {
-      state.delete(links[i]);
-      state.set(links[i], [links[i + 1], links[i + 2]]);
+  let [links, next] = [new Map(), 0]; // by cell: the one before it and its column, the newest last; before frame `next`
+  const go = (at) => {
+    if (at < next) [links, next] = [new Map(), 0];
+    for (; next <= at; next++) {
+      const changes = frames[next];
+      for (let i = 0; i < changes.length; i += 3) {
+        links.delete(changes[i]);
+        links.set(changes[i], [changes[i + 1], changes[i + 2]]);
+      }
     }
-    linked.push(state);
-  }
+  };
   return (at, values) => {
-    for (const [cell, [column, row, before]] of placesOf(linked[at], values)) {
+    go(at);
+    for (const [cell, [column, row, before]] of placesOf(links, values)) {
       cells[cell].setAttribute("transform", `translate(${column * (SIDE + GUTTER)} ${row * SIDE})`);
       cells[cell].firstChild.setAttribute("d", stem(before, row));
     }

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from servesim.reports.playback import FREE, Cells, Frame, Playback
 
 
@@ -45,12 +47,19 @@ def tree_of(play: Playback) -> Tree | None:
     """Return the tree of a run; None of an allocator that keeps no prefixes, and where nothing ever parts."""
     links: dict[int, Link] = {}
     told, rows, columns, parts = [], 0, 0, False
+    num_cells = len(play.frames[0].cells)
+    before, column = np.full((2, num_cells), -1)
     for frame in play.frames:
         told.append(_changes(links, frame))
         _change(links, told[-1])
-        for place in places_of(links, frame.cells).values():
-            rows, columns = max(rows, place.row + 1), max(columns, place.column + 1)
-            parts = parts or place.row != place.parent_row
+        for cell, link in told[-1].items():
+            before[cell], column[cell] = link
+        held = (frame.cells != FREE) & (column >= 0)
+        behind = held & (before >= 0) & held[before]
+        children = np.bincount(before[behind], minlength=num_cells)
+        rows = max(rows, int((held & (children == 0)).sum()))  # each row ends with a cell that nothing stands behind
+        columns = max(columns, 1 + int(column[held].max(initial=-1)))
+        parts = parts or bool((children > 1).any())
     return Tree(told, rows, columns) if parts else None
 
 

@@ -77,11 +77,16 @@ class Run:
         """Mean number of requests that had not been scheduled yet."""
         return self.waiting_of(np.ones(len(self.done), bool))
 
+    @cached_property
+    def waited_until(self) -> Column:
+        """When each request was first scheduled, or left without that; its arrival where it was rejected."""
+        arrival, scheduled = self.requests["arrival_ns"], self.requests["scheduled_ns"]
+        until = np.where(scheduled < 0, self.requests["finished_ns"], scheduled)
+        return np.where(self.requests["state"] == State.REJECTED, arrival, until)
+
     def waiting_of(self, rows: NDArray[np.bool_]) -> Series:
         """Return the mean number of these requests (a mask) that had not been scheduled yet."""
-        kept = rows & (self.requests["state"] != State.REJECTED)
-        arrival, scheduled = self.requests["arrival_ns"][kept], self.requests["scheduled_ns"][kept]
-        return self.present(arrival, np.where(scheduled < 0, self.requests["finished_ns"][kept], scheduled))
+        return self.present(self.requests["arrival_ns"][rows], self.waited_until[rows])
 
     def mean_of(self, integrals: Column | Series) -> Series:
         """Return the mean over each bin of a quantity whose integral over each row of steps is given, summed over

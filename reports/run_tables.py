@@ -9,7 +9,7 @@ from servesim.cli.summary import LATENCIES, MOST_GROUPS, UNNAMED, groups_of
 from servesim.reports.page import Table
 from servesim.reports.priced import Priced
 from servesim.reports.run import Run
-from servesim.reports.words import percent, seconds, time_ms
+from servesim.reports.words import percent, seconds, shortened, time_ms
 
 
 def latency_table(run: Run) -> Table:
@@ -39,7 +39,7 @@ def _group_row(name: str, group: Mapping[str, Any]) -> tuple[str, ...]:
     latencies = [time_ms(one[p]) if one else "–" for one in stats for p in ("p50", "p99")]
     goodput = group["goodput"]
     return (
-        name or UNNAMED,
+        shortened(name) or UNNAMED,
         f"{group['arrived']:,}",
         *latencies,
         percent(goodput["slo_attainment"]) if goodput else "–",

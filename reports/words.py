@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from servesim.cli.summary import number, percent
+from servesim.errors import one_line
 
-__all__ = ["count", "gpu_of", "name_of", "number", "percent", "seconds", "time_ms"]
+__all__ = ["count", "gpu_of", "name_of", "number", "percent", "seconds", "shortened", "time_ms"]
 
 
 def name_of(file_or_name: str) -> str:
@@ -44,3 +45,9 @@ def seconds(s: float) -> str:
 def count(value: float) -> str:
     """Format a count with separators, from ten million on in millions."""
     return f"{value / 1e6:,.1f} M" if abs(value) >= 1e7 else f"{value:,.0f}"
+
+
+def shortened(name: str, most: int = 40) -> str:
+    """Return a name of the user's (a tenant's, a label's) in one line of at most `most` characters."""
+    line = one_line(name)
+    return line if len(line) <= most else f"{line[: most - 1]}…"

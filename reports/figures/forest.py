@@ -9,6 +9,7 @@ import numpy as np
 
 from servesim.reports.experiment import change, metric_words
 from servesim.reports.svg import INK, Drawing, wide
+from servesim.reports.words import shortened
 
 VERDICT_COLOURS = {"better": "teal", "worse": "rose", "equivalent": "slate", "identical": "slate", "undecided": "amber"}
 VERDICT_COLOURS |= {"too fast": "rose", "too slow": "rose"}
@@ -39,7 +40,7 @@ def forest(document: Mapping[str, Any]) -> Drawing | None:
                 for y, label in enumerate(labels):
                     place = axes.get_yaxis_transform()
                     box = {"facecolor": INK["surface"], "alpha": 0.8, "pad": 1, "linewidth": 0}
-                    axes.text(0, y - 0.42, _short(label, 52), transform=place, fontsize=10.5, va="center", bbox=box)
+                    axes.text(0, y - 0.42, shortened(label, 52), transform=place, fontsize=10.5, va="center", bbox=box)
         figure.subplots_adjust(
             left=0.02, right=0.98, top=1 - 34 / (figure.get_figheight() * 72), wspace=0.12, hspace=0.3,
             bottom=30 / (figure.get_figheight() * 72),
@@ -132,7 +133,3 @@ def _ticks(axes: Any, reach: float, ratio: bool, unit: str) -> None:
     step = next((s for s in steps if np.log1p(s) > reach * 0.45), steps[-1])
     ticks = [-step / (1 + step), 0.0, step]
     axes.set_xticks([np.log1p(t) for t in ticks], [f"{100 * t:+.0f} %".replace("-", "−") if t else "0" for t in ticks])
-
-
-def _short(label: str, most: int) -> str:
-    return label if len(label) <= most else f"{label[: most - 1]}…"

@@ -8,8 +8,9 @@ import numpy as np
 
 from servesim.cli.summary import UNNAMED
 from servesim.reports.figures.axes import clock, thousands
-from servesim.reports.run import Run, Series
+from servesim.reports.run import Run
 from servesim.reports.svg import INK, SERIES, Drawing, wide
+from servesim.reports.words import shortened
 
 MOST = len(SERIES) - 1
 """Labels with a colour of their own; all others share the last one."""
@@ -21,14 +22,14 @@ def queue_by(run: Run, kind: str) -> Drawing | None:
     labels = run.labels.get(kind)
     if labels is None or not run.waiting.any():
         return None
-    known = [str(label) for label in np.unique(labels)]
+    known, of = np.unique(labels, return_inverse=True)
     if len(known) < 2:
         return None
-    waiting = {label: run.waiting_of(labels == label) for label in known}
-    known.sort(key=lambda label: -float(waiting[label].sum()))
-    parts: list[tuple[str, Series]] = [(label or UNNAMED, waiting[label]) for label in known[:MOST]]
-    if others := known[MOST:]:
-        parts.append((f"{len(others)} others", np.sum([waiting[label] for label in others], axis=0)))
+    waited = np.bincount(of, weights=run.waited_until - run.requests["arrival_ns"])
+    ranked = np.argsort(-waited, kind="stable")
+    parts = [(shortened(str(known[i])) or UNNAMED, run.waiting_of(of == i)) for i in ranked[:MOST]]
+    if len(ranked) > MOST:
+        parts.append((f"{len(ranked) - MOST} others", run.waiting_of(np.isin(of, ranked[MOST:]))))
     unit, name = clock(float(run.clock_s[-1]))
 
     def paint(figure: Any, narrow: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from servesim.reports.experiment import amount, metric_words
 from servesim.reports.figures.axes import gap_of, percents, time_ticks
 from servesim.reports.svg import INK, SERIES, Drawing, wide
+from servesim.reports.words import shortened
 
 ROWS_AT_MOST = 30
 
@@ -27,12 +28,12 @@ def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[
             _panel(axes, shown, series, metric)
             axes.set_title(metric_words(metric["name"]))
             axes.set_ylim(len(shown) - 0.4, -0.6)
-            axes.set_yticks(range(len(shown)), ["" if narrow else _short(r["label"], 34) for r in shown])
+            axes.set_yticks(range(len(shown)), ["" if narrow else shortened(r["label"], 34) for r in shown])
             axes.tick_params(axis="y", labelcolor=INK["ink"])
             if narrow:
                 for y, row in enumerate(shown):
                     place = axes.get_yaxis_transform()
-                    axes.text(0, y - 0.36, _short(row["label"], 48), transform=place, fontsize=10, va="center")
+                    axes.text(0, y - 0.36, shortened(row["label"], 48), transform=place, fontsize=10, va="center")
         gap = gap_of(figure, len(metrics), 30 + 30, 56) if narrow else 0.0
         figure.subplots_adjust(
             left=0.02 if narrow else 0.2, right=0.97, top=1 - 30 / high, bottom=30 / high, wspace=0.1, hspace=gap
@@ -74,7 +75,3 @@ def _panel(axes: Any, rows: Sequence[Row], series: Sequence[str], metric: Mappin
             time_ticks(axes.xaxis, decades=False)
         elif metric["unit"] == "share":
             percents(axes.xaxis)
-
-
-def _short(label: str, most: int) -> str:
-    return label if len(label) <= most else f"{label[: most - 1]}…"

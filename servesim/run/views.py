@@ -29,11 +29,11 @@ def view_columns(sendings: Sequence[int], rows: NDArray[np.int64]) -> dict[str, 
 
 def view_figures(sendings: Sequence[int]) -> dict[str, Any]:
     """Return the summary's `router_view`: how often a request was sent, and the means over those of the requests that
-    its replica had by the last report, that it had in truth, and of the distance between the two."""
+    its replica had by the last report, that it had in truth, and of the distance between the two. At least one was."""
     table = _table(sendings)
     seen, there = table[:, 1], table[:, 2]
     means = {"seen": seen, "there": there, "error": np.abs(seen - there)}
-    return {"sent": len(table), **{name: float(of.mean()) if len(table) else None for name, of in means.items()}}
+    return {"sent": len(table), **{name: float(of.mean()) for name, of in means.items()}}
 
 
 def _table(sendings: Sequence[int]) -> NDArray[np.int64]:

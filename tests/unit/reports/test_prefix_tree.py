@@ -61,6 +61,7 @@ def test_what_stood_behind_a_content_that_is_gone_begins_a_row_of_its_own() -> N
 def test_every_block_stands_somewhere_and_no_two_in_one_place(prompts: list[tuple[int, int, int]]) -> None:
     playback = watched([[(a, 32), (b, 16), (c, 16)] for a, b, c in prompts], blocks=14, apart_ns=10**6)
     links: dict[int, Link] = {}
+    rows, columns = [0], [0]
     tree = tree_of(playback)
     for k, frame in enumerate(playback.frames):
         if tree is None:
@@ -70,11 +71,13 @@ def test_every_block_stands_somewhere_and_no_two_in_one_place(prompts: list[tupl
         assert places == places_of(links, frame.cells)
         assert set(places) == set(np.flatnonzero(frame.cells != FREE).tolist())
         assert len({(place.column, place.row) for place in places.values()}) == len(places)
-        assert all(place.row < tree.rows and place.column < tree.columns for place in places.values())
+        rows += [place.row + 1 for place in places.values()]
+        columns += [place.column + 1 for place in places.values()]
         for cell, place in places.items():
             if (before := places.get(links[cell].before)) is not None:
                 assert place.column == before.column + 1
                 assert place.parent_row == before.row
+    assert tree is None or (tree.rows, tree.columns) == (max(rows), max(columns))
 
 
 def test_the_page_holds_the_tree_of_its_first_frame_and_every_change() -> None:

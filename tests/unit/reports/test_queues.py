@@ -72,3 +72,14 @@ def test_the_page_has_a_table_of_classes_and_of_tenants() -> None:
     assert [row[:2] for row in table.rows] == [("batch", "2"), ("(none)", "1"), ("gold", "1")]
     assert table.rows[2][-1] == "100.0 %", "the first one waits for nothing"
     assert groups_table(run, "tenant") is None
+
+
+def test_a_long_name_takes_one_line_of_forty_characters() -> None:
+    run = run_of([f"tenant {i} {'x' * 100}\n<b>" for i in range(40)], "tenant")
+    drawn = queue_by(run, "tenant")
+    assert drawn is not None
+    assert max(len(words) for _, words in drawn.legend) == 40
+    assert "\n" not in drawn.alt
+    table = groups_table(run, "tenant")
+    assert table is not None
+    assert max(len(row[0]) for row in table.rows) == 40
