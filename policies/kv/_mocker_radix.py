@@ -15,7 +15,7 @@ import heapq
 from typing import Any
 
 from servesim.contracts.kv import Hit, KVMemory
-from servesim.contracts.request import PromptContent, Request, State
+from servesim.contracts.request import PrefixIdentity, Request, State
 
 from ._radix import Node, RadixTree
 from .prefix_radix import PrefixRadix, _content, _Holding
@@ -24,7 +24,7 @@ from .prefix_radix import PrefixRadix, _content, _Holding
 class MockerTree(RadixTree):
     """A radix tree whose leaves grow in place and lose single pages."""
 
-    def match(self, content: PromptContent, limit: int, salt: str = "") -> Node:
+    def match(self, content: PrefixIdentity, limit: int, salt: str = "") -> Node:
         length, node = self.find(content, limit, salt)
         if node.end == length:
             self.touch(node)
@@ -33,7 +33,7 @@ class MockerTree(RadixTree):
             self.touch(node.parent)
         return self._split_unused(node, length)
 
-    def extend(self, held: Node, content: PromptContent, length: int, salt: str = "") -> tuple[int, Node]:
+    def extend(self, held: Node, content: PrefixIdentity, length: int, salt: str = "") -> tuple[int, Node]:
         """Enter the tokens from the end of a node, which the caller holds, to `length`, whole pages and at least one;
         return how many of all tokens were there, and the node with which they end."""
         self.touch(held)
@@ -83,7 +83,7 @@ class MockerTree(RadixTree):
         upper.last_access = node.last_access
         return upper
 
-    def _grow(self, leaf: Node, content: PromptContent, length: int) -> None:
+    def _grow(self, leaf: Node, content: PrefixIdentity, length: int) -> None:
         if leaf.locks:
             self.protected += length - leaf.end
         else:
@@ -92,7 +92,7 @@ class MockerTree(RadixTree):
         leaf.last_access = self._now
         self._note(leaf)
 
-    def _append(self, node: Node, content: PromptContent, at: int, length: int, salt: str) -> Node:
+    def _append(self, node: Node, content: PrefixIdentity, at: int, length: int, salt: str) -> Node:
         leaf = Node(node, content, at, length, self._tick())
         leaf.key, leaf.end_key, leaf.salt = self._key(content, at, salt), content.prefix_key(length), salt
         node.children[leaf.key] = leaf

@@ -1,7 +1,7 @@
 """The radix tree of SGLang 0.5.23 (srt/mem_cache/unified_radix_cache.py): cached prefixes as runs of tokens.
 
 Where SGLang compares token by token, nodes here know the identity of every prefix by its content
-(`PromptContent.prefix_key`): a step down the tree is one comparison, and the place where two runs part is found by
+(`PrefixIdentity.prefix_key`): a step down the tree is one comparison, and the place where two runs part is found by
 bisection.
 """
 
@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
-from servesim.contracts.request import PromptContent
+from servesim.contracts.request import PrefixIdentity
 
 
 class Node:
@@ -22,7 +22,7 @@ class Node:
         "parent", "priority", "salt", "start",
     )  # fmt: skip
 
-    def __init__(self, parent: Node | None, content: PromptContent, start: int, end: int, now: int) -> None:
+    def __init__(self, parent: Node | None, content: PrefixIdentity, start: int, end: int, now: int) -> None:
         self.parent = parent
         self.children: dict[Hashable, Node] = {}
         self.content = content
@@ -111,7 +111,7 @@ class RadixTree:
         """Tokens in the tree."""
         return self.evictable + self.protected
 
-    def find(self, content: PromptContent, limit: int, salt: str = "") -> tuple[int, Node]:
+    def find(self, content: PrefixIdentity, limit: int, salt: str = "") -> tuple[int, Node]:
         """Return how many of the first `limit` tokens are here, in whole pages, and the node they end in (its end may
         lie further). Changes nothing."""
         limit -= limit % self.page_size
@@ -126,7 +126,7 @@ class RadixTree:
             length = child.end
         return length, node
 
-    def match(self, content: PromptContent, limit: int, salt: str = "") -> Node:
+    def match(self, content: PrefixIdentity, limit: int, salt: str = "") -> Node:
         """Return the node with which the longest match of the first `limit` tokens ends, split off if need be. Counts
         as a use of the prefix."""
         length, node = self.find(content, limit, salt)
@@ -134,7 +134,7 @@ class RadixTree:
         return node if node.end == length else self._split(node, length)
 
     def insert(
-        self, content: PromptContent, length: int, salt: str = "", priority: int = 0, *, inserted_len: int = 0
+        self, content: PrefixIdentity, length: int, salt: str = "", priority: int = 0, *, inserted_len: int = 0
     ) -> tuple[int, Node]:
         """Enter the first `length` tokens, as far as pages go; return how many of them were there, and the node with
         which they end. Those before `inserted_len` the same request has entered before: they are not hit again."""
@@ -234,12 +234,12 @@ class RadixTree:
         entries = {(rank, leaf) for rank, _, leaf in self._heap}
         assert all((self._rank(leaf), leaf) in entries for leaf in self._leaves), "a leaf cannot be evicted"
 
-    def _key(self, content: PromptContent, start: int, salt: str) -> Hashable:
+    def _key(self, content: PrefixIdentity, start: int, salt: str) -> Hashable:
         """Return the identity of the first page behind `start`; prompts of different salts part at the root."""
         key = content.prefix_key(start + self.page_size)
         return (salt, key) if salt and not start else key
 
-    def _common(self, node: Node, content: PromptContent, most: int) -> int:
+    def _common(self, node: Node, content: PrefixIdentity, most: int) -> int:
         """Return how far a content agrees with that of a node whose first page it shares."""
         page = self.page_size
         low, high = node.start // page + 1, most // page

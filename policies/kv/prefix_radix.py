@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_allocators
 from servesim.contracts.kv_events import BlockRemoved, BlockStored, key_of
-from servesim.contracts.request import PromptContent, Request, State
+from servesim.contracts.request import PrefixIdentity, Request, State
 
 from ._radix import STRATEGIES, Node, RadixTree, tail_optimized
 
@@ -205,11 +205,11 @@ class PrefixRadix(KVAllocator):
             parent = key_of(request.content.prefix_key(found), request.salt) if found else None
             self.on_event(BlockStored(keys, parent, self.block_size))
 
-    def _page_keys(self, content: PromptContent, salt: str, start: int, end: int) -> tuple[Hashable, ...]:
+    def _page_keys(self, content: PrefixIdentity, salt: str, start: int, end: int) -> tuple[Hashable, ...]:
         """Return the keys of the pages from token `start` to token `end`."""
         page = self.block_size
         return tuple(key_of(content.prefix_key(stop), salt) for stop in range(start + page, end + 1, page))
 
 
-def _content(request: Request) -> PromptContent:
+def _content(request: Request) -> PrefixIdentity:
     return request.content if request.content is not None else _Own(request.row)

@@ -1,7 +1,7 @@
 """The approximate prefix tree of SGLang's routers: which replica was sent which text, as far as a router can know.
 
 A radix tree over prompts (sglang-router 0.3.2, src/tree.rs, and its successors). Where the original compares
-characters, nodes here know the identity of every prefix by its content (`PromptContent.prefix_key`): a step down the
+characters, nodes here know the identity of every prefix by its content (`PrefixIdentity.prefix_key`): a step down the
 tree is one comparison, and the place where two prompts part is found by bisection. Lengths are in the unit of the
 prompts.
 """

@@ -59,4 +59,4 @@ class PrefixHash(InFlightRouter):
         if request.content is None or not request.prompt_len:
             return request.name
         stop = min(request.prompt_len, self.params.prefix_token_count)
-        return repr(key_of(request.content.prefix_key(stop), request.salt))
+        return repr(key_of(request.content.fingerprint(stop), request.salt))

@@ -29,11 +29,20 @@ class State(IntEnum):
     ABORTED = 6
 
 
-class PromptContent(Protocol):
-    """The identity of one request's tokens, as far as prefix sharing needs it."""
+class PrefixIdentity(Protocol):
+    """Which prefixes of prompts are the same."""
 
     def prefix_key(self, stop: int) -> Hashable:
-        """Return a value equal for two requests exactly when their first `stop` tokens are equal."""
+        """Return a value equal for two requests exactly when their first `stop` tokens are equal. Compare it and look
+        it up, no more: which value it is depends on what was asked before."""
+
+
+class PromptContent(PrefixIdentity, Protocol):
+    """The identity of one request's tokens, as far as prefix sharing needs it."""
+
+    def fingerprint(self, stop: int) -> str:
+        """Return a text equal for two requests exactly when their first `stop` tokens are equal. It depends on nothing
+        but these tokens: hash this, or sort by it."""
 
 
 class Deadline(NamedTuple):

@@ -65,20 +65,25 @@ class RunContent:
     A prefix is known by the sequence of runs up to the one it ends in, and how far into that it reaches; so one
     table entry per run serves all block sizes. The output of row r is the content -(r + 1) wherever it
     appears, also inside a later prompt.
+
+    `told`: the same prompt in the runs the trace has it in, as (content of all rows, index), where `runs` are fewer.
     """
 
-    __slots__ = ("_ends", "_index", "_prefixes", "_row", "_runs", "_sequence")
+    __slots__ = ("_ends", "_index", "_prefixes", "_row", "_runs", "_sequence", "_told")
 
-    def __init__(self, row: int, runs: list[tuple[int, int]], prefixes: Prefixes) -> None:
+    def __init__(
+        self, row: int, runs: list[tuple[int, int]], prefixes: Prefixes, told: tuple[Content, int] | None = None
+    ) -> None:
         self._row = row
         self._runs = runs
         self._prefixes = prefixes
+        self._told = told
         self._ends: list[int] = []  # token at which run i ends
         self._sequence: list[int] = []  # number of the sequence of runs 0..i
         self._index = 0  # the run the last question ended in: questions mostly come in order
 
     def prefix_key(self, stop: int) -> Hashable:
-        """See PromptContent."""
+        """See PrefixIdentity."""
         i = self._index
         ends = self._ends
         if i and stop <= ends[i - 1]:
@@ -91,6 +96,17 @@ class RunContent:
         self._index = i
         start = ends[i - 1] if i else 0
         return (self._sequence[i] << 32) | (stop - start)
+
+    def fingerprint(self, stop: int) -> str:
+        """See PromptContent."""
+        runs = self._runs if self._told is None else self._told[0].runs(self._told[1])
+        parts: list[str] = []
+        for content, length in [*runs, (-self._row - 1, 1 << 31)]:
+            parts.append(f"{content}:{min(length, stop)}")
+            stop -= length
+            if stop <= 0:
+                break
+        return " ".join(parts)
 
     def prefix_keys(self, stops: range) -> list[int]:
         """Return `prefix_key` of each stop, ascending."""

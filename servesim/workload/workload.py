@@ -130,7 +130,7 @@ class TraceWorkload:
         patience = (trace.cancel_ns, self._clients.timeout_ns, self._clients.ttft_timeout_ns)
         self._impatient = any(limit is not None for limit in patience)
         self._labels = [trace.labels.get(name) for name in ("session", "tenant", "class", "model")]
-        self._content = trace.content
+        self._content = self._told = trace.content
         if trace.content is not None and len(trace) == self._count:  # more to come might part where these do not
             self._content = joined(trace.content)
         if (trace.content is not None or trace.samples is not None) and self._prefixes is None:
@@ -238,7 +238,8 @@ class TraceWorkload:
         content = None
         if self._prefixes is not None and (self._content is not None or text is not None):
             runs = self._content.runs(at) if self._content is not None else [(row, self._prompt[at])]
-            content = RunContent(row if text is None else text, runs, self._prefixes)
+            told = (self._told, at) if self._told is not None else None
+            content = RunContent(row if text is None else text, runs, self._prefixes, told)
         session, tenant, slo_class, model = (labels[at] if labels is not None else "" for labels in self._labels)
         return Request(
             number,

@@ -34,6 +34,21 @@ def test_joined_prompts_share_what_they_shared(prompts: list[list[tuple[int, int
     again = [fewer.runs(row) for row in range(len(prompts))]
     assert keys(again) == keys(prompts)
     assert sum(map(len, again)) <= len(flat)
+    whole = Content(offsets, flat[:, 0], flat[:, 1])
+    for row, length in enumerate(sum(tokens for _, tokens in runs) for runs in prompts):
+        plain, told = RunContent(row, prompts[row], Prefixes()), RunContent(row, again[row], Prefixes(), (whole, row))
+        for stop in range(1, length + 7):
+            assert told.fingerprint(stop) == plain.fingerprint(stop)
+
+
+@given(st.lists(RUNS, min_size=2, max_size=4))
+def test_fingerprints_are_equal_exactly_where_prefixes_are(prompts: list[list[tuple[int, int]]]) -> None:
+    prefixes = Prefixes()
+    contents = [RunContent(row, runs, prefixes) for row, runs in enumerate(prompts)]
+    stops = range(1, min(sum(tokens for _, tokens in runs) for runs in prompts) + 7)
+    for stop in stops:
+        keys, prints = ([getattr(c, name)(stop) for c in contents] for name in ("prefix_key", "fingerprint"))
+        assert [keys.index(key) for key in keys] == [prints.index(text) for text in prints]
 
 
 def test_prompts_that_part_once_have_two_runs() -> None:

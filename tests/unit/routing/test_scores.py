@@ -78,6 +78,17 @@ def test_prefix_hash_leaves_its_replica_only_for_one_that_is_not_full() -> None:
     assert router.route(prompt((1, 300)), views_of(3)) == min({0, 1, 2} - {home})
 
 
+def test_prefix_hash_sends_a_prompt_home_whoever_asked_before() -> None:
+    homes = []
+    for first in range(8):
+        router, prompt = router_of("smg-prefix-hash", 8), Prompts()
+        for family in range(100, 100 + first):
+            router.route(prompt((family, 300)), views_of(8))
+        homes.append([router.route(prompt((family, 300)), views_of(8)) for family in range(1, 9)])
+    assert all(each == homes[0] for each in homes)
+    assert len(set(homes[0])) > 2
+
+
 def test_the_production_stack_chooses_among_those_sent_the_longest_prefix_whatever_their_load() -> None:
     router, prompt = router_of("production-stack-prefix-aware", 3), Prompts()
     for _ in range(5):
