@@ -95,7 +95,7 @@ def _changed(gpu: Gpu, changes: dict[str, str]) -> Gpu:
         if key not in parts:
             raise UserError(f"gpu.{key}: no part of the data sheet of {gpu.name}{suggest(key, parts)}")
         if key == "tables":
-            update[key] = None if text in ("null", "none") else text
+            update[key] = _tables(None if text in ("null", "none") else text, f"gpu.tables of {gpu.name}")
             continue
         try:
             number = float(text)
@@ -130,4 +130,16 @@ def _from_file(path: Path) -> Gpu:
     for key, number in [*numbers.items(), *flops.items(), ("memory_bytes", memory)]:
         if not 0 <= number < 1e30:
             raise UserError(f"GPU data sheet {path}: {shown(key)} is {number}, must be a finite number of at least 0")
-    return Gpu(path.stem, str(sheet["description"]), memory, flops=flops, tables=sheet["tables"], **numbers)
+    tables = _tables(sheet["tables"], f"GPU data sheet {path}: tables")
+    return Gpu(path.stem, str(sheet["description"]), memory, flops=flops, tables=tables, **numbers)
+
+
+def _tables(name: Any, where: str) -> str | None:
+    """Return the name of bundled kernel tables, or None; UserError where there are none of that name."""
+    bundled = sorted({sheet["tables"] for sheet in _gpus().values() if sheet["tables"] is not None})
+    if name is None or name in bundled:
+        return name  # type: ignore[no-any-return]
+    raise UserError(
+        f"{where} is {shown(name)}: no kernel tables of that name are bundled (those: {', '.join(bundled)}); null "
+        "prices by formula, and --kernel-tables FOLDER names your own"
+    )

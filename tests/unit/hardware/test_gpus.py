@@ -2,9 +2,54 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from servesim.cost.tables import KernelTables
+from servesim.errors import UserError
 from servesim.hardware.gpu import Gpu, gpu_names
+
+SHEET = """\
+description: a card of mine
+memory_bytes: 25.3e+9
+bandwidth: 1.0e+12
+flops: {bf16: 165.0e+12}
+nvlink_bandwidth: 0
+pcie_bandwidth: 32.0e+9
+usd_per_hour: 0.4
+tables: """
+
+
+@pytest.mark.parametrize(
+    "name", ["a10", "nonsense", "h100-sglang", "host", "'../h100'", "none", "''", "7", "[h100]", "{}"]
+)
+def test_tables_that_nobody_has_are_refused_where_a_data_sheet_names_them(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(SHEET + name)
+    with pytest.raises(UserError, match=r"mine.yaml: tables is .*those: a100, b200, .*null prices by formula"):
+        Gpu.load(str(path))
+
+
+def test_tables_that_nobody_has_are_refused_where_a_change_names_them() -> None:
+    with pytest.raises(UserError, match=r"gpu.tables of h100 is 'a10': no kernel tables of that name"):
+        Gpu.load("h100:tables=a10")
+
+
+def test_a_data_sheet_may_name_bundled_tables_or_none(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for text, tables in (("h100", "h100"), ("null", None), ("", None)):
+        path.write_text(SHEET + text)
+        assert Gpu.load(str(path)).tables == tables
+    assert Gpu.load("h100:tables=none").tables is None
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_the_tables_a_bundled_data_sheet_names_are_there_and_measured_on_a_gpu_that_is_known(name: str) -> None:
+    tables = Gpu.load(name).tables
+    if tables is not None:
+        assert KernelTables.load(tables).measured
+        assert Gpu.load(tables).tables == tables
 
 
 @pytest.mark.parametrize("name", ["b200", "gb200"])
