@@ -263,6 +263,9 @@ class PublishingTurns(TableTurns):
             if not self._filling[phase]:
                 del self._filling[phase]
         self._offer_known(request, offset)
+        # Turns may have ended since: all of them, where it joined behind the last one that was extended.
+        done = request._num_computed_tokens - request._num_output_placeholders
+        self._cache._offer(request, done, done)
 
     def extend(self, turn: int, committed: int) -> bool:
         if not super().extend(turn, committed):
