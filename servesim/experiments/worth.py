@@ -35,6 +35,7 @@ from servesim.parsing import listed
 from servesim.run.pools import with_pd
 from servesim.run.scenario import Scenario, Settings, assigned, override
 from servesim.run.setting_names import full_name
+from servesim.run.trace_source import open_scenario
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +50,8 @@ SWITCHES = {
     "expert-parallel": ("engine.enable_expert_parallel=true", "engine.enable_expert_parallel=false"),
 }
 """Settings that are with and without a thing, by its name."""
+BY_CONTENT = ("prefix-caching", "offload")
+"""What finds KV by the prompts it is of."""
 NAMES = ("prefix-caching", "speculation", "offload", "tp", "disaggregation", *SWITCHES)
 
 
@@ -82,6 +85,7 @@ def worth(
     settings = base[0].settings
     features = [feature(name, settings) for name in _names(of)]
     variants = _variants(features, settings)
+    _check_told(features, variants, objects)
 
     def finish(found: Found) -> None:
         found.document["worth"] = _worth(found, features)
@@ -164,6 +168,26 @@ def _variants(features: Sequence[Feature], settings: Settings) -> list[Variant]:
         if settled == plain[0]:
             raise UserError(f"of: {variant.label} changes nothing: the scenario has that already")
     return found
+
+
+def _check_told(features: Sequence[Feature], variants: Sequence[Variant], objects: Objects) -> None:
+    """Raise UserError for what works by what prompts share, on a trace that does not tell."""
+    known, *others = [Scenario.of(v.settings) for v in variants]
+    asked = [
+        one.name
+        for one, other in zip(features, others, strict=False)
+        if one.name in BY_CONTENT
+        or (one.name.startswith("kv=") and known.kv["name"] != "contiguous"
+            and kv_allocators.configured(other.kv)[0].shares)
+    ]  # fmt: skip
+    if not asked or known.stream:
+        return
+    trace = open_scenario(known, objects.get(known.trace))
+    if trace.content is None and trace.samples is None:
+        raise UserError(
+            f"of: {asked[0]} is worth what prompts share, and trace {trace.name} cannot tell: it does not say what "
+            "they contain; take one that does, or say what is shared, such as --shape share:tokens=500,groups=20"
+        )
 
 
 def _worth(found: Found, features: Sequence[Feature]) -> list[dict[str, Any]]:

@@ -74,6 +74,28 @@ def test_what_cannot_be_asked_gets_one_line(of: Any, more: dict[str, Any], line:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("of", "more"),
+    [
+        ("prefix-caching", {}),
+        (["fp8-kv", "prefix-caching"], {}),
+        ("prefix-caching", {"kv": "paged"}),
+        ("offload", {"offload": "cpu=1GiB"}),
+        ("kv=prefix-radix", {"kv": "paged"}),
+        ("kv=prefix-hash", {"kv": "paged"}),
+    ],
+)
+def test_what_prompts_share_is_not_asked_of_a_trace_that_does_not_tell(of: Any, more: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"is worth what prompts share, and trace .* cannot tell: .* --shape share:tok"):
+        worth(**WORKLOAD | more, of=of, gpu="h100")
+
+
+def test_it_is_asked_where_the_question_says_what_is_shared() -> None:
+    shared = {"trace": "synth:rate=1,prompt=6000,output=2", "shape": "share:tokens=5900", "slo": "ttft:1000"}
+    document = worth(**WORKLOAD | shared, of="prefix-caching", gpu="h100").attrs["document"]
+    assert document["worth"][0]["gain"] > 0.05
+
+
 @pytest.fixture(scope="module")
 def document() -> Any:
     return worth(**WORKLOAD, gpu="h100", of="tp=2,max_num_seqs=1").attrs["document"]
