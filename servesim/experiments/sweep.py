@@ -17,7 +17,8 @@ sweep.json, keys sorted, NaN as null:
     metrics     [{name, unit, better, scale, latency}]
     variants    [{label, axes, status: "ok" | "failed", error: null or text, unstable: unstable runs, decided: runs long
                 enough to tell, stability: "stable" | "unstable" | "undecided" (null: failed), cells: [address or null
-                by replicate], values: {metric: mean over replicates}, pareto, equal_to: null or the label of the first
+                by replicate], values: {metric: mean over replicates}, meets_slo: whether every goal of the SLO is
+                reached (99 % of requests, unless it says another share; null: there is none), pareto, equal_to: null or the label of the first
                 variant that served every request at the same times, at the same price; with intervals also bars:
                 {says, and by mean latency low and high: eight of ten measured servers}}], in the order of the axes
     equal       [{labels, why: null or text}]: groups of such variants
@@ -33,8 +34,8 @@ sweep.json, keys sorted, NaN as null:
     notes       [sentences]
 
 Variants are ranked within a rate: at a lower one every server looks better. What is unstable at a rate is so at every
-higher one, whatever a run that ended too soon says. `pareto`: no other stable variant at this rate is at least as good
-in price per million tokens, p99 end-to-end latency and output throughput, and better in one.
+higher one, whatever a run that ended too soon says. `pareto`: it meets the SLO, if there is one, and no other stable variant at this rate that does is at least as
+good in price per million tokens, p99 end-to-end latency and output throughput, and better in one.
 
 A rerun, also after a crash, computes only the runs that are not in cells/; runs that
 failed are tried again.
@@ -52,12 +53,13 @@ import numpy as np
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, axis_values, load_grid, product
 from servesim.experiments.documents import write_document
+from servesim.experiments.goals import goals_of
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
-from servesim.experiments.outcome import busy_notes
+from servesim.experiments.outcome import ATTAINMENT, busy_notes
 from servesim.experiments.ranking import PARETO, best_by_rate, by_rate, judge_stability, pareto_front
 from servesim.experiments.replicates import WORKLOAD, Replicates, check_count, replicates_of
-from servesim.experiments.run_metrics import METRICS, Metric, check_window, measure, metrics_of
+from servesim.experiments.run_metrics import METRICS, Metric, check_window, measure, metrics_of, steady_rows
 from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
 from servesim.experiments.sameness import equal_ones, equal_text
 from servesim.experiments.store import Cell
@@ -161,6 +163,7 @@ class Table:
         self._values: dict[tuple[str, int], dict[str, float]] = {}  # by address and replicate
         self._unstable: dict[str, bool] = {}
         self._decided: dict[str, bool] = {}
+        self._reached: dict[str, list[float]] = {}  # by goal of the SLO: how far its share is exceeded
         self._busy: dict[str, list[str]] = {}
         self._cells: dict[str, tuple[Variant, Replicates, list[Cell]]] = {}  # by label
         self._labels: dict[str, str] = {}  # by address, of the variants under way
@@ -220,11 +223,20 @@ class Table:
             part = repeats.rows(j) if len(repeats) > 1 else None
             found = measure(run, self._metrics, *repeats.margins(*self._ends), part=part)
             self._values[cell.address, j] = found
+        rows, goals = steady_rows(run, *repeats.margins(*self._ends)), goals_of(Scenario.of(v.settings), ATTAINMENT)
+        good = [goal.good(run)[goal.counted(run, rows)] for goal in goals]
+        shares = [float(each.mean()) if len(each) else 1.0 for each in good]
+        self._reached[cell.address] = [share - goal.share for share, goal in zip(shares, goals, strict=True)]
         if cell.address == cells[0].address:
             ends = repeats.margins(*self._ends)
             self._busy[label] = busy_notes(label or "the run", run, Scenario.of(v.settings), repeats, ends)
         self._unstable[cell.address] = run.unstable
         self._decided[cell.address] = bool(run.summary["stability"]["decided"])
+
+    def _meets_slo(self, cells: Sequence[Cell]) -> bool | None:
+        """Return whether every goal of the SLO is reached, on average over replicates; None without one."""
+        found = [self._reached[cell.address] for cell in cells if cell.address in self._reached]
+        return bool((np.mean(found, axis=0) >= 0).all()) if found and found[0] else None
 
     def _mean(self, label: str, metric: Metric) -> float:
         """Return the mean over the replicates that have ended and have such a value; NaN: none has."""
@@ -256,6 +268,7 @@ class Table:
             "decided": sum(self._decided[a] for a in good),
             "cells": [None if e is not None else c.address for c, e in zip(cells, errors, strict=True)],
             "values": means,
+            "meets_slo": self._meets_slo(cells),
         }
 
     def document(self) -> dict[str, Any]:
@@ -264,7 +277,11 @@ class Table:
         judge_stability(found)
         usable = [v for v in found if v["status"] == "ok" and v["stability"] != "unstable"]
         groups = by_rate(usable)
-        front = {label for group in groups.values() for label in pareto_front(group)}
+        front = {
+            label
+            for group in groups.values()
+            for label in pareto_front([v for v in group if v["meets_slo"] is not False])
+        }
         for v in found:
             v["pareto"] = v["label"] in front
         entries = list(self._cells.values())

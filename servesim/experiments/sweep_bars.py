@@ -56,7 +56,10 @@ class SweepBars:
             for entry in best:
                 if any(v["label"] == entry["label"] for v in group):
                     entry |= self._of_best(entry, candidates, goal, same)
-            whole = [c for c in candidates if all(c.values.get(name) is not None for name in PARETO)]
+            late = {v["label"] for v in group if v["meets_slo"] is False}  # never on a front
+            whole = [
+                c for c in candidates if c.label not in late and all(c.values.get(name) is not None for name in PARETO)
+            ]
             members = {v["label"] for v in group if v["pareto"]}
             if len(whole) > 1:
                 front += [

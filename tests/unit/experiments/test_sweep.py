@@ -265,6 +265,23 @@ def test_a_result_from_other_code_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+def test_what_misses_the_slo_is_on_no_front() -> None:
+    busy = {"trace": "synth:rate=20,prompt=600,output=50", "requests": 60, "model": "llama-3.2-1b", "gpu": "h100"}
+    slots = {"scheduler.max_num_seqs": [2, 64], "jobs": 1}
+
+    def marked(**more: Any) -> dict[int, tuple[bool | None, bool]]:
+        found = sweep(**busy, **slots, **more).attrs["document"]
+        on = {entry["label"] for entry in found["model_error"]["front"]}
+        assert not on & {v["label"] for v in found["variants"] if v["meets_slo"] is False}
+        return {v["axes"]["scheduler.max_num_seqs"]: (v["meets_slo"], v["pareto"]) for v in found["variants"]}
+
+    assert {meets for meets, _ in marked().values()} == {None}
+    late = marked(slo="ttft:100")
+    assert late[2] == (False, False)
+    assert late[64] == (True, True)
+    assert set(marked(slo="ttft:0.001").values()) == {(False, False)}
+
+
 def test_the_pareto_front_is_what_nothing_beats_in_everything() -> None:
     points = {"cheap": (1, 9, 5), "quick": (3, 2, 5), "beaten": (3, 3, 5), "twin": (3, 2, 5), "full": (9, 9, 6)}
     names = ("usd_per_million_tokens", "e2el_p99", "output_throughput")
