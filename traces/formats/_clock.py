@@ -22,6 +22,8 @@ LEAST_RATE = 0.05
 1,000 times finer gives 50/s, so that of two units in a row one is in between."""
 LEAST_SECONDS_RATE = 5e-4
 """The same for numbers with a fraction, which are seconds in almost all logs: two requests an hour."""
+FEW, GROWS = 4, 0.75
+"""Times that are too few to tell whether they grow, and the share of steps upwards from which on they do."""
 MANY = 100.0
 """Requests per second from which a trace whose times say they are nanoseconds is remarked on."""
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -65,6 +67,23 @@ def number(cell: Any) -> float | int:
     if not isinstance(cell, int | float) or not -1e300 < cell < 1e300:
         raise ValueError
     return cell
+
+
+def clock_kind(cells: Sequence[Any]) -> int:
+    """Return 0 for dates (ISO, or numbers as large as times since 1970), 1 for numbers most of which are no smaller
+    than the one before, 2 for others, such as durations."""
+    try:
+        known = [cell for cell in cells if cell is not None and cell == cell and cell != ""]
+        if any(isinstance(cell, str) and iso_ns(cell) is not None for cell in known):
+            return 0
+        values = np.array([float(number(cell)) for cell in known])
+    except (ValueError, OverflowError, TypeError):
+        return 0  # no number: refused with its line, when it is read
+    if len(values) and any(
+        ((values * f / 1e9 >= EPOCH[0]) & (values * f / 1e9 < EPOCH[1])).all() for f in UNITS.values()
+    ):
+        return 0
+    return 1 if len(values) < FEW or float((np.diff(values) >= 0).mean()) >= GROWS else 2
 
 
 def clock_ns(

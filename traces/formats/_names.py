@@ -30,7 +30,7 @@ _OTHER = {"cached", "cache", "reasoning", "thinking", "max", "min", "mean", "avg
           "type", "url", "slo", "p50", "p99"}  # fmt: skip
 """Words of names that count something else than the tokens of a prompt or an answer."""
 _TIME = {"time", "times", "timestamp", "timestamps", "ts", "date", "datetime", "at", "unix", "epoch", "utc", "iso",
-         "clock", "stamp", "created", "createdat", "t"}  # fmt: skip
+         "iso8601", "clock", "stamp", "created", "createdat", "t"}  # fmt: skip
 _ARRIVAL = {"arrival", "arrived", "arrive"}
 _START = {"start", "started", "begin", "began", "sent", "send", "received", "receive", "request", "requested",
           "requests", "submit", "submitted", "issued", "created", "event", "log"}  # fmt: skip
@@ -42,6 +42,9 @@ _PARTS = {"first", "token", "tokens", "ttft", "tpot", "itl", "queue", "queued", 
 _SESSION = {"session", "conversation", "chat", "thread", "dialog", "dialogue"}
 _TENANT = {"user", "tenant", "customer", "org", "organization", "team", "account", "project"}
 _NAMED = {"id", "ids", "name", "key", "provided", "uuid"}
+
+
+_SUMS = {"num", "n", "number", "of", "model", "requests", "request", "count", "total", "calls", "api"}
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,13 @@ def unit_of(name: str) -> str | None:
     return next((UNIT_WORDS[word] for word in reversed(found) if word in UNIT_WORDS and len(found) > 1), None)
 
 
-def roles(names: Sequence[str], columns: Columns, same: Callable[[str, str], bool]) -> dict[str, str]:
+def roles(
+    names: Sequence[str], columns: Columns, same: Callable[[str, str], bool], clock: Callable[[str], int]
+) -> dict[str, str]:
     """Return the column of each meaning that is found: as told, else the best by name. `same(a, b)` says whether two
-    columns hold the same. UserError where two that differ are equally good, or a told one is not there."""
+    columns hold the same, `clock(name)` whether one holds dates (0), numbers that grow (1) or others (2): of arrivals
+    dates come first, and what does not grow is none. UserError where two that differ are equally good, or a told one is
+    not there."""
     found: dict[str, str] = {}
     for role, column in columns.given.items():
         if column and column not in names and columns.constant(role, names) is None:
@@ -108,6 +115,9 @@ def roles(names: Sequence[str], columns: Columns, same: Callable[[str, str], boo
         if role in columns.given:
             continue
         ranked = sorted((rank, len(words(n)), names.index(n), n) for n in free if (rank := _rank(role, n)) is not None)
+        if role == "arrival":
+            kinds = {name: clock(name) for *_, name in ranked}
+            ranked = [each for each in ranked if kinds[each[-1]] == min(kinds.values()) < 2 or each[0] == 0]
         if not ranked:
             continue
         best = [n for rank, count, _, n in ranked if (rank, count) == ranked[0][:2]]
@@ -118,6 +128,23 @@ def roles(names: Sequence[str], columns: Columns, same: Callable[[str, str], boo
     return found
 
 
+def beside_prompt(names: Sequence[str]) -> list[str]:
+    """Return the columns of prompt tokens that a cache served or took in and that the prompt's own column leaves out,
+    as Anthropic and Bedrock count them."""
+    found = []
+    for name in names:
+        parts = set(words(name))
+        if "cache" in parts and parts & {"read", "creation", "write"} and {"input", "tokens"} <= parts:
+            found += [name] if "ephemeral" not in parts else []
+    return found
+
+
+def of_several(name: str) -> bool:
+    """Return whether a column counts requests, as in sums by the hour."""
+    parts = set(words(name))
+    return bool(parts & {"requests", "calls"} or {"request", "count"} <= parts) and parts <= _SUMS
+
+
 def _rank(role: str, name: str) -> int | None:
     """Return how well a name fits a meaning, 0 best; None: not at all."""
     found = set(words(name)) - set(UNIT_WORDS)
@@ -126,7 +153,7 @@ def _rank(role: str, name: str) -> int | None:
     if role == "total":
         return 0 if "total" in found and found & _TOKENS and not found & (_OTHER | _PROMPT | _OUTPUT) else None
     if role in ("arrival", "end", "latency", "ttft"):
-        return _time_rank(role, found)
+        return _time_rank(role, found, name)
     if role in ("session", "tenant"):
         core = _SESSION if role == "session" else _TENANT
         return 0 if found & core and found <= core | _NAMED else None
@@ -154,17 +181,23 @@ def _tokens_rank(found: set[str], own: set[str], other: set[str]) -> int | None:
     )
 
 
-def _time_rank(role: str, found: set[str]) -> int | None:
+def _time_rank(role: str, found: set[str], name: str) -> int | None:
     if role == "ttft":
         return 0 if "ttft" in found or ({"first", "token"} <= found and found & (_TIME | _LATENCY | {"to"})) else None
+    if not found and name == "msec":  # nginx: seconds since 1970
+        return 3 if role == "arrival" else None
     if found & _PARTS - ({"completion"} if role == "end" else set()):
         return None
     if role == "latency":
         if found & _LATENCY:
             return 0
+        if found == {"request", "time"}:  # that of nginx; a time of arrival, where it grows, is taken already
+            return 2
         return 1 if found & {"response", "total", "processing", "run"} and found & {"time"} else None
     if found & (_LATENCY | {"response", "total", "processing", "run", "count", "id", "ids", "zone", "timezone"}):
         return None
+    if found == {"request", "time"}:  # a duration in nginx's logs, a time of arrival in others: for those who look
+        return 4 if role == "arrival" else None
     if role == "end":
         return 0 if found & _END and found <= _END | _TIME | {"request"} else None
     if found & _END:

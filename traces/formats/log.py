@@ -17,8 +17,8 @@ from servesim.errors import UserError, shown
 from servesim.workload.trace import Ints, Trace
 
 from . import _text
-from ._clock import clock_ns, number
-from ._names import UNITS, Columns, roles, unit_of, words
+from ._clock import clock_kind, clock_ns, number
+from ._names import UNITS, Columns, beside_prompt, of_several, roles, unit_of, words
 from ._recorded import Floats, Recorded, trace_of
 from ._table import Table, is_table, read_table
 
@@ -56,11 +56,15 @@ def recorded(path: Path, columns: str | Mapping[str, Any] | None = None) -> Reco
 def _read(path: Path, columns: Columns) -> tuple[Recorded, bool]:
     table = read_table(path)
     try:
-        role = roles(table.names, columns, lambda a, b: table.column(a) == table.column(b))
+        role = roles(
+            table.names, columns, lambda a, b: table.column(a) == table.column(b), lambda n: clock_kind(table.column(n))
+        )
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     _check_complete(table, role, columns)
+    _check_single(table, role)
     prompt, output = (_tokens(table, role, columns, side) for side in ("prompt", "output"))
+    prompt, cached = _with_cached(table, role, prompt)
     kept, why = _kept(table, role, prompt, output)
     lines = [table.lines[i] for i in kept]
     start, ends, told = _times(table, role, columns, kept, lines)
@@ -70,7 +74,7 @@ def _read(path: Path, columns: Columns) -> tuple[Recorded, bool]:
         latency[latency < 0] = np.nan
     if start is None and ends is not None:
         start = ends - np.rint(latency * 1e6).astype(np.int64)
-    notes = [*told, *why, *_totals(table, role, kept, prompt, output), *_aside(table, role, columns)]
+    notes = [*told, *cached, *why, *_totals(table, role, kept, prompt, output), *_aside(table, role, columns)]
     labels = {label: _texts(table, role[name], kept) for name, label in
               (("tenant", "tenant"), ("model", "model"), ("class", "class")) if name in role}  # fmt: skip
     sessions = role.get("session") or role.get("tenant")
@@ -102,6 +106,41 @@ def _check_complete(table: Table, role: dict[str, str], columns: Columns) -> Non
         names = ", ".join(shown(name)[:40] for name in table.names[:MOST_NAMED])
         more = f" and {len(table.names) - MOST_NAMED} more" if len(table.names) > MOST_NAMED else ""
         raise UserError(f"{table.path}: no column is {' or '.join(lacking)} among {names}{more}; say which: {EXAMPLE}")
+
+
+def _check_single(table: Table, role: dict[str, str]) -> None:
+    """Raise UserError where a row stands for several requests."""
+    for name in table.names:
+        if name in role.values() or not of_several(name):
+            continue
+        for cell, line in zip(table.column(name), table.lines, strict=True):
+            try:
+                several = cell is not None and number(cell) > 1
+            except (ValueError, OverflowError):
+                break
+            if several:
+                raise UserError(
+                    f"{table.path}: line {line}: {name} is {shown(cell)[:80]}, so rows are sums of several requests; a "
+                    "log with one request a row is needed"
+                )
+
+
+def _with_cached(table: Table, role: dict[str, str], prompt: Floats) -> tuple[Floats, list[str]]:
+    """Return prompts with the tokens that usage in Anthropic's form counts beside them, and how many came from the
+    server's cache, where a column says so."""
+    beside = [name for name in beside_prompt(table.names) if name not in role.values()] if "prompt" in role else []
+    for name in beside:
+        prompt = prompt + np.nan_to_num(_counts(table, name))
+    inside = [n for n in table.names if set(words(n)) >= {"cached", "tokens"} and not set(words(n)) & {"output"}]
+    hits = [name for name in beside if "read" in words(name)] or inside[:1]
+    notes = [f"prompt tokens include {' and '.join(map(shown, beside))}"] if beside else []
+    total = float(np.nansum(prompt))
+    if hits and total and (found := float(np.nansum(_counts(table, hits[0])))):
+        notes.append(
+            f"the server found {found / total:.1%} of prompt tokens in its cache ({shown(hits[0])}); the log does not "
+            "say what prompts contain, so this run finds none of them again: --shape share:tokens=N says what is shared"
+        )
+    return prompt, notes
 
 
 def _tokens(table: Table, role: dict[str, str], columns: Columns, side: str) -> Floats:
@@ -229,7 +268,9 @@ def _totals(table: Table, role: dict[str, str], kept: Ints, prompt: Floats, outp
 
 
 def _aside(table: Table, role: dict[str, str], columns: Columns) -> list[str]:
-    used = set(role.values()) | {column for column in columns.given.values() if column}
+    used = (
+        set(role.values()) | set(beside_prompt(table.names)) | {column for column in columns.given.values() if column}
+    )
     rest = [name for name in table.names if name not in used]
     more = f" and {len(rest) - MOST_NAMED} more" if len(rest) > MOST_NAMED else ""
     return [f"columns kept aside: {', '.join(rest[:MOST_NAMED])}{more}"] if rest else []

@@ -229,7 +229,10 @@ def test_columns_that_count_something_else_are_not_taken() -> None:
         "output_tokens",
     ]
     found = roles(
-        [*names, "prompt_cost_usd", "prompt", "time_to_first_token", "request_id"], Columns.of(None), lambda a, b: False
+        [*names, "prompt_cost_usd", "prompt", "time_to_first_token", "request_id"],
+        Columns.of(None),
+        lambda a, b: False,
+        lambda name: 1,
     )
     assert found == {
         "arrival": "timestamp",
@@ -255,3 +258,63 @@ def test_columns_reach_a_run_through_its_scenario(tmp_path: Path) -> None:
         {"trace": str(path), "model": "llama-3.1-8b", "gpu": "h100", "columns": "arrival=a,prompt=b,output=c"}
     )
     assert is_rows(open_scenario(scenario))
+
+
+START = 1763647201
+
+
+def nginx(**more: Any) -> str:
+    rows = [
+        {
+            "request_time": f"{2 + (5 * i) % 7:.3f}",
+            "prompt_tokens": 100 + i,
+            "completion_tokens": 5,
+            "t": 1763647201 + 2 * i,
+        }
+        for i in range(9)
+    ]
+    for row in rows:
+        at = row.pop("t")
+        row |= {name: form(at) for name, form in more.items()}
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_a_duration_is_no_time_of_arrival(tmp_path: Path) -> None:
+    iso, epoch = lambda t: f"2025-11-20T14:00:{t - 1763647201:02d}+00:00", lambda t: f"{t}.000"
+    for clocks in ({"time_iso8601": iso}, {"msec": epoch}, {"msec": epoch, "time_iso8601": iso}):
+        trace = load_trace(put(tmp_path, nginx(**clocks)))
+        assert np.diff(trace.arrival_ns).tolist() == [2_000_000_000] * 8
+    with pytest.raises(UserError, match=r"no column is times of arrival"):
+        load_trace(put(tmp_path, nginx()))
+
+
+def test_prompt_tokens_that_a_cache_served_belong_to_the_prompt(tmp_path: Path) -> None:
+    beside = {
+        "input_tokens": 100,
+        "cache_read_input_tokens": 250,
+        "cache_creation_input_tokens": 50,
+        "output_tokens": 5,
+    }
+    bedrock = {"inputTokens": 100, "cacheReadInputTokens": 250, "cacheWriteInputTokens": 50, "outputTokens": 5}
+    inside = {"prompt_tokens": 400, "prompt_tokens_details": {"cached_tokens": 250}, "completion_tokens": 5}
+    nested = {"cache_creation": {"ephemeral_5m_input_tokens": 50}}
+    for usage in (beside, bedrock, inside, beside | nested):
+        rows = [{"timestamp": 1763647201 + i, "usage": usage} for i in range(3)]
+        trace = load_trace(put(tmp_path, "".join(json.dumps(row) + "\n" for row in rows)))
+        assert trace.prompt_len.tolist() == [400] * 3
+        assert any("the server found 62.5% of prompt tokens in its cache" in note for note in trace.notes)
+    for usage in ({"input_tokens": 100, "output_tokens": 5}, {**inside, "prompt_tokens_details": {"cached_tokens": 0}}):
+        rows = [{"timestamp": 1763647201 + i, "usage": usage} for i in range(3)]
+        notes = load_trace(put(tmp_path, "".join(json.dumps(row) + "\n" for row in rows))).notes
+        assert not any("in its cache" in note for note in notes)
+
+
+@pytest.mark.parametrize("name", ["num_model_requests", "requests", "request_count", "numCalls", "n_requests"])
+def test_sums_of_several_requests_are_no_requests(tmp_path: Path, name: str) -> None:
+    rows = [
+        {"start_time": 1763647200 + 3600 * i, "input_tokens": 9000, "output_tokens": 90, name: 30} for i in range(3)
+    ]
+    with pytest.raises(UserError, match=rf"{name} is 30, so rows are sums of several requests; a log with one request"):
+        load_trace(put(tmp_path, "".join(json.dumps(row) + "\n" for row in rows)))
+    rows = [row | {name: 1} for row in rows]
+    assert len(load_trace(put(tmp_path, "".join(json.dumps(row) + "\n" for row in rows)))) == 3
