@@ -18,7 +18,8 @@ sweep.json, keys sorted, NaN as null:
     variants    [{label, axes, status: "ok" | "failed", error: null or text, unstable: unstable runs, decided: runs long
                 enough to tell, stability: "stable" | "unstable" | "undecided" (null: failed), cells: [address or null
                 by replicate], values: {metric: mean over replicates}, meets_slo: whether every goal of the SLO is
-                reached (99 % of requests, unless it says another share; null: there is none), pareto, equal_to: null or the label of the first
+                reached (99 % of requests, unless it says another share; null: there is none), pareto, equal_to: null or
+                the label of the first
                 variant that served every request at the same times, at the same price; with intervals also bars:
                 {says, and by mean latency low and high: eight of ten measured servers}}], in the order of the axes
     equal       [{labels, why: null or text}]: groups of such variants
@@ -34,8 +35,9 @@ sweep.json, keys sorted, NaN as null:
     notes       [sentences]
 
 Variants are ranked within a rate: at a lower one every server looks better. What is unstable at a rate is so at every
-higher one, whatever a run that ended too soon says. `pareto`: it meets the SLO, if there is one, and no other stable variant at this rate that does is at least as
-good in price per million tokens, p99 end-to-end latency and output throughput, and better in one.
+higher one, whatever a run that ended too soon says. `pareto`: it meets the SLO, if there is one, and no
+other stable variant at this rate that does is at least as good in price per million tokens, p99 end-to-end latency and
+output throughput, and better in one.
 
 A rerun, also after a crash, computes only the runs that are not in cells/; runs that
 failed are tried again.
