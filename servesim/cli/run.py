@@ -88,6 +88,9 @@ def run(
         from servesim.cli.summary import print_summary
 
         print_summary(result, out)
+    requests = result.summary["requests"]
+    if requests["arrived"] and not requests["completed"]:
+        end_if([f"none of {requests['arrived']:,} requests was served"])
     if required:
         unstable = (
             ["the queue was still growing when arrivals ended"] if result.summary["stability"]["unstable"] else []

@@ -216,7 +216,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f"{percent(shares['measured'])} measured, {percent(shares['interpolated'])} interpolated, "
             f"{percent(shares['extrapolated'])} extrapolated, {percent(shares['roofline'])} roofline" + interval,
         ),
-        ("queue", _queue(summary["stability"])),
+        ("queue", _queue(summary["stability"]) if requests["completed"] else "none: nothing was served"),
         *_pools(summary),
         *_stages(summary.get("disaggregation")),
         *((name, number(value)) for name, value in summary.get("custom_metrics", {}).items()),

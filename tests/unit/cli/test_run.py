@@ -48,6 +48,14 @@ def refused(result: tuple[int, str, str], *said: str, code: int = 2) -> None:
         assert text in result[2]
 
 
+def test_a_run_that_serves_nothing_is_no_success(servesim: Cli, tmp_path: Path) -> None:
+    small = ("--max-model-len", "200", "--no-report", "--out", tmp_path / "r")
+    code, out, err = servesim(*RUN, *small)
+    assert (code, err) == (1, "failed: none of 40 requests was served\n")
+    assert "stable" not in out
+    assert (tmp_path / "r" / "summary.json").exists()
+
+
 @pytest.mark.medium
 def test_a_run_prints_its_summary(servesim: Cli, tmp_path: Path) -> None:
     code, out, err = servesim(*RUN, "--slo", "ttft:500,tpot:50", "--out", tmp_path / "r")
