@@ -56,7 +56,7 @@ def test_a_pool_as_text_is_what_it_is_as_a_mapping() -> None:
 
 def test_a_pool_of_a_model_in_other_weights_takes_their_format() -> None:
     pools = [{"name": "a"}, {"name": "b", "model": "meta-llama/Llama-3.3-70B-Instruct-FP8", "tp": 2}]
-    assert [pool.scenario.dtype for pool in resolve(pools).pools] == ["bf16", "fp8"]
+    assert [pool.scenario.dtype for pool in resolve(pools, of_models(*"ababab")).pools] == ["bf16", "fp8"]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,16 @@ def test_a_request_goes_to_the_pool_whose_name_or_model_it_asks_for() -> None:
 def test_a_model_that_no_pool_serves_is_refused_before_the_run() -> None:
     with pytest.raises(UserError, match="a request asks for model 'larger' \\(did you mean \"large\"\\?\\)"):
         resolve(MODELS, of_models("larger", "", "", "", "", ""))
+
+
+def test_requests_that_name_no_model_are_not_dealt_out_to_pools_of_several() -> None:
+    for models, count in ((["small", "", "large", "", "", ""], 4), ([""] * 6, 6)):
+        with pytest.raises(
+            UserError, match=rf"{count} of 6 requests name no model, and pools serve llama-3.1-70b and l"
+        ):
+            resolve(MODELS, of_models(*models))
+    with pytest.raises(UserError, match="6 of 6 requests name no model"):
+        resolve(MODELS)
 
 
 def test_pools_of_one_model_take_requests_whatever_they_ask_for() -> None:
