@@ -40,8 +40,10 @@ from servesim.run.slo_settings import check_percentiles, with_percentiles
 
 Settings = dict[str, Any]
 
-SELDOM = ("pools", "pd", "handoff", "scaler", "start", "offload", "slo_class_percentiles")
-"""Settings that are written only where they say something."""
+SELDOM = ("pools", "pd", "handoff", "cluster", "scaler", "start", "offload", "slo_class_percentiles")
+"""Settings that are written only if they say something."""
+CLUSTER_PARTS = (("report_every_s", "report_lag_s"), ("failures", "detection_s", "reroutes", "reroute_delay_s"))
+"""Settings of `cluster` that are written together."""
 _EXAMPLES = {
     "trace": ": a file, preset:NAME or synth:key=value,...",
     "model": ": a bundled one such as llama-3.1-8b, or a config.json",
@@ -233,25 +235,9 @@ class Scenario(_Section):
     a model with sliding windows they become `hybrid` and `hybrid-paged`, as in vLLM."""
     router: Settings = Field(default={"name": "round-robin"})
     """Router, written the same way."""
-    cluster: ClusterSettings = ClusterSettings()
     pools: list[Settings] = Field(default=[])
     """Pools of replicas behind the router, each with a name, a role (both, prefill, decode) and what it has of its own:
     `fast:gpu=h200,replicas=2`, or a mapping of model, gpu, tp, engine, policies and replicas."""
-    pd: str | None = None
-    """Prompts and answers on different replicas: `2x1:1x4` are 2 prefill replicas of 1 GPU and 1 decode replica of 4,
-    otherwise alike; short for two pools. In `capacity` a number of GPUs: all splits of them, and all together."""
-    handoff: Settings | None = None
-    """How KV gets from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: that."""
-    offload: Settings | None = None
-    """KV kept in memory behind each replica's GPUs: `vllm:cpu=64GiB` (vLLM's offloading connector; or `cpu=64GiB`
-    alone), with eviction_policy=lru or arc, block_size_factor, gb_s; `lmcache:cpu=64GiB,disk=2TB,disk_gb_s=5` (LMCache,
-    also with remote, remote_gb_s); `hicache:ratio=2` (SGLang's). None, or `none`: no such memory."""
-    scaler: Settings | None = None
-    """Autoscaler of the replicas, written as policies are: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`,
-    with parameters such as `keda:target=4,min=1,max=8`. `replicas` is how many there are at first. None: all stay."""
-    start: dict[str, float] = Field(default={})
-    """Times of which the start of a replica is made, by parts: node_s, pull_s, weights_gb_s (GB/s), compile_s,
-    graphs_s, warm_up_s."""
     speculation: Settings = Field(default={"name": "none"})
     """How drafts are made: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
     acceptance: Settings | None = None
@@ -287,6 +273,22 @@ class Scenario(_Section):
     """Price of a GPU, whatever it is; none: by `price`, else the assumption in the GPU's data sheet."""
     price: dict[str, float] = Field(default={})
     """Prices by GPU, $ an hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of them."""
+    pd: str | None = None
+    """Prompts and answers on different replicas: `2x1:1x4` are 2 prefill replicas of 1 GPU and 1 decode replica of 4,
+    otherwise alike; short for two pools. In `capacity` a number of GPUs: all splits of them, and all together."""
+    handoff: Settings | None = None
+    """How KV gets from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: that."""
+    scaler: Settings | None = None
+    """Autoscaler of the replicas, written as policies are: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`,
+    with parameters such as `keda:target=4,min=1,max=8`. `replicas` is how many there are at first. None: all stay."""
+    start: dict[str, float] = Field(default={})
+    """Times of which the start of a replica is made, by parts: node_s, pull_s, weights_gb_s (GB/s), compile_s,
+    graphs_s, warm_up_s."""
+    offload: Settings | None = None
+    """KV kept in memory behind each replica's GPUs: `vllm:cpu=64GiB` (vLLM's offloading connector; or `cpu=64GiB`
+    alone), with eviction_policy=lru or arc, block_size_factor, gb_s; `lmcache:cpu=64GiB,disk=2TB,disk_gb_s=5` (LMCache,
+    also with remote, remote_gb_s); `hicache:ratio=2` (SGLang's). None, or `none`: no such memory."""
+    cluster: ClusterSettings = ClusterSettings()
 
     @field_validator("scheduler", "kv", "router", "speculation", "acceptance", "scaler", "handoff", mode="before")
     @classmethod
@@ -318,8 +320,12 @@ class Scenario(_Section):
 
     @model_serializer(mode="wrap")
     def _short(self, dumped: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what few scenarios have."""
+        """Leave out what few scenarios have: of optional parts the settings of those that are on, in full."""
         found: dict[str, Any] = dumped(self)
+        if "cluster" in found:
+            plain = ClusterSettings()
+            on = [part for part in CLUSTER_PARTS if any(getattr(self.cluster, k) != getattr(plain, k) for k in part)]
+            found["cluster"] = {key: found["cluster"][key] for part in on for key in part}
         return {key: value for key, value in found.items() if value or key not in SELDOM}
 
     @model_validator(mode="before")

@@ -206,8 +206,6 @@ def _summary(setup: Setup, records: Records, cluster: Cluster | None) -> dict[st
         figures["router_view"] = view_figures(seen)
     if (offload := offload_figures(setup.cores, requests)) is not None:
         figures["offload"] = offload
-    tables = setup.cost.tables
-    figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
     if "class" in records.parts:
         slo, own = scenario.slo, scenario.slo_classes
         figures["classes"] = by_class(requests, records.parts["class"], slo, own)
@@ -215,11 +213,13 @@ def _summary(setup: Setup, records: Records, cluster: Cluster | None) -> dict[st
             figures["goodput"] = goodput(requests, slo, records.limits) | {"slo_classes_ms": own}
     if "tenant" in records.parts:
         figures["tenants"] = by_tenant(requests, records.parts["tenant"], len(setup.facts), scenario.slo)
-    figures["requests"] |= {"retries": records.retries, "unsent": records.workload.unsent}
-    figures["speculation"] = speculation_figures(core.spec_stats for core in setup.cores)
     bursts, unknown = bursts_of(scenario, requests.table) if isinstance(requests, RequestColumns) else ([], [])
     if bursts:
         figures["bursts"] = bursts
+    tables = setup.cost.tables
+    figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
+    figures["requests"] |= {"retries": records.retries, "unsent": records.workload.unsent}
+    figures["speculation"] = speculation_figures(core.spec_stats for core in setup.cores)
     return {
         **figures,
         "notes": [
