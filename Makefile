@@ -23,7 +23,7 @@
 # make test-compiled  the tests of what is compiled, by that build, with a tenth of the random examples
 # make all-compiled  the same with all examples, and the slow ones
 # make package  build the sdist, the wheel from it, and try that in a clean environment
-# make build COMMIT=HEAD~1  a build of another commit in .builds, to compare with: .ci/same-bytes, benchmarks.check --against
+# make build COMMIT=HEAD~1  a build of another commit in .builds, to compare with: .ci/same-bytes, benchmarks.calls --against
 #              (BUILD=.venv-compiled: its compiled build)
 # All make a virtual environment in the checkout first, with the locked versions, when it is missing or outdated; `make run`
 # installs what a run needs and no more.

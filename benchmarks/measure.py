@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,35 +19,7 @@ from benchmarks.cases import BASE, CASES, SHARED, Case
 from benchmarks.instructions import Counter
 
 MEASURE = "import servesim, sys; sys.path.insert(0, sys.argv.pop(1)); from benchmarks.measure import main; main()"
-"""Code that another interpreter runs: its own servesim with the benchmarks of this checkout, whose path comes first."""
-
-
-class Item:
-    """Something with attributes, as requests are."""
-
-    __slots__ = ("key", "left", "total")
-
-    def __init__(self, key: int) -> None:
-        self.key, self.left, self.total = key, key % 97 + 1, 0
-
-
-def calibrate() -> int:
-    """Run a fixed piece of work like the simulator's (objects, lists, dictionaries, a heap), about 0.05 s. Costs of
-    cases are compared in units of it, so that a slower machine or interpreter does not look like a slower simulator."""
-    heap: list[tuple[int, int]] = []
-    table: dict[int, Item] = {}
-    done = 0
-    for key in range(60_000):
-        table[key] = item = Item(key)
-        heappush(heap, (key * 7919 % 10_007, key))
-        item.total += key
-        if len(heap) > 64:
-            _, other = heappop(heap)
-            item = table.pop(other)
-            for _ in range(item.left & 7):
-                item.total += item.left
-            done += item.total & 1
-    return done
+"""Code that a fresh interpreter runs: its own servesim with the benchmarks of this checkout, whose path comes first."""
 
 
 class Meter:
@@ -93,7 +64,7 @@ def measure(name: str, requests: int | None = None, repeats: int | None = None) 
     import servesim
     from servesim.engine.cluster import Cluster
 
-    loop, calibration, startup, wall = Meter(), Meter(), [], []
+    loop, startup, wall = Meter(), [], []
     run = Cluster.run
 
     def metered(cluster: Cluster) -> None:
@@ -103,7 +74,7 @@ def measure(name: str, requests: int | None = None, repeats: int | None = None) 
 
     with patch.object(Cluster, "run", metered):
         for _ in range(repeats or case.repeats):
-            _calibrate(calibration)
+            gc.collect()
             began = time.process_time()
             result = servesim.simulate(settings)
             wall.append(time.process_time() - began)
@@ -112,7 +83,6 @@ def measure(name: str, requests: int | None = None, repeats: int | None = None) 
             steps, count = result.summary["engine"]["steps"], result.summary["requests"]["arrived"]
             batch = result.summary["engine"]["batch_size"]
             del result
-            _calibrate(calibration)
     return {
         "requests": count,
         "steps": steps,
@@ -122,29 +92,19 @@ def measure(name: str, requests: int | None = None, repeats: int | None = None) 
         "startup_cpu_s": startup[0],  # later ones find kernel tables and imports in memory
         "total_cpu_s": min(wall),
         "peak_memory_mb": peak,
-        "calibration_cpu_s": calibration.cpu_s,
-        "calibration_instructions": calibration.instructions,
         "gc": f"{'on' if gc.isenabled() else 'off'} {','.join(map(str, gc.get_threshold()))}",
         "skipped": loop.reason or None,
     }
 
 
-def _calibrate(meter: Meter) -> None:
-    gc.collect()
-    meter.start()
-    calibrate()
-    meter.stop()
-
-
 def _whole_process(case: Case, settings: dict[str, Any], repeats: int) -> dict[str, Any]:
     """Return CPU seconds, user and system, of the command line from its start to its end."""
-    calibration, best, peak = Meter(), float("inf"), 0
+    best, peak = float("inf"), 0
     with tempfile.TemporaryDirectory() as folder:
         scenario = Path(folder) / "scenario.yaml"
         scenario.write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML
         command = [sys.executable, "-m", "servesim", "run", str(scenario)]
         for _ in range(repeats + 1):  # the first one warms the file cache
-            _calibrate(calibration)
             with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
                 _, status, usage = os.wait4(process.pid, 0)
                 process.returncode = os.waitstatus_to_exitcode(status)
@@ -155,7 +115,6 @@ def _whole_process(case: Case, settings: dict[str, Any], repeats: int) -> dict[s
         "requests": settings["requests"],
         "process_cpu_s": best,
         "peak_memory_mb": peak / 2**10,
-        "calibration_cpu_s": calibration.cpu_s,
     }
 
 
@@ -168,18 +127,13 @@ def peak_memory_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def in_own_process(
-    name: str, requests: int | None = None, repeats: int | None = None, python: str = sys.executable
-) -> dict[str, Any]:
+def in_own_process(name: str, requests: int | None = None, repeats: int | None = None) -> dict[str, Any]:
     """Return the same figures from a fresh interpreter, of the servesim installed for it; `skipped` alone, with the
     reason, where there are none."""
-    command = [python, "-P", "-c", MEASURE, str(Path(__file__).parents[1]), name]
+    command = [sys.executable, "-P", "-c", MEASURE, str(Path(__file__).parents[1]), name]
     for option, value in (("--requests", requests), ("--repeats", repeats)):
         command += [option, str(value)] if value is not None else []
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        return {"skipped": f"{python}: {error.strerror}"}
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return {"skipped": last}
