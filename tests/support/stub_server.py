@@ -177,9 +177,9 @@ def serving(stub: Stub) -> Iterator[Stub]:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(300)
     try:
         yield stub
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(300)

@@ -197,10 +197,10 @@ def test_an_overtaken_question_is_answered_so(client: Any, monkeypatch: pytest.M
     monkeypatch.setattr("servesim.reports.explore.picture.simulate", slowly)
     first = threading.Thread(target=lambda: answers.append(ask(client, asked({"rate": "51"}, session="o"))))
     first.start()
-    assert began.wait(30)
+    assert began.wait(300)
     monkeypatch.undo()
     assert ask(client, asked({"rate": "52"}, session="o", number=2)).status_code == 200
-    first.join(30)
+    first.join(300)
     assert answers[0].status_code == 409
     assert answers[0].json() == {"number": 1, "overtaken": True}
 
@@ -302,5 +302,5 @@ def test_the_command_prints_its_address_and_ends_cleanly_when_interrupted() -> N
 
         assert httpx.get(address[0]).status_code == 200
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (0, "", "")

@@ -88,7 +88,7 @@ class Desk:
 
     def close(self) -> None:
         self._server.should_exit = True
-        self._thread.join(30)
+        self._thread.join(300)
         self._sock.close()
 
 
