@@ -1,9 +1,9 @@
 """Instructions of a quick case, of either build: `python -m benchmarks.valgrind`, part of `.ci/run all`.
 
-Callgrind counts them for a whole process, most of which is its start; so two processes are counted, the second with
-MORE requests beyond the first's FEW, and the difference decides: over 3 % more than `calls.json` says fails. Figures
-are of one interpreter, C compiler and build. `--store` writes them, and to raise one it asks for `--why TEXT`. Where
-valgrind is not installed nothing is decided.
+They are counted for a whole process (by cachegrind without a cache, in a third of callgrind's time), most of which is
+its start; so two processes are counted, the second with MORE requests beyond the first's FEW, and the difference
+decides: over 3 % more than `calls.json` says fails. Figures are of one interpreter, C compiler and build. `--store`
+writes them, and to raise one it asks for `--why TEXT`. Where valgrind is not installed nothing is decided.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ALIKE = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_TH
 
 def command(requests: int) -> list[str]:
     """Return what counts the instructions of a process of so many requests."""
-    tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+    tool = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
     return [*tool, sys.executable, "-P", "-c", CODE, str(Path(__file__).parents[1]), CASE, str(requests)]
 
 
@@ -44,10 +44,10 @@ def instructions(requests: int) -> int:
     """Return the instructions of a process of so many requests. ValueError with its last words where it fails."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     done = subprocess.run(command(requests), capture_output=True, text=True, env=kept | ALIKE)
-    found = re.search(r"Collected : (\d+)", done.stderr)
+    found = re.search(r"I +refs: +([\d,]+)", done.stderr)
     if done.returncode or found is None:
         raise ValueError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
-    return int(found[1])
+    return int(found[1].replace(",", ""))
 
 
 def kind(compiled: bool) -> Kind:
