@@ -2,6 +2,35 @@
 
 Prefill first: whenever waiting requests fit, a batch of prompts runs without any decode. How many may enter is a bet on
 how much the running ones will still generate (new_token_ratio); when the bet is lost, requests are retracted.
+
+Left out ("no trace": only for what a trace and its settings cannot ask for; "differs": plans may differ from SGLang's):
+
+| left out | why |
+|---|---|
+| grammar queue, LoRA limits and drainer | no trace: structured output, adapters |
+| embedding and readout requests, images, beam search, streaming sessions | no trace: prompts of text, sampled answers |
+| DLLM, HiSparse, PD multiplexing, KV shards, n-gram embedding | no trace: none of them is modeled |
+| `get_alloc_reserve_per_decode` | no trace: drafts are refused with this scheduler |
+| tiles and exact chunks (AMD), `truncation_align_size` | no trace: other hardware, deterministic kernels |
+| `PrefillDelayer`, `MinFreeSlotsDelayer`, `DynamicChunkSizer`, `TEST_RETRACT` | no trace: no setting, off |
+| `prefill_decode_interval_min_bs`, `disable_priority_preemption`, `routing-key` | no trace: no setting |
+| `check_prefetch_progress`, staged loads | no trace: storage behind host memory is not modeled |
+| `check_hicache_events`, timeouts, aborts | elsewhere: servesim/engine/hicache.py, servesim/engine/core.py |
+| MLP sync of data-parallel ranks | elsewhere: servesim/engine/data_parallel.py |
+| bootstrap queue of prompts to hand on | elsewhere: servesim/engine/handoff_first.py |
+| host backup of retracted requests | differs under PD: they are computed again |
+| `_touch_waiting_prefixes` | differs for lru: a waiter's prefix counts as used when it is admitted |
+| `max_new_tokens_for_memory` | differs for caps beyond memory: such requests are refused, not shortened |
+| eviction by `_abort_on_queued_limit` | differs by priority: a full queue refuses the newcomer |
+| `SWAPrefillBudget`, `is_hybrid_swa` | differs for sliding windows: one budget, and full stays full |
+| Mamba slots in `budget_state` | differs for models with states: they bound max_running_requests instead |
+| a running batch for each microbatch | differs if pp > 1: one batch for all stages |
+| `is_extend_in_batch` | differs if dp > 1: each rank counts prefill_decode_interval for itself |
+| `budget_state` before the first waiter | differs if max_prefill_tokens < chunked_prefill_size: one more may enter |
+| ratio 1 of running requests with ignore_eos | differs with ignore_eos: new_token_ratio is theirs too |
+| `filter_batch` before prefill | differs: a full batch admits one decode after a request has left it |
+| `_reqs_finishing_inflight` | differs, planned ahead: requests decode once beyond their cap, as under PD |
+| `preempt_to_schedule` of requests in flight | differs by priority, planned ahead: these are spared |
 """
 
 from __future__ import annotations

@@ -3,6 +3,32 @@
 One rule, no phases: each step lets every request's computed tokens catch up with its known ones, running
 requests before waiting ones, within a token budget. Prefill, chunked prefill, prefix hits, decode and
 verification of drafts are all this rule.
+
+Left out ("no trace": only for what a trace and its settings cannot ask for; "differs": plans may differ from vLLM's):
+
+| left out | why |
+|---|---|
+| pause states, `reset_prefix_cache`, streaming input | no trace: an operator asks for them; a prompt arrives whole |
+| encoder inputs, their budget and cache, `ec_connector`, cross-attention blocks | no trace: images and audio |
+| `max_loras`, requests that wait for a grammar, drafts it forbids | no trace: adapters, structured output |
+| `skip_reading_prefix_cache`, `aux_output_connector` | no trace: prompt logprobs, routed experts |
+| pooling and diffusion models, `prefix_replay_tokens`, HiSparse | no trace: none of them is modeled |
+| `_reserve_prefill_lookahead` | no trace: MTP of several modules; `mtp` applies one module again |
+| zeroing and copies of blocks, events, statistics, metadata | no decision: for workers and observers |
+| outputs, aborts, failed loads | elsewhere: servesim/engine/delivery.py, servesim/engine/core.py |
+| `dynamic_sd_lookup` | elsewhere: policies/speculation/_length.py |
+| `skip_drafts` | differs in price, not in plans: drafts after a request's last token are paid for |
+| `_mamba_block_aligned_split`, hits within a block | differs for models with states: chunks end at any token |
+| `next_decode_eligible_step` | differs if pp > 1: steps are not planned ahead, so that none has to wait |
+| `throttle_prefills` | differs for MoE ranks, dp > 1: each counts prefill_schedule_interval for itself |
+| one token to compute, and loads, while prefill is held | differs if prefill_schedule_interval > 1: they are held too |
+| `is_prefill_chunk` of a last chunk of one token | differs with drafts: it counts as a decode, so others are padded |
+| `kv_holding_waiting` | differs by priority, or after a preemption: one whose KV has come may wait behind others |
+| loads in `get_request_counts` | differs with long_prefill_token_threshold: loads are not counted as waiting |
+| `_spec_decode_step_blocks` | differs with drafts and loads: no room is left for the drafts of others |
+| `defer_block_free` | differs with loads, planned ahead: blocks that a step in flight may write are free at once |
+| `drop_stale_output` | differs for prompts to hand on: output in flight at a preemption is delivered |
+| `num_stale_output_tokens` | differs if pp > 2: a request may resume before its output in flight has come |
 """
 
 from __future__ import annotations
