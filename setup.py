@@ -28,7 +28,7 @@ COMPILED = {
     "records": "recorder row step",
     "workload": "content front_end samples sessions streamed workload",
     "policies/kv": "_block_tables _extents _growth _lockstep_tables _prefix_caching fast paged prefix_hash",
-    "policies/scheduling": "_budget _prefill_adder sglang vllm",
+    "policies/scheduling": "_budget _prefill_adder _sglang_batch sglang vllm",
 }
 """Modules by package below `servesim`, as installed. In these no bound of a slice may have an effect: of an array mypyc
 evaluates it twice."""
