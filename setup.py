@@ -20,7 +20,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.dist import Distribution
 
 COMPILED = {
-    "contracts": "cost kv ledger plan request scheduler",
+    "contracts": "cost kv ledger part plan request scheduler",
     "cost": "context_pricing curve model sources stage",
     "engine": "cluster compose core delivery fleet layout replica telling waiting",
     "engine/fast": "acceptance_walk context core cost draft_leap leap lockstep lockstep_leap memory replica step"

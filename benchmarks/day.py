@@ -72,7 +72,7 @@ class Figures(NamedTuple):
 def serve(settings: dict[str, Any], requests: int, seed: int, keep: float) -> Figures:
     """Serve a day."""
     begun = time.process_time()
-    summary = simulate({**SETTINGS, **settings}, trace=day(requests, seed, keep), intervals=False).summary
+    summary = simulate({**SETTINGS, **settings}, trace=day(requests, seed, keep), conclude=False).summary
     price, misses = summary["price"], 100 * (1 - summary["goodput"]["slo_attainment"])
     return Figures(
         price["gpu_hours"], price["usd"], misses, summary["requests"]["arrived"], time.process_time() - begun

@@ -36,7 +36,7 @@ def cost(replicas: int, requests: int, router: str) -> Cost:
     begun = time.process_time()
     trace = f"synth:rate={RATE * replicas},prompt=500,output=100"
     run = {**SETTINGS, "replicas": replicas, "router": router, "trace": trace, "requests": requests}
-    summary = simulate(run, intervals=False).summary
+    summary = simulate(run, conclude=False).summary
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts KiB
     return Cost(summary["requests"]["completed"], time.process_time() - begun, peak)
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from servesim.cli.summary import percent
 from servesim.experiments.accuracy.files import load
+from servesim.metrics.words import percent
 from servesim.reports.figures.ratios import ratio_strips
 from servesim.reports.page import Alert, Block, Page, Section, Table
 

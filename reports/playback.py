@@ -65,7 +65,7 @@ def play(settings: Mapping[str, Any], label: str = "") -> Playback:
     """Run a scenario and watch its memory. UserError where that is too large to be drawn (MOST_CELLS, MOST_REQUESTS),
     of several replicas, or of an allocator without `tables`."""
     watch = Watch()
-    result = simulate(**{**settings, "mode": "reference"}, intervals=False, on_ready=watch.attach)
+    result = simulate(**{**settings, "mode": "reference"}, conclude=False, on_ready=watch.attach)
     run = Run(result)
     planned = dict(zip(run.steps["step"].tolist(), run.steps["planned_ns"].tolist(), strict=True))
     empty = Frame(run.begin_ns, np.zeros(watch.num_cells, np.int32))

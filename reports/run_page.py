@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from servesim.cli.summary import bars_text, propagated_text
 from servesim.errors import UserError
 from servesim.reports.drawings import RUN
 from servesim.reports.page import Alert, Page, Share
@@ -13,6 +12,7 @@ from servesim.reports.run import Run
 from servesim.reports.run_tables import groups_table, latency_table, operators_table, replicas_table
 from servesim.reports.slowest import slowest
 from servesim.reports.words import count, gpu_of, name_of, number, percent, seconds, time_ms
+from servesim.run.feature_rows import feature_rows
 from servesim.run.pace import rate_words
 from servesim.run.result import Result
 
@@ -212,13 +212,6 @@ def _cost_notes(run: Run) -> list[str]:
     return known + [f"{note[0].upper()}{note[1:]}." for note in notes]
 
 
-def _error_bars(bars: dict[str, Any] | None) -> list[tuple[str, str]]:
-    if bars is None:
-        return []
-    wider = [("of the rest", propagated_text(bars["propagated"]))] if "propagated" in bars else []
-    return [("error bars", bars_text(bars)), *wider]
-
-
 def _facts(run: Run) -> list[tuple[str, str]]:
     s, summary = run.scenario, run.summary
     requests, kv, engine, cache = summary["requests"], summary["kv"], summary["engine"], summary["prefix_cache"]
@@ -234,7 +227,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("batch", f"{number(batch['mean'])} requests a step, at most {batch['max']:.0f}" if batch else "–"),
         ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
         ("speculation", _drafts(summary["speculation"])),
-        *_error_bars(summary.get("intervals")),
+        *feature_rows(summary),
         ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens computed again"),
     ]  # fmt: skip
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from servesim.cli.summary import number, percent
 from servesim.errors import one_line
+from servesim.metrics.words import number, percent
 
 __all__ = ["count", "gpu_of", "name_of", "number", "percent", "seconds", "shortened", "time_ms"]
 

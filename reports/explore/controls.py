@@ -15,11 +15,12 @@ from typing import Any
 
 from servesim.contracts.kv import kv_allocators
 from servesim.contracts.scheduler import schedulers
+from servesim.contracts.section import policy_settings
 from servesim.contracts.speculator import speculators
 from servesim.errors import UserError, shown, suggest
 from servesim.hardware import bundled_models, gpu_names
 from servesim.metrics.slo import parse_slo, split_slo
-from servesim.run.scenario import Scenario, policy_settings, read_yaml, with_parts
+from servesim.run.scenario import Scenario, read_yaml, with_parts
 
 MOST_REQUESTS = 20_000
 TP = ("1", "2", "4", "8")

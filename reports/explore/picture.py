@@ -80,7 +80,7 @@ class Explorer:
 
         ask(0, 0)
         settings = changed(self._settings, found)
-        result = simulate(settings, on_ready=begin, intervals=False)
+        result = simulate(settings, on_ready=begin, conclude=False)
         notes = result.summary["notes"]
         explored = Explored(Run(result), result.scenario.to_yaml(), command(self._words, found, settings), notes)
         with self._lock:

@@ -50,10 +50,10 @@ def router_view(run: Run) -> Drawing | None:
         figure.subplots_adjust(left=0.135 if narrow else 0.05, right=0.985, top=0.9, bottom=0.2 if narrow else 0.19)
 
     found = run.summary["router_view"]
-    settings = run.scenario.cluster
-    age = f"Reports come every {settings.report_every_s:g} s"
-    if settings.report_lag_s:
-        age += f", {settings.report_lag_s:g} s late"
+    settings = run.summary["scenario"]["cluster"]
+    age = f"Reports come every {settings['report_every_s']:g} s"
+    if settings["report_lag_s"]:
+        age += f", {settings['report_lag_s']:g} s late"
     alt = (
         f"When a request was sent, its replica had {number(found['seen'])} requests by its last report and "
         f"{number(found['there'])} in truth, in the mean; the two are {number(found['error'])} apart."

@@ -63,7 +63,7 @@ def chunks(machine: dict[str, Any]) -> Lines:
     trace = pd.DataFrame(short + long, columns=["arrival_ns", "prompt_len", "output_len"])
     gaps, first = [], []
     for budget in BUDGETS:
-        result = simulate(**machine, trace=trace, scheduler=f"vllm:max_num_batched_tokens={budget}", intervals=False)
+        result = simulate(**machine, trace=trace, scheduler=f"vllm:max_num_batched_tokens={budget}", conclude=False)
         gaps.append(result.summary["latency_ms"]["itl"]["max"])
         waits = result.requests.sort_values("row")
         first.append(float((waits.first_token_ns - waits.arrival_ns).to_numpy()[len(short) :].mean() / 1e6))

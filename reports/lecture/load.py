@@ -25,7 +25,7 @@ def knee(machine: dict[str, Any]) -> Lines:
     median, tail, stable = [], [], []
     for i in range(MOST):
         rate = round(FIRST * TIMES**i, 1)
-        summary = simulate(**machine, trace=TRACE, rate=rate, requests=400, intervals=False).summary
+        summary = simulate(**machine, trace=TRACE, rate=rate, requests=400, conclude=False).summary
         ttft = summary["latency_ms"]["ttft"]
         kept.append(rate)
         median.append(ttft["p50"] / 1e3)
@@ -97,7 +97,7 @@ def _closed(machine: dict[str, Any], users: int, **more: Any) -> dict[str, Any]:
         rate=float("inf"),
         requests=max(REQUESTS * users, 16),
         clients={"max_concurrency": users},
-        intervals=False,
+        conclude=False,
         **more,
     ).summary
     return found

@@ -29,7 +29,7 @@ def reservation(machine: dict[str, Any]) -> Bars:
             requests=400,
             kv=kv,
             engine={"num_gpu_blocks": 2049, "max_model_len": 2048},
-            intervals=False,
+            conclude=False,
         ).summary
         shares = (summary["kv"][f"{part}_share"] for part in ("used", "internal", "external"))
         rows[label] = [100 * share for share in shares]
@@ -55,7 +55,7 @@ def prefixes(machine: dict[str, Any]) -> Lines:
                 trace=f"synth:rate=8,prompt={PROMPT},output=64",
                 requests=160,
                 kv=kv,
-                intervals=False,
+                conclude=False,
                 **shared,
             ).summary
             found.append(summary["latency_ms"]["ttft"]["mean"])

@@ -15,6 +15,7 @@ import numpy as np
 from servesim.checking.subject import Subject
 from servesim.checking.world import ToyCost, World, toy_trace
 from servesim.contracts import check_samples, kv_allocators, schedulers, speculators
+from servesim.contracts.feature import Feature, installed
 from servesim.draws import uniform, uniform_one
 from servesim.errors import UserError
 from servesim.workload.trace import After, Samples, Trace
@@ -90,8 +91,6 @@ def draw(number: int, subject: Subject) -> World:
         max_num_batched_tokens=draws.one("budget", [16, 64, 512]),
         max_model_len=min(draws.one("longest", [1 << 20, 1 << 20, longest, 120]), (num_blocks - 1) * block_size),
         replicas=replicas,
-        report_every=draws.one("report every", [0, 0, 900, 30_000]),
-        report_lag=draws.one("report lag", [0, 0, 500]),
         cost=ToyCost(
             fixed=draws.one("fixed", [1, 1000, 20_000]),
             token=draws.one("token", [0, 100]),
@@ -100,7 +99,16 @@ def draw(number: int, subject: Subject) -> World:
             exposed=draws.one("exposed", [0, 0, 51]),
         ),
     )
-    return _samples(draws, _clients(draws, _ahead(draws, world)))
+    world = _samples(draws, _clients(draws, _ahead(draws, world)))
+    seldom = [feature for feature in installed() if draws.one(f"feature {feature.name}", [True, False, False, False])]
+    return with_features(world, seldom[:1], draws)
+
+
+def with_features(world: World, features: Sequence[Feature], draws: Draws) -> World:
+    """Return the world with these features in it, if they can all be there at once."""
+    for feature in features:
+        world = feature.in_world(world, draws)
+    return world
 
 
 def _trace(draws: Draws, most: int) -> Trace:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -24,15 +24,14 @@ from servesim.contracts import (
     routers,
     schedulers,
 )
+from servesim.contracts.part import Part
+from servesim.contracts.section import policy_settings
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
-from servesim.engine.failures import Failures
-from servesim.engine.handoff import Handoff
-from servesim.engine.pool import DataParallel, Pool
+from servesim.engine.pool import Pool
 from servesim.hardware import ModelSpec
 from servesim.plugins.user_policies import blaming
 from servesim.records.recorder import Recorder
-from servesim.run.scenario import policy_settings
 from servesim.run.speculation import Speculation
 from servesim.workload.trace import After, Content, Samples, Trace
 from servesim.workload.workload import Clients, TraceWorkload
@@ -129,12 +128,8 @@ class World:
     asynchronous: bool = False
     replicas: int = 1
     router: str = "round-robin"
-    report_every: int = 0
-    """ns between two reports of what the router sees; 0: it sees what is."""
-    report_lag: int = 0
-    failures: Failures | None = None
-    data_parallel: DataParallel | None = None
-    """The replicas are data-parallel ranks."""
+    features: tuple[Callable[[World, list[Pool]], Part | None], ...] = ()
+    """Makers of what is optional, each called with the world and its pools before the cluster is made."""
     speculation: str = ""
     """Heeded where the scheduler can verify drafts; empty: none."""
     acceptance: str = "independent:alpha=0.7"
@@ -216,11 +211,11 @@ class World:
     def pools(self, mode: str, check: bool) -> list[Pool]:
         """The replicas: one pool of them."""
         cores = [self.core(check, mode) for _ in range(self.replicas)]
-        return [Pool(cores, self.cost, self.depth, lambda: self.core(check, mode), data_parallel=self.data_parallel)]
+        return [Pool(cores, self.cost, self.depth, lambda: self.core(check, mode))]
 
-    def handoff(self) -> Handoff | None:
-        """How prompts get from one pool to another; none."""
-        return None
+    def parts(self, pools: list[Pool]) -> list[Part]:
+        """What is optional in a run."""
+        return [part for make_part in self.features if (part := make_part(self, pools)) is not None]
 
     def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
         """The replicas behind their router, ready to run."""
@@ -235,10 +230,7 @@ class World:
             router,
             mode=mode,
             recorder=recorder,
-            report_every=self.report_every,
-            report_lag=self.report_lag,
-            failures=self.failures,
-            handoff=self.handoff(),
+            parts=self.parts(pools),
         )
 
     def run(self, mode: str = "fast", check: bool = False) -> Cluster:

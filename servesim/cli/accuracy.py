@@ -205,7 +205,7 @@ def decision_lines(decisions: Mapping[str, Any]) -> list[str]:
 
 
 def _beside(found: Mapping[str, Any]) -> str:
-    from servesim.cli.summary import percent
+    from servesim.metrics.words import percent
 
     words = (("naive", "fewest GPUs or bits"), ("ceiling", "ceiling by noise"))
     parts = [f"{name} {percent(found[key])}" for key, name in words if found[key] is not None]
@@ -214,7 +214,7 @@ def _beside(found: Mapping[str, Any]) -> str:
 
 def _share(estimate: Mapping[str, float | None]) -> str:
     """A share with its interval."""
-    from servesim.cli.summary import percent
+    from servesim.metrics.words import percent
 
     if estimate["low"] is None:
         return percent(estimate["value"])

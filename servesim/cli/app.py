@@ -20,7 +20,7 @@ from servesim.cli.explore import EXPLORE_EXAMPLES, explore
 from servesim.cli.known import GPUS_EXAMPLES, MODELS_EXAMPLES, SETTINGS_EXAMPLES, gpus, models, settings
 from servesim.cli.lecture import LECTURE_EXAMPLES, lecture
 from servesim.cli.measure import MEASURE_EXAMPLES, measure
-from servesim.cli.options import ListingCommand, ScenarioCommand
+from servesim.cli.options import ListingCommand, RunCommand, ScenarioCommand
 from servesim.cli.play import PLAY_EXAMPLES, play
 from servesim.cli.policies import POLICIES_EXAMPLES, policies
 from servesim.cli.report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
@@ -84,7 +84,7 @@ def _root(
         typer.echo(context.get_help())
 
 
-app.command(epilog=RUN_EXAMPLES, cls=ScenarioCommand)(run)
+app.command(epilog=RUN_EXAMPLES, cls=RunCommand)(run)
 app.add_typer(trace_app, name="trace")
 app.add_typer(calibrate_app, name="calibrate")
 app.command(epilog=VALIDATE_EXAMPLES)(validate)

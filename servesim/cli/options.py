@@ -41,6 +41,8 @@ SERVE = (
     "sglang.launch_server, trtllm-serve, or @FILE; flags without a meaning here are named. compare takes several."
 )
 SAVE = "Write the scenario as YAML, every key spelled out, and go on."
+OPTIONS = "options"
+"""Key under which a command finds the options of features."""
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 
@@ -96,19 +98,25 @@ class ScenarioCommand(TyperCommand):
         return [*super().get_params(ctx), *(option for option, _ in ctx.meta.get(__name__, ()))]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words, parts = canonical(args, {name for param in super().get_params(ctx) for name in param.opts})
-        ctx.meta[__name__] = _options(parts, self.several)
+        more = _settings_of_own(own_features_in(args))
+        words, parts = canonical(args, {name for param in super().get_params(ctx) for name in param.opts}, more)
+        ctx.meta[__name__] = [*_options(more, self.several), *_options(parts, self.several)]
         return super().parse_args(ctx, words)
 
     def invoke(self, ctx: Any) -> Any:
         keys = {option.name: s.key for option, s in (*_options(_settings(), self.several), *ctx.meta[__name__])}
         given = {keys[name]: ctx.params.pop(name) for name in [*ctx.params] if name in keys}
-        ctx.obj = {key: value for key, value in given.items() if value not in (None, [], ())}
+        ctx.obj = self.given(ctx, {key: value for key, value in given.items() if value not in (None, [], ())})
         return super().invoke(ctx)
+
+    def given(self, ctx: Any, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return what the command finds in `context.obj`. `settings`: those typed."""
+        return settings
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[Any]] = {"Arguments": [], "Options": []}
-        of = {option.name: setting.section for option, setting in _options(_settings(), self.several)}
+        known = (*_options(_settings(), self.several), *ctx.meta.get(__name__, ()))
+        of = {option.name: setting.section for option, setting in known}
         for param in self.get_params(ctx):
             other = "Arguments" if param.param_type_name == "argument" else "Options"
             sections.setdefault(of.get(param.name, other), []).append(param.get_help_record(ctx))
@@ -116,6 +124,30 @@ class ScenarioCommand(TyperCommand):
             if records := [record for record in records if record is not None]:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+class RunCommand(ScenarioCommand):
+    """A command with the options of features, too, which it finds in `context.obj` under OPTIONS."""
+
+    @property
+    def params(self) -> list[Any]:
+        """Those of a scenario, and one of each option."""
+        new = not self._whole
+        found = super().params
+        if new:
+            found += [option for option, _ in _feature_options()]
+        return found
+
+    @params.setter
+    def params(self, own: list[Any]) -> None:
+        self._params, self._whole = [*own], False
+
+    def invoke(self, ctx: Any) -> Any:
+        ctx.meta[OPTIONS] = {name: ctx.params.pop(option.name) for option, name in _feature_options()}
+        return super().invoke(ctx)
+
+    def given(self, ctx: Any, settings: dict[str, Any]) -> dict[str, Any]:
+        return settings | {OPTIONS: ctx.meta[OPTIONS]}
 
 
 class ListingCommand(ScenarioCommand):
@@ -135,7 +167,27 @@ def _settings() -> tuple[Setting, ...]:
         Setting("serve", "Scenario", SERVE, list[str], "COMMAND"),
         Setting("save_scenario", "Scenario", SAVE, shown="FILE"),
     ]
-    return tuple(sorted(found, key=lambda setting: ("Scenario", "Engine", "Clients", "Cluster").index(setting.section)))
+    sections = ["Scenario", *dict.fromkeys(setting.section for setting in found)]
+    return tuple(sorted(found, key=lambda setting: sections.index(setting.section)))
+
+
+@cache
+def _settings_of_own(own: tuple[str, ...]) -> tuple[Setting, ...]:
+    """Return the settings of features of a user's own."""
+    from servesim.run.scenario import scenario_class
+
+    known = {setting.key for setting in _settings()}
+    return tuple(setting for setting in _of(scenario_class(own)) if setting.key not in known)
+
+
+def own_features_in(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the features of a user's own that a command line names."""
+    found: list[str] = []
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        name, equals, value = word.partition("=")
+        if name == "--features":
+            found.append(value if equals else following)
+    return tuple(dict.fromkeys(found))
 
 
 def _of(model: type[BaseModel], section: str = "Scenario", prefix: str = "") -> Iterator[Setting]:
@@ -164,6 +216,8 @@ def _setting(key: str, section: str, field: FieldInfo) -> Setting:
 
 def _kinds(annotation: Any) -> list[Any]:
     """The types and literals of an annotation, without None: `int | Literal["auto"] | None` is [int, "auto"]."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     if get_origin(annotation) in (Union, types.UnionType):
@@ -184,6 +238,26 @@ def _default(value: Any) -> tuple[str, ...]:
 
 
 @cache
+def _feature_options() -> list[tuple[Any, str]]:
+    """Return an option of the command line for each option of a feature, and its name."""
+    from servesim.contracts.feature import installed
+
+    fields = {name: field for feature in installed() for name, field in feature.Options.model_fields.items()}
+    parameters = []
+    for name, field in fields.items():
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        default, word = extra.get("on_command_line", field.default), name.replace("_", "-")
+        typed = f"--{word}/--no-{word}" if default is True else f"--{word}"
+        option = typer.Option(typed, help=" ".join((field.description or "").split()))
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[field.annotation, option]
+            )
+        )
+    return list(zip(_made(parameters), fields, strict=True))
+
+
+@cache
 def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Setting]]:
     """An option of the command line for each setting."""
     parameters = []
@@ -199,6 +273,12 @@ def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Se
             )
         )
 
+    return list(zip(_made(parameters), settings, strict=True))
+
+
+def _made(parameters: list[inspect.Parameter]) -> list[Any]:
+    """Return the options that parameters with typer's annotations are."""
+
     def command() -> None:
         """Have the options."""
 
@@ -206,14 +286,17 @@ def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Se
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     maker = typer.Typer(add_completion=False, rich_markup_mode=None)
     maker.command()(command)
-    return list(zip(typer.main.get_command(maker).params, settings, strict=True))
+    return [*typer.main.get_command(maker).params]
 
 
-def canonical(arguments: Sequence[str], own: Collection[str] = ()) -> tuple[list[str], tuple[Setting, ...]]:
+def canonical(
+    arguments: Sequence[str], own: Collection[str] = (), more: tuple[Setting, ...] = ()
+) -> tuple[list[str], tuple[Setting, ...]]:
     """The words with options spelt as they are declared and a value after each switch; and the parts of policies and
     limits among them, which no field declares. UserError for a part that no setting has. A part may go by its own name
-    (`--max-num-seqs`) where the command has no option (`own`) of that name."""
-    known = {name[2:].replace("-", "_"): s for s in _settings() for name in s.names}
+    (`--max-num-seqs`) if the command has no option (`own`) of that name. `more`: settings beside those of every
+    scenario."""
+    known = {name[2:].replace("-", "_"): s for s in (*_settings(), *more) for name in s.names}
     words, parts, rest = [], {}, list(arguments)
     while rest and rest[0] != "--":
         word = rest.pop(0)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from servesim.cli.gate import Overwrite, Quiet, Require, end_if, requirements
+from servesim.cli.options import OPTIONS
 
 RUN_EXAMPLES = """
 \b
@@ -37,12 +38,6 @@ def run(
         Path | None, typer.Option(help="Result directory: report.html, summary.json, requests.parquet, ....")
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into --out.")] = True,
-    with_intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Error bars of means, by measured servers.")
-    ] = True,
-    propagate: Annotated[
-        bool, typer.Option("--propagate", help="Error bars of p99, goodput and price too, by two more runs.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
     require: Require = None,
     overwrite: Overwrite = False,
@@ -62,7 +57,7 @@ def run(
     from servesim.run.simulate import simulate
 
     required = requirements(require, {name: getattr(function, "unit", "") for name, function in load_metrics(metrics)})
-    saved = context.obj.pop("save_scenario", None)
+    saved, options = context.obj.pop("save_scenario", None), context.obj.pop(OPTIONS)
     base = under_commands([load_settings(scenario) if scenario is not None else {}], context.obj, "run")
     settings = settings_over(base[0], context.obj)
     save([(settings, {})], saved)
@@ -72,13 +67,11 @@ def run(
             out=out,
             on_ready=bar,
             jobs=jobs,
-            intervals=with_intervals,
-            propagate=propagate,
             page=_page if with_report else None,
             overwrite=overwrite,
             step_requests=step_requests,
             metrics=metrics,
-            burst_replicas=True,
+            **options,
         )
     if as_json:
         from servesim.run.result_files import to_json

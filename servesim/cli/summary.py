@@ -12,7 +12,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from servesim.cli.console import open_console
+from servesim.metrics.words import number, percent
 from servesim.run.beginning import REQUESTS
+from servesim.run.feature_rows import with_rows
 from servesim.run.result import Result
 from servesim.run.setup import Setup
 from servesim.run.simulate import Progress as OnProgress
@@ -187,10 +189,6 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
                 f"of arrivals within {limits}",
             )
         )
-    if bars := summary.get("intervals"):
-        rows.append(("error bars", bars_text(bars)))
-        if (wider := bars.get("propagated")) is not None:
-            rows.append(("", propagated_text(wider)))
     rows += [
         ("batch", f"{number(batch['mean'])} requests a step, at most {batch['max']:.0f}" if batch else "-"),
         (
@@ -203,7 +201,6 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens recomputed"),
         ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
-        *_offload(summary.get("offload")),
         *_drafts(summary["speculation"]),
         (
             "price",
@@ -218,37 +215,15 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("queue", _queue(summary["stability"]) if requests["completed"] else "none: nothing was served"),
         *_pools(summary),
-        *_stages(summary.get("disaggregation")),
         *((name, number(value)) for name, value in summary.get("custom_metrics", {}).items()),
     ]
-    return rows
+    return with_rows(rows, summary)
 
 
 def _peak(kv: dict[str, Any]) -> str:
     if kv["peak_share"] is None:
         return "pools differ in size"
     return f"peak {percent(kv['peak_share'])} of {kv['capacity_tokens']:,} tokens"
-
-
-def _offload(figures: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Where KV was found by tier, and how busy the way was."""
-    if figures is None:
-        return []
-    rates, load = figures["hit_rate"], figures["load_ms"]
-    slower = "".join(
-        f", {percent(rates[name])} {where} ({percent(tier['peak_share'])} full)"
-        for name, tier in figures.get("tiers", {}).items()
-        for where in ["on the disk" if name == "disk" else "in the remote store"]
-    )
-    took = f"loads took {number(load['mean'])} ms in the mean, " if load else ""
-    return [
-        (
-            "offload",
-            f"of prompt tokens {percent(rates['gpu'])} on the GPU, {percent(rates['cpu'])} in host memory "
-            f"({percent(figures['peak_share'])} full at most){slower}; {took}link busy "
-            f"{percent(figures['load_busy_share'])} loading, {percent(figures['store_busy_share'])} storing",
-        )
-    ]
 
 
 def _pools(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -264,45 +239,6 @@ def _pools(summary: dict[str, Any]) -> list[tuple[str, str]]:
         )
         for name, pool in summary["pools"].items()
     ]
-
-
-def _stages(found: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Where requests spent their time, where prompts and answers were computed apart."""
-    if found is None:
-        return []
-    means = [f"{name.replace('_', ' ')} {number(ms['mean'])}" for name, ms in found["stages_ms"].items() if ms]
-    return [
-        ("stages, mean ms", ", ".join(means)),
-        (
-            f"wire, {found['protocol']}",
-            f"{found['transfers']:,} transfers, {number(found['gigabytes'])} GB, "
-            f"{number(found['gb_s'])} GB/s in the mean, busy {percent(found['wire_busy_share'])}",
-        ),
-    ]
-
-
-def bars_text(bars: dict[str, Any]) -> str:
-    """Intervals of means, and what they are known from; or why there are none."""
-    if bars["kind"] is None:
-        return f"none: {bars['says']}"
-    names = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
-    spans = [f"mean {name} {number(bars[key]['low'])} to {number(bars[key]['high'])}" for key, name in names.items()]
-    return f"{', '.join(spans)} ms in {bars['level']:.0%} of servers measured; {bars['says']}"
-
-
-def propagated_text(found: dict[str, Any]) -> str:
-    """Intervals of what no truth is known of; an end where the queue grows without end is none."""
-    names = {"ttft_p99": "TTFT p99", "tpot_p99": "TPOT p99", "e2el_p99": "E2E p99", "slo_attainment": "within limits"}
-    names["usd_per_million_output_tokens"] = "$ per million output tokens"
-    spans = []
-    for key, name in names.items():
-        if key in found:
-            form = percent if key == "slo_attainment" else number
-            low, high = (
-                form(found[key][end]) if found[key][end] is not None else "unstable" for end in ("low", "high")
-            )
-            spans.append(f"{name} {low} to {high}")
-    return f"{', '.join(spans)}: {found['says']}" if spans else found["says"]
 
 
 def _queue(stability: dict[str, Any]) -> str:
@@ -385,16 +321,3 @@ def _session_rows(grid: Table, s: Any) -> None:
             f"{percent(s.later_shared)} of the prompt tokens of later turns begin an earlier prompt, "
             f"{percent(s.first_shared)} of those of first turns",
         )
-
-
-def number(value: float | None) -> str:
-    """A figure with as many digits as help to read it."""
-    if value is None:
-        return "-"
-    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 4
-    return f"{value:,.{digits}f}"
-
-
-def percent(share: float | None) -> str:
-    """A share as a percentage."""
-    return "-" if share is None else f"{100 * share:.1f} %"

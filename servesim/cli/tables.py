@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from servesim.cli.console import open_console
-from servesim.cli.summary import number, percent
 from servesim.experiments.capacity_answer import never_text
 from servesim.experiments.capacity_error import error_sentences, gpu_bars, rate_bars
 from servesim.experiments.front_error import best_text, entries_of, front_sentences, front_word
@@ -19,6 +18,7 @@ from servesim.experiments.model_error import baseline_sentence, sentences
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
 from servesim.experiments.run_metrics import metric_label
+from servesim.metrics.words import number, percent
 from servesim.run.pace import rate_words
 
 COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}

@@ -1,22 +1,57 @@
-"""Contracts for policy authors, and the registries that find policies by name."""
+"""Contracts for policy authors, and the registries that find policies by name.
 
-from typing import Any
+Names are imported from their modules when they are first asked for: help and settings need none of them.
+"""
 
-from servesim.contracts.acceptance import AcceptanceModel, acceptance_models
-from servesim.contracts.cost import Batch, CostModel, Host, Price
-from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_allocators
-from servesim.contracts.params import NoParams, SchedulerParams
-from servesim.contracts.plan import Plan, PlanContext
-from servesim.contracts.request import Request, State
-from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaView, Report, Router, Wait, ready, routers
-from servesim.contracts.scaler import Scaler, scalers
-from servesim.contracts.scheduler import Defaults, Limits, Scheduler, check_samples, schedulers
-from servesim.contracts.speculator import Speculator, SpeculatorParams, speculators
-from servesim.plugins.registry import Registry, build_params
-from servesim.plugins.user_policies import make
+from __future__ import annotations
 
-REGISTRIES: tuple[Registry[Any], ...] = (schedulers, kv_allocators, routers, speculators, acceptance_models, scalers)
-"""Everything that can be plugged in, by kind."""
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from servesim.contracts.acceptance import AcceptanceModel, acceptance_models
+    from servesim.contracts.cost import Batch, CostModel, Host, Price
+    from servesim.contracts.kv import MISS, Hit, KVAllocator, KVMemory, Usage, kv_allocators
+    from servesim.contracts.params import NoParams, SchedulerParams
+    from servesim.contracts.plan import Plan, PlanContext
+    from servesim.contracts.request import Request, State
+    from servesim.contracts.router import (
+        WAIT,
+        Decision,
+        Pair,
+        Reject,
+        ReplicaView,
+        Report,
+        Router,
+        Wait,
+        ready,
+        routers,
+    )
+    from servesim.contracts.scaler import Scaler, scalers
+    from servesim.contracts.scheduler import Defaults, Limits, Scheduler, check_samples, schedulers
+    from servesim.contracts.speculator import Speculator, SpeculatorParams, speculators
+    from servesim.plugins.registry import Registry, build_params
+    from servesim.plugins.user_policies import make
+
+    REGISTRIES: tuple[Registry[Any], ...]
+
+KINDS = ("schedulers", "kv_allocators", "routers", "speculators", "acceptance_models", "scalers")
+_MODULES = {
+    "servesim.contracts.acceptance": "AcceptanceModel acceptance_models",
+    "servesim.contracts.cost": "Batch CostModel Host Price",
+    "servesim.contracts.kv": "MISS Hit KVAllocator KVMemory Usage kv_allocators",
+    "servesim.contracts.params": "NoParams SchedulerParams",
+    "servesim.contracts.plan": "Plan PlanContext",
+    "servesim.contracts.request": "Request State",
+    "servesim.contracts.router": "WAIT Decision Pair Reject ReplicaView Report Router Wait ready routers",
+    "servesim.contracts.scaler": "Scaler scalers",
+    "servesim.contracts.scheduler": "Defaults Limits Scheduler check_samples schedulers",
+    "servesim.contracts.speculator": "Speculator SpeculatorParams speculators",
+    "servesim.plugins.registry": "Registry build_params",
+    "servesim.plugins.user_policies": "make",
+}
+"""Names by the module that they are from."""
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "MISS",
@@ -62,3 +97,14 @@ __all__ = [
     "schedulers",
     "speculators",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "REGISTRIES":  # everything that can be plugged in, by kind
+        found: Any = tuple(__getattr__(kind) for kind in KINDS)
+    elif name in _MODULE_OF:
+        found = getattr(import_module(_MODULE_OF[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found

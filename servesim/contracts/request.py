@@ -92,7 +92,7 @@ class Request:
     _stops: bool = False  # the engine's: its last token is a stop token, also where that is the last allowed
     owner: Request | None = None
     """The request whose prompt this one computes, on a replica of prompts; its memory there is kept when it has
-    finished, until the KV has been read (servesim.engine.handoff)."""
+    finished, until the KV has been read (servesim.features.handoff.part)."""
     leg: Request | None = None
     """The request that computes its prompt on another replica, if any does."""
     parent: ParentRequest | None = None

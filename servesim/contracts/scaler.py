@@ -71,7 +71,7 @@ class ScalerParams:
 
 class Scaler(ABC):
     """Says how many replicas a pool should have. Decisions are the pool's: a replica more takes its time to start, one
-    fewer is drained (servesim.engine.scaling)."""
+    fewer is drained (servesim.features.scaling.part)."""
 
     name: ClassVar[str] = "?"
     paper: ClassVar[str] = ""

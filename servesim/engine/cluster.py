@@ -5,27 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from simpy.events import Event
 
 from servesim.contracts.kv import KVAllocator
+from servesim.contracts.part import Part, verbs
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaState, Router, Wait
 from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, Clock
 from servesim.engine.core import EngineCore
-from servesim.engine.data_parallel import Rank, join
-from servesim.engine.failures import Failing, Failures
 from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.memory import fast_memory
-from servesim.engine.fast.rank import FastRank
 from servesim.engine.fast.replica import FastReplica
 from servesim.engine.fleet import Fleet
-from servesim.engine.handoff import Handoff
 from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
-from servesim.engine.reports import Reporting
-from servesim.engine.scaling import Scaled, Scaling
 from servesim.engine.telling import Telling
 from servesim.engine.waiting import Waiting
 from servesim.errors import PolicyError, UserError
@@ -34,6 +29,7 @@ from servesim.records.recorder import Recorder
 from servesim.workload.workload import Workload
 
 PROGRESS_EVERY = 64  # requests
+P = TypeVar("P", bound=Part)
 
 
 class Mode(NamedTuple):
@@ -43,13 +39,11 @@ class Mode(NamedTuple):
     replica: type[Replica]
     memory: Callable[[type[KVAllocator]], type[KVAllocator]]
     """Returns the class that serves as an allocator's."""
-    rank: type[Replica]
-    """Of replicas that are data-parallel ranks."""
 
 
 MODES = {
-    "reference": Mode(EngineCore, Replica, lambda cls: cls, Rank),
-    "fast": Mode(FastCore, FastReplica, fast_memory, FastRank),
+    "reference": Mode(EngineCore, Replica, lambda cls: cls),
+    "fast": Mode(FastCore, FastReplica, fast_memory),
 }
 
 
@@ -58,10 +52,8 @@ class Cluster:
 
     `mode` is "fast" or "reference" (see MODES; the cores and their memory are made of its classes): the latter plans,
     prices and commits every step by itself, and fast mode equals it to the nanosecond. `only`: of all requests those
-    routed to these replicas are served, and the others are another process's (servesim.run.processes). `report_every`
-    and `report_lag`, in ns: the age of what the router sees (servesim.engine.reports); 0: it sees what is. `failures`:
-    what breaks (servesim.engine.failures). `handoff`: how requests whose prompt and answer are computed by different
-    replicas get from one to the other. `scaled`: pools whose replicas come and go (servesim.engine.scaling).
+    routed to these replicas are served, and the others are another process's (servesim.run.processes). `parts`: what is
+    optional in a run (servesim.contracts.part), in their order.
     """
 
     def __init__(
@@ -74,13 +66,9 @@ class Cluster:
         recorder: Recorder | None = None,
         only: frozenset[int] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
-        report_every: int = 0,
-        report_lag: int = 0,
-        failures: Failures | None = None,
-        handoff: Handoff | None = None,
-        scaled: Sequence[Scaled] = (),
+        parts: Sequence[Part] = (),
     ) -> None:
-        self._parts = MODES[mode]
+        self._mode = mode
         self.clock = Clock()
         self.recorder = recorder or Recorder()
         self._only = only
@@ -89,7 +77,6 @@ class Cluster:
         self.router = router
         self.fleet = Fleet(pools, self._make)
         self.replicas = self.fleet.replicas
-        self.groups = join(self.clock, self.replicas, pools)
         for replica in self.replicas:
             if "future" in replica.core.kv.needs:
                 self._foretell(replica.core.kv)
@@ -99,37 +86,44 @@ class Cluster:
         self._armed: Event | None = None
         self._armed_ns = -1
         self.arrive_order = ARRIVE
-        self.handoff = handoff
-        self.reporting: Reporting | None = None
-        if report_every:
-            self.reporting = Reporting(self, report_every, report_lag)
         self.waiting = Waiting(self.clock, self._decide, self._act)
         forks = bool(self.replicas) and self.replicas[0].core.scheduler.samples == "fork"
         self.telling = Telling(router, self.clock, self.waiting.recall, forks=forks)
-        for replica in self.replicas:
-            self.telling.listen(replica)
-        self.failing: Failing | None = None
-        if failures is not None:
-            self.failing = Failing(self, failures)
-        if handoff is not None:
-            handoff.join(self)
-        self.scaling: Scaling | None = None
-        self.scale(scaled)
+        self.parts: list[Part] = []
+        self.add(self.telling, *parts)
 
-    def scale(self, scaled: Sequence[Scaled]) -> None:
-        """Have the replicas of these pools come and go; to be called before the first event."""
-        self.scaling = Scaling(self, list(scaled)) if scaled else None
+    def add(self, *parts: Part) -> None:
+        """Have these parts serve, too; to be called before the first event."""
+        self.parts += parts
+        self._core_made = verbs(self.parts, "core_made")
+        self._sent, self._reaches = verbs(self.parts, "sent"), verbs(self.parts, "reaches")
+        self._takes, self._gives_up = verbs(self.parts, "takes"), verbs(self.parts, "gives_up")
+        self._state_changed, self._on_left = verbs(self.parts, "state_changed"), verbs(self.parts, "left")
+        for part in parts:
+            part.join(self)
+        for replica in self.replicas:
+            for made in verbs(parts, "core_made"):
+                made(replica)
+
+    def part(self, cls: type[P]) -> P | None:
+        """Return the part of a class; None: there is none."""
+        return next((part for part in self.parts if isinstance(part, cls)), None)
+
+    def new_core(self, replica: Replica) -> None:
+        """Let all parts know that a core begins at a replica."""
+        for made in self._core_made:
+            made(replica)
 
     def set_state(self, index: int, state: ReplicaState) -> None:
         """Let the router know a replica's state."""
         self.fleet.set_state(index, state)
-        if self.handoff is not None:
-            self.handoff.retry()
-        self.telling.state(index, state)
+        for changed in self._state_changed:
+            changed(index, state)
 
     def _make(self, index: int, core: EngineCore, pool: Pool) -> Replica:
-        of = self._parts.replica if pool.data_parallel is None else self._parts.rank
-        replica = of(self.clock, index, core, pool.cost, self.recorder, pool.depth)
+        replica = pool.made_of.get(self._mode, MODES[self._mode].replica)(
+            self.clock, index, core, pool.cost, self.recorder, pool.depth
+        )
         replica.on_leave, replica.horizon = self._leave, self._horizon
         return replica
 
@@ -150,7 +144,7 @@ class Cluster:
     @property
     def num_waiting(self) -> int:
         """Requests that wait in the router."""
-        return self.waiting.num_waiting + (self.failing.num_pausing if self.failing is not None else 0)
+        return self.waiting.num_waiting + sum(part.held() for part in self.parts)
 
     @property
     def busy(self) -> bool:
@@ -179,19 +173,15 @@ class Cluster:
     def _blaming(self) -> AbstractContextManager[None]:
         cores = [replica.core for replica in self.replicas]
         policies = [self.router, *(p for c in cores for p in (c.scheduler, c.kv, c.speculator, c.acceptance))]
-        return blaming([type(policy) for policy in policies], lambda: f" at {self.now_ns} ns")
+        return blaming([type(policy) for policy in (*policies, *self.parts)], lambda: f" at {self.now_ns} ns")
 
     def _names(self) -> str:
         return ", ".join(sorted({r.core.scheduler.name for r in self.replicas}))
 
     def start(self) -> None:
         """Wait for the first arrival; what `run` does before it lets the clock run."""
-        if self.reporting is not None:
-            self.reporting.start()
-        if self.failing is not None:
-            self.failing.start()
-        if self.scaling is not None:
-            self.scaling.start()
+        for part in self.parts:
+            part.start()
         self._arm()
 
     def step(self) -> bool:
@@ -247,9 +237,10 @@ class Cluster:
         return self.router.route(request, self.fleet.views)
 
     def _act(self, request: Request, output_len: int, decision: Decision) -> None:
-        if self.handoff is not None and self.handoff.takes(decision):
-            self.handoff.begin(request, output_len, decision)
-        elif isinstance(decision, int):
+        for takes in self._takes:
+            if takes(request, output_len, decision):
+                return
+        if isinstance(decision, int):
             self._send(request, output_len, decision)
         elif isinstance(decision, Reject):
             if self._only is None or 0 in self._only:
@@ -267,15 +258,17 @@ class Cluster:
             self.num_arrived -= 1
             return
         request.replica = index
-        if self.reporting is not None:
-            self.reporting.sent(request, index)
-        if self.telling.sent:
-            self.router.on_sent(request, index)
-        if self.scaling is not None:
-            self.scaling.sent(request, index)
-        if self.failing is not None and not self.failing.reaches(request, output_len, index):
-            return
+        for sent in self._sent:
+            sent(request, output_len, index)
+        for reaches in self._reaches:
+            if not reaches(request, index):
+                return
         self.replicas[index].arrive(request, output_len)
+
+    def tell_sent(self, request: Request, output_len: int, index: int) -> None:
+        """Let all parts know that a request goes to a replica."""
+        for sent in self._sent:
+            sent(request, output_len, index)
 
     def end(self, request: Request, state: State, reason: str) -> None:
         """Let a request leave that is with no replica any more."""
@@ -283,34 +276,27 @@ class Cluster:
         self.recorder.leave(request, request.replica)
         if self.waiting.drop(request):
             self.telling.dropped(request)
-        self._left(request)
+        self.gone(request)
 
     def _give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
         """Cancel a request whose client's patience ends at this instant."""
-        if self.handoff is not None and self.handoff.give_up(request, deadline):
-            return
+        for gives_up in self._gives_up:
+            if gives_up(request, deadline):
+                return
         if request.replica >= 0:
             self.replicas[request.replica].give_up(request, deadline)
         elif request.state < State.FINISHED:
             self.end(request, State.ABORTED, deadline.reason)
 
     def _leave(self, request: Request) -> None:
-        if request.owner is not None:
-            assert self.handoff is not None
-            self.handoff.left(request)
-            return
-        telling = self.telling if self.handoff is None else self.handoff.telling_of(request)
-        self._left(request)
-        telling.finish(request)
+        self.gone(request)
+        self.telling.finish(request)
 
-    def _left(self, request: Request) -> None:
+    def gone(self, request: Request) -> None:
+        """Take a request out of the run that has left its replica for good."""
         self.num_left += 1
-        if self.handoff is not None:
-            self.handoff.forget(request)
-        if self.failing is not None:
-            self.failing.forget(request)
-        if self.scaling is not None:
-            self.scaling.left(request)
+        for left in self._on_left:
+            left(request)
         self.workload.on_finish(request, self.clock.ns)
         if self._answers_matter:
             self._arm()

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from servesim.contracts.cost import CostModel
 from servesim.contracts.router import Role
 from servesim.engine.core import EngineCore
-
-
-class DataParallel(NamedTuple):
-    """How the ranks of a replica go together (servesim.engine.data_parallel)."""
-
-    ranks: int
-    finish_sync: int = 1
-    """Steps after which ranks find out that none has anything left to do."""
+from servesim.engine.replica import Replica
 
 
 @dataclass
@@ -34,8 +26,8 @@ class Pool:
     role: Role = "both"
     models: tuple[str, ...] = ()
     """Names that requests may ask for here; none: all."""
-    data_parallel: DataParallel | None = None
-    """Successive replicas are ranks that step together; None: each steps by itself."""
+    made_of: Mapping[str, type[Replica]] = field(default_factory=dict)
+    """Classes of its replicas by mode; those of the mode if there is none."""
 
     def serves(self, model: str) -> bool:
         """Return whether requests that ask for this model may be sent here; empty: for none in particular."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from servesim.contracts.kv_events import KVEvent
+from servesim.contracts.part import Part
 from servesim.contracts.request import Request, State
 from servesim.contracts.router import FinishStatus, ReplicaState, Router, life
 from servesim.engine.clock import Clock
-from servesim.engine.replica import Replica
 
 LOST = "its replica failed"
 """Reason of a request that was lost with a replica."""
 
 
-class Telling:
+class Telling(Part):
     """Tells a router of its life; after each thing told, `recall` has it asked again for requests that wait in it.
 
     `forks`: further samples of a request are forked off the first, so that the router hears of them as of one.
@@ -24,13 +25,17 @@ class Telling:
         self._router, self._recall = router, recall
         self._told = life(router)
         router.clock = lambda: clock.ns
-        self.sent = "on_sent" in self._told
-        """Whether it wants to hear of each request that is sent."""
         self._tells_finish = "on_finish" in self._told
         self._forks = forks
         self._block = router.output_block
 
-    def listen(self, replica: Replica) -> None:
+    def wants(self, verb: str) -> bool:
+        return super().wants(verb) and (verb != "sent" or "on_sent" in self._told)
+
+    def sent(self, request: Request, output_len: int, index: int) -> None:
+        self._router.on_sent(request, index)
+
+    def core_made(self, replica: Any) -> None:
         """Have a replica's core tell what the router wants to hear."""
         core, told = replica.core, self._told
         if "on_prefill_done" in told:
@@ -41,7 +46,7 @@ class Telling:
         if "on_kv_events" in told and core.kv.shares:
             replica.listen(self._cached)
 
-    def state(self, index: int, state: ReplicaState) -> None:
+    def state_changed(self, index: int, state: ReplicaState) -> None:
         """Tell of a replica's state."""
         if "on_replica" in self._told:
             self._router.on_replica(index, state)

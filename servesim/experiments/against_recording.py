@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from servesim.contracts.request import State
+from servesim.contracts.section import policy_settings
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, product
 from servesim.experiments.objects import Objects
@@ -24,7 +25,6 @@ from servesim.experiments.sameness import budget_of, warnings_of
 from servesim.experiments.variants import is_oracle, plans_ahead, price_of, shared_settings, synchronous_ones
 from servesim.experiments.verdicts import Settings, judge, off_the_measured
 from servesim.parsing import listed
-from servesim.run.scenario import policy_settings
 
 DEFAULTS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "e2el_mean", "e2el_p99")
 LABEL = "measured"

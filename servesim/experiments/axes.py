@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from servesim.contracts.section import Settings
 from servesim.errors import UserError, suggest
 from servesim.parsing import listed
-from servesim.run.scenario import EngineSettings, Scenario, Settings, load_settings, override
+from servesim.run.scenario import Scenario, load_settings, override
+from servesim.run.sections import EngineSettings
 from servesim.run.setting_names import full_name
 
 NAMES = frozenset(("scheduler", "kv", "speculation", "acceptance", "router", "model", "gpu", "trace"))

@@ -1,8 +1,8 @@
 """The model's error in a capacity question: searched again with all times of the servers stretched.
 
 A server whose times are all longer by f, at rate r, is the simulated one at rate f r with limits (and windows) shorter
-by f: servesim.run.propagation says why. So the ends of the interval are two more searches, which begin where the first
-one ended. Two deployments are compared by the spread of their ratio, which pairs of measured servers give, never by the
+by f: servesim.features.bars.propagation says why. So the ends of the interval are two more searches, which begin where
+the first one ended. Two deployments are compared by the spread of their ratio, which pairs of measured servers give, never by the
 difference of two intervals: does the cheapest stay so where it is slower by that much?
 
 Propagated, not validated; the cheapest few alone have it, since no other is chosen by it.
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from servesim.contracts.section import Settings
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity_scaled import at_load
 from servesim.experiments.capacity_study import Study, load_text
@@ -22,12 +23,12 @@ from servesim.experiments.goals import Goal
 from servesim.experiments.limit_search import NearSearch, RateSearch
 from servesim.experiments.outcome import judge
 from servesim.experiments.run_metrics import Run
+from servesim.features.bars.intervals import LATENCY_KEYS, case_of, unlike
+from servesim.features.bars.propagation import ENDS, SAYS, unscaled
 from servesim.intervals.case import METRICS, Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.intervals.pairs import WORDS, Spread, spread
-from servesim.run.intervals import LATENCY_KEYS, case_of, unlike
-from servesim.run.propagation import ENDS, SAYS, unscaled
-from servesim.run.scenario import Scenario, Settings
+from servesim.run.scenario import Scenario
 
 SOUGHT = 3
 """Deployments whose interval is sought: the cheapest ones."""

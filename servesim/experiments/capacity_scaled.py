@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from servesim.contracts.section import Settings, policy_settings
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 from servesim.experiments.outcome import Outcome
 from servesim.experiments.statistics import interval
 from servesim.experiments.variants import is_scaled
-from servesim.run.scenario import Scenario, Settings, policy_settings
+from servesim.run.scenario import Scenario
 
 SCALED = ("usd_per_hour_low", "usd_per_hour_high")
 

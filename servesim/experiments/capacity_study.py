@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from servesim.contracts.section import Settings
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity_scaled import at_load, scaled_labels
 from servesim.experiments.goals import Goal
@@ -20,7 +21,7 @@ from servesim.experiments.run_metrics import Run
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
 from servesim.run.replica_search import ReplicaSearch
-from servesim.run.scenario import Scenario, Settings
+from servesim.run.scenario import Scenario
 from servesim.run.trace_source import open_scenario
 from servesim.workload.trace import Trace
 

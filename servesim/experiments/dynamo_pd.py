@@ -25,10 +25,10 @@ from servesim.contracts.router import Router
 from servesim.engine.clock import LOADED, PLAN
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
-from servesim.engine.handoff import Handoff, Passage
 from servesim.engine.pool import Pool
-from servesim.engine.wire import FixedRate
 from servesim.experiments.dynamo_replay import LONGEST, MockEngine
+from servesim.features.handoff.part import Handoff, Passage
+from servesim.features.handoff.wire import FixedRate
 from servesim.policies.kv.prefix_hash import PrefixHash
 from servesim.policies.routing.round_robin import RoundRobin
 from servesim.policies.scheduling._mocker_decode import MockerDecode
@@ -119,7 +119,7 @@ def replay_apart(
         Pool(cores[:num_prefill], prefill.cost(), 1, name="prefill", role="prefill"),
         Pool(cores[num_prefill:], decode.cost(), 1, name="decode", role="decode"),
     ]
-    cluster = Cluster(TraceWorkload(trace), pools, router, mode=mode, recorder=recorder, handoff=handoff)
+    cluster = Cluster(TraceWorkload(trace), pools, router, mode=mode, recorder=recorder, parts=[handoff])
     cluster.arrive_order = PLAN + len(cores)
     cluster.run()
     columns = ("first_token_ns", "last_token_ns", "hit_tokens", "num_preemptions")

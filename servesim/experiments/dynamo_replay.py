@@ -18,11 +18,11 @@ from servesim.contracts.router import Router
 from servesim.cost.mocker import Fixed, MockerCost, Polynomial, timing_of
 from servesim.engine.cluster import MODES, Cluster
 from servesim.engine.core import EngineCore
-from servesim.engine.offload import Offload
-from servesim.engine.offload_memory import Lru
 from servesim.engine.pool import Pool
-from servesim.engine.tiers import Direction
 from servesim.errors import UserError, suggest
+from servesim.features.offload.connector import Offload
+from servesim.features.offload.memory import Lru
+from servesim.features.offload.tiers import Direction
 from servesim.policies.kv._mocker_radix import MockerRadix
 from servesim.records.recorder import Recorder
 from servesim.workload.trace import Trace

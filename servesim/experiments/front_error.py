@@ -20,11 +20,11 @@ from typing import Any
 from servesim.experiments.model_error import ratio_spread
 from servesim.experiments.ranking import PARETO
 from servesim.experiments.run_metrics import metric_label
+from servesim.features.bars.propagation import SAYS
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.intervals.pairs import Spread
 from servesim.run.pace import rate_words
-from servesim.run.propagation import SAYS
 
 TOLD = (1 + LEVEL) / 2
 """Sureness from which on two variants are told apart: their ratio's interval leaves out where they change places."""

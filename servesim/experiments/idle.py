@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from servesim.contracts import schedulers
+from servesim.contracts.section import Settings
 from servesim.errors import UserError
 from servesim.experiments.goals import Goal
 from servesim.experiments.objects import Objects
 from servesim.experiments.replicates import WORKLOAD
 from servesim.experiments.run_metrics import MS, Run
-from servesim.run.scenario import ClientSettings, Scenario, Settings
+from servesim.run.scenario import Scenario
+from servesim.run.sections import ClientSettings
 from servesim.run.trace_source import open_scenario
 from servesim.workload.trace import Ints, Trace
 

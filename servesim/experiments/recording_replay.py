@@ -8,6 +8,7 @@ import numpy as np
 
 from servesim.contracts import KVMemory, Limits, build_params, kv_allocators, routers, schedulers
 from servesim.contracts.request import State
+from servesim.contracts.section import policy_settings
 from servesim.cost import build_cost_model
 from servesim.cost.host import HostTerms
 from servesim.engine.cluster import MODES, Cluster
@@ -20,7 +21,6 @@ from servesim.hardware import Gpu, KvGroup, ModelSpec, kv_groups, memory_budget,
 from servesim.hardware.kv import longest
 from servesim.metrics.steps import StepTotals
 from servesim.records.recorder import REQUEST_COLUMNS, Recorder
-from servesim.run.scenario import policy_settings
 from servesim.run.sizing import GROUPED, has_windows
 from servesim.run.speculation import Speculation
 from servesim.versions import recorded_engine

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from servesim.contracts.section import Settings
 from servesim.errors import UserError
-from servesim.run.scenario import Scenario, Settings
+from servesim.run.scenario import Scenario
 from servesim.run.trace_source import DRAWN, mean_rate, open_scenario
 from servesim.workload.peak import peak_note
 from servesim.workload.trace import Trace

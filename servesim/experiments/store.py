@@ -23,14 +23,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from servesim.contracts.section import Settings
 from servesim.errors import UserError
 from servesim.experiments.input_files import digest_of, input_digests
 from servesim.experiments.objects import TRACES, kept_trace
 from servesim.run.intact import as_written
 from servesim.run.result import Result
 from servesim.run.result_files import REPORT, REQUESTS, STREAMED, SUMMARY, TIMING, reading
-from servesim.run.scenario import Scenario, Settings
-from servesim.run.simulate import simulate, versions
+from servesim.run.scenario import Scenario
+from servesim.run.simulate import simulate
+from servesim.run.summary import versions
 
 CELLS = "cells"
 DOCUMENTS = ("comparison.json", "sweep.json", "capacity.json")

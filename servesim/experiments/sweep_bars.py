@@ -10,10 +10,10 @@ from servesim.experiments.front_error import Candidate, best_error, front_errors
 from servesim.experiments.model_error import side_of
 from servesim.experiments.ranking import PARETO
 from servesim.experiments.variants import price_of
+from servesim.features.bars.intervals import LATENCY_KEYS, intervals
+from servesim.features.bars.propagation import SAYS
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL
-from servesim.run.intervals import LATENCY_KEYS, intervals
-from servesim.run.propagation import SAYS
 
 Variants = Sequence[Mapping[str, Any]]
 Side = tuple[Case | str, float | None]

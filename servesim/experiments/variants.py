@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from servesim.contracts import REGISTRIES, schedulers
+from servesim.contracts.section import policy_settings
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.replicates import WORKLOAD
 from servesim.hardware import Gpu
-from servesim.run.pools import pool_scenarios
+from servesim.run.pools import fleet_varies, pool_scenarios
 from servesim.run.prices import price_of as gpu_hour_price
-from servesim.run.scenario import Scenario, policy_settings
+from servesim.run.scenario import Scenario
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ def price_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_scaled(scenario: Scenario) -> bool:
     """Whether replicas come and go by an autoscaler."""
-    return any(pool.scenario.scaler is not None for pool in pool_scenarios(scenario))
+    return fleet_varies(scenario)
 
 
 def _usd_per_hour(scenario: Scenario) -> float:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from servesim.contracts import kv_allocators
+from servesim.contracts.section import Settings
 from servesim.errors import UserError, shown, suggest
 from servesim.experiments.axes import Variant, check_key, load_grid, product
 from servesim.experiments.capacity import Found, Terms, answer
@@ -31,9 +32,9 @@ from servesim.experiments.capacity_study import Study
 from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import Outcome
 from servesim.experiments.statistics import interval
+from servesim.features.handoff.setup import with_pd
 from servesim.parsing import listed
-from servesim.run.pools import with_pd
-from servesim.run.scenario import Scenario, Settings, assigned, override
+from servesim.run.scenario import Scenario, assigned, override
 from servesim.run.setting_names import full_name
 from servesim.run.trace_source import open_scenario
 
@@ -129,7 +130,7 @@ def feature(name: str, settings: Settings) -> Feature:
             raise UserError("of: the scenario has no speculation; add it, such as --speculation eagle3, and ask again")
         return Feature(name, (), ("speculation=none", "acceptance=null"))
     if name == "offload":
-        if known.offload is None:
+        if known.model_dump().get("offload") is None:
             raise UserError("of: the scenario has no offload; add it, such as --offload cpu=64GiB, and ask again")
         return Feature(name, (), ("offload=none",))
     if name == "disaggregation":

@@ -52,7 +52,7 @@ def burst(table: Mapping[str, NDArray[np.int64]], at_s: float, for_s: float, tim
 
 def burst_text(found: Mapping[str, Any]) -> str:
     """Return the figures in words, with the replicas that would have held it where they were sought
-    (servesim.run.burst_replicas)."""
+    (servesim.features.bursts.replicas)."""
     held = found.get("held")
     return _what_came_of_it(found) + (f"; {held['says']}" if held else "")
 

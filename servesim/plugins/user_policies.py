@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-import numpy as np
-
 from servesim.errors import Interrupted, PolicyError, UserError
 
 
@@ -260,7 +258,11 @@ def _from(number: Any, least: int) -> int | None:
 
 
 def _truth(truth: Any) -> bool:
-    if not isinstance(truth, bool | np.bool_):
+    if not isinstance(truth, bool):
+        import numpy as np
+
+        if isinstance(truth, np.bool_):
+            return bool(truth)
         raise TypeError
     return bool(truth)
 

@@ -64,7 +64,7 @@ def _places(key: str, found: Names) -> Names:
         return lambda text: _sheet(text, found, folders=outer in ("model", "kernel_tables"))
     if outer == "shape":
         return lambda text: _after(text, "trace=", found)
-    if outer in POLICIES:
+    if outer in (*POLICIES, "features"):
         return lambda text: _policy(text, found)
     return lambda text: text
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from servesim.contracts import KVAllocator, KVMemory, Limits, make
 from servesim.contracts.router import Role
-from servesim.contracts.scaler import scalers
+from servesim.contracts.section import Settings
 from servesim.cost import TableCostModel
 from servesim.cost.host import HostTerms
 from servesim.engine.cluster import MODES
@@ -20,13 +20,11 @@ from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec
 from servesim.hardware.kv import longest
 from servesim.metrics.summary import Deployment
 from servesim.run.changes import on_changes
-from servesim.run.data_parallel import on_ranks, ranks_of
+from servesim.run.experts import on_ranks
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.observed import ObservedCore
-from servesim.run.offload import OffloadSetup, check_offload
-from servesim.run.offload_params import params_of
 from servesim.run.prices import price_of
-from servesim.run.scenario import Scenario, Settings
+from servesim.run.scenario import Scenario, features_of
 from servesim.run.server import Policies, Server
 from servesim.run.sizing import kv_budget, layer_groups, longest_request
 from servesim.run.speculation import Speculation
@@ -85,12 +83,7 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
     scenario = _resolved(server, budget, max_model_len)
     limits = Limits(_most_seqs(policies, budget), policies.max_num_batched_tokens, max_model_len, asynchronous)
     memory = _kv_memory(scenario, budget, max_model_len, groups, in_flight, depth * (1 + drafts))
-    offload = None
-    if scenario.offload is not None:
-        check_offload(scenario, role)
-        gpus = scenario.tp * scenario.pp
-        offload = OffloadSetup.of(scenario.offload, gpu, memory, budget.block_bytes, gpus, model.num_layers)
-    spawn = partial(_core, policies, limits, scenario, memory, speculation, cost, offload)
+    spawn = partial(_core, policies, limits, scenario, memory, speculation, cost)
     cores = [spawn() for _ in range(scenario.replicas * scenario.dp)]
     cost.asynchronous = asynchronous
     one = cores[0] if cores else spawn()
@@ -101,9 +94,8 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
         *on_windows(scenario, model, one.kv),
         *on_ranks(scenario, model),
         *(speculation.notes(facts) if speculation is not None else ()),
-        *((offload.note(gpu, one.kv.capacity_tokens),) if offload is not None else ()),
     ]
-    pool = Pool(cores, cost, depth, spawn, name, role, data_parallel=ranks_of(scenario))
+    pool = Pool(cores, cost, depth, spawn, name, role)
     deployment = _deployment(scenario, model, gpu, budget, one.kv)
     return PoolSetup(name, scenario, pool, cost, deployment, server, notes, asked)
 
@@ -153,12 +145,7 @@ def _resolved(server: Server, budget: MemoryBudget, max_model_len: int) -> Scena
             "usd_per_gpu_hour": price,
             "scheduler": settings(scenario.scheduler, policies.scheduler_params),
             "kv": settings(scenario.kv, policies.kv_params),
-            **({"offload": settings(scenario.offload, params_of(scenario.offload))} if scenario.offload else {}),
-            **(
-                {"scaler": settings(scenario.scaler, scalers.configured(scenario.scaler)[1])}
-                if scenario.scaler is not None
-                else {}
-            ),
+            **{key: value for each in features_of(scenario) for key, value in each.resolved(scenario).items()},
         }
     )
     drafting = server.speculation
@@ -213,7 +200,6 @@ def _core(
     memory: KVMemory,
     speculation: Speculation | None,
     cost: TableCostModel,
-    offload: OffloadSetup | None,
 ) -> EngineCore:
     parts = MODES[scenario.mode]
     kv = make(parts.memory(policies.kv), policies.kv_params, memory)
@@ -223,6 +209,4 @@ def _core(
     if speculation is not None:
         core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance
     core.max_queued = scenario.engine.max_queued_requests
-    if offload is not None:
-        offload.attach(core)
     return core

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from servesim.contracts.feature import installed
 from servesim.errors import UserError, shown, suggest
 from servesim.parsing import pairs
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 FIELDS = (
     "model", "gpu", "dtype", "kv_dtype", "tp", "dp", "ep", "pp", "replicas", "preset", "scheduler", "kv", "speculation",
-    "acceptance", "engine", "host", "kernel_tables", "usd_per_gpu_hour", "price", "scaler", "start",
+    "acceptance", "engine", "host", "kernel_tables", "usd_per_gpu_hour", "price",
+    *(key for feature in installed() for key in feature.of_pool),
 )  # fmt: skip
 """Settings that pools may have of their own."""
 ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
@@ -54,27 +55,11 @@ def with_pools(settings: Mapping[str, Any], complete: Callable[[Settings], Scena
     return base | first | {"replicas": sum(pool["replicas"] for pool in pools), "pools": pools}
 
 
-def with_pd(settings: Mapping[str, Any]) -> Settings:
-    """Return settings with the two pools that `pd` is short for; UserError where it is none of its kind."""
-    text = settings["pd"]
-    found = re.fullmatch(r"(\d+)x(\d+):(\d+)x(\d+)", str(text))
-    if found is None:
-        raise UserError(f"pd is {shown(text)}, must be REPLICASxTP:REPLICASxTP of prefill and decode, such as 2x1:1x4")
-    if settings.get("pools"):
-        raise UserError("pd and pools are both given; pd is short for two pools")
-    prefill, prefill_tp, decode, decode_tp = map(int, found.groups())
-    pools = [
-        {"name": "prefill", "role": "prefill", "replicas": prefill, "tp": prefill_tp},
-        {"name": "decode", "role": "decode", "replicas": decode, "tp": decode_tp},
-    ]
-    return {key: value for key, value in settings.items() if key != "pd"} | {"pools": pools}
-
-
 def pool_scenarios(scenario: Scenario) -> list[PoolScenario]:
     """Return the scenario of each pool; without pools the scenario itself."""
     if not scenario.pools:
         return [PoolScenario("default", "both", scenario)]
-    base = scenario.model_dump(exclude={"pools", "router", "handoff"})  # whose router is one of all
+    base = scenario.model_dump(exclude={"pools", "router"})  # whose router is one of all
     return [
         PoolScenario(
             pool["name"],
@@ -83,6 +68,14 @@ def pool_scenarios(scenario: Scenario) -> list[PoolScenario]:
         )
         for pool in scenario.pools
     ]
+
+
+def fleet_varies(scenario: Scenario) -> bool:
+    """Return whether replicas may come and go in a run."""
+    from servesim.run.scenario import features_of
+
+    each = [pool.scenario for pool in pool_scenarios(scenario)]
+    return any(feature.fleet_varies(one) for feature in features_of(scenario) for one in each)
 
 
 def resolved_pools(pools: Sequence[PoolScenario]) -> Settings:

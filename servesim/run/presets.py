@@ -42,9 +42,6 @@ def under(settings: Mapping[str, Any], policy_settings: Callable[[Any], dict[str
     name = settings.get("preset")
     if name is not None:
         _complete(merged, settings, name, policy_settings)
-    from servesim.run.data_parallel import balanced
-
-    merged |= balanced(merged)
     engine = merged.get("engine") or {}
     if isinstance(engine, Mapping):
         facts = facts_of(name, engine.get("version"))

@@ -29,7 +29,7 @@ from servesim.errors import PolicyError, UserError
 from servesim.records.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder, Rows, Table
 from servesim.records.step import SpecStats
 from servesim.run.records import clients_of
-from servesim.run.scenario import Scenario
+from servesim.run.scenario import Scenario, features_of
 from servesim.run.setup import Setup, set_up
 from servesim.sentinels import NEVER
 from servesim.workload.trace import Trace
@@ -67,12 +67,9 @@ def check_independent(setup: Setup) -> None:
     """Raise UserError where replicas depend on each other, or on answers."""
     scenario, clients = setup.scenario, setup.scenario.clients
     reasons = {
-        "data-parallel ranks step together": scenario.dp > 1,
         f"router {scenario.router['name']} looks at the replicas": not setup.router.blind or bool(life(setup.router)),
         "there are several pools": bool(scenario.pools),
-        "offload is counted over all": scenario.offload is not None,
-        "scaler starts and drains them by load": scenario.scaler is not None,
-        "cluster.failures moves requests from one to another": bool(scenario.cluster.failures),
+        **dict.fromkeys(_reasons(scenario), True),
         "requests wait for others": setup.trace.after is not None or clients.max_sessions is not None,
         "requests ask for several samples (n > 1)": setup.trace.samples is not None,
         "clients.max_concurrency makes requests wait for others": clients.max_concurrency is not None,
@@ -87,12 +84,18 @@ def check_independent(setup: Setup) -> None:
             raise UserError(f"jobs: replicas cannot be run apart: {reason}")
 
 
-def run_apart(setup: Setup, scenario: Scenario, trace: Trace | None, jobs: int, recorder: Recorder) -> float:
+def _reasons(scenario: Scenario) -> list[str]:
+    """Return why features that are on keep replicas together."""
+    on = [feature for feature in features_of(scenario) if feature.is_on(scenario)]
+    return [feature.refuses(scenario)["jobs"] for feature in on if "jobs" in feature.refuses(scenario)]
+
+
+def run_apart(setup: Setup, trace: Trace | None, jobs: int, recorder: Recorder) -> float:
     """Serve everything in up to `jobs` processes and record it; return the CPU seconds of their loops. The setup was
-    made from `scenario` and `trace`."""
+    made from `trace`, if there is one."""
     count = len(setup.cores)
     jobs = min(jobs, count)
-    tasks = [Task(scenario.model_dump(), trace, tuple(range(first, count, jobs))) for first in range(jobs)]
+    tasks = [Task(setup.asked.model_dump(), trace, tuple(range(first, count, jobs))) for first in range(jobs)]
     workers = [_start(task) for task in tasks]
     try:
         shares = [_answer(worker) for worker in workers]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from servesim.engine.handoff import Handoff
 from servesim.metrics.classes import class_limits, parts_of
 from servesim.metrics.distribution import describe_counted
 from servesim.metrics.replicas import ReplicaTotals
@@ -22,7 +21,6 @@ from servesim.run.result import request_table, sample_table
 from servesim.run.result_files import DELIVERIES, REQUESTS, STEPS, STREAMED, ResultWriter
 from servesim.run.scenario import Scenario
 from servesim.run.setup import Setup
-from servesim.run.stages import served
 from servesim.workload.predictor import predict
 from servesim.workload.streamed import StreamedWorkload
 from servesim.workload.workload import Clients, TraceWorkload
@@ -76,12 +74,12 @@ class Records:
         self.recorder.steps.flush()
         self.recorder.deliveries.flush()
 
-    def close(self, handoff: Handoff | None = None) -> None:
-        """Work out the figures' inputs below. `handoff`: what had prompts and answers computed apart."""
+    def close(self) -> None:
+        """Work out what figures are made of, and the tables."""
         self._columns = RequestColumns.of(self.recorder.requests.array(), self.recorder.reasons)
         self.requests: Requests = self._columns
         if self.replicas is not None:
-            self._add_served(self.replicas, handoff)
+            self._add_served(self.replicas)
         self.itl: Stats = describe_counted(*self.recorder.itl(), MS)
         labels, rows = self._setup.trace.labels, len(self._setup.trace)
         self.parts: dict[str, dict[str, Part]] = {
@@ -95,18 +93,20 @@ class Records:
         self.retries = int((self._columns.table["row"] >= rows).sum())
         self.table: Any = request_table(self._columns, self._texts())
         self.samples = sample_table(self._columns)
+        numbers = self._columns.table["row"]
+        for part in self._setup.parts:
+            self._add_columns(part.columns(numbers))
 
-    def _add_served(self, replicas: ReplicaTotals, handoff: Handoff | None) -> None:
-        """Count every request where it was served: one that was computed apart by both sides."""
-        if handoff is None:
-            replicas.add_requests(self._columns)
-            return
-        apart = [passage.request.row for passage in handoff.done]
-        replicas.add_requests(self._columns.take(~np.isin(self._columns.table["row"], apart)))
-        for replica, values in served(handoff):
-            replicas.add_served(replica, values)
+    def _add_served(self, replicas: ReplicaTotals) -> None:
+        """Count every request where it was served: one that several replicas served, by each of them."""
+        apart = [served for part in self._setup.parts if (served := part.served()) is not None]
+        rows = [row for served in apart for row in served.rows]
+        replicas.add_requests(self._columns.take(~np.isin(self._columns.table["row"], rows)) if rows else self._columns)
+        for served in apart:
+            for replica, values in served.sums:
+                replicas.add_served(replica, values)
 
-    def add_columns(self, columns: dict[str, Any]) -> None:
+    def _add_columns(self, columns: dict[str, Any]) -> None:
         """Add columns of integers to the table of requests."""
         from servesim.run.result_files import arrow_array
 
@@ -180,7 +180,7 @@ class StreamedRecords(Records):
         self.recorder.requests.flush()
         self.recorder.pool()
 
-    def close(self, handoff: Handoff | None = None) -> None:
+    def close(self) -> None:
         self.requests = self._all
         self.itl = self._gaps.describe(MS)
         self.parts = {kind: dict(sorted(parts.items())) for kind, parts in self._groups.items()}

@@ -79,8 +79,8 @@ class Result:
     @property
     def intervals(self) -> dict[str, Any]:
         """Error bars of mean TTFT, TPOT and E2E by measured servers, or in words why there are none (see
-        servesim.run.intervals)."""
-        from servesim.run.intervals import intervals
+        servesim.features.bars.intervals)."""
+        from servesim.features.bars.intervals import intervals
 
         kept: dict[str, Any] | None = self.summary.get("intervals")
         return intervals(self.summary) if kept is None else kept

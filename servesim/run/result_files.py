@@ -64,6 +64,17 @@ class ResultWriter:
             self.discard()
             raise
 
+    @classmethod
+    @contextmanager
+    def of(cls, out: str | Path | None) -> Iterator[ResultWriter | None]:
+        """Return the writer for a place, if there is one, and discard what it has not finished."""
+        writer = cls(out) if out is not None else None
+        try:
+            yield writer
+        finally:
+            if writer is not None:
+                writer.discard()
+
     def check_same(self, scenario_yaml: str) -> None:
         """Raise UserError where the result of another scenario stands already."""
         found = self.out / SCENARIO

@@ -7,14 +7,13 @@ refused with a suggestion. In YAML 1.1 `1e-3` is a string; it is read as the num
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -24,26 +23,28 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from servesim import untrusted
+from servesim.contracts.feature import Feature, by_rank, installed, of_user
+from servesim.contracts.section import Section, Settings, extended, policy_settings
 from servesim.errors import UserError, shown, suggest
 from servesim.hardware import model_named
 from servesim.metrics.slo import check_slo, parse_slo
-from servesim.parsing import pairs, policy_parts, spelt, with_changes
-from servesim.run.beside import beside
+from servesim.parsing import listed, spelt, with_changes
+from servesim.run.beside import POLICIES, beside
 from servesim.run.client_tools import under_tool
 from servesim.run.pace import parse_rate
-from servesim.run.pools import with_pd, with_pools
+from servesim.run.pools import with_pools
 from servesim.run.presets import preset_settings, under
 from servesim.run.prices import prices_of
+from servesim.run.sections import ClientSettings, EngineSettings
 from servesim.run.slo_settings import check_percentiles, with_percentiles
 
-Settings = dict[str, Any]
-
-SELDOM = ("pools", "pd", "handoff", "cluster", "scaler", "start", "offload", "slo_class_percentiles")
+SELDOM = ("pools", "features", "slo_class_percentiles")
 """Settings that are written only if they say something."""
-CLUSTER_PARTS = (("report_every_s", "report_lag_s"), ("failures", "detection_s", "reroutes", "reroute_delay_s"))
-"""Settings of `cluster` that are written together."""
+FOR_FEATURE: dict[str, Any] = {"for_feature": True}
+"""Mark of a setting that is an error unless a feature claims it."""
 _EXAMPLES = {
     "trace": ": a file, preset:NAME or synth:key=value,...",
     "model": ": a bundled one such as llama-3.1-8b, or a config.json",
@@ -51,121 +52,7 @@ _EXAMPLES = {
 }
 
 
-class _Section(BaseModel):
-    """Settings that go together."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _written(cls, value: Any) -> Any:
-        if value == "":
-            raise ValueError("must not be empty")
-        return spelt(value)
-
-
-class EngineSettings(_Section):
-    """The engine around the policies, under vLLM's names and with its defaults."""
-
-    version: str | None = None
-    """Version of the engine that the preset names (vllm, sglang or tensorrt-llm; vllm without a preset), such as
-    0.23.0: it decides kernels, host terms and the defaults below, as servesim/versions says; none: the newest known."""
-    async_scheduling: bool = True
-    """Plan a step while the one before runs (two in flight); schedulers that cannot fall back, and it is noted."""
-    max_model_len: int | Literal["auto"] = "auto"
-    """Longest prompt + output in tokens; auto: what the model was made for, or less if the KV memory is smaller."""
-    block_size: int = Field(default=16, ge=1, le=1 << 30)
-    """Tokens per KV block."""
-    gpu_memory_utilization: float = Field(default=0.92, gt=0, le=1)
-    """Share of the GPU's memory the engine may use."""
-    num_gpu_blocks: int | None = Field(default=None, ge=2)
-    """KV blocks of a replica; none: all that fit."""
-    disable_hybrid_kv_cache_manager: bool = False
-    """Keep the whole KV of layers with sliding windows, as engines without such a manager do (and vLLM with some KV
-    connectors); false: such layers give back what has slid out of their windows."""
-    swap_space_gib: float = Field(default=4.0, ge=0, le=1e6)
-    """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
-    moe_backend: Literal["auto", "triton", "marlin"] = "auto"
-    """Kernel of mixture-of-experts layers with 4-bit weights; auto: the one the engine is known to run
-    (servesim/versions), else the fastest measured."""
-    attention_backend: Literal["auto", "eager"] = "auto"
-    """eager: no fused attention; scores and probabilities go through memory (by formula; the memory they take is not
-    counted)."""
-    enable_expert_parallel: bool = False
-    """Deal experts out to the tp x dp GPUs whole instead of splitting each by width (`ep` says to how many)."""
-    all2all_backend: Literal[
-        "auto", "allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput", "deepep_auto"
-    ] = "auto"
-    """How tokens get to the experts of other data-parallel ranks, and back; auto: the engine's default; deepep_auto:
-    low latency where all ranks decode, else high throughput."""
-    expert_skew: float | None = Field(default=None, ge=0, le=3)
-    """Exponent of the power law that the loads of experts follow (0: all alike; the most loaded GPU sets the time);
-    none: as kernels were measured, 1.2 (over more than 8 GPUs by this law alone)."""
-    enable_eplb: bool = False
-    """Balance experts over GPUs by their loads, each redundant one a second copy of the most loaded (EPLB)."""
-    num_redundant_experts: int = Field(default=0, ge=0, le=4096)
-    """Further copies of experts under EPLB; they take memory."""
-    api_server_count: int = Field(default=1, ge=1, le=1024)
-    """API server processes of a replica, which tokenize prompts and stream answers (vLLM's --api-server-count)."""
-    stream_interval: int = Field(default=1, ge=1, le=1 << 20)
-    """Tokens of a streamed chunk (vLLM's --stream-interval): fewer chunks are less work for the API servers."""
-    max_queued_requests: int | None = Field(default=None, ge=0)
-    """Requests that may wait on a replica; further ones are rejected. None: any number, as in vLLM."""
-    ignore_memory: bool = False
-    """Ignore memory limits: room for everything the trace can ask for, unless num_gpu_blocks says less."""
-
-
-class ClientSettings(_Section):
-    """Client behavior. By default each request goes out at its time, and clients wait for as long as it takes."""
-
-    tool: Literal["vllm-bench", "sglang-bench", "aiperf", "inferencex"] | None = None
-    """A benchmark client, whose way of sending holds where the scenario says nothing: rate (inf unless given), gaps,
-    turn-around, number of requests. Its warm-up requests are not replayed."""
-    max_concurrency: int | None = Field(default=None, ge=1)
-    """Closed loop: the most requests outstanding, the others queue outside; none: no limit."""
-    turn_ms: float | None = Field(default=None, ge=0, le=1e7)
-    """Mean time from an answer to the next request of a closed loop, each drawn from an exponential distribution; none:
-    no time, so that requests which end together are followed at one instant."""
-    ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)
-    """Seconds over which the clients of a closed loop begin, evenly one after the other."""
-    burstiness: float | None = Field(default=None, gt=0, le=1e4)
-    """Draw the times of arrivals at `rate`, with gaps of a gamma distribution of this shape (1: Poisson; below:
-    bursts), as vLLM's --burstiness; none: as recorded."""
-    batch: bool = False
-    """Send max_concurrency requests at once and the next ones when all have left (latency of a single batch)."""
-    max_sessions: int | None = Field(default=None, ge=1)
-    """The most conversations in progress; the next begins when one ends. None: no limit."""
-    timeout_s: float | None = Field(default=None, gt=0, le=1e7)
-    """Seconds after which a client gives up if its last token has not come; none: never."""
-    ttft_timeout_s: float | None = Field(default=None, gt=0, le=1e7)
-    """Seconds after which a client gives up if its first token has not come; none: never."""
-    retries: int = Field(default=0, ge=0, le=100)
-    """Times a request that was rejected or timed out is sent again."""
-    retry_delay_s: float = Field(default=1.0, ge=0, le=1e7)
-    """Seconds before a request is sent again."""
-
-
-class ClusterSettings(_Section):
-    """What the router of several replicas can see."""
-
-    report_every_s: float = Field(default=0.0, ge=0, le=1e6)
-    """Seconds between two reports of a replica's queue, running requests and memory, of which the router's views are:
-    0.05 as llm-d polls, 10 as SGLang's gateway, 30 as vLLM's production stack; 0: views show what is."""
-    report_lag_s: float = Field(default=0.0, ge=0, le=1e6)
-    """Seconds from a report until the router sees it."""
-    failures: list[str] = Field(default=[])
-    """What breaks: `crash:replica=0,at=10,restart=60` (seconds; without restart it stays down; its cache is cold when
-    it comes back) or `slow:replica=1,at=5,until=60,factor=3` (a straggler: its GPU time is as many times as long)."""
-    detection_s: float = Field(default=0.0, ge=0, le=1e6)
-    """Seconds from a crash until the router knows; requests it sends there meanwhile fail at once."""
-    reroutes: int = Field(default=5, ge=0, le=1000)
-    """Times a request is routed again that was lost with a replica before its first token; one lost later fails."""
-    reroute_delay_s: float = Field(default=0.05, ge=0, le=1e6)
-    """Seconds before that; each further time 1.5 times as long, to 30 s at most, give or take 20 %, as in the gateways
-    of SGLang and vLLM."""
-
-
-class Scenario(_Section):
+class _Scenario(Section):
     """A run: a trace, served by a model on GPUs under policies.
 
     Policies are `name`, `name:key=value,...` or a mapping with `name` and the parameters; a user's policy is named
@@ -215,7 +102,7 @@ class Scenario(_Section):
     (servesim/versions)."""
     tp: int = Field(default=1, ge=1, le=1024)
     """GPUs of a stage (tensor parallelism)."""
-    dp: int = Field(default=1, ge=1, le=1024)
+    dp: int = Field(default=1, ge=1, le=1024, json_schema_extra=FOR_FEATURE)
     """Data-parallel ranks of a replica: each has a scheduler and KV memory of its own on tp GPUs, and experts are
     spread over the GPUs of all, so that every step lasts as long as that of the slowest."""
     ep: int | None = Field(default=None, ge=1, le=4096)
@@ -238,6 +125,8 @@ class Scenario(_Section):
     pools: list[Settings] = Field(default=[])
     """Pools of replicas behind the router, each with a name, a role (both, prefill, decode) and what it has of its own:
     `fast:gpu=h200,replicas=2`, or a mapping of model, gpu, tp, engine, policies and replicas."""
+    features: list[str] = Field(default=[])
+    """Features of your own, `path/to/file.py:Class` each; their settings are keys of their own."""
     speculation: Settings = Field(default={"name": "none"})
     """How drafts are made: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
     acceptance: Settings | None = None
@@ -250,10 +139,10 @@ class Scenario(_Section):
     itself."""
     slo_percentiles: dict[str, float] = Field(default={})
     """Percentiles of the limits in `slo` that hold each by itself, as `ttft:p99<1s` sets it."""
-    slo_classes: dict[str, dict[str, float]] = Field(default={})
+    slo_classes: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)
     """Limits of single classes (the trace's labels `class`), such as `gold: ttft:300` in YAML; other classes have
     those of `slo`. With a percentile (`gold: ttft:p99<300ms`) each holds by itself, for the requests of the class."""
-    slo_class_percentiles: dict[str, dict[str, float]] = Field(default={})
+    slo_class_percentiles: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)
     """Percentiles of the limits in `slo_classes` that hold each by itself, as `gold: ttft:p99<300ms` sets them."""
     mode: Literal["fast", "reference"] = "fast"
     """fast, or reference: every step by itself, the same result to the nanosecond, slowly."""
@@ -273,35 +162,11 @@ class Scenario(_Section):
     """Price of a GPU, whatever it is; none: by `price`, else the assumption in the GPU's data sheet."""
     price: dict[str, float] = Field(default={})
     """Prices by GPU, $ an hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of them."""
-    pd: str | None = None
-    """Prompts and answers on different replicas: `2x1:1x4` are 2 prefill replicas of 1 GPU and 1 decode replica of 4,
-    otherwise alike; short for two pools. In `capacity` a number of GPUs: all splits of them, and all together."""
-    handoff: Settings | None = None
-    """How KV gets from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: that."""
-    scaler: Settings | None = None
-    """Autoscaler of the replicas, written as policies are: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`,
-    with parameters such as `keda:target=4,min=1,max=8`. `replicas` is how many there are at first. None: all stay."""
-    start: dict[str, float] = Field(default={})
-    """Times of which the start of a replica is made, by parts: node_s, pull_s, weights_gb_s (GB/s), compile_s,
-    graphs_s, warm_up_s."""
-    offload: Settings | None = None
-    """KV kept in memory behind each replica's GPUs: `vllm:cpu=64GiB` (vLLM's offloading connector; or `cpu=64GiB`
-    alone), with eviction_policy=lru or arc, block_size_factor, gb_s; `lmcache:cpu=64GiB,disk=2TB,disk_gb_s=5` (LMCache,
-    also with remote, remote_gb_s); `hicache:ratio=2` (SGLang's). None, or `none`: no such memory."""
-    cluster: ClusterSettings = ClusterSettings()
 
-    @field_validator("scheduler", "kv", "router", "speculation", "acceptance", "scaler", "handoff", mode="before")
+    @field_validator("scheduler", "kv", "router", "speculation", "acceptance", mode="before")
     @classmethod
     def _policy(cls, value: Any) -> Settings | None:
         return policy_settings(value) if value is not None else None
-
-    @field_validator("offload", mode="before")
-    @classmethod
-    def _offload(cls, value: Any) -> Settings | None:
-        if isinstance(value, str) and re.match(r"\w+=", value):
-            value = f"vllm:{value}"
-        found = policy_settings(value) if value is not None else None
-        return None if found is not None and found["name"] == "none" else found
 
     @field_validator("model", "gpu", mode="before")
     @classmethod
@@ -320,13 +185,17 @@ class Scenario(_Section):
 
     @model_serializer(mode="wrap")
     def _short(self, dumped: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what few scenarios have: of optional parts the settings of those that are on, in full."""
+        """Leave out what few scenarios have: of features the settings of those that are on, in full."""
         found: dict[str, Any] = dumped(self)
-        if "cluster" in found:
-            plain = ClusterSettings()
-            on = [part for part in CLUSTER_PARTS if any(getattr(self.cluster, k) != getattr(plain, k) for k in part)]
-            found["cluster"] = {key: found["cluster"][key] for part in on for key in part}
-        return {key: value for key, value in found.items() if value or key not in SELDOM}
+        seldom = {*SELDOM}
+        for feature in scenario_features(tuple(self.features)):
+            place, names = feature.place(), [*feature.Settings.model_fields]
+            seldom |= {place} if place else {*names}
+            inside = found.get(place, {}) if place else found
+            if place and feature.settings(self) == feature.Settings():
+                for name in names:
+                    inside.pop(name, None)
+        return {key: value for key, value in found.items() if value or key not in seldom}
 
     @model_validator(mode="before")
     @classmethod
@@ -342,12 +211,6 @@ class Scenario(_Section):
     @classmethod
     def _steps(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
-
-    @field_validator("start", mode="before")
-    @classmethod
-    def _start(cls, value: Any) -> Any:
-        value = pairs("start", value) if isinstance(value, str) and value else value
-        return {key: spelt(part) for key, part in value.items()} if isinstance(value, Mapping) else value
 
     @field_validator("price", mode="before")
     @classmethod
@@ -380,14 +243,21 @@ class Scenario(_Section):
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:
         """Build a scenario from plain settings; `source` names their file, if any, in errors."""
+        own = own_features(settings.get("features"))
+        kind, found = scenario_class(own), dict(settings)
+        for feature in scenario_features(own):
+            found = feature.spell_out(found)
+        if found.get("pools"):
+            found = with_pools(found, cls.of)
+        found = under(found, policy_settings)
+        for feature in scenario_features(own):
+            found = feature.complete(found)
         try:
-            if settings.get("pd"):
-                settings = with_pd(settings)
-            if settings.get("pools"):
-                settings = with_pools(settings, cls.of)
-            return cls.model_validate(under_name(under_tool(under(settings, policy_settings))))
+            scenario: Scenario = kind.model_validate(under_name(under_tool(found)))
         except ValidationError as error:
-            raise UserError(f"{source}: {_first_error(error, cls)}".removeprefix(": ")) from None
+            raise UserError(f"{source}: {_first_error(error, kind)}".removeprefix(": ")) from None
+        check_claims(scenario)
+        return scenario
 
     def to_yaml(self) -> str:
         """Return the scenario as YAML, every key spelt out."""
@@ -395,6 +265,58 @@ class Scenario(_Section):
 
         text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         return text
+
+
+def own_features(value: Any) -> tuple[str, ...]:
+    """Return the names of a user's features: a text with commas between, or a list of texts."""
+    given = listed("features", value) if isinstance(value, str) and value else value or []
+    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+        raise UserError(f"features is {shown(value)}, must be a list of path/to/file.py:Class")
+    return tuple(given)
+
+
+@cache
+def scenario_features(own: Sequence[str] = ()) -> tuple[Feature, ...]:
+    """Return the features that a scenario may have, by rank: those installed, and a user's own."""
+    return by_rank([*installed(), *of_user(own)])
+
+
+def features_of(scenario: Scenario) -> tuple[Feature, ...]:
+    """Return the features that a scenario may have, by rank."""
+    return scenario_features(tuple(scenario.features))
+
+
+@cache
+def scenario_class(own: tuple[str, ...] = ()) -> type[Any]:
+    """Return the class of scenarios that have the settings of these features of a user, beside all others."""
+    if not own:
+        return Scenario
+    mine = of_user(own)
+    for feature in mine:
+        if (place := feature.place() or "features") in Scenario.model_fields:
+            raise UserError(f"feature {feature.name}: a scenario has settings called {place} already")
+    return extended(Scenario, [(feature.place(), feature.Settings) for feature in mine])
+
+
+def check_claims(scenario: Scenario) -> None:
+    """Raise UserError for a setting without effect because the feature that it is for is not there."""
+    claimed = {key for feature in features_of(scenario) for key in feature.claims}
+    plain = {name: field.default for name, field in Scenario.model_fields.items() if _for_feature(field)}
+    wanted = {name: getattr(scenario, name) for name in plain if getattr(scenario, name) != plain[name]}
+    roles = {pool["role"] for pool in scenario.pools} - {"both"}
+    wanted |= {"pools.role": next(iter(roles))} if roles else {}
+    for key in wanted.keys() - claimed:
+        raise UserError(f"{key} is {shown(wanted[key])}, but no feature is installed that serves it")
+
+
+def _for_feature(field: FieldInfo) -> bool:
+    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("for_feature"))
+
+
+if TYPE_CHECKING:
+    Scenario = _Scenario
+else:
+    Scenario = extended(_Scenario, [(feature.place(), feature.Settings) for feature in installed()])
 
 
 def under_name(settings: Settings) -> Settings:
@@ -449,18 +371,6 @@ def read_yaml(what: str, text: str) -> Any:
         raise UserError(f"{what}: the value is not YAML") from error
 
 
-def policy_settings(value: Any) -> Settings:
-    """Return `name`, `name:key=value,...`, `file.py:Class:key=value,...` or a mapping, as a mapping with `name`."""
-    if isinstance(value, str):
-        name, class_name, params = policy_parts(value)
-        name += f":{class_name}" if class_name else ""
-        if name:
-            return {"name": name, **pairs(name, params)}
-    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
-        return dict(value)
-    raise UserError(f"a policy is a name, name:key=value,... or a mapping with `name`, not {shown(value)}")
-
-
 def _renamed(value: Any) -> Any:
     """A model or GPU that is a mapping with `name` and changed parts, as one text; anything else as it is."""
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
@@ -479,7 +389,7 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
             raise UserError(f"{key}: no {outer} is named whose {inner} it could be")
         settings[outer] = with_changes(_renamed(current), {inner: value})
         return
-    if outer in ("scheduler", "kv", "router", "speculation", "acceptance", "scaler"):
+    if outer in POLICIES:
         preset = preset_settings(settings["preset"]) if settings.get("preset") else {}
         default = preset.get(outer, Scenario.model_fields[outer].default)
         current = policy_settings(default if current is None else current) if current or default else None
@@ -490,6 +400,14 @@ def _assign(settings: Settings, key: str, value: Any) -> None:
     settings[outer] = {**(current or {}), inner: value}
 
 
+def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Return the sections of a scenario's class by name."""
+    fields = model.model_fields.items()
+    return {
+        name: of for name, field in fields if isinstance(of := field.annotation, type) and issubclass(of, BaseModel)
+    }
+
+
 def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
     """Return one line: the key, what is wrong, what would be right."""
     # A misspelt key also leaves one missing: the misspelling is what helps.
@@ -497,16 +415,11 @@ def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
     *outer, last = [str(part) for part in first["loc"] if part not in ("int", "literal['auto']")]
     key = ".".join([*outer, last])
     if first["type"] == "extra_forbidden":
-        parts: dict[str, type[BaseModel]] = {
-            "engine": EngineSettings,
-            "clients": ClientSettings,
-            "cluster": ClusterSettings,
-        }
-        known = parts.get(".".join(outer), model).model_fields
+        known = sections_of(model).get(".".join(outer), model).model_fields
         return f"unknown key {shown(key)}{suggest(last, known)}"
     if first["type"] == "missing":
         return f"{key} is missing{_EXAMPLES.get(key, '')}"
-    if key in ("engine", "clients", "cluster"):
+    if key in sections_of(model):
         return f"{key} is {shown(first['input'])}, must be a mapping of settings"
     if key == "engine.max_model_len":
         return f'{key} is {shown(first["input"])}, must be a whole number of tokens or "auto"'

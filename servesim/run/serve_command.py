@@ -16,9 +16,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from servesim.contracts.section import Settings
 from servesim.errors import UserError, shown
 from servesim.hardware import ModelSpec, model_named
-from servesim.run.scenario import Settings, override
+from servesim.run.scenario import override
 from servesim.untrusted import json_value, read_text, read_yaml
 
 ENGINES = {

@@ -12,7 +12,7 @@ from servesim.cost.host import HostTerms, host_terms
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.plugins.user_policies import blaming
-from servesim.run.data_parallel import check_ranks_apart, experts_over, load_of
+from servesim.run.experts import check_copies, experts_over, load_of
 from servesim.run.presets import facts_of
 from servesim.run.scenario import Scenario
 from servesim.run.sizing import with_groups
@@ -50,7 +50,7 @@ class Server:
     def of(cls, scenario: Scenario) -> Server:
         """Resolve what a scenario says of its servers; UserError where its parts do not fit together."""
         model, gpu = ModelSpec.load(scenario.model), Gpu.load(scenario.gpu)
-        check_ranks_apart(scenario)
+        check_copies(scenario)
         scenario = with_groups(scenario, model)
         defaults = vllm_defaults(gpu)
         policies = _policies(scenario, model, gpu, defaults)

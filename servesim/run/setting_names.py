@@ -13,10 +13,10 @@ def _sections() -> dict[str, tuple[str, ...]]:
     """Return the sections of a scenario that have a part of each name: fields, and parameters of any policy. Those of
     routers and autoscalers give way: what an engine names so is the engine's."""
     from servesim.contracts import REGISTRIES
-    from servesim.run.scenario import ClientSettings, ClusterSettings, EngineSettings
+    from servesim.run.scenario import Scenario, sections_of
 
     found: dict[str, list[str]] = {}
-    for section, model in (("engine", EngineSettings), ("clients", ClientSettings), ("cluster", ClusterSettings)):
+    for section, model in sections_of(Scenario).items():
         for name in model.model_fields:
             found.setdefault(name, []).append(section)
     outside = ("router", "scaler")

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+from pydantic import ValidationError
+
 from servesim.contracts import Router, check_samples, make, routers
+from servesim.contracts.part import Part
 from servesim.contracts.scheduler import PREDICTED
+from servesim.contracts.section import Section, extended
 from servesim.cost import TableCostModel
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.pool import Pool
 from servesim.errors import UserError, shown, suggest
-from servesim.metrics.requests import SECOND
 from servesim.metrics.summary import Deployment
 from servesim.records.recorder import Recorder
-from servesim.run.breakage import failures_of
-from servesim.run.handoff import handoff_of, on_handoff
 from servesim.run.pool import PoolSetup, set_up_pool
-from servesim.run.pools import PoolScenario, of_each, pool_scenarios, resolved_pools
+from servesim.run.pools import PoolScenario, fleet_varies, of_each, pool_scenarios, resolved_pools
 from servesim.run.provenance import provenance
-from servesim.run.scaling import scaled_pools
-from servesim.run.scenario import Scenario
+from servesim.run.scenario import Scenario, features_of, scenario_features
 from servesim.run.server import Server, cost_model_of
 from servesim.run.trace_source import open_scenario, open_stream
 from servesim.workload.front_end import FrontEnd, FrontTerms
@@ -38,6 +40,10 @@ __all__ = ["Setup", "cost_model_of", "set_up"]
 class Setup:
     """A scenario with nothing left open, and the parts it names."""
 
+    asked: Scenario
+    """As it was given."""
+    options: Any
+    """Options of features (servesim.contracts.feature.Feature.Options), as attributes."""
     scenario: Scenario
     trace: Trace
     """Its rows; of a streamed run the first ones."""
@@ -54,6 +60,8 @@ class Setup:
     notes: list[str]
     provenance: dict[str, Any]
     """Inputs of the results besides the scenario: hashes of trace, kernel tables and policy files."""
+    parts: list[Part] = field(default_factory=list)
+    """What is optional in the run, in order; each serves one cluster."""
 
     @property
     def engine_pools(self) -> list[Pool]:
@@ -64,7 +72,7 @@ class Setup:
     def several(self) -> bool:
         """Whether there are several replicas, or may come to be, or a pool with a name."""
         several = self.scenario.replicas * self.scenario.dp > 1 or bool(self.scenario.pools)
-        return several or any(pool.scenario.scaler for pool in self.pools)
+        return several or fleet_varies(self.scenario)
 
     @property
     def cores(self) -> list[EngineCore]:
@@ -109,19 +117,15 @@ class Setup:
             self.router,
             mode=self.scenario.mode,
             recorder=recorder,
-            report_every=round(self.scenario.cluster.report_every_s * SECOND),
-            report_lag=round(self.scenario.cluster.report_lag_s * SECOND),
-            failures=failures_of(self.scenario, self.trace),
-            handoff=handoff_of(self.scenario.handoff, self.pools, self.make_router()),
-            scaled=scaled_pools(self.pools, self.trace),
+            parts=self.parts,
             **options,
         )
 
 
-def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
-    """Resolve a scenario; UserError where its parts do not fit together. A `trace` given is taken as it is,
-    but for `skip`, `requests` and `rate`."""
-    asked = pool_scenarios(scenario)
+def set_up(scenario: Scenario, trace: Trace | None = None, options: Any = None) -> Setup:
+    """Resolve a scenario; UserError if its parts do not fit together. A `trace` given is taken as it is,
+    but for `skip`, `requests` and `rate`. `options`: see Setup."""
+    whole, asked = scenario, pool_scenarios(scenario)
     servers = [Server.of(pool.scenario) for pool in asked]
     policies = [server.policies for server in servers]
     router_class, params = routers.configured(scenario.router)
@@ -134,13 +138,16 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         for server, (name, role, _), size in zip(servers, asked, sizes, strict=True)
     ]
     scenario = _resolved(scenario, pools, {"name": scenario.router["name"], **dataclasses.asdict(params)})
-    _check_together(pools, trace)
+    _check_together(scenario, pools, trace)
+    _check_models(pools, trace)
     parse_predictor(scenario.predictor)
     tells = any(PREDICTED in each.scheduler.needs for each in policies)
     predictor = scenario.predictor if tells else "max_tokens"
     router: Router = make(router_class, params, sum(len(pool.cores) for pool in pools))
     router.seed, router.output_block = scenario.seed, scenario.engine.block_size
-    return Setup(
+    setup = Setup(
+        asked=whole,
+        options=options if options is not None else options_of(scenario, {}),
         scenario=scenario,
         trace=trace,
         stream=stream,
@@ -151,10 +158,26 @@ def set_up(scenario: Scenario, trace: Trace | None = None) -> Setup:
         router=router,
         notes=[
             *of_each([pool.name for pool in pools], [pool.notes for pool in pools]),
-            *on_handoff(scenario.handoff, pools),
         ],
         provenance=_provenance(scenario, pools, facts[sizes[0]]),
     )
+    setup.parts.extend(part for feature in features_of(scenario) if (part := feature.build(setup)) is not None)
+    return setup
+
+
+def options_of(scenario: Scenario, given: Mapping[str, Any]) -> Any:
+    """Return the options of all features, those given and the others by default; UserError for one that is wrong."""
+    try:
+        return _options_class(tuple(scenario.features))(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+@cache
+def _options_class(own: tuple[str, ...]) -> Any:
+    """Return the class of the options of all features, a user's own among them."""
+    return extended(Section, [("", feature.Options) for feature in scenario_features(own)])
 
 
 def _resolved(scenario: Scenario, pools: list[PoolSetup], router: dict[str, Any]) -> Scenario:
@@ -164,18 +187,24 @@ def _resolved(scenario: Scenario, pools: list[PoolSetup], router: dict[str, Any]
     return scenario.model_copy(update=resolved_pools(each) | {"router": router})
 
 
-def _check_together(pools: list[PoolSetup], trace: Trace) -> None:
-    """Have requests know which pools serve the model they ask for; UserError where none does, or where pools serve
-    several samples of a request in different ways."""
-    if any(pool.pool.role != "both" for pool in pools):
-        if trace.samples is not None:
-            raise UserError("pools: several samples of a request (n > 1) are not modeled where prompts are apart")
-        if pools[0].scenario.cluster.failures:
-            raise UserError("cluster.failures: not modeled where prompts and answers are on different replicas")
-        if any(pool.scenario.scaler for pool in pools):
-            raise UserError("scaler: not modeled where prompts and answers are on different replicas")
-        if pools[0].scenario.stream:
-            raise UserError("stream: not possible where prompts and answers are on different replicas")
+def _check_together(scenario: Scenario, pools: list[PoolSetup], trace: Trace) -> None:
+    """Raise UserError for features of a run that refuse one another."""
+    scenarios = [pool.scenario for pool in pools]
+    on = [f for f in features_of(scenario) if f.is_on(scenario) or any(map(f.is_on, scenarios))]
+    present = {feature.name for feature in on}
+    present |= {"samples"} if trace.samples is not None else set()
+    present |= {"stream"} if scenario.stream else set()
+    present |= {"pp"} if any(each.pp > 1 for each in scenarios) else set()
+    present |= {"speculation"} if any(each.speculation["name"] != "none" for each in scenarios) else set()
+    for feature in on:
+        for what, reason in feature.refuses(scenario).items():
+            if what in present:
+                raise UserError(reason)
+
+
+def _check_models(pools: list[PoolSetup], trace: Trace) -> None:
+    """Have requests know which pools serve the model they ask for; UserError if none does, or if pools serve several
+    samples of a request in different ways."""
     if trace.samples is not None:
         for pool in pools:
             check_samples(pool.cores[0].scheduler, pool.cores[0].kv)

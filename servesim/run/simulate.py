@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from servesim.contracts.part import Finished
 from servesim.engine import compiled
 from servesim.engine.cluster import Cluster
 from servesim.errors import UserError
-from servesim.metrics.bursts import burst_text
-from servesim.metrics.classes import by_class, by_tenant
-from servesim.metrics.requests import RequestColumns, goodput
-from servesim.metrics.summary import summarize
 from servesim.run.beginning import check_beginning
-from servesim.run.burst_replicas import holding
-from servesim.run.bursts import bursts_of
 from servesim.run.custom_metrics import Function, custom_values, load_metrics
-from servesim.run.fleet import FleetFigures
-from servesim.run.intervals import intervals as error_bars
-from servesim.run.notes import after_run, on_costs
-from servesim.run.offload import offload_figures
-from servesim.run.pools import of_each
 from servesim.run.processes import check_independent, run_apart
-from servesim.run.propagation import NOT_ASKED, propagated
 from servesim.run.records import Records, StreamedRecords
 from servesim.run.result import Result
 from servesim.run.result_files import ResultWriter
-from servesim.run.scenario import Scenario, load_settings, with_parts
-from servesim.run.setup import Setup, set_up
-from servesim.run.speculation import figures as speculation_figures
-from servesim.run.stages import stage_columns, stages
+from servesim.run.scenario import (
+    Scenario,
+    load_settings,
+    own_features,
+    scenario_class,
+    scenario_features,
+    with_parts,
+)
+from servesim.run.setup import Setup, options_of, set_up
 from servesim.run.step_requests import StepRequests, check_step_requests
+from servesim.run.summary import summary_of
 from servesim.run.trace_source import OBJECT
-from servesim.run.views import sendings_of, view_columns, view_figures
 from servesim.workload.trace import Trace
 
 if TYPE_CHECKING:
@@ -54,13 +46,11 @@ def simulate(
     out: str | Path | None = None,
     on_ready: Callable[[Setup], Progress | None] | None = None,
     jobs: int = 1,
-    intervals: bool = True,
-    propagate: bool = False,
+    conclude: bool = True,
     page: Callable[[Path], object] | None = None,
     overwrite: bool = True,
     step_requests: bool = False,
     metrics: str | Function | Iterable[str | Function] | None = None,
-    burst_replicas: bool = False,
     **settings: Any,
 ) -> Result:
     """Replay a trace and return its result.
@@ -71,28 +61,28 @@ def simulate(
     on. `page` writes a page into the directory before it is in place. `on_ready` is told the resolved setup before
     the run begins and may return a callback for progress. With `jobs`
     replicas are served in `jobs` processes, where a router splits requests without looking at them; the result is the
-    same to the byte. `intervals`: error bars are part of the summary; `propagate`: those of percentiles, goodput and
-    price too, which takes two more runs (servesim.run.propagation). Without `overwrite` the result of another
-    scenario that stands in `out` is not replaced.
+    same to the byte. Without `conclude` the summary lacks what follows from it, such as error bars, and takes less
+    time. Without `overwrite` the result of another scenario that stands in `out` is not replaced.
     `step_requests`: with mode="reference", write which requests each step computed (servesim.run.step_requests).
     `metrics`: functions of your own, or `file.py:function` (servesim.run.custom_metrics), whose values are
-    `summary["custom_metrics"]`. `burst_replicas`: find out by further runs how many replicas would have held a burst
-    of the scenario's shape (servesim.run.burst_replicas).
+    `summary["custom_metrics"]`. Options of features are keywords too: `propagate=True` adds error bars of percentiles,
+    goodput and price, by two more runs; `burst_replicas=True` finds out how many replicas would have held the bursts
+    of the scenario's shape; `intervals=False` leaves out all error bars.
 
     Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
     """
     began = _Clock()
-    if propagate and not intervals:
-        raise UserError("propagate needs the error bars that --no-intervals (intervals=False) leaves out")
     own = load_metrics(metrics)  # a wrong name is found before the run
     if trace is not None and not isinstance(trace, str | Path | Trace):
         from servesim.traces import load_trace
 
         trace = load_trace(trace)
-    writer = ResultWriter(out) if out is not None else None
-    try:
-        asked, given = _scenario(scenario, trace, settings), trace if isinstance(trace, Trace) else None
-        setup = set_up(asked, given)
+    asked, options = _asked(scenario, trace, settings)
+    given = trace if isinstance(trace, Trace) else None
+    with ResultWriter.of(out) as writer:
+        setup = set_up(asked, given, options)
+        if own and setup.stream is not None:
+            raise UserError("metrics: a streamed run keeps no requests to compute them from")
         if writer is not None and not overwrite:
             writer.check_same(setup.scenario.to_yaml())
         if setup.scenario.check and setup.scenario.mode == "fast":
@@ -102,150 +92,67 @@ def simulate(
         told = StepRequests(writer, setup.cores) if step_requests and writer is not None else None
         records = (StreamedRecords if setup.stream is not None else Records)(setup, writer)
         on_progress = on_ready(setup) if on_ready else None
-        loop, cluster = _Clock(), None
-        apart_s = 0.0
-        if jobs > 1:
-            check_independent(setup)
-            apart_s = run_apart(setup, asked, given, jobs, records.recorder)
-        else:
-            cluster = setup.cluster(records.workload, records.recorder, on_progress=on_progress)
-            cluster.run()
-        records.flush()
+        loop = _Clock()
+        cluster, apart_s = _serve(setup, records, given, jobs, on_progress)
         if told is not None:
             told.flush()
         ended = _Clock()
-        handoff = cluster.handoff if cluster is not None else None
-        records.close(handoff)
-        if handoff is not None:
-            records.add_columns(stage_columns(handoff, records.table["row"].to_numpy()))
-        if setup.stream is None and (seen := sendings_of(cluster)):
-            records.add_columns(view_columns(seen, records.table["row"].to_numpy()))
-        summary = _summary(setup, records, cluster)
+        records.close()
 
         def again(changes: Mapping[str, Any]) -> Result:
             changed = Scenario.of({**asked.model_dump(), **changes})
-            return simulate(changed, trace=given, jobs=jobs, intervals=False)
+            return simulate(changed, trace=given, jobs=jobs, conclude=False)
 
-        if burst_replicas and not asked.pools:
-            _hold_bursts(summary, setup.scenario, records, again)
-        if intervals:
-            summary["intervals"] = _error_bars(summary, asked, setup, again if propagate else None)
+        summary = summary_of(setup, records, cluster, Finished(records.requests, records, again), conclude)
         if own:
-            if setup.stream is not None:
-                raise UserError("metrics: a streamed run keeps no requests to compute them from")
             functions = [function for _, function in own]
             summary["custom_metrics"] = custom_values(functions, records.table.to_pandas, summary)
         summary["notes"] += told.notes() if told is not None else []
         timing = _timing(began, loop, ended, apart_s, summary)
         if writer is not None:
-            writer.finish(
-                summary,
-                records.table,
-                setup.scenario.to_yaml(),
-                timing,
-                records.samples,
-                page if setup.stream is None else None,
-            )
+            shown = page if setup.stream is None else None
+            writer.finish(summary, records.table, setup.scenario.to_yaml(), timing, records.samples, shown)
         return Result(summary, setup.scenario, timing, records.table, records.tables, records.samples)
-    finally:
-        if writer is not None:
-            writer.discard()
 
 
-def _hold_bursts(
-    summary: dict[str, Any], scenario: Scenario, records: Records, again: Callable[[Mapping[str, Any]], Result]
-) -> None:
-    """Say in the summary how many replicas would have held each burst; `again` simulates with changed settings."""
-    for i, found in enumerate(summary.get("bursts", ())):
-        table = records.table.to_pandas()
-        found["held"] = holding(found, scenario, table, lambda count: again({"replicas": count}).requests)
-        summary["notes"][i] = burst_text(found)  # notes begin with those of bursts
+def _serve(
+    setup: Setup, records: Records, given: Trace | None, jobs: int, on_progress: Progress | None
+) -> tuple[Cluster | None, float]:
+    """Serve everything and return what served it, None for several processes, and the CPU seconds of those."""
+    cluster, apart_s = None, 0.0
+    if jobs > 1:
+        check_independent(setup)
+        apart_s = run_apart(setup, given, jobs, records.recorder)
+    else:
+        cluster = setup.cluster(records.workload, records.recorder, on_progress=on_progress)
+        cluster.run()
+    records.flush()
+    return cluster, apart_s
 
 
-def _error_bars(
-    summary: Mapping[str, Any], asked: Scenario, setup: Setup, again: Callable[[Mapping[str, Any]], Result] | None
-) -> dict[str, Any]:
-    """Return the error bars of a run; those of percentiles, goodput and price where `again`, which simulates with
-    changed settings, is given."""
-    found = error_bars(summary)
-    if again is None:
-        return found | {"propagated": {"says": NOT_ASKED, "runs": 0}}
-    waits = setup.trace.after is not None
-    bars = propagated({**summary, "intervals": found}, asked, setup.facts, waits, lambda more: again(more).summary)
-    return found | {"propagated": bars}
-
-
-def _scenario(
+def _asked(
     scenario: Scenario | Mapping[str, Any] | str | Path | None, trace: Any, settings: Mapping[str, Any]
-) -> Scenario:
+) -> tuple[Scenario, Any]:
+    """Return the scenario that is asked for, and the options of its features."""
+    base: Mapping[str, Any]
     source = ""
     if isinstance(scenario, Scenario):
-        base: Mapping[str, Any] = scenario.model_dump()
+        base = scenario.model_dump()
     elif isinstance(scenario, str | Path):
         base, source = load_settings(scenario), f"scenario {scenario}"
     else:
         base = scenario or {}
     if isinstance(trace, Trace):
         trace = f"{OBJECT}{trace.name}"
-    parts = {key: value for key, value in settings.items() if key not in Scenario.model_fields}
-    whole = {key: value for key, value in settings.items() if key not in parts}
+    own = own_features(settings.get("features", base.get("features")))
+    fields = scenario_class(own).model_fields
+    known = {name for feature in scenario_features(own) for name in feature.Options.model_fields}
+    options = {key: value for key, value in settings.items() if key in known}
+    whole = {key: value for key, value in settings.items() if key in fields}
+    parts = {key: value for key, value in settings.items() if key not in fields and key not in known}
     found = {**base, **({"trace": trace} if trace is not None else {}), **whole}
-    return Scenario.of(with_parts(found, parts), source)
-
-
-def _summary(setup: Setup, records: Records, cluster: Cluster | None) -> dict[str, Any]:
-    """Return the figures of a run; `cluster`: what served it, None where that were several processes."""
-    scenario, requests, totals = setup.scenario, records.requests, records.totals
-    fleet = FleetFigures(setup, cluster, requests)
-    figures = summarize(requests, records.itl, totals, fleet.deployments, scenario.slo)
-    if records.replicas is not None:
-        figures |= fleet.figures(records.replicas)
-    if cluster is not None and cluster.handoff is not None and isinstance(requests, RequestColumns):
-        figures["disaggregation"] = stages(cluster.handoff, requests)
-    if seen := sendings_of(cluster):
-        figures["router_view"] = view_figures(seen)
-    if (offload := offload_figures(setup.cores, requests)) is not None:
-        figures["offload"] = offload
-    if "class" in records.parts:
-        slo, own = scenario.slo, scenario.slo_classes
-        figures["classes"] = by_class(requests, records.parts["class"], slo, own)
-        if own:
-            figures["goodput"] = goodput(requests, slo, records.limits) | {"slo_classes_ms": own}
-    if "tenant" in records.parts:
-        figures["tenants"] = by_tenant(requests, records.parts["tenant"], len(setup.facts), scenario.slo)
-    bursts, unknown = bursts_of(scenario, requests.table) if isinstance(requests, RequestColumns) else ([], [])
-    if bursts:
-        figures["bursts"] = bursts
-    tables = setup.cost.tables
-    figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
-    figures["requests"] |= {"retries": records.retries, "unsent": records.workload.unsent}
-    figures["speculation"] = speculation_figures(core.spec_stats for core in setup.cores)
-    return {
-        **figures,
-        "notes": [
-            *map(burst_text, bursts),
-            *unknown,
-            *setup.notes,
-            *after_run(scenario, setup.facts, setup.pools[0].server.defaults, figures, setup.front),
-            *of_each([p.name for p in setup.pools], [[*on_costs(p.cost, totals.decode_reach)] for p in setup.pools]),
-            *records.notes,
-        ],
-        "scenario": scenario.model_dump(mode="json"),
-        "provenance": {**setup.provenance, "versions": versions()},
-    }
-
-
-@cache
-def _versions() -> tuple[tuple[str, str], ...]:
-    from importlib.metadata import version
-
-    names = ("servesim", "simpy", "numpy", "pyarrow")
-    return ("python", platform.python_version()), *((name, version(name)) for name in names)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions a result depends on to the byte."""
-    return dict(_versions())
+    asked = Scenario.of(with_parts(found, parts), source)
+    return asked, options_of(asked, options)
 
 
 class _Clock:

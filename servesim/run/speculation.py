@@ -17,11 +17,12 @@ from servesim.contracts import (
     speculators,
 )
 from servesim.contracts.cost import CostModel
+from servesim.contracts.section import Settings, policy_settings
 from servesim.errors import UserError
 from servesim.hardware import ModelSpec
 from servesim.metrics.requests import per
 from servesim.records.step import SpecStats
-from servesim.run.scenario import Scenario, Settings, policy_settings
+from servesim.run.scenario import Scenario
 from servesim.workload.trace_stream import TraceFacts
 
 

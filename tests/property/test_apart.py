@@ -8,9 +8,9 @@ from hypothesis import event, given
 
 from servesim.contracts import State
 from servesim.engine.cluster import Cluster
-from servesim.engine.handoff_first import SglangParams, TrtllmParams
-from servesim.engine.handoff_vllm import GONE, VllmNixlParams
 from servesim.errors import PolicyError
+from servesim.features.handoff.first import SglangParams, TrtllmParams
+from servesim.features.handoff.vllm import GONE, VllmNixlParams
 from tests.property.test_fast_equals_reference import assert_steps_agree, by_row
 from tests.support.apart import Apart, apart_worlds, handoff_of
 from tests.support.examples import examples

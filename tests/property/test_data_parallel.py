@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts.cost import Batch, Price
-from servesim.engine.pool import DataParallel
+from servesim.features.data_parallel.part import DataParallel
 from tests.property.test_fast_equals_reference import assert_fast_equals_plain, by_row
 from tests.support.examples import examples
 from tests.support.strategies import lockstep_worlds, social_worlds, worlds

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from servesim.contracts.request import Request, State
 from servesim.engine.cluster import Cluster
-from servesim.engine.lmcache import LMCache
 from servesim.errors import PolicyError
+from servesim.features.offload.lmcache import LMCache
 from tests.property.test_fast_equals_reference import assert_steps_agree, by_row
 from tests.support.examples import examples
 from tests.support.offloaded import Chunks, Hierarchy, Host, memories, offloaded

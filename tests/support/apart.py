@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from servesim.contracts import make, routers
 from servesim.engine.cluster import Cluster
-from servesim.engine.handoff import Handoff
-from servesim.engine.handoff_first import Sglang, SglangParams, Trtllm, TrtllmParams
-from servesim.engine.handoff_vllm import VllmNixl, VllmNixlParams
-from servesim.engine.links import Links
 from servesim.engine.pool import Pool
+from servesim.features.handoff.first import Sglang, SglangParams, Trtllm, TrtllmParams
+from servesim.features.handoff.links import Links
+from servesim.features.handoff.part import Handoff
+from servesim.features.handoff.vllm import VllmNixl, VllmNixlParams
 from servesim.workload.workload import Clients
 from tests.support.strategies import worlds
 from tests.support.worlds import World
@@ -57,8 +57,9 @@ class Apart(World):
 
 def handoff_of(cluster: Cluster) -> Handoff:
     """What ties its pools together."""
-    assert cluster.handoff is not None
-    return cluster.handoff
+    handoff = cluster.part(Handoff)
+    assert handoff is not None
+    return handoff
 
 
 @st.composite

@@ -25,10 +25,10 @@ from servesim import draws
 from servesim.contracts import KVMemory, Limits, build_params, make
 from servesim.contracts.cost import Batch, CostModel
 from servesim.engine.cluster import MODES, Cluster
-from servesim.engine.offload import Offload
-from servesim.engine.offload_memory import Lru
 from servesim.engine.pool import Pool
-from servesim.engine.tiers import Direction
+from servesim.features.offload.connector import Offload
+from servesim.features.offload.memory import Lru
+from servesim.features.offload.tiers import Direction
 from servesim.policies.kv.prefix_hash import PrefixHash
 from servesim.policies.routing.round_robin import RoundRobin
 from servesim.policies.scheduling.vllm import Vllm

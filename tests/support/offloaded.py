@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from servesim.engine.cluster import Cluster
-from servesim.engine.hicache import HiCache
-from servesim.engine.lmcache import LMCache
-from servesim.engine.offload import Offload
-from servesim.engine.offload_memory import POLICIES
-from servesim.engine.tiers import Direction, Tier
+from servesim.features.offload.connector import Offload
+from servesim.features.offload.hicache import HiCache
+from servesim.features.offload.lmcache import LMCache
+from servesim.features.offload.memory import POLICIES
+from servesim.features.offload.tiers import Direction, Tier
 from tests.support.worlds import World
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from servesim.engine.failures import Slowed
+from servesim.cost.slowed import Slowed
 from servesim.engine.pool import Pool
 from servesim.workload.trace import Trace
 from tests.support.strategies import worlds

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from servesim.contracts.scaler import PoolLoad, Scaler
 from servesim.engine.cluster import Cluster
-from servesim.engine.scaling import Scaled
+from servesim.features.scaling.part import Scaled, Scaling
 from tests.support.pooled import Pooled, pooled_worlds
 
 EVERY_NS = 7_000
@@ -49,7 +49,7 @@ class ScaledWorld(Pooled):
             Scaled(pool, scaler, self.start_ns, 0, 5)
             for pool, scaler in zip(cluster.fleet.pools, self.scalers, strict=True)
         ]
-        cluster.scale(scaled)
+        cluster.add(Scaling(scaled))
         return cluster
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from servesim.checking.world import ToyCost, toy_trace
 from servesim.checking.world import World as LibraryWorld
+from servesim.contracts.part import Part
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.fast.core import FastCore
+from servesim.engine.pool import Pool
 from servesim.records.step import Step
 
 __all__ = ["ToyCost", "Watched", "World", "memory_state", "toy_trace", "watch"]
@@ -39,10 +42,41 @@ class WatchedFast(FastCore):
         return step
 
 
+@dataclass
 class World(LibraryWorld):
-    """A world of watched replicas."""
+    """A world of watched replicas, with shorthands for some features."""
+
+    report_every: int = 0
+    """ns between two reports of what the router sees; 0: it sees what is."""
+    report_lag: int = 0
+    failures: Any = None
+    """What breaks: servesim.features.failures.part.Failures."""
+    data_parallel: Any = None
+    """How ranks step together: servesim.features.data_parallel.part.DataParallel."""
 
     core_classes = {"reference": Watched, "fast": WatchedFast}  # noqa: RUF012
+
+    def handoff(self) -> Part | None:
+        """How prompts get from one pool to another; none."""
+        return None
+
+    def parts(self, pools: list[Pool]) -> list[Part]:
+        found = super().parts(pools)
+        if (handoff := self.handoff()) is not None:
+            found.append(handoff)
+        if self.report_every:
+            from servesim.features.view_lag.part import Reporting
+
+            found.append(Reporting(self.report_every, self.report_lag))
+        if self.failures is not None:
+            from servesim.features.failures.part import Failing
+
+            found.append(Failing(self.failures))
+        if self.data_parallel is not None:
+            from servesim.features.data_parallel.part import Ranks
+
+            found.append(Ranks([(pool, self.data_parallel) for pool in pools]))
+        return found
 
 
 Snapshot = tuple[Any, ...]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from servesim.contracts import schedulers
+from servesim.contracts.section import policy_settings
 from servesim.errors import UserError, suggest
 from servesim.experiments.axes import split_values
 from servesim.parsing import policy_parts
-from servesim.run.scenario import policy_settings
 
 WINDOWS = r"C:\x\spf.py:Cls"
 

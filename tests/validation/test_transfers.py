@@ -10,7 +10,7 @@ import pytest
 
 from servesim.contracts.request import Request
 from servesim.engine.clock import Clock
-from servesim.engine.links import KINDS, Links
+from servesim.features.handoff.links import KINDS, Links
 
 UNITS = {"MB": 10**6, "GB": 10**9}
 WITHIN = 0.10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,21 +18,18 @@ from servesim.cli.options import canonical
 from servesim.errors import UserError
 from servesim.experiments.axes import product
 from servesim.run import simulate
-from servesim.run.scenario import ClientSettings, ClusterSettings, EngineSettings, Scenario
+from servesim.run.scenario import Scenario, sections_of
 
 EXPERIMENTS = ("compare", "sweep", "capacity")
 COMMANDS = ("run", *EXPERIMENTS)
-SECTIONS: dict[str, type[BaseModel]] = {
-    "": Scenario,
-    "engine.": EngineSettings,
-    "clients.": ClientSettings,
-    "cluster.": ClusterSettings,
+SECTIONS: dict[str, type[BaseModel]] = {"": Scenario} | {
+    f"{name}.": model for name, model in sections_of(Scenario).items()
 }
 SETTINGS = {
     f"{prefix}{name}": field
     for prefix, model in SECTIONS.items()
     for name, field in model.model_fields.items()
-    if prefix or name not in ("engine", "clients", "cluster")
+    if prefix or name not in sections_of(Scenario)
 }
 NAMED_BEFORE = (
     *("trace", "model", "gpu", "engine", "scheduler", "kv", "speculation", "acceptance", "router", "replicas", "tp"),
@@ -92,8 +90,8 @@ def test_the_options_that_were_written_by_hand_are_there(command: str) -> None:
 
 
 SPECIAL = {"acceptance": "positions", "slo": "ttft:5", "slo_classes": "gold: ttft:5", "preset": "orca"}
-LISTS = ("shape", "cluster.failures", "pools")
-SPECIAL |= {"spread_ticks": "uniform"}
+LISTS = ("shape", "cluster.failures", "pools", "features")
+SPECIAL |= {"spread_ticks": "uniform", "features": str(Path(__file__).parents[2] / "support" / "energy.py") + ":Energy"}
 
 
 def value_of(key: str, annotation: str) -> str:
@@ -206,5 +204,5 @@ def test_the_help_of_a_scenario_loads_nothing_heavy(command: str) -> None:
     script = f"import sys; sys.argv = ['servesim', '{command}', '--help']; from servesim.cli import app as cli"
     script += "; cli._guarded(); print(*sys.modules)"
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    heavy = {"numpy", "pandas", "scipy", "matplotlib", "pyarrow", "simpy", "yaml", "servesim.contracts"}
+    heavy = {"numpy", "pandas", "scipy", "matplotlib", "pyarrow", "simpy", "yaml", "servesim.contracts.plan"}
     assert heavy & set(printed.splitlines()[-1].split()) == set()

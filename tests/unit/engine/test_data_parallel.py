@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from servesim.contracts.cost import NO_HOST, Batch, Price
-from servesim.engine.pool import DataParallel
+from servesim.features.data_parallel.part import DataParallel, Ranks
 from servesim.records.recorder import REQUEST_COLUMNS, STEP_COLUMNS
 from tests.support.worlds import ToyCost, World, toy_trace
 
@@ -68,7 +68,9 @@ def test_dummy_steps_end_with_the_step_in_which_ranks_ask_each_other(mode: str) 
     cost = WithDummies(fixed=100, token=1, context=0)
     world = World(toy_trace([0], [200], [1]), replicas=2, cost=cost, data_parallel=DataParallel(2, 32))
     cluster = world.run(mode)
-    (group,) = cluster.groups
+    ranks = cluster.part(Ranks)
+    assert ranks is not None
+    (group,) = ranks.groups
     assert (group.steps, group.dummies) == (32, 31 * 2 + 1)
     assert cluster.now_ns == 301 + 31 * 100
 

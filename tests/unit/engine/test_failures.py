@@ -8,10 +8,11 @@ import pytest
 
 from servesim.contracts import State
 from servesim.engine.cluster import Cluster
-from servesim.engine.failures import LOST, Crash, Failures, Slowdown
 from servesim.errors import UserError
+from servesim.features.failures import FailuresFeature
+from servesim.features.failures.part import LOST, Crash, Failures, Slowdown
+from servesim.features.failures.setup import failures_of
 from servesim.records.recorder import REQUEST_COLUMNS
-from servesim.run.breakage import failures_of
 from servesim.run.scenario import Scenario
 from tests.support.worlds import ToyCost, World, toy_trace
 
@@ -105,7 +106,7 @@ def test_a_failure_that_cannot_be_is_refused_in_one_line(text: str, says: str) -
     settings = {"trace": "synth:rate=1", "model": "llama-3.1-8b", "gpu": "h200", "replicas": 2}
     scenario = Scenario.of(settings | {"cluster": {"failures": [text]}})
     with pytest.raises(UserError, match=says):
-        failures_of(scenario, toy_trace([0], [1], [1]))
+        failures_of(FailuresFeature.settings(scenario), scenario.replicas, 0)
 
 
 def test_a_scripted_router_replays_its_file_and_ends_with_it(tmp_path: Path) -> None:

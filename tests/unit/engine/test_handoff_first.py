@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from servesim.contracts import State
-from servesim.engine.handoff_first import NO_HANDSHAKE, SglangParams, TrtllmParams
+from servesim.features.handoff.first import NO_HANDSHAKE, SglangParams, TrtllmParams
 from servesim.workload.workload import Clients
 from tests.support.apart import Apart, handoff_of
 from tests.unit.engine.test_handoff import apart, passages, toy_trace

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from servesim.contracts.request import Request
 from servesim.engine.clock import LOADED, Clock
-from servesim.engine.links import KINDS, Links, fair_shares
-from servesim.engine.wire import FixedRate
+from servesim.features.handoff.links import KINDS, Links, fair_shares
+from servesim.features.handoff.wire import FixedRate
 from tests.support.examples import examples
 
 GB = 1_000_000_000

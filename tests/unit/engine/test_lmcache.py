@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from servesim.engine.cluster import Cluster
-from servesim.engine.lmcache import LMCache
-from servesim.engine.offload_memory import Lru
-from servesim.engine.tiers import Direction, Tier
 from servesim.errors import PolicyError
+from servesim.features.offload.lmcache import LMCache
+from servesim.features.offload.memory import Lru
+from servesim.features.offload.tiers import Direction, Tier
 from tests.support.worlds import ToyCost, World, toy_trace
 from tests.unit.engine.test_remote_kv import rows
 

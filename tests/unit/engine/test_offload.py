@@ -8,7 +8,7 @@ import pytest
 
 from servesim.contracts.connector import DEFER
 from servesim.engine.cluster import Cluster
-from servesim.engine.tiers import Direction
+from servesim.features.offload.tiers import Direction
 from tests.support.offloaded import Host, memories, offloaded
 from tests.support.worlds import ToyCost, World, toy_trace
 from tests.unit.engine.test_remote_kv import rows

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts.request import Request, State
-from servesim.engine.offload_memory import POLICIES, Arc, Lru
+from servesim.features.offload.memory import POLICIES, Arc, Lru
 
 
 def filled(memory: Any, keys: str, ready_ns: int = 0) -> Any:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from servesim.contracts.request import State
-from servesim.metrics.classes import by_class, by_tenant, jain_index, parts_of
+from servesim.features.classes.figures import by_class, by_tenant, jain_index
+from servesim.metrics.classes import parts_of
 from servesim.metrics.requests import RequestColumns
 from servesim.records.recorder import REQUEST_COLUMNS
 from servesim.run.simulate import simulate

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import servesim
-from servesim.engine.links import KINDS
 from servesim.errors import UserError
-from servesim.run.stages import STAGES
+from servesim.features.handoff.figures import STAGES
+from servesim.features.handoff.links import KINDS
 
 RUN: dict[str, Any] = {
     "trace": "synth:prompt=2000,output=50,rate=4",

@@ -10,7 +10,7 @@ import pytest
 
 import servesim
 from servesim.contracts.request import State
-from servesim.run.burst_replicas import held_share, holding
+from servesim.features.bursts.replicas import held_share, holding
 from servesim.run.scenario import Scenario
 
 S = 1_000_000_000

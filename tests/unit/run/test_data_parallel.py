@@ -11,7 +11,7 @@ from servesim.contracts.cost import Batch
 from servesim.cost.expert_load import loads, most_loaded
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec, memory_budget
-from servesim.run.data_parallel import load_of
+from servesim.run.experts import load_of
 from servesim.run.scenario import Scenario
 from servesim.run.server import cost_model_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from servesim import Scenario, simulate
 from servesim.errors import UserError
-from servesim.run.offload_params import size_in_bytes
+from servesim.features.offload.params import size_in_bytes
 
 TURNS = "synth:arrivals=poisson,rate=4,prompt=600,output=40,turns=chat(turns=4,think=2)"
 SMALL: dict[str, Any] = {"trace": TURNS, "model": "llama-3.1-8b", "gpu": "h100", "requests": 80, "intervals": False}

@@ -1,0 +1,33 @@
+"""A cost model whose GPU is slower by a factor."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.contracts.cost import Batch, CostModel, Host
+
+
+class Slowed(CostModel):
+    """Another cost model whose GPU times are `factor` times as long; host times stay."""
+
+    def __init__(self, cost: CostModel, factor: float) -> None:
+        self._cost, self._factor = cost, factor
+        self.asynchronous, self.num_stages = cost.asynchronous, cost.num_stages
+
+    def _longer(self, ns: int) -> int:
+        return int(ns * self._factor + 0.5)
+
+    def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
+        return np.array([self._longer(ns) for ns in self._cost.gpu_run(batch, k).tolist()], dtype=np.int64)
+
+    def stages(self, batch: Batch) -> tuple[int, ...]:
+        _, *others = self._cost.stages(batch)
+        rest = [self._longer(ns) for ns in others]
+        return (self.gpu_ns(batch) - sum(rest), *rest)
+
+    def host(self, batch: Batch) -> Host:
+        return self._cost.host(batch)
+
+    def shares(self, batch: Batch) -> tuple[float, float, float, float]:
+        return self._cost.shares(batch)

@@ -1,0 +1,1 @@
+"""What is optional in a run: a folder each, found by its name (servesim.contracts.feature)."""

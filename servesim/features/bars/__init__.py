@@ -1,0 +1,45 @@
+"""Error bars: the interval in which measured servers like this one lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from servesim.contracts.feature import Feature, Rows, features
+from servesim.contracts.section import Section
+from servesim.errors import UserError
+
+if TYPE_CHECKING:
+    from servesim.contracts.part import Part
+
+
+class BarOptions(Section):
+    """What is found out about errors."""
+
+    intervals: bool = True
+    """Error bars of means, by measured servers."""
+    propagate: bool = False
+    """Error bars of p99, goodput and price too, by two more runs."""
+
+
+@features.register("bars")
+class BarsFeature(Feature):
+    """Error bars."""
+
+    rank, section, Options = 90, "", BarOptions
+    rows_after = ("goodput", "throughput")
+
+    def build(self, setup: Any) -> Part | None:
+        options = setup.options
+        if options.propagate and not options.intervals:
+            raise UserError("propagate needs the error bars that --no-intervals (intervals=False) leaves out")
+        if not options.intervals:
+            return None
+        from servesim.features.bars.part import Bars
+
+        return Bars(setup, options.propagate)
+
+    def rows(self, summary: Mapping[str, Any]) -> Rows:
+        from servesim.features.bars.words import bar_rows
+
+        return bar_rows(summary["intervals"]) if summary.get("intervals") else []

@@ -1,0 +1,28 @@
+"""The part of a run with error bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from servesim.contracts.part import Finished, Part
+from servesim.features.bars.intervals import intervals
+from servesim.features.bars.propagation import NOT_ASKED, propagated
+
+
+class Bars(Part):
+    """Error bars of means, from the summary; with `propagate`, those of the rest, which take two more runs."""
+
+    def __init__(self, setup: Any, propagate: bool) -> None:
+        self._setup, self._propagate = setup, propagate
+
+    def conclusions(self, summary: Mapping[str, Any], finished: Finished) -> dict[str, Any]:
+        found = intervals(summary)
+        if not self._propagate:
+            return {"intervals": found | {"propagated": {"says": NOT_ASKED, "runs": 0}}}
+        setup = self._setup
+        waits = setup.trace.after is not None
+        bars = propagated(
+            {**summary, "intervals": found}, setup.asked, setup.facts, waits, lambda more: finished.again(more).summary
+        )
+        return {"intervals": found | {"propagated": bars}}

@@ -1,0 +1,34 @@
+"""What became of the bursts that a scenario's shape adds, and how many replicas would have held them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from servesim.contracts.feature import Feature, features
+from servesim.contracts.section import Section
+
+if TYPE_CHECKING:
+    from servesim.contracts.part import Part
+
+
+class BurstOptions(Section):
+    """What is found out about bursts."""
+
+    burst_replicas: bool = Field(default=False, json_schema_extra={"on_command_line": True})
+    """Find out by further runs how many replicas would have held each burst of the shape."""
+
+
+@features.register("bursts")
+class BurstsFeature(Feature):
+    """Bursts of a shape."""
+
+    rank, section, Options = 80, "", BurstOptions
+
+    def build(self, setup: Any) -> Part | None:
+        if setup.stream is not None or not any(text.startswith("burst") for text in setup.scenario.shape):
+            return None
+        from servesim.features.bursts.part import Bursts
+
+        return Bursts(setup.scenario, setup.options.burst_replicas and not setup.scenario.pools)

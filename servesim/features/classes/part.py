@@ -1,0 +1,30 @@
+"""The part of a run whose requests have labels: figures of each class and of each tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from servesim.contracts.part import Finished, Part
+from servesim.features.classes.figures import by_class, by_tenant
+from servesim.metrics.requests import goodput
+
+
+class Classes(Part):
+    """Figures by label. `slo`, `slo_classes`: limits in ms, of all requests and of single classes; `rows`: of the
+    trace."""
+
+    def __init__(self, slo: Mapping[str, float], slo_classes: Mapping[str, Mapping[str, float]], rows: int) -> None:
+        self._slo, self._slo_classes, self._rows = slo, slo_classes, rows
+
+    def figures(self, finished: Finished) -> dict[str, Any]:
+        requests, records = finished.requests, finished.records
+        found: dict[str, Any] = {}
+        if "class" in records.parts:
+            found["classes"] = by_class(requests, records.parts["class"], self._slo, self._slo_classes)
+            if self._slo_classes:
+                whole = goodput(requests, self._slo, records.limits)
+                found["goodput"] = whole | {"slo_classes_ms": self._slo_classes}
+        if "tenant" in records.parts:
+            found["tenants"] = by_tenant(requests, records.parts["tenant"], self._rows, self._slo)
+        return found

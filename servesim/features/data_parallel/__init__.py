@@ -1,0 +1,59 @@
+"""Data-parallel ranks: schedulers of their own, whose steps begin and end together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from servesim.contracts.feature import Feature, features
+
+if TYPE_CHECKING:
+    from servesim.contracts.part import Part
+
+FINISH_SYNC = {"vllm": 32}
+"""Steps after which ranks find out that all have finished, by preset (vllm/v1/engine/core.py, DPEngineCoreProc); others
+find out in every step."""
+BALANCERS = {"vllm": "vllm-dp", "sglang": "round-robin", "tensorrt-llm": "least-outstanding"}
+"""How an engine spreads requests over its own ranks: vLLM's internal balancer; SGLang's --load-balance-method
+round_robin; TensorRT-LLM's attention DP gives to the rank with the fewest active requests."""
+COUNTS_EVERY_S = 0.1
+"""Seconds between two counts that vLLM's coordinator publishes (vllm/v1/engine/coordinator.py)."""
+
+
+@features.register("data_parallel")
+class DataParallelFeature(Feature):
+    """Ranks that step together."""
+
+    rank, section = 60, ""
+    claims = ("dp",)
+
+    def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Add the router of an engine's ranks, and the age of its views, if a scenario names no router."""
+        dp = settings.get("dp")
+        if not isinstance(dp, int) or dp <= 1 or settings.get("router") is not None:
+            return settings
+        name = BALANCERS.get(settings.get("preset") or "vllm", "round-robin")
+        if name != "vllm-dp":
+            return settings | {"router": {"name": name}}
+        cluster = settings.get("cluster") or {}
+        aged = {"report_every_s": COUNTS_EVERY_S} | dict(cluster) if isinstance(cluster, Mapping) else cluster
+        return settings | {"router": {"name": name, "ranks": dp}, "cluster": aged}
+
+    def refuses(self, scenario: Any) -> Mapping[str, str]:
+        return {
+            "failures": "cluster.failures: data-parallel ranks do not fail one by one, and failing together is not "
+            "modeled",
+            "speculation": "speculation: drafts of data-parallel ranks are not modeled (use dp 1)",
+            "jobs": "data-parallel ranks step together",
+        }
+
+    def build(self, setup: Any) -> Part | None:
+        terms = [(pool, pool.scenario) for pool in setup.pools if pool.scenario.dp > 1]
+        if not terms:
+            return None
+        from servesim.features.data_parallel.part import DataParallel, Ranks
+
+        sync = [FINISH_SYNC.get(scenario.preset or "vllm", 1) for _, scenario in terms]
+        return Ranks(
+            [(p.pool, DataParallel(scenario.dp, every)) for (p, scenario), every in zip(terms, sync, strict=True)]
+        )

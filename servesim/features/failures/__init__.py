@@ -1,0 +1,52 @@
+"""Replicas that crash and start again with a cold cache, and replicas that are slow for a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from servesim.contracts.feature import Feature, features
+from servesim.contracts.section import Section
+
+if TYPE_CHECKING:
+    from servesim.contracts.part import Part
+
+
+class FailureSettings(Section):
+    """What breaks, and what is done about it."""
+
+    failures: list[str] = Field(default=[])
+    """What breaks: `crash:replica=0,at=10,restart=60` (seconds; without restart it stays down; its cache is cold when
+    it comes back) or `slow:replica=1,at=5,until=60,factor=3` (a straggler: its GPU time is as many times as long)."""
+    detection_s: float = Field(default=0.0, ge=0, le=1e6)
+    """Seconds from a crash until the router knows; requests it sends there meanwhile fail at once."""
+    reroutes: int = Field(default=5, ge=0, le=1000)
+    """Times a request is routed again that was lost with a replica before its first token; one lost later fails."""
+    reroute_delay_s: float = Field(default=0.05, ge=0, le=1e6)
+    """Seconds before that; each further time 1.5 times as long, to 30 s at most, give or take 20 %, as in the gateways
+    of SGLang and vLLM."""
+
+
+@features.register("failures")
+class FailuresFeature(Feature):
+    """Crashes and stragglers."""
+
+    rank, section, Settings = 30, "cluster", FailureSettings
+
+    def is_on(self, scenario: Any) -> bool:
+        return bool(self.settings(scenario).failures)
+
+    def refuses(self, scenario: Any) -> Mapping[str, str]:
+        return {
+            "samples": "cluster.failures: requests ask for several samples (n > 1), which are not routed again",
+            "jobs": "cluster.failures moves requests from one to another",
+        }
+
+    def build(self, setup: Any) -> Part | None:
+        from servesim.features.failures.part import Failing
+        from servesim.features.failures.setup import failures_of
+
+        failures = failures_of(self.settings(setup.scenario), setup.scenario.replicas, setup.scenario.seed)
+        return Failing(failures) if failures is not None else None

@@ -1,0 +1,105 @@
+"""Where requests spent their time when prompts and answers are computed apart: columns of requests, and figures.
+
+Until the first token: the prefill queue, the prefill pass(es), the handover (proxy, and the wait for memory at the
+decode side), the wire, and the first step there; then decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servesim.contracts.request import Request, State
+from servesim.features.handoff.links import Links
+from servesim.features.handoff.part import Handoff, Passage
+from servesim.metrics.distribution import describe
+from servesim.metrics.requests import MS, SECOND, RequestColumns
+from servesim.metrics.words import number, percent
+
+COLUMNS = ("prefill_replica", "prefilled_ns", "sent_ns", "reserved_ns", "received_ns", "kv_bytes")
+"""Columns of requests.parquet beside the others; -1: has not happened. `replica` is the decode side's."""
+STAGES = ("prefill_queue", "prefill", "handover", "wire", "first_step", "decode")
+
+
+def stage_columns(handoff: Handoff, rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+    """Return COLUMNS for requests with these row numbers, in their order."""
+    found = {p.request.row: _cells(p) for p in handoff.done}
+    none = (-1,) * (len(COLUMNS) - 1) + (0,)
+    table = np.array([found.get(row, none) for row in rows.tolist()], dtype=np.int64).reshape(-1, len(COLUMNS))
+    return dict(zip(COLUMNS, table.T, strict=True))
+
+
+def _cells(passage: Passage) -> tuple[int, ...]:
+    return (
+        passage.prefill,
+        passage.leg.finished_ns,
+        passage.sent_ns,
+        passage.reserved_ns,
+        passage.received_ns,
+        passage.num_bytes,
+    )
+
+
+def served(handoff: Handoff) -> Iterator[tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]]:
+    """Yield for each side the replicas of what it served and what ReplicaTotals.add_served takes: of a prompt that of
+    its own queue, of an answer the time from the proxy to its first step but for the wire."""
+    yield _sums([(p.prefill, p.leg, p.leg.arrival_ns, 0, 0) for p in handoff.done])
+    sent = [p for p in handoff.done if p.sent_ns >= 0]
+    wires = [max(p.received_ns, p.reserved_ns) - p.reserved_ns for p in sent]
+    yield _sums(
+        [(p.decode, p.request, p.sent_ns, p.request.num_output_tokens, w) for p, w in zip(sent, wires, strict=True)]
+    )
+
+
+def _sums(
+    requests: Sequence[tuple[int, Request, int, int, int]],
+) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+    """From (replica, request, since when it waits, tokens of its answer, ns of that on the wire) of each."""
+    names = ("completed", "prompt_tokens", "hit_tokens", "output_tokens", "queued_ns", "scheduled")
+    rows = []
+    for _, request, since, answer, wire in requests:
+        done, scheduled = request.state is State.FINISHED, request.scheduled_ns >= 0
+        prompt, queued = (request.prompt_len, request.scheduled_ns - since - wire) if scheduled else (0, 0)
+        rows.append((done, prompt, request.hit_tokens, answer if done else 0, queued, scheduled))
+    table = np.array(rows, dtype=np.int64).reshape(-1, len(names))
+    replica = np.array([one[0] for one in requests], dtype=np.int64)
+    return replica, dict(zip(names, table.T, strict=True))
+
+
+def stages(handoff: Handoff, requests: RequestColumns) -> dict[str, Any]:
+    """Return the figures of the summary's `disaggregation`: times in ms of the completed requests that went through
+    both sides, bytes, and the share of time in which anything was on the wire."""
+    own = stage_columns(handoff, requests.table["row"])
+    through = requests.done & (own["received_ns"] >= 0)
+    table = {name: column[through] for name, column in {**requests.table, **own}.items()}
+    begun = np.maximum(table["prefilled_ns"], table["reserved_ns"])  # where memory was taken before, as by SGLang
+    ends = [table[name] for name in ("arrival_ns", "scheduled_ns", "prefilled_ns")]
+    ends += [begun, *(table[name] for name in ("received_ns", "first_token_ns", "last_token_ns"))]
+    spent = {name: end - start for name, start, end in zip(STAGES, ends, ends[1:], strict=False)}
+    sent = own["kv_bytes"][own["received_ns"] >= 0]
+    seconds = requests.duration_ns / SECOND
+    wire = handoff.wire
+    return {
+        "protocol": handoff.name,
+        "stages_ms": {name: describe(ns, MS) for name, ns in spent.items()},
+        "transfers": len(sent),
+        "gigabytes": float(sent.sum()) / 1e9,
+        "gb_s": float(sent.sum()) / 1e9 / seconds if seconds else None,
+        "wire_busy_share": wire.busy_ns / requests.duration_ns if isinstance(wire, Links) and seconds else None,
+    }
+
+
+def stage_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return in words where requests spent their time, and what went over the wire."""
+    means = [f"{name.replace('_', ' ')} {number(ms['mean'])}" for name, ms in found["stages_ms"].items() if ms]
+    return [
+        ("stages, mean ms", ", ".join(means)),
+        (
+            f"wire, {found['protocol']}",
+            f"{found['transfers']:,} transfers, {number(found['gigabytes'])} GB, "
+            f"{number(found['gb_s'])} GB/s in the mean, busy {percent(found['wire_busy_share'])}",
+        ),
+    ]

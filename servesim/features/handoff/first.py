@@ -1,0 +1,166 @@
+"""Protocols whose first token comes from the prefill side, with the KV: TensorRT-LLM's and SGLang's.
+
+The decode side looks for what has come between two steps: there the first token goes out, without a step of its own,
+and the request joins the batch of the next one.
+
+TensorRT-LLM (after the documentation of disaggregated serving, 1.0; checked against no recording): the orchestrator
+sends a request to a context server, and when that has answered, with the first token and where the KV is, to a
+generation server, which takes memory and pulls. Memory at the source is kept until then.
+
+SGLang (0.5.23, srt/disaggregation/prefill.py and decode.py): a request goes to both sides at once. The decode side
+takes memory first (its prealloc queue) and says where; until it has, the prompt waits in the prefill side's bootstrap
+queue. Memory is thus held at the decode side while the prompt waits and is computed. KV goes when the whole prompt is
+computed (SGLang sends each chunk as it is done; prompts of one chunk are sent alike). A prompt whose handshake takes
+longer than the bootstrap time-out fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from simpy.events import Event
+
+from servesim.contracts.params import check_least
+from servesim.contracts.request import Request, State
+from servesim.contracts.router import Router
+from servesim.engine.clock import FOLLOW, LOADED
+from servesim.features.handoff.part import Handoff, Passage
+from servesim.features.handoff.wire import Wire
+
+MS, SECOND = 1_000_000, 1_000_000_000
+LOST = "its KV was lost with a preemption"
+NO_HANDSHAKE = "no memory at the decode side within bootstrap_timeout_s"
+
+
+class FirstFromPrefill(Handoff):
+    """What both have in common. A prompt that gave way to others while its token was in flight has no KV: its request
+    fails."""
+
+    def received(self, passage: Passage) -> None:
+        passage.received_ns, passage.loading = self.clock.ns, False
+        self.release(passage)
+        replica = self.cluster.replicas[passage.decode]
+        replica.at_boundary(partial(replica.loaded, passage.request, True))
+
+
+@dataclass(frozen=True)
+class TrtllmParams:
+    """Settings of the orchestrator."""
+
+    http_ms: float = 1.0
+    """From the context server's answer to the generation server's queue. Assumed."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, "http_ms")
+
+
+class Trtllm(FirstFromPrefill):
+    """TensorRT-LLM's rules above."""
+
+    name = "trtllm"
+    Params = TrtllmParams
+
+    def __init__(
+        self,
+        wire: Wire,
+        size_of: Callable[[Request, int, int], int],
+        decode_router: Router | None = None,
+        params: TrtllmParams | None = None,
+    ) -> None:
+        super().__init__(wire, size_of, decode_router)
+        self._http_ns = round((params or TrtllmParams()).http_ms * MS)
+
+    def prefilled(self, passage: Passage) -> None:
+        if passage.prefilled:
+            self.clock.at(self.clock.ns + self._http_ns, FOLLOW, lambda event: self.to_decode(passage))
+        elif passage.request.state < State.FINISHED:
+            self.cluster.end(passage.request, State.ABORTED, LOST)
+
+
+@dataclass(frozen=True)
+class SglangParams:
+    """Settings of both sides."""
+
+    handshake_ms: float = 1.0
+    """From the decode side's memory to the prompt's place in the prefill side's queue. Assumed."""
+    bootstrap_timeout_s: float = 300.0
+    """How long a prompt waits for its handshake."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, "handshake_ms", "bootstrap_timeout_s")
+
+
+class Sglang(FirstFromPrefill):
+    """SGLang's rules above."""
+
+    name = "sglang"
+    Params = SglangParams
+
+    def __init__(
+        self,
+        wire: Wire,
+        size_of: Callable[[Request, int, int], int],
+        decode_router: Router | None = None,
+        params: SglangParams | None = None,
+    ) -> None:
+        super().__init__(wire, size_of, decode_router)
+        own = params or SglangParams()
+        self._handshake_ns, self._patience_ns = round(own.handshake_ms * MS), round(own.bootstrap_timeout_s * SECOND)
+        self._begun: set[Request] = set()  # prompts that have reached the prefill side's queue
+
+    def started(self, passage: Passage) -> None:
+        self.clock.at(self.clock.ns + self._patience_ns, FOLLOW, partial(self._late, passage))
+        self.to_decode(passage)
+
+    def reserve(self, request: Request, start: int, stop: int) -> None:
+        super().reserve(request, start, stop)
+        self.clock.at(self.clock.ns + self._handshake_ns, FOLLOW, partial(self._shaken, self.passages[request]))
+
+    def _shaken(self, passage: Passage, event: Event) -> None:
+        if passage.request.state < State.FINISHED:
+            self._begun.add(passage.leg)
+            self.cluster.replicas[passage.prefill].arrive(passage.leg, 1)
+
+    def _late(self, passage: Passage, event: Event) -> None:
+        if passage.reserved_ns < 0 and passage.request.state < State.FINISHED:
+            self._abort(passage.request, NO_HANDSHAKE)
+
+    def prefilled(self, passage: Passage) -> None:
+        if passage.prefilled and passage.loading:
+            self.transfer(passage)
+        elif passage.request.state < State.FINISHED:
+            self._abort(passage.request, LOST)
+
+    def failed(self, passage: Passage) -> None:
+        self._abort(passage.request, passage.leg.reason)
+
+    def _abort(self, request: Request, reason: str) -> None:
+        """End a request that waits at the decode side, or for one that is ready."""
+        passage = self.passages[request]
+        if passage.sent_ns < 0:
+            self.cluster.end(request, State.ABORTED, reason)
+            return
+        replica = self.cluster.replicas[passage.decode]
+        replica.catch_up()
+        replica.core.abort(request, self.clock.ns, reason)
+
+    def left(self, request: Request) -> None:
+        """Take in that a request has left: a prompt that is not computed yet is cancelled, and what was taken for it at
+        the decode side is free."""
+        passage = self.passages.get(request)
+        if passage is not None and not passage.prefilled:
+            replica = self.cluster.replicas[passage.prefill]
+            if passage.leg in self._begun and passage.leg.state < State.FINISHED:
+                replica.catch_up()
+                replica.core.abort(passage.leg, self.clock.ns, request.reason)
+            if passage.loading:
+                passage.loading = False
+                self.clock.at(self.clock.ns, LOADED, partial(self._free, passage))
+        if passage is not None:
+            self._begun.discard(passage.leg)
+        super().left(request)
+
+    def _free(self, passage: Passage, event: Event) -> None:
+        self.cluster.replicas[passage.decode].load_failed(passage.request, passage.request.reason)

@@ -1,0 +1,141 @@
+"""KV transfers as flows over links: start-up time, fair shares, and what small messages cost.
+
+A transfer takes the link out of its source and the link into its destination. It waits `start_ns`, then moves at its
+max-min fair share of both, as connections that are served alike do. Everything is whole: rates are bytes per second,
+rounded down, times ns, and what is left of a transfer is counted in billionths of a byte, so that no rounding depends
+on what else is on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from simpy.events import Event
+
+from servesim.contracts.request import Request
+from servesim.engine.clock import LOADED
+from servesim.features.handoff.wire import Wire
+
+NANO = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class LinkKind:
+    """A kind of link, as measured or stated."""
+
+    gb_s: float
+    """Bandwidth of one GPU in each direction, GB/s (1e9 bytes)."""
+    start_us: float
+    """Time from the request to the first byte."""
+    source: str
+    """Where the figures are from."""
+
+
+KINDS: Mapping[str, LinkKind] = {
+    "rdma-200": LinkKind(
+        17.4,
+        415.0,
+        "fitted to six times of Mooncake's connector for vLLM between H800 servers (Qwen3-8B TP8, 20 MB to 4.5 GB over "
+        "8 NICs of 200 Gb/s): 70 % of the line, all within 4 %",
+    ),
+    "rdma-400": LinkKind(34.8, 415.0, "not measured: twice rdma-200, same start-up"),
+    "nvlink": LinkKind(350.0, 50.0, "not measured here: 300 to 400 of an H100's 450 GB/s are said to be usable"),
+    "tcp-100": LinkKind(5.0, 1000.0, "not measured here: 3 to 8 GB/s are said to be usable"),
+}
+"""Links by name. Only rdma-200 is fitted to measured transfers."""
+
+
+@dataclass(eq=False)
+class Flow:
+    """A transfer under way."""
+
+    number: int
+    ends: tuple[int, int]
+    """The links it takes: out of one, into the other."""
+    left: int
+    """Billionths of a byte."""
+    done: Callable[[], None]
+    rate: int = field(default=0)
+    """Bytes per second."""
+
+
+class Links(Wire):
+    """Links of all replicas: bytes per second `out` of and `into` each, by its number. Transfers are made of messages
+    of `message_bytes`, each of which takes the time of `overhead_bytes` more."""
+
+    def __init__(
+        self, out: Sequence[int], into: Sequence[int], start_ns: int, overhead_bytes: int = 0, message_bytes: int = 1
+    ) -> None:
+        self._overhead, self._message = overhead_bytes, message_bytes
+        self._capacity = [*out, *into]
+        self._num = len(out)
+        self._start_ns = start_ns
+        self._flows: list[Flow] = []
+        self._next = 0
+        self._since_ns = 0
+        self._awaited: Event | None = None
+        self.busy_ns = 0
+        """Time in which anything was on its way."""
+
+    def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
+        num_bytes += -(-num_bytes // self._message) * self._overhead
+        flow = Flow(self._next, (source, self._num + destination), num_bytes * NANO, done)
+        self._next += 1
+        self.clock.at(self.clock.ns + self._start_ns, LOADED, lambda event: self._begin(flow))
+
+    def _begin(self, flow: Flow) -> None:
+        self._advance()
+        self._flows.append(flow)
+        self._share()
+
+    def _advance(self) -> None:
+        """Have all flows move up to this instant."""
+        now = self.clock.ns
+        elapsed = now - self._since_ns
+        self._since_ns = now
+        if elapsed and self._flows:
+            self.busy_ns += elapsed
+            for flow in self._flows:
+                flow.left -= flow.rate * elapsed
+
+    def _share(self) -> None:
+        """Give every flow its share, and wait for the first that ends."""
+        for flow, rate in zip(self._flows, fair_shares([f.ends for f in self._flows], self._capacity), strict=True):
+            flow.rate = rate
+        self._awaited = None
+        if self._flows:
+            ns = max(min(-(-flow.left // flow.rate) for flow in self._flows), 0)
+            self._awaited = self.clock.at(self.clock.ns + ns, LOADED, self._ended)
+
+    def _ended(self, event: Event) -> None:
+        if event is not self._awaited:
+            return  # another flow has begun since
+        self._advance()
+        done = [flow for flow in self._flows if flow.left <= 0]
+        self._flows = [flow for flow in self._flows if flow.left > 0]
+        self._share()
+        for flow in done:
+            flow.done()
+
+
+def fair_shares(flows: Sequence[tuple[int, int]], capacity: Sequence[int]) -> list[int]:
+    """Return the max-min fair rate of each flow over the links it takes, in whole bytes per second, at least 1: the
+    link with the least for each of its flows gives them that, and so on with what is left (progressive filling)."""
+    left = list(capacity)
+    users: dict[int, list[int]] = {}
+    for i, ends in enumerate(flows):
+        for end in ends:
+            users.setdefault(end, []).append(i)
+    rates = [0] * len(flows)
+    open_flows = set(range(len(flows)))
+    while open_flows:
+        link = min((end for end in sorted(users) if users[end]), key=lambda end: left[end] // len(users[end]))
+        rate = max(left[link] // len(users[link]), 1)
+        for i in list(users[link]):
+            rates[i] = rate
+            open_flows.discard(i)
+            for end in flows[i]:
+                users[end].remove(i)
+                left[end] -= rate
+    return rates

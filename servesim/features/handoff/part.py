@@ -1,0 +1,297 @@
+"""Requests whose prompt one replica computes and whose answer another: how they get from one to the other.
+
+The prompt is computed by a request of its own (its `owner` is the one that is served), which is allowed one token and
+whose memory is kept when it has finished. The other replica has the KV by the connector contract: blocks are taken
+there, the transfer goes over a `Wire`, and when it is over the memory at the source is free. Who waits when for what is
+a matter of the protocol, a subclass of Handoff.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+from servesim.contracts.connector import LATER, Connector
+from servesim.contracts.part import ClusterView, Finished, Part, Served
+from servesim.contracts.request import Deadline, Request, State
+from servesim.contracts.router import Decision, Pair, ReplicaState, Role, Router, Views
+from servesim.engine.replica import Replica
+from servesim.engine.telling import Telling
+from servesim.errors import PolicyError
+from servesim.features.handoff.wire import Wire
+
+
+@dataclass(eq=False)
+class Passage:
+    """One request on its way through two replicas. Times in ns; -1: has not happened."""
+
+    request: Request
+    output_len: int
+    leg: Request
+    """Computes its prompt."""
+    prefill: int
+    decode: int = -1
+    sent_ns: int = -1
+    """Reaches the decode side."""
+    reserved_ns: int = -1
+    """Has memory there; the transfer can begin."""
+    received_ns: int = -1
+    """The transfer is over."""
+    released_ns: int = -1
+    """The memory at the source is free."""
+    num_bytes: int = 0
+    loading: bool = field(default=False)
+    """Its memory at the decode side waits for KV."""
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether its KV is at the source and not freed yet."""
+        return self.leg.state is State.FINISHED and self.released_ns < 0
+
+
+class Handoff(Part, ABC):
+    """A protocol between replicas of prompts and of answers.
+
+    `size_of`: the bytes sent for tokens from `start` to `stop` of a request. `decode_router`: chooses the decode
+    replica where the router does not answer a Pair; made as the router is.
+    """
+
+    name: ClassVar[str] = "?"
+
+    def __init__(
+        self, wire: Wire, size_of: Callable[[Request, int, int], int], decode_router: Router | None = None
+    ) -> None:
+        self.wire, self.size_of, self.decode_router = wire, size_of, decode_router
+        self.passages: dict[Request, Passage] = {}
+        """Of requests that have not left."""
+        self.done: list[Passage] = []
+        """Of those that have."""
+        self.said = ""
+        """What a reader must know of it."""
+        self._homeless: list[Passage] = []  # prompts that are computed, while no decode replica is ready
+        self._held: dict[Request, Passage] = {}  # by leg: memory at the source that is kept
+
+    def join(self, cluster: ClusterView) -> None:
+        """Serve this cluster; called once, by itself."""
+        self.cluster, self.clock = cluster, cluster.clock
+        self.wire.join(self.clock)
+        self.telling: Telling | None = None
+        if self.decode_router is not None:
+            cluster.router.role, self.decode_router.role = "prefill", "decode"
+            self.telling = Telling(self.decode_router, self.clock, cluster.waiting.recall, forks=False)
+
+    def core_made(self, replica: Replica) -> None:
+        if replica.role == "prefill":
+            replica.on_leave = self.leg_left
+        elif replica.role == "decode":
+            replica.connect(Arrivals(self))
+            if self.telling is not None:
+                self.telling.core_made(replica)
+                replica.on_leave = self._answered
+
+    def _answered(self, request: Request) -> None:
+        assert self.telling is not None
+        self.cluster.gone(request)
+        self.telling.finish(request)
+
+    def takes(self, request: Request, output_len: int, decision: Decision) -> bool:
+        apart = isinstance(decision, Pair) or (
+            isinstance(decision, int)
+            and 0 <= decision < len(self.cluster.replicas)
+            and self.cluster.replicas[decision].role == "prefill"
+        )
+        if apart:
+            self.begin(request, output_len, decision)
+        return apart
+
+    def begin(self, request: Request, output_len: int, decision: Any) -> None:
+        """Send a request to the replica that computes its prompt."""
+        prefill, decode = decision if isinstance(decision, Pair) else (decision, -1)
+        for index, role in ((prefill, "prefill"), (decode, "decode")):
+            if index >= 0 and self.cluster.replicas[index].role != role:
+                own = self.cluster.replicas[index].role
+                raise PolicyError(f"{self.cluster.router.name}: sends {role} to replica {index}, which is for {own}")
+        leg = request.leg = leg_of(request)
+        leg.replica = request.replica = prefill
+        passage = self.passages[request] = Passage(request, output_len, leg, prefill, decode)
+        self.cluster.tell_sent(leg, 1, prefill)
+        self.started(passage)
+
+    def started(self, passage: Passage) -> None:
+        """A request has its replica of prompts. Default: it is there."""
+        self.cluster.replicas[passage.prefill].arrive(passage.leg, 1)
+
+    def leg_left(self, leg: Request) -> None:
+        """Take in that a prompt has left its replica: it is computed, or it failed."""
+        request = leg.owner
+        assert request is not None
+        passage = self.passages[request]
+        if leg.state is State.FINISHED:
+            if self.cluster.replicas[passage.prefill].core.kv.slots(leg) >= leg.prompt_len:
+                self._held[leg] = passage
+            else:  # it gave way to others while its token was in flight
+                passage.released_ns = self.clock.ns
+            self.prefilled(passage)
+        self.cluster.telling.finish(leg)
+        if leg.state is not State.FINISHED and request.state < State.FINISHED:
+            self.failed(passage)
+
+    @abstractmethod
+    def prefilled(self, passage: Passage) -> None:
+        """A prompt is computed, at this instant."""
+
+    def failed(self, passage: Passage) -> None:
+        """A prompt was refused or given up: so is its request."""
+        self.cluster.end(passage.request, passage.leg.state, passage.leg.reason)
+
+    def to_decode(self, passage: Passage) -> None:
+        """Send a request to its decode replica, at this instant, or as soon as one is ready."""
+        request = passage.request
+        if request.state >= State.FINISHED:
+            return
+        if passage.decode < 0:
+            passage.decode = self.choose(request)
+            if passage.decode < 0:
+                self._homeless.append(passage)
+                return
+        passage.sent_ns = self.clock.ns
+        request.replica = passage.decode
+        telling = self.telling or self.cluster.telling
+        if telling.wants("sent"):
+            telling.sent(request, passage.output_len, passage.decode)
+        self.cluster.replicas[passage.decode].arrive(request, passage.output_len)
+
+    def choose(self, request: Request, role: Role = "decode", router: Router | None = None) -> int:
+        """Return the replica of a role that the router chooses, the decode side's or this one; -1: none is ready."""
+        fleet, router = self.cluster.fleet, router or self.decode_router
+        ready = [
+            replica.index
+            for replica, pool in zip(fleet.replicas, fleet.pool_of, strict=True)
+            if pool.role == role and replica.state == "ready" and pool.serves(request.model)
+        ]
+        if not ready:
+            return -1
+        views = Views(fleet.replicas)
+        views.ready = ready
+        assert router is not None
+        index = router.route(request, views)
+        if not isinstance(index, int) or index not in ready:
+            raise PolicyError(f"router {router.name}: chooses {index!r} among the {role} replicas {ready}")
+        return index
+
+    def state_changed(self, index: int, state: ReplicaState) -> None:
+        """Send on what waits for a decode replica that is ready."""
+        homeless, self._homeless = self._homeless, []
+        for passage in homeless:
+            self.to_decode(passage)
+
+    # The transfer.
+
+    def available(self, request: Request) -> bool:
+        """Whether there is KV of a request to be read."""
+        passage = self.passages.get(request)
+        return passage is not None and passage.reserved_ns < 0
+
+    def reserve(self, request: Request, start: int, stop: int) -> None:
+        """Take in that a request has memory for its tokens from `start` to `stop` at the decode side."""
+        passage = self.passages[request]
+        passage.reserved_ns, passage.loading = self.clock.ns, True
+        passage.num_bytes = self.size_of(passage.request, start, stop)
+        if passage.prefilled:
+            self.transfer(passage)
+
+    def transfer(self, passage: Passage) -> None:
+        """Begin the transfer."""
+        done = partial(self.received, passage)
+        self.wire.send(passage.prefill, passage.decode, passage.num_bytes, passage.leg, done)
+
+    def received(self, passage: Passage) -> None:
+        """Take in that all KV of a request has come."""
+        passage.received_ns, passage.loading = self.clock.ns, False
+        self.release(passage)
+        self.cluster.replicas[passage.decode].loaded(passage.request)
+
+    def release(self, passage: Passage) -> None:
+        """Free the memory at the source."""
+        if self._held.pop(passage.leg, None) is not None:
+            passage.released_ns = self.clock.ns
+            self.cluster.replicas[passage.prefill].release(passage.leg)
+
+    # The end.
+
+    def gives_up(self, request: Request, deadline: Deadline) -> bool:
+        """Cancel a request that is on the prefill side or between the two; False: it is not."""
+        passage = self.passages.get(request)
+        if passage is None or request.state >= State.FINISHED or passage.sent_ns >= 0:
+            return False
+        if passage.leg.state < State.FINISHED:
+            self.cluster.replicas[passage.prefill].give_up(passage.leg, deadline)
+        else:
+            self.cluster.end(request, State.ABORTED, deadline.reason)
+        return True
+
+    def left(self, request: Request) -> None:
+        """Take in that a request has left: what is still kept at the source is free, unless it is being read."""
+        passage = self.passages.pop(request, None)
+        if passage is None:
+            return
+        self.done.append(passage)
+        if not passage.loading:
+            self.release(passage)
+
+    # After the run.
+
+    def columns(self, rows: Any) -> dict[str, Any]:
+        from servesim.features.handoff.figures import stage_columns
+
+        return stage_columns(self, rows)
+
+    def figures(self, finished: Finished) -> dict[str, Any]:
+        from servesim.features.handoff.figures import stages
+
+        return {"disaggregation": stages(self, finished.requests)}
+
+    def served(self) -> Served:
+        from servesim.features.handoff.figures import served
+
+        return Served([passage.request.row for passage in self.done], served(self))
+
+    def notes(self, summary: Mapping[str, Any]) -> list[str]:
+        return [self.said]
+
+
+class Arrivals(Connector):
+    """The connector of a decode replica."""
+
+    def __init__(self, handoff: Handoff) -> None:
+        self._handoff = handoff
+
+    def available(self, request: Request, num_tokens: int) -> int:
+        return request.prompt_len - num_tokens if self._handoff.available(request) else 0
+
+    def load(self, request: Request, start: int, stop: int, now: int) -> int:
+        self._handoff.reserve(request, start, stop)
+        return LATER
+
+
+def leg_of(request: Request) -> Request:
+    """Return the request that computes another's prompt, and one token."""
+    return Request(
+        row=request.row,
+        name=request.name,
+        prompt_len=request.prompt_len,
+        max_tokens=1,
+        arrival_ns=request.arrival_ns,
+        priority=request.priority,
+        salt=request.salt,
+        content=request.content,
+        session=request.session,
+        tenant=request.tenant,
+        slo_class=request.slo_class,
+        model=request.model,
+        predicted_output_len=1,
+        owner=request,
+    )

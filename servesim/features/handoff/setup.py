@@ -1,0 +1,168 @@
+"""From the settings of a handoff to its parts: the protocol, and the links that KV goes over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from servesim.contracts import build_params
+from servesim.contracts.params import check_least, check_most
+from servesim.contracts.request import Request
+from servesim.contracts.router import Role, Router
+from servesim.contracts.section import Settings
+from servesim.errors import UserError, shown, suggest
+from servesim.features.handoff.first import Sglang, Trtllm
+from servesim.features.handoff.links import KINDS, Links
+from servesim.features.handoff.part import Handoff
+from servesim.features.handoff.vllm import VllmNixl
+
+if TYPE_CHECKING:
+    from servesim.run.pool import PoolSetup
+
+PROTOCOLS: Mapping[str, type[VllmNixl | Trtllm | Sglang]] = {cls.name: cls for cls in (VllmNixl, Sglang, Trtllm)}
+DEFAULTS = {"sglang": "sglang", "tensorrt-llm": "trtllm"}
+"""Protocols by the preset of the decode side; others: vllm-nixl."""
+
+
+@dataclass(frozen=True)
+class LinkParams:
+    """The links between servers."""
+
+    link: str = "rdma-400"
+    """A kind of servesim.features.handoff.links."""
+    gb_s: float | None = None
+    """Bandwidth of a GPU in each direction, GB/s; none: the link's."""
+    start_us: float | None = None
+    """Time until the first byte of a transfer; none: the link's."""
+    message_overhead_bytes: int = 0
+    """Bytes in whose time each message (a block of one layer) could be sent beside its own."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, "start_us", "message_overhead_bytes")
+        check_most(self, 1 << 30, "message_overhead_bytes")
+        if self.link not in KINDS:
+            raise ValueError(
+                f"link is {shown(self.link)}, must be one of {', '.join(KINDS)}{suggest(self.link, KINDS)}"
+            )
+        if self.gb_s is not None and not 1e-3 <= self.gb_s <= 1e6:
+            raise ValueError(f"gb_s is {self.gb_s:g}, must be from 0.001 to 1e6: slower, nothing would come in years")
+
+
+def with_pd(settings: Mapping[str, Any]) -> Settings:
+    """Return settings with the two pools that `pd` is short for; UserError where it is none of its kind."""
+    text = settings["pd"]
+    found = re.fullmatch(r"(\d+)x(\d+):(\d+)x(\d+)", str(text))
+    if found is None:
+        raise UserError(f"pd is {shown(text)}, must be REPLICASxTP:REPLICASxTP of prefill and decode, such as 2x1:1x4")
+    if settings.get("pools"):
+        raise UserError("pd and pools are both given; pd is short for two pools")
+    prefill, prefill_tp, decode, decode_tp = map(int, found.groups())
+    pools = [
+        {"name": "prefill", "role": "prefill", "replicas": prefill, "tp": prefill_tp},
+        {"name": "decode", "role": "decode", "replicas": decode, "tp": decode_tp},
+    ]
+    return {key: value for key, value in settings.items() if key != "pd"} | {"pools": pools}
+
+
+def handoff_of(
+    settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup], make_router: Callable[[], Router]
+) -> Handoff | None:
+    """Return how KV gets from pools of prompts to pools of answers; None where no pool is of one side alone. UserError
+    where one side is missing or cannot take part."""
+    roles: set[Role] = {pool.pool.role for pool in pools}
+    if roles == {"both"}:
+        if settings:
+            raise UserError("handoff is given, but no pool has the role prefill or decode")
+        return None
+    for role in ("prefill", "decode"):
+        if role not in roles:
+            raise UserError(f"pools: none has the role {role}, so that nothing could be served")
+    own = dict(settings or {"name": _default(pools)})
+    name = own.pop("name")
+    protocol = PROTOCOLS.get(name)
+    if protocol is None:
+        raise UserError(f"handoff {shown(name)} is unknown; there are {', '.join(PROTOCOLS)}")
+    link, rest = _link_of(own)
+    params = build_params("handoff", protocol.Params, rest)
+    _check(pools)
+    handoff = protocol(links_of(link, pools), size_of(pools), make_router(), params)
+    handoff.said = said_of(link)
+    return handoff
+
+
+def _default(pools: Sequence[PoolSetup]) -> str:
+    preset = next(pool.scenario.preset for pool in pools if pool.pool.role == "decode")
+    return DEFAULTS.get(preset or "vllm", "vllm-nixl")
+
+
+def said_of(params: LinkParams) -> str:
+    """Return what a reader must know of how KV gets from pools of prompts to pools of answers."""
+    kind = KINDS[params.link]
+    gb_s = kind.gb_s if params.gb_s is None else params.gb_s
+    start_us = kind.start_us if params.start_us is None else params.start_us
+    why = "as given" if params.gb_s is not None else kind.source
+    return (
+        f"KV goes from prefill to decode replicas at {gb_s:g} GB/s a GPU after {start_us:g} us ({params.link}: {why}); "
+        "the way over the proxy (handoff.http_ms, or handshake_ms) is an assumption"
+    )
+
+
+def _link_of(settings: Mapping[str, Any]) -> tuple[LinkParams, dict[str, Any]]:
+    """Return the links that settings of a handoff say, and the others of them."""
+    names = {field.name for field in fields(LinkParams)}
+    own = {key: value for key, value in settings.items() if key in names}
+    link: LinkParams = build_params("handoff", LinkParams, own)
+    return link, {key: value for key, value in settings.items() if key not in names}
+
+
+def _check(pools: Sequence[PoolSetup]) -> None:
+    """UserError where KV of one pool would mean nothing to another."""
+    known = {(p.deployment.model.name, p.scenario.kv_dtype) for p in pools if p.pool.role != "both"}
+    if len(known) > 1:
+        raise UserError(f"pools: KV is handed from one to another, but model and KV format differ: {sorted(known)}")
+    for pool in pools:
+        if pool.pool.role == "decode":
+            scheduler, kv = pool.server.policies.scheduler, pool.server.policies.kv
+            if "remote_kv" not in scheduler.supports or (kv.shares and "remote_kv" not in kv.supports):
+                raise UserError(f"pools: {pool.name} cannot wait for KV: scheduler {scheduler.name} over kv {kv.name}")
+
+
+def links_of(params: LinkParams, pools: Sequence[PoolSetup]) -> Links:
+    """Return the links of all replicas: each GPU has its own."""
+    kind = KINDS[params.link]
+    gb_s = kind.gb_s if params.gb_s is None else params.gb_s
+    start_us = kind.start_us if params.start_us is None else params.start_us
+    by_replica = [
+        round(gb_s * 1e9) * pool.scenario.tp * pool.scenario.pp for pool in pools for _ in range(len(pool.cores))
+    ]
+    messages = min(message_bytes(pool) for pool in pools)
+    return Links(by_replica, by_replica, round(start_us * 1000), params.message_overhead_bytes, messages)
+
+
+def message_bytes(pool: PoolSetup) -> int:
+    """Return the bytes of a block in one layer on one GPU."""
+    deployment = pool.deployment
+    return max(deployment.block_bytes // -(-deployment.model.num_layers // len(_windows(pool))), 1)
+
+
+def _windows(pool: PoolSetup) -> tuple[int | None, ...]:
+    """Return the window of each group of layers with block tables of its own; None: it keeps all."""
+    kv = pool.pool.cores[0].kv
+    return kv.memory.windows if kv.grouped else (None,)
+
+
+def size_of(pools: Sequence[PoolSetup]) -> Callable[[Request, int, int], int]:
+    """Return the bytes that decode replicas read for some tokens: what each GPU keeps of them, in whole blocks, of a
+    window those which later tokens reach into. KV heads fewer than GPUs, and latents, are kept, and sent, several
+    times."""
+    pool = next(pool for pool in pools if pool.pool.role == "decode")
+    block, tp, windows = pool.deployment.block_size, pool.scenario.tp, _windows(pool)
+    per_block = pool.deployment.block_bytes * pool.scenario.pp * tp
+
+    def size(request: Request, start: int, stop: int) -> int:
+        firsts = (max(start, stop - window + 1) // block if window else start // block for window in windows)
+        return sum(-(-stop // block) - first for first in firsts) * per_block
+
+    return size

@@ -1,0 +1,86 @@
+"""vLLM with NIXL: prompts and answers apart, KV pulled by the decode side (vllm/distributed/kv_transfer, July 2026).
+
+1. The proxy sends the request to a prefill engine with max_tokens 1 and, when that has answered, to a decode engine.
+2. The prefill engine keeps the blocks until they have been read. They are free without that when the lease ends: 30 s,
+   renewed by a decode engine that knows the request (PR 41383); 480 s without renewal before.
+3. The decode engine takes blocks for the whole prompt before the transfer begins (the head of its queue waits for
+   them) and lets the request wait outside of its queues meanwhile. What it finds in its own prefix cache is not sent.
+4. When all has come the request is scheduled like one that has computed its prompt: the last token is computed again,
+   and the first token that the client sees is of that step. The one sampled on the prefill side is thrown away.
+
+A request whose KV is gone fails (since February 2026, PR 34896), or is computed by the decode engine as before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from simpy.events import Event
+
+from servesim.contracts.params import check_least
+from servesim.contracts.request import Request, State
+from servesim.contracts.router import Router
+from servesim.engine.clock import CHANGE, FOLLOW, LOADED
+from servesim.features.handoff.part import Handoff, Passage
+from servesim.features.handoff.wire import Wire
+
+GONE = "its KV was given up by the prefill side"
+MS, SECOND = 1_000_000, 1_000_000_000
+
+
+@dataclass(frozen=True)
+class VllmNixlParams:
+    """Settings of the proxy and of both engines."""
+
+    http_ms: float = 1.0
+    """From the prefill engine's answer to the decode engine's queue, by way of the proxy. Assumed."""
+    lease_s: float = 30.0
+    """How long blocks are kept for a decode engine that does not ask."""
+    lease_renewed: bool = True
+    """Whether a decode engine that knows the request has them kept for longer."""
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
+    """What becomes of a request whose KV is gone."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, "http_ms", "lease_s")
+
+
+class VllmNixl(Handoff):
+    """The rules above."""
+
+    name = "vllm-nixl"
+    Params = VllmNixlParams
+
+    def __init__(
+        self,
+        wire: Wire,
+        size_of: Callable[[Request, int, int], int],
+        decode_router: Router | None = None,
+        params: VllmNixlParams | None = None,
+    ) -> None:
+        super().__init__(wire, size_of, decode_router)
+        self._params = params or VllmNixlParams()
+
+    def prefilled(self, passage: Passage) -> None:
+        now = self.clock.ns
+        self.clock.at(now + round(self._params.http_ms * MS), FOLLOW, lambda event: self.to_decode(passage))
+        self.clock.at(now + round(self._params.lease_s * SECOND), CHANGE, partial(self._lease_ends, passage))
+
+    def _lease_ends(self, passage: Passage, event: Event) -> None:
+        renewed = self._params.lease_renewed and passage.sent_ns >= 0
+        if passage.reserved_ns < 0 and not renewed:
+            self.release(passage)
+
+    def reserve(self, request: Request, start: int, stop: int) -> None:
+        super().reserve(request, start, stop)
+        passage = self.passages[request]
+        if passage.leg.state is State.FINISHED and not passage.prefilled:
+            self.clock.at(self.clock.ns, LOADED, partial(self._gone, passage))
+
+    def _gone(self, passage: Passage, event: Event) -> None:
+        passage.loading = False
+        reason = GONE if self._params.kv_load_failure_policy == "fail" else ""
+        self.cluster.replicas[passage.decode].load_failed(passage.request, reason)

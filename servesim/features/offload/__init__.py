@@ -1,0 +1,71 @@
+"""KV kept in memory behind each replica's GPUs: on the host, on a disk, in a store."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import field_validator
+
+from servesim.contracts.feature import Feature, Rows, features
+from servesim.contracts.section import Section, Settings, policy_settings
+
+if TYPE_CHECKING:
+    from servesim.contracts.part import Part
+
+
+class OffloadSettings(Section):
+    """Memory behind the GPUs."""
+
+    offload: Settings | None = None
+    """KV kept in memory behind each replica's GPUs: `vllm:cpu=64GiB` (vLLM's offloading connector; or `cpu=64GiB`
+    alone), with eviction_policy=lru or arc, block_size_factor, gb_s; `lmcache:cpu=64GiB,disk=2TB,disk_gb_s=5` (LMCache,
+    also with remote, remote_gb_s); `hicache:ratio=2` (SGLang's). None, or `none`: no such memory."""
+
+    @field_validator("offload", mode="before")
+    @classmethod
+    def _offload(cls, value: Any) -> Settings | None:
+        if isinstance(value, str) and re.match(r"\w+=", value):
+            value = f"vllm:{value}"
+        found = policy_settings(value) if value is not None else None
+        return None if found is not None and found["name"] == "none" else found
+
+
+@features.register("offload")
+class OffloadFeature(Feature):
+    """Memory beyond the GPU."""
+
+    rank, section, Settings = 50, "", OffloadSettings
+    rows_after = ("prefix cache",)
+
+    def resolved(self, scenario: Any) -> dict[str, Any]:
+        from servesim.features.offload.params import params_of
+
+        given = scenario.offload
+        return {"offload": {"name": given["name"], **dataclasses.asdict(params_of(given))}} if given else {}
+
+    def refuses(self, scenario: Any) -> Mapping[str, str]:
+        pipelines = {"pp": "pipeline stages (pp), for LMCache and HiCache"}
+        reasons = {
+            "handoff": "pools of prompts and answers apart",
+            "data_parallel": "data-parallel ranks (dp)",
+            "failures": "cluster.failures",
+            "stream": "streamed runs (stream)",
+            **(pipelines if scenario.offload["name"] != "vllm" else {}),
+        }
+        said = {what: f"offload: not modeled with {reason}" for what, reason in reasons.items()}
+        return said | {"jobs": "offload is counted over all"}
+
+    def build(self, setup: Any) -> Part | None:
+        if setup.scenario.offload is None:
+            return None
+        from servesim.features.offload.part import part_of
+
+        return part_of(setup.scenario.offload, setup.pools)
+
+    def rows(self, summary: Mapping[str, Any]) -> Rows:
+        from servesim.features.offload.figures import offload_rows
+
+        return offload_rows(summary["offload"]) if "offload" in summary else []

@@ -1,0 +1,153 @@
+"""KV beyond the GPU: vLLM's offloading connector (0.19 to 0.33: vllm/distributed/kv_transfer/kv_connector/v1/offloading
+and vllm/v1/kv_offload), over one host memory a replica.
+
+1. What a step computes is copied to host memory when the step is done, block by block, each content once. Room is made
+   when the step is planned; if no idle blocks are left to drop, it is tried again with the next block.
+2. A waiting request that finds more there than on the GPU is given memory and waits outside of the queues until it has
+   come, while others run. If another one is loading the same blocks it is asked again later: it will find them.
+3. Copies of one direction run one after the other, on a stream of their own beside the steps. A request that ends while
+   it is copied keeps its memory; one that is preempted holds up the next step until its copies are done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from typing import Any
+
+from servesim.contracts.connector import DEFER, Connector
+from servesim.contracts.request import Request
+from servesim.engine.clock import LOADED
+from servesim.engine.content_keys import ContentKeys
+from servesim.features.offload.memory import HostMemory
+from servesim.features.offload.tiers import Direction, OffloadCounts, Tier
+
+
+class Offload(Connector):
+    """The rules above. `block_tokens`: tokens of a block in host memory, a multiple of `gpu_block_tokens`, of which
+    each takes `gpu_block_bytes` on each GPU. `told_at_end`: that a copy is done is known only once its request has
+    ended (0.19), not when it is done."""
+
+    def __init__(
+        self,
+        memory: HostMemory,
+        load: Direction,
+        store: Direction,
+        *,
+        block_tokens: int,
+        gpu_block_tokens: int,
+        gpu_block_bytes: int,
+        told_at_end: bool = False,
+    ) -> None:
+        self.memory, self.loading, self.storing = memory, load, store
+        self.tiers = [Tier("cpu", memory, load, store)]
+        self.block_tokens, self._gpu_tokens, self._gpu_bytes = block_tokens, gpu_block_tokens, gpu_block_bytes
+        self._told_at_end = told_at_end
+        self.counts = OffloadCounts()
+        self.keys = ContentKeys(block_tokens)
+        self._next: dict[Request, int] = {}  # first block that it has not stored yet
+        self._copied_ns: dict[Request, int] = {}  # when its last copy is done
+        self._on_way: dict[Hashable, int] = {}  # blocks that are being loaded, until when
+        self._loads: deque[tuple[int, list[Hashable]]] = deque()
+        self._touched: tuple[Request | None, int] = (None, 0)  # the last request asked about, and its blocks
+
+    def join(self, replica: Any) -> None:
+        self._now: Callable[[], int] = lambda: replica.clock.ns
+        self._replica = replica
+
+    def available(self, request: Request, num_tokens: int) -> int:
+        size, now = self.block_tokens, self._now()
+        known = request.num_tokens // size
+        keys = self._blocks_of(request, known)
+        if self._touched != (request, known):
+            self.memory.touch(keys[:known], now)
+            self._touched = (request, known)
+        first = num_tokens // size
+        found = self.memory.find(keys[first:known], now)
+        tokens = (first + found) * size - num_tokens
+        if not found or tokens < size:
+            return 0
+        self._arrived(now)
+        if self._on_way and any(key in self._on_way for key in keys[first : first + found]):
+            self.counts.deferred += 1
+            return DEFER
+        return tokens
+
+    def load(self, request: Request, start: int, stop: int, now: int) -> int:
+        size = self.block_tokens
+        first, last = start // size, -(-stop // size)
+        keys = self._blocks_of(request, last)[first:last]
+        end_ns = self.loading.copy((stop - start) // self._gpu_tokens * self._gpu_bytes, now)
+        for key in keys:
+            block = self.memory.get(key)
+            assert block is not None
+            block.read_until = max(block.read_until, end_ns)
+            self._on_way[key] = end_ns
+        self._loads.append((end_ns, keys))
+        self._next[request] = last
+        self.counts.load_ns.append(end_ns - now)
+        self.counts.loaded(request.row, stop - start, "cpu", request.num_preemptions > 0)
+        return end_ns
+
+    def _arrived(self, now: int) -> None:
+        """Forget loads that are done."""
+        while self._loads and self._loads[0][0] <= now:
+            end_ns, keys = self._loads.popleft()
+            for key in keys:
+                if self._on_way.get(key) == end_ns:
+                    del self._on_way[key]
+
+    def ran(self, requests: Iterable[Request], begin_ns: int, end_ns: int) -> int:
+        for request in requests:
+            known = min(request.num_computed_tokens, request.num_tokens) // self.block_tokens
+            if known > self._next.get(request, 0):
+                self._store(request, known, end_ns)
+        return end_ns
+
+    def _store(self, request: Request, known: int, end_ns: int) -> None:
+        """Copy a request's first `known` blocks, as far as they have not been and are not there, from `end_ns` on."""
+        memory, counts, now = self.memory, self.counts, self._now()
+        keys = self._blocks_of(request, known)
+        room = memory.prepare(keys[self._next.get(request, 0) : known], now)
+        if room is None:
+            counts.refused += 1
+            return
+        self._next[request] = known
+        if not room.keys:
+            return
+        memory.touch(keys[:known], now)
+        self._touched = (None, 0)
+        tokens = len(room.keys) * self.block_tokens
+        done_ns = self.storing.copy(tokens // self._gpu_tokens * self._gpu_bytes, end_ns)
+        for block in room.blocks:
+            block.ready_ns = done_ns
+            if self._told_at_end:
+                block.writer, block.writer_preemptions = request, request.num_preemptions
+        counts.stored_tokens += tokens
+        counts.dropped_blocks += room.dropped
+        self.tiers[0].note()
+        request.being_read += 1
+        self._copied_ns[request] = done_ns
+        self._replica.clock.at(done_ns, LOADED, partial(self._copied, request))
+
+    def _copied(self, request: Request, event: object) -> None:
+        self._replica.read(request)
+
+    def preempted(self, requests: Iterable[Request]) -> int:
+        return max((self._copied_ns.get(request, 0) for request in requests if request.being_read), default=0)
+
+    def _blocks_of(self, request: Request, count: int) -> list[Hashable]:
+        """Return the identities of at least the first `count` blocks of a request."""
+        for gone in self.keys.gone():
+            self.forget(gone)
+        return self.keys.of(request, count)
+
+    def forget(self, request: Request) -> None:
+        """Forget a request that has left."""
+        self._next.pop(request, None)
+        self._copied_ns.pop(request, None)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where an invariant is broken."""
+        assert len(self.memory) <= self.memory.num_blocks, "more blocks than host memory has"

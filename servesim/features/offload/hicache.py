@@ -1,0 +1,97 @@
+"""KV beyond the GPU by SGLang's HiCache (0.5: srt/mem_cache/hiradix_cache.py, srt/managers/cache_controller.py), over
+one host memory a replica.
+
+1. Blocks are copied to host memory when the prompt they belong to is computed, or later the answer, beside the steps:
+   at once (write_through), or when they are computed or found for the second time (write_through_selective).
+2. A request that is admitted takes what follows its hit in host memory along, if that is at least `LEAST_TOKENS`.
+3. Loading overlaps with the step layer by layer: a layer begins when its KV is there.
+
+SGLang drops nodes of its tree from host memory that no GPU memory holds any more; here the blocks asked for least
+recently go, the end of a prompt before its start, whether the GPU has them or not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from servesim.contracts.request import Request
+from servesim.features.offload.connector import Offload
+
+LEAST_TOKENS = 10
+"""Fewer tokens are computed again (load_back_threshold)."""
+
+
+class HiCache(Offload):
+    """The rules above. `layers`: of the model. `hits`: how often a block was computed or found when it is stored."""
+
+    in_step = True
+
+    def __init__(self, *args: Any, layers: int, hits: int = 1, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._layers, self._hits = layers, hits
+        self._seen: Counter[Hashable] = Counter()
+        self._counted: dict[Request, int] = {}  # blocks of it that were counted
+        self._due: list[tuple[int, list[Hashable]]] = []  # bytes and blocks the step that is planned loads
+
+    def available(self, request: Request, num_tokens: int) -> int:
+        size, now = self.block_tokens, self._now()
+        known = (request.num_tokens - 1) // size
+        keys = self._blocks_of(request, known)[:known]
+        first = num_tokens // size
+        found = self.memory.find(keys[first:], now)
+        tokens = (first + found) * size - num_tokens
+        if not found or tokens < LEAST_TOKENS:
+            return 0
+        self.memory.touch(keys[: first + found], now)
+        return tokens
+
+    def load(self, request: Request, start: int, stop: int, now: int) -> int:
+        size = self.block_tokens
+        last = -(-stop // size)
+        num_bytes = -(-(stop - start) * self._gpu_bytes // self._gpu_tokens)
+        self._due.append((num_bytes, self._blocks_of(request, last)[start // size : last]))
+        self._next[request] = last
+        self.counts.loaded(request.row, stop - start, "cpu", request.num_preemptions > 0)
+        return now
+
+    def ran(self, requests: Iterable[Request], begin_ns: int, end_ns: int) -> int:
+        if self._due:
+            end_ns = self._overlapped(begin_ns, end_ns)
+        for request in requests:
+            if request.num_computed_tokens < request.prompt_len:
+                continue  # a prompt enters the tree whole
+            known = min(request.num_computed_tokens, request.num_tokens) // self.block_tokens
+            if known > self._next.get(request, 0):
+                known = self._worth_storing(request, known)
+            if known > self._next.get(request, 0):
+                self._store(request, known, end_ns)
+        return end_ns
+
+    def _overlapped(self, begin_ns: int, end_ns: int) -> int:
+        """Load what is due from the beginning of a step on; return when the step ends."""
+        done = self.loading.copy(sum(num_bytes for num_bytes, _ in self._due), begin_ns)
+        for _, keys in self._due:
+            for key in keys:
+                block = self.memory.get(key)
+                assert block is not None
+                block.read_until = max(block.read_until, done)
+        self._due.clear()
+        loading, computing = done - begin_ns, end_ns - begin_ns
+        self.counts.load_ns.append(loading)
+        return begin_ns + max(computing + loading // self._layers, loading + computing // self._layers)
+
+    def forget(self, request: Request) -> None:
+        super().forget(request)
+        self._counted.pop(request, None)
+
+    def _worth_storing(self, request: Request, known: int) -> int:
+        """Count that a request has computed or found its first `known` blocks; return how many of them, from the first,
+        are stored."""
+        if self._hits == 1:
+            return known
+        keys = self._blocks_of(request, known)
+        self._seen.update(keys[self._counted.get(request, 0) : known])
+        self._counted[request] = known
+        return next((i for i in range(known) if self._seen[keys[i]] < self._hits), known)

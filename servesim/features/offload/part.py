@@ -1,0 +1,51 @@
+"""The part of a run with memory behind its GPUs: gives each core its connector, and counts what went over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from servesim.contracts.part import ClusterView, Finished, Part
+from servesim.engine.core import EngineCore
+from servesim.engine.pool import Pool
+from servesim.features.offload.connector import Offload
+from servesim.features.offload.figures import offload_figures
+from servesim.features.offload.lmcache import LMCache
+from servesim.features.offload.setup import OffloadSetup, check_policies
+
+
+class Offloading(Part):
+    """Connects cores to their memory. `memories`: of each pool; `said`: what a reader must know of it."""
+
+    def __init__(self, memories: Sequence[tuple[Pool, OffloadSetup]], said: Sequence[str] = ()) -> None:
+        self._memories, self._said = memories, said
+        self._connected: list[tuple[EngineCore, Offload | LMCache]] = []
+
+    def join(self, cluster: ClusterView) -> None:
+        self._cluster = cluster
+
+    def core_made(self, replica: Any) -> None:
+        pool = self._cluster.fleet.pool_of[replica.index]
+        memory = next(memory for of, memory in self._memories if of is pool)
+        connector = memory.connector()
+        replica.connect(connector)
+        replica.core.step_plainly()
+        self._connected.append((replica.core, connector))
+
+    def figures(self, finished: Finished) -> dict[str, Any]:
+        return {"offload": offload_figures(self._connected, finished.requests)}
+
+    def notes(self, summary: Mapping[str, Any]) -> list[str]:
+        return [*self._said]
+
+
+def part_of(settings: Mapping[str, Any], pools: Sequence[Any]) -> Offloading:
+    """Return the part for the pools of a run (servesim.run.pool.PoolSetup); UserError if one cannot have it."""
+    memories, said = [], []
+    for pool in pools:
+        deployment, policies = pool.deployment, pool.server.policies
+        memory = OffloadSetup.of(settings, pool.server.gpu, deployment, pool.scenario.tp * pool.scenario.pp)
+        check_policies(policies.scheduler, policies.kv, memory.params)
+        memories.append((pool.pool, memory))
+        said.append(memory.note(pool.server.gpu, deployment.capacity_tokens))
+    return Offloading(memories, list(dict.fromkeys(said)))

@@ -1,0 +1,73 @@
+"""Memory for KV beyond the GPU, the ways to it, and what is counted there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from servesim.features.offload.memory import HostMemory
+
+NANO = 1_000_000_000
+
+
+@dataclass
+class Direction:
+    """Copies in one direction, one after the other, every GPU its own share at the same time."""
+
+    bytes_per_s: int
+    start_ns: int
+    free_ns: int = 0
+    """When all are done."""
+    busy_ns: int = 0
+    """Time spent on them."""
+
+    def copy(self, num_bytes: int, after_ns: int) -> int:
+        """Begin a copy of `num_bytes` of each GPU at or after a time; return when it is done, in ns."""
+        ns = self.start_ns - (-num_bytes * NANO // self.bytes_per_s)
+        self.busy_ns += ns
+        self.free_ns = max(self.free_ns, after_ns) + ns
+        return self.free_ns
+
+
+@dataclass
+class Tier:
+    """Memory of one kind, and the ways from and to it: host memory's to and from the GPU, the others' to and from host
+    memory. A remote store's memory may be that of several replicas."""
+
+    name: str
+    memory: HostMemory
+    reading: Direction
+    writing: Direction
+    most: int = 0
+    """Blocks it held at most."""
+
+    def note(self) -> None:
+        """Take in that blocks were entered."""
+        self.most = max(self.most, len(self.memory))
+
+
+@dataclass
+class OffloadCounts:
+    """Counts of a replica's memory beyond the GPU."""
+
+    first_tokens: dict[int, int] = field(default_factory=dict)
+    """Tokens loaded for requests that had not run yet, by row."""
+    tier_tokens: dict[str, int] = field(default_factory=dict)
+    """The same by the tier that had them."""
+    again_tokens: int = 0
+    """Tokens loaded for preempted requests."""
+    stored_tokens: int = 0
+    dropped_blocks: int = 0
+    refused: int = 0
+    """Stores that found no room."""
+    deferred: int = 0
+    """Answers that KV is on its way to another request."""
+    load_ns: list[int] = field(default_factory=list)
+    """Of each load, or step with loads, from its beginning to its end."""
+
+    def loaded(self, row: int, tokens: int, tier: str, again: bool) -> None:
+        """Count tokens that a request has loaded; `again`: a preempted one."""
+        if again:
+            self.again_tokens += tokens
+            return
+        self.first_tokens[row] = self.first_tokens.get(row, 0) + tokens
+        self.tier_tokens[tier] = self.tier_tokens.get(tier, 0) + tokens

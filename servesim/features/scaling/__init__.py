@@ -1,0 +1,69 @@
+"""Pools whose replicas come and go: an autoscaler is asked at intervals, and replicas start or drain."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, field_validator
+
+from servesim.contracts.feature import Feature, features
+from servesim.contracts.section import PolicySettings, Section
+from servesim.parsing import pairs, spelt
+
+if TYPE_CHECKING:
+    from servesim.contracts.part import Part
+
+
+class ScalingSettings(Section):
+    """The autoscaler of a pool, and how long its replicas take to start."""
+
+    scaler: PolicySettings | None = None
+    """Autoscaler of the replicas, written as policies are: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`,
+    with parameters such as `keda:target=4,min=1,max=8`. `replicas` is how many there are at first. None: all stay."""
+    start: dict[str, float] = Field(default={})
+    """Times of which the start of a replica is made, by parts: node_s, pull_s, weights_gb_s (GB/s), compile_s,
+    graphs_s, warm_up_s."""
+
+    @field_validator("start", mode="before")
+    @classmethod
+    def _start(cls, value: Any) -> Any:
+        value = pairs("start", value) if isinstance(value, str) and value else value
+        return {key: spelt(part) for key, part in value.items()} if isinstance(value, Mapping) else value
+
+
+@features.register("scaling")
+class ScalingFeature(Feature):
+    """Autoscaling."""
+
+    rank, section, Settings = 40, "", ScalingSettings
+    of_pool = ("scaler", "start")
+
+    def is_on(self, scenario: Any) -> bool:
+        return scenario.scaler is not None
+
+    def fleet_varies(self, scenario: Any) -> bool:
+        return self.is_on(scenario)
+
+    def resolved(self, scenario: Any) -> dict[str, Any]:
+        from servesim.contracts.scaler import scalers
+
+        scaler = scenario.scaler
+        if scaler is None:
+            return {}
+        return {"scaler": {"name": scaler["name"], **dataclasses.asdict(scalers.configured(scaler)[1])}}
+
+    def refuses(self, scenario: Any) -> Mapping[str, str]:
+        return {
+            "samples": "scaler: requests ask for several samples (n > 1), which must find their replica again",
+            "data_parallel": "scaler: replicas of data-parallel ranks that come and go are not modeled (dp 1)",
+            "jobs": "scaler starts and drains them by load",
+        }
+
+    def build(self, setup: Any) -> Part | None:
+        from servesim.features.scaling.part import Scaling
+        from servesim.features.scaling.setup import scaled_pools
+
+        scaled = scaled_pools(setup.pools)
+        return Scaling(scaled) if scaled else None

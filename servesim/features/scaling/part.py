@@ -1,0 +1,151 @@
+"""Replicas that come and go: what autoscalers are told, and what becomes of their answers.
+
+A replica more starts under the next index, is ready after its start time and takes requests at once. One fewer:
+starting ones are given up first, the highest index first, then ready ones drain, the highest index first: they get no
+new requests and are gone when empty. One that drains is not taken back: a new one starts (as in Dynamo's replay).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from simpy.events import Event
+
+from servesim.contracts.part import ClusterView, Part
+from servesim.contracts.request import Request, State
+from servesim.contracts.router import ReplicaState, Report
+from servesim.contracts.scaler import PoolLoad, Scaler
+from servesim.engine.clock import CHANGE, REPORT
+from servesim.engine.pool import Pool
+
+IDLE_TICKS = 100_000
+"""Questions for which requests that wait are kept although nothing else happens."""
+
+
+@dataclass
+class Scaled:
+    """A pool with an autoscaler, and what happened there since it was asked."""
+
+    pool: Pool
+    scaler: Scaler
+    start_ns: int
+    """Time that a replica takes to start."""
+    least: int
+    most: int
+    arrived: int = 0
+    prompt_tokens: int = 0
+    finished: int = 0
+    output_tokens: int = 0
+    wanted: list[tuple[int, int]] = field(default_factory=list)
+    """(ns, replicas wanted), where it changed."""
+
+
+class Scaling(Part):
+    """Asks the autoscalers of a cluster's pools, and does what they say."""
+
+    def __init__(self, scaled: list[Scaled]) -> None:
+        self._of = {id(each.pool): each for each in scaled}
+        self.scaled = scaled
+        self._idle = dict.fromkeys(range(len(scaled)), 0)
+
+    def join(self, cluster: ClusterView) -> None:
+        self._cluster = cluster
+
+    def start(self) -> None:
+        for number, each in enumerate(self.scaled):
+            self._at(number, each)
+
+    def _at(self, number: int, each: Scaled) -> None:
+        clock = self._cluster.clock
+        clock.background += 1
+        clock.at(clock.ns + round(each.scaler.every_s * 1e9), REPORT, partial(self._ask, number, each))
+
+    def sent(self, request: Request, output_len: int, index: int) -> None:
+        each = self._of.get(id(self._cluster.fleet.pool_of[index]))
+        if each is not None:
+            each.arrived += 1
+            each.prompt_tokens += request.prompt_len
+
+    def left(self, request: Request) -> None:
+        index, cluster = request.replica, self._cluster
+        if index < 0:
+            return
+        each = self._of.get(id(cluster.fleet.pool_of[index]))
+        if each is not None and request.state is State.FINISHED:
+            each.finished += 1
+            each.output_tokens += request.num_tokens - request.prompt_len
+        if cluster.replicas[index].state == "draining":
+            cluster.clock.at(cluster.clock.ns, CHANGE, partial(self._empty, index))
+
+    def _ask(self, number: int, each: Scaled, event: Event) -> None:
+        clock = self._cluster.clock
+        clock.background -= 1
+        wanted = min(max(each.scaler.wanted(self._load(each)), each.least), each.most)
+        each.arrived = each.prompt_tokens = each.finished = each.output_tokens = 0
+        if not each.wanted or each.wanted[-1][1] != wanted:
+            each.wanted.append((clock.ns, wanted))
+        self._bring(each, wanted)
+        self._idle[number] = 0 if clock.goes_on else self._idle[number] + 1
+        if self._cluster.busy and self._idle[number] < IDLE_TICKS:
+            self._at(number, each)
+
+    def _load(self, each: Scaled) -> PoolLoad:
+        now, replicas = self._cluster.clock.ns, self._cluster.replicas
+        ready = {i: replicas[i] for i in self._in(each.pool, "ready") if replicas[i].up}
+        return PoolLoad(
+            now,
+            {i: Report(r.num_waiting, r.num_running, r.kv_usage, now) for i, r in ready.items()},
+            len(self._in(each.pool, "starting")),
+            len(self._in(each.pool, "draining")),
+            self._cluster.waiting.num_for(each.pool.serves),
+            each.arrived,
+            each.prompt_tokens,
+            each.finished,
+            each.output_tokens,
+        )
+
+    def _in(self, pool: Pool, *states: ReplicaState) -> list[int]:
+        """Return the indices of a pool's replicas in one of these states, ascending."""
+        fleet = self._cluster.fleet
+        return [r.index for r in fleet.replicas if r.state in states and fleet.pool_of[r.index] is pool]
+
+    def _bring(self, each: Scaled, wanted: int) -> None:
+        """Start or drain replicas until as many are there or will be; failed ones, which come back, count."""
+        cluster = self._cluster
+        starting = self._in(each.pool, "starting")
+        there = self._in(each.pool, "ready", "failed")
+        for _ in range(wanted - len(starting) - len(there)):
+            self._begin(each)
+        spare = len(starting) + len(there) - wanted
+        for _ in range(max(spare, 0)):
+            if starting:
+                self._end(starting.pop())
+            else:
+                index = there.pop()
+                cluster.set_state(index, "draining")
+                self._empty(index, None)
+
+    def _begin(self, each: Scaled) -> None:
+        cluster = self._cluster
+        assert each.pool.spawn is not None
+        replica = cluster.fleet.add(each.pool.spawn(), each.pool)
+        replica.up = False
+        cluster.set_state(replica.index, "starting")
+        cluster.new_core(replica)
+        cluster.clock.at(cluster.clock.ns + each.start_ns, CHANGE, partial(self._ready, replica.index))
+
+    def _ready(self, index: int, event: Event) -> None:
+        replica = self._cluster.replicas[index]
+        if replica.state == "starting":
+            replica.up = True
+            self._cluster.set_state(index, "ready")
+
+    def _empty(self, index: int, event: Event | None) -> None:
+        replica = self._cluster.replicas[index]
+        if replica.state == "draining" and (replica.core.num_unfinished == 0 or not replica.up):
+            self._end(index)
+
+    def _end(self, index: int) -> None:
+        self._cluster.replicas[index].up = False
+        self._cluster.set_state(index, "gone")

@@ -1,0 +1,110 @@
+"""From the settings of autoscalers to `servesim.features.scaling.part`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from servesim.contracts import Batch, make
+from servesim.contracts.cost import CostModel
+from servesim.contracts.scaler import Scaler, scalers
+from servesim.errors import UserError, shown, suggest
+from servesim.features.scaling import ScalingFeature
+from servesim.features.scaling.part import Scaled
+from servesim.metrics.requests import SECOND
+
+if TYPE_CHECKING:
+    from servesim.run.pool import PoolSetup
+
+LEAST_S = 1e-3
+"""Seconds between two questions to an autoscaler at least: with fewer a run of hours would never end."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Parts of a replica's start, in order. Times of one vLLM server that loads from a warm disk (vllm issue 20264:
+    compiled code from its cache, all CUDA graph sizes); compiling cold takes 30 to 60 s as a rule."""
+
+    node_s: float = 0.0
+    """A node for it: none is to be made; 60 to 180 s where one is."""
+    pull_s: float = 0.0
+    """The container's image: on the node already."""
+    weights_gb_s: float = 2.0
+    """GB/s at which weights are read, of all GPUs of the replica together; servers are seen at 1 to 5."""
+    compile_s: float = 7.5
+    """torch.compile from its cache."""
+    graphs_s: float = 17.0
+    """Capture of CUDA graphs."""
+    warm_up_s: float = 5.0
+    """Until the first request is taken."""
+
+    def total_s(self, weight_bytes: float) -> float:
+        """Return the time from the decision until requests are taken."""
+        fixed = self.node_s + self.pull_s + self.compile_s + self.graphs_s + self.warm_up_s
+        return fixed + weight_bytes / (self.weights_gb_s * 1e9)
+
+
+class CostProfile:
+    """What a replica can do, by its cost model: times of steps in seconds, planned ahead."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self._known: dict[tuple[int, int], float] = {}  # of decode steps, by (sequences, context)
+
+    def _s(self, batch: Batch) -> float:
+        return (self._cost.gpu_ns(batch) + self._cost.host(batch).exposed) / SECOND
+
+    def prefill_s(self, tokens: int) -> float:
+        """Return the time of a step that computes a prompt alone."""
+        return self._s(Batch(tokens, [(tokens, 0)], sampled=1, sampled_context=tokens))
+
+    def decode_s(self, sequences: int, context: int) -> float:
+        """Return the time of a step in which sequences of that context each get a token."""
+        total, key = sequences * context, (sequences, context)
+        if key not in self._known:
+            self._known[key] = self._s(
+                Batch(
+                    sequences,
+                    decode_count=sequences,
+                    decode_context_sum=total,
+                    decode_context_sumsq=total * context,
+                    decode_context_max=context,
+                    sampled=sequences,
+                    sampled_context=total,
+                )
+            )
+        return self._known[key]
+
+
+def start_of(given: Mapping[str, float]) -> Start:
+    """Return the parts of a replica's start; UserError for one there is not."""
+    known = [part.name for part in fields(Start)]
+    for key, value in given.items():
+        if key not in known:
+            raise UserError(f"start: unknown part {shown(key)}{suggest(key, known)}")
+        if not (1e-3 if key == "weights_gb_s" else 0) <= value <= 1e7:
+            raise UserError(f"start: {key} is {value:g}, must be a number up to 1e7, a rate from 0.001")
+    return Start(**given)
+
+
+def scaled_pools(pools: list[PoolSetup]) -> list[Scaled]:
+    """Return the pools whose replicas come and go. UserError where they cannot."""
+    found = []
+    for pool in pools:
+        settings = ScalingFeature.settings(pool.scenario)
+        start = start_of(settings.start)
+        if settings.scaler is None:
+            if settings.start:
+                raise UserError(f"start changes nothing: no replica of pool {pool.name} starts without a scaler")
+            continue
+        cls, params = scalers.configured(settings.scaler)
+        deployment = pool.deployment
+        if not params.min <= pool.scenario.replicas <= params.max:
+            raise UserError(f"scaler: replicas is {pool.scenario.replicas}, must be from {params.min} to {params.max}")
+        seconds = start.total_s(deployment.model.weight_bytes(deployment.dtype))
+        scaler: Scaler = make(cls, params, CostProfile(pool.cost))
+        if not LEAST_S <= scaler.every_s <= 1e7:
+            raise UserError(f"scaler {scaler.name}: asked every {scaler.every_s:g} s, must be from {LEAST_S:g} to 1e7")
+        found.append(Scaled(pool.pool, scaler, round(seconds * SECOND), params.min, params.max))
+    return found

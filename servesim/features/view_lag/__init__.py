@@ -1,0 +1,39 @@
+"""Routers that see what engines reported of themselves some time ago, not what is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from servesim.contracts.feature import Feature, features
+from servesim.contracts.section import Section
+
+if TYPE_CHECKING:
+    from servesim.contracts.part import Part
+
+SECOND = 1_000_000_000
+
+
+class ViewSettings(Section):
+    """The age of what the router sees."""
+
+    report_every_s: float = Field(default=0.0, ge=0, le=1e6)
+    """Seconds between two reports of a replica's queue, running requests and memory, of which the router's views are:
+    0.05 as llm-d polls, 10 as SGLang's gateway, 30 as vLLM's production stack; 0: views show what is."""
+    report_lag_s: float = Field(default=0.0, ge=0, le=1e6)
+    """Seconds from a report until the router sees it."""
+
+
+@features.register("view_lag")
+class ViewLagFeature(Feature):
+    """Delayed views."""
+
+    rank, section, Settings = 20, "cluster", ViewSettings
+
+    def build(self, setup: Any) -> Part | None:
+        from servesim.features.view_lag.part import Reporting
+
+        settings = self.settings(setup.scenario)
+        every, lag = round(settings.report_every_s * SECOND), round(settings.report_lag_s * SECOND)
+        return Reporting(every, lag) if every else None

@@ -1,0 +1,153 @@
+"""What engines report of themselves: snapshots at fixed times, which reach the router some time later."""
+
+from __future__ import annotations
+
+from array import array
+from functools import partial
+from typing import Any
+
+from simpy.events import Event
+
+from servesim.contracts.part import ClusterView, Finished, Part
+from servesim.contracts.request import Request
+from servesim.contracts.router import ReplicaState, Report, Role, Views, life
+from servesim.engine.clock import REPORT
+from servesim.engine.replica import Replica
+from servesim.features.view_lag.figures import view_columns, view_figures
+
+NOTHING = Report(0, 0, 0.0, 0)
+IDLE_TICKS = 16
+"""Reports for which requests that wait are kept although nothing else happens."""
+
+
+class Reported:
+    """A replica as it was last reported: a `ReplicaView`."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._report = NOTHING
+
+    @property
+    def index(self) -> int:
+        """Its place."""
+        return self._replica.index
+
+    @property
+    def state(self) -> ReplicaState:
+        """Its state, as the router knows it now."""
+        return self._replica.state
+
+    @property
+    def pool(self) -> str:
+        """The name of its pool."""
+        return self._replica.pool
+
+    @property
+    def role(self) -> Role:
+        """What it computes."""
+        return self._replica.role
+
+    @property
+    def model(self) -> str:
+        """What it serves."""
+        return self._replica.model
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that had been left waiting there."""
+        return self._report.num_waiting
+
+    @property
+    def num_unread(self) -> int:
+        """None that the engine tells of."""
+        return 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that held a slot there."""
+        return self._report.num_running
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of its KV memory that was in use."""
+        return self._report.kv_usage
+
+    @property
+    def at_ns(self) -> int:
+        """The time of the report."""
+        return self._report.at_ns
+
+    def take(self, report: Report) -> None:
+        """Show another report."""
+        self._report = report
+
+
+class Reporting(Part):
+    """Replaces a cluster's views by reports: one of each replica every `every` ns from 0 on, seen `lag` ns later.
+
+    A report says what is before anything else happens at its instant. Before the first one views show idle replicas.
+    """
+
+    def __init__(self, every: int, lag: int) -> None:
+        self._every, self._lag = every, lag
+        self._idle = 0
+        self.sendings = array("q")
+        """Of each sending by a router that looks at views: the request's row, how many requests its replica had by the
+        last report, and how many it has."""
+        self._reported: list[Reported] = []
+
+    def join(self, cluster: ClusterView) -> None:
+        self._cluster = cluster
+        self._tells = "on_report" in life(cluster.router)
+        self._keeps = not cluster.router.blind
+        cluster.fleet.view = self._view
+        cluster.fleet.views = Views([self._view(replica) for replica in cluster.replicas])
+        cluster.fleet.sort()
+
+    def _view(self, replica: Replica) -> Reported:
+        self._reported.append(Reported(replica))
+        return self._reported[-1]
+
+    def columns(self, rows: Any) -> dict[str, Any]:
+        return view_columns(self.sendings, rows) if self.sendings else {}
+
+    def figures(self, finished: Finished) -> dict[str, Any]:
+        return {"router_view": view_figures(self.sendings)} if self.sendings else {}
+
+    def sent(self, request: Request, output_len: int, index: int) -> None:
+        if self._keeps:
+            seen = self._reported[index]
+            there = self._cluster.replicas[index].core.num_unfinished
+            self.sendings.extend((request.row, seen.num_waiting + seen.num_running, there))
+
+    def start(self) -> None:
+        self._at(self._cluster.clock.ns)
+
+    def _at(self, ns: int) -> None:
+        self._cluster.clock.background += 1
+        self._cluster.clock.at(ns, REPORT, self._report)
+
+    def _report(self, event: Event) -> None:
+        cluster, clock, now = self._cluster, self._cluster.clock, self._cluster.clock.ns
+        clock.background -= 1
+        reports = [Report(r.num_waiting, r.num_running, r.kv_usage, now) for r in cluster.replicas]
+        if self._lag:
+            clock.background += 1
+            clock.at(now + self._lag, REPORT, partial(self._come, reports))
+        else:
+            self._take(reports)
+        self._idle = 0 if clock.goes_on else self._idle + 1
+        if cluster.busy and self._idle < IDLE_TICKS:
+            self._at(now + self._every)
+
+    def _come(self, reports: list[Report], event: Event) -> None:
+        self._cluster.clock.background -= 1
+        self._take(reports)
+
+    def _take(self, reports: list[Report]) -> None:
+        cluster = self._cluster
+        for index, report in enumerate(reports):
+            self._reported[index].take(report)
+            if self._tells:
+                cluster.router.on_report(index, report)
+        cluster.waiting.recall()

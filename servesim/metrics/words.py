@@ -1,0 +1,16 @@
+"""Figures in words: as many digits as help to read them."""
+
+from __future__ import annotations
+
+
+def number(value: float | None) -> str:
+    """Return a figure with as many digits as help to read it."""
+    if value is None:
+        return "-"
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 4
+    return f"{value:,.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share as a percentage."""
+    return "-" if share is None else f"{100 * share:.1f} %"

@@ -1,0 +1,90 @@
+"""Sections of a scenario: the engine around the policies, and the clients."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from servesim.contracts.section import Section
+
+
+class EngineSettings(Section):
+    """The engine around the policies, under vLLM's names and with its defaults."""
+
+    version: str | None = None
+    """Version of the engine that the preset names (vllm, sglang or tensorrt-llm; vllm without a preset), such as
+    0.23.0: it decides kernels, host terms and the defaults below, as servesim/versions says; none: the newest known."""
+    async_scheduling: bool = True
+    """Plan a step while the one before runs (two in flight); schedulers that cannot fall back, and it is noted."""
+    max_model_len: int | Literal["auto"] = "auto"
+    """Longest prompt + output in tokens; auto: what the model was made for, or less if the KV memory is smaller."""
+    block_size: int = Field(default=16, ge=1, le=1 << 30)
+    """Tokens per KV block."""
+    gpu_memory_utilization: float = Field(default=0.92, gt=0, le=1)
+    """Share of the GPU's memory the engine may use."""
+    num_gpu_blocks: int | None = Field(default=None, ge=2)
+    """KV blocks of a replica; none: all that fit."""
+    disable_hybrid_kv_cache_manager: bool = False
+    """Keep the whole KV of layers with sliding windows, as engines without such a manager do (and vLLM with some KV
+    connectors); false: such layers give back what has slid out of their windows."""
+    swap_space_gib: float = Field(default=4.0, ge=0, le=1e6)
+    """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
+    moe_backend: Literal["auto", "triton", "marlin"] = "auto"
+    """Kernel of mixture-of-experts layers with 4-bit weights; auto: the one the engine is known to run
+    (servesim/versions), else the fastest measured."""
+    attention_backend: Literal["auto", "eager"] = "auto"
+    """eager: no fused attention; scores and probabilities go through memory (by formula; the memory they take is not
+    counted)."""
+    enable_expert_parallel: bool = False
+    """Deal experts out to the tp x dp GPUs whole instead of splitting each by width (`ep` says to how many)."""
+    all2all_backend: Literal[
+        "auto", "allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput", "deepep_auto"
+    ] = "auto"
+    """How tokens get to the experts of other data-parallel ranks, and back; auto: the engine's default; deepep_auto:
+    low latency where all ranks decode, else high throughput."""
+    expert_skew: float | None = Field(default=None, ge=0, le=3)
+    """Exponent of the power law that the loads of experts follow (0: all alike; the most loaded GPU sets the time);
+    none: as kernels were measured, 1.2 (over more than 8 GPUs by this law alone)."""
+    enable_eplb: bool = False
+    """Balance experts over GPUs by their loads, each redundant one a second copy of the most loaded (EPLB)."""
+    num_redundant_experts: int = Field(default=0, ge=0, le=4096)
+    """Further copies of experts under EPLB; they take memory."""
+    api_server_count: int = Field(default=1, ge=1, le=1024)
+    """API server processes of a replica, which tokenize prompts and stream answers (vLLM's --api-server-count)."""
+    stream_interval: int = Field(default=1, ge=1, le=1 << 20)
+    """Tokens of a streamed chunk (vLLM's --stream-interval): fewer chunks are less work for the API servers."""
+    max_queued_requests: int | None = Field(default=None, ge=0)
+    """Requests that may wait on a replica; further ones are rejected. None: any number, as in vLLM."""
+    ignore_memory: bool = False
+    """Ignore memory limits: room for everything the trace can ask for, unless num_gpu_blocks says less."""
+
+
+class ClientSettings(Section):
+    """Client behavior. By default each request goes out at its time, and clients wait for as long as it takes."""
+
+    tool: Literal["vllm-bench", "sglang-bench", "aiperf", "inferencex"] | None = None
+    """A benchmark client, whose way of sending holds where the scenario says nothing: rate (inf unless given), gaps,
+    turn-around, number of requests. Its warm-up requests are not replayed."""
+    max_concurrency: int | None = Field(default=None, ge=1)
+    """Closed loop: the most requests outstanding, the others queue outside; none: no limit."""
+    turn_ms: float | None = Field(default=None, ge=0, le=1e7)
+    """Mean time from an answer to the next request of a closed loop, each drawn from an exponential distribution; none:
+    no time, so that requests which end together are followed at one instant."""
+    ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)
+    """Seconds over which the clients of a closed loop begin, evenly one after the other."""
+    burstiness: float | None = Field(default=None, gt=0, le=1e4)
+    """Draw the times of arrivals at `rate`, with gaps of a gamma distribution of this shape (1: Poisson; below:
+    bursts), as vLLM's --burstiness; none: as recorded."""
+    batch: bool = False
+    """Send max_concurrency requests at once and the next ones when all have left (latency of a single batch)."""
+    max_sessions: int | None = Field(default=None, ge=1)
+    """The most conversations in progress; the next begins when one ends. None: no limit."""
+    timeout_s: float | None = Field(default=None, gt=0, le=1e7)
+    """Seconds after which a client gives up if its last token has not come; none: never."""
+    ttft_timeout_s: float | None = Field(default=None, gt=0, le=1e7)
+    """Seconds after which a client gives up if its first token has not come; none: never."""
+    retries: int = Field(default=0, ge=0, le=100)
+    """Times a request that was rejected or timed out is sent again."""
+    retry_delay_s: float = Field(default=1.0, ge=0, le=1e7)
+    """Seconds before a request is sent again."""

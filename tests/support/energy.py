@@ -1,0 +1,43 @@
+"""Energy per request: a feature in one file, as a user writes it."""
+
+from typing import Any
+
+from pydantic import Field
+
+from servesim.contracts.feature import Feature
+from servesim.contracts.part import Finished, Part
+from servesim.contracts.section import Section
+
+
+class Power(Section):
+    """The power of a GPU."""
+
+    busy_w: float = Field(default=700.0, ge=0, le=1e5)
+    """Watts of a GPU while it computes."""
+    idle_w: float = Field(default=100.0, ge=0, le=1e5)
+    """Watts of a GPU while it waits."""
+
+
+class Meter(Part):
+    def __init__(self, power: Power, gpus: int) -> None:
+        self.power, self.gpus = power, gpus
+
+    def figures(self, finished: Finished) -> dict[str, Any]:
+        seconds = finished.requests.duration_ns / 1e9 * self.gpus
+        busy = finished.records.totals.sums["gpu_ns"] / 1e9 * self.gpus
+        joules = busy * self.power.busy_w + (seconds - busy) * self.power.idle_w
+        done = finished.requests.total("completed")
+        return {"energy": {"joules": joules, "joules_per_request": joules / done if done else None}}
+
+
+class Energy(Feature):
+    Settings = Power
+
+    def build(self, setup: Any) -> Part:
+        return Meter(self.settings(setup.scenario), setup.scenario.tp * setup.scenario.replicas)
+
+    def rows(self, summary: Any) -> list[tuple[str, str]]:
+        return [("energy", f"{summary['energy']['joules_per_request'] or 0:,.1f} J per request")]
+
+    def schema(self) -> dict[str, Any]:
+        return {"energy": {"type": "object"}}
