@@ -26,8 +26,9 @@ from servesim.contracts import (
 )
 from servesim.contracts.part import Part
 from servesim.contracts.section import policy_settings
-from servesim.engine.cluster import MODES, Cluster
+from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
 from servesim.hardware import ModelSpec
 from servesim.plugins.user_policies import blaming

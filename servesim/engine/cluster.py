@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from simpy.events import Event
 
-from servesim.contracts.kv import KVAllocator
 from servesim.contracts.part import Part, verbs
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaState, Router, Wait
+from servesim.engine.checks import check_served
 from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, Clock
 from servesim.engine.core import EngineCore
-from servesim.engine.fast.core import FastCore
-from servesim.engine.fast.memory import fast_memory
-from servesim.engine.fast.replica import FastReplica
 from servesim.engine.fleet import Fleet
+from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
 from servesim.engine.telling import Telling
@@ -30,21 +28,6 @@ from servesim.workload.workload import Workload
 
 PROGRESS_EVERY = 64  # requests
 P = TypeVar("P", bound=Part)
-
-
-class Mode(NamedTuple):
-    """The classes a mode is made of."""
-
-    core: type[EngineCore]
-    replica: type[Replica]
-    memory: Callable[[type[KVAllocator]], type[KVAllocator]]
-    """Returns the class that serves as an allocator's."""
-
-
-MODES = {
-    "reference": Mode(EngineCore, Replica, lambda cls: cls),
-    "fast": Mode(FastCore, FastReplica, fast_memory),
-}
 
 
 class Cluster:
@@ -77,9 +60,7 @@ class Cluster:
         self.router = router
         self.fleet = Fleet(pools, self._make)
         self.replicas = self.fleet.replicas
-        for replica in self.replicas:
-            if "future" in replica.core.kv.needs:
-                self._foretell(replica.core.kv)
+        self.fleet.foretell(workload)
         self._answers_matter = not workload.open_loop
         self.num_arrived = self.num_left = 0
         self._on_progress = on_progress
@@ -127,15 +108,6 @@ class Cluster:
         replica.on_leave, replica.horizon = self._leave, self._horizon
         return replica
 
-    def _foretell(self, kv: KVAllocator) -> None:
-        """Tell an oracle what will be asked of it."""
-        future = self.workload.future()
-        if future is None:
-            raise UserError(f"kv {kv.name} is told the future, but here the order of requests depends on answers")
-        if len(self.replicas) > 1:
-            raise UserError(f"kv {kv.name} is told the future, but which replica serves what is not known before")
-        kv.foresee(future)
-
     @property
     def now_ns(self) -> int:
         """Simulated time."""
@@ -155,28 +127,15 @@ class Cluster:
     def run(self) -> None:
         """Serve everything. PolicyError where a policy breaks its contract or starves a request."""
         with self._blaming():
-            self._run()
-
-    def _run(self) -> None:
-        self.start()
-        self.clock.run()
-        self.recorder.close()
-        if held := self.num_waiting:
-            raise PolicyError(f"router {self.router.name} at {self.now_ns} ns: {held} requests wait in it without end")
-        arrived = self.num_arrived + sum(r.core.num_forked for r in self.replicas)
-        stuck = sum(r.core.num_unfinished for r in self.replicas)
-        if lost := arrived - self.num_left - stuck:
-            raise PolicyError(f"{self._names()} at {self.now_ns} ns: {lost} requests are in no queue any more")
-        if stuck or self.workload.remaining():
-            raise PolicyError(f"{self._names()} at {self.now_ns} ns: plans nothing although {stuck} requests wait")
+            self.start()
+            self.clock.run()
+            self.recorder.close()
+            check_served(self)
 
     def _blaming(self) -> AbstractContextManager[None]:
         cores = [replica.core for replica in self.replicas]
         policies = [self.router, *(p for c in cores for p in (c.scheduler, c.kv, c.speculator, c.acceptance))]
         return blaming([type(policy) for policy in (*policies, *self.parts)], lambda: f" at {self.now_ns} ns")
-
-    def _names(self) -> str:
-        return ", ".join(sorted({r.core.scheduler.name for r in self.replicas}))
 
     def start(self) -> None:
         """Wait for the first arrival; what `run` does before it lets the clock run."""
@@ -222,7 +181,9 @@ class Cluster:
     def place(self, request: Request, output_len: int) -> None:
         """Do with a request what the router says."""
         decision = self._decide(request)
-        if isinstance(decision, Wait):
+        if isinstance(decision, int) and not self._takes:
+            self._send(request, output_len, decision)
+        elif isinstance(decision, Wait):
             model = request.model if self.fleet.models else ""
             self.waiting.hold(self.router.queue_key(request), request, output_len, model, decision)
         else:

@@ -18,14 +18,13 @@ from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Scheduler
 from servesim.contracts.speculator import Speculator
+from servesim.engine import drafts
+from servesim.engine.checks import PATIENCE, check_integrity, check_progress
 from servesim.engine.compose import compose
 from servesim.engine.delivery import deliver
 from servesim.engine.layout import expand, lay_out
 from servesim.errors import PolicyError, UserError
 from servesim.records.step import Late, SpecStats, Step
-
-PATIENCE = 1 << 16
-"""Tokens computed without one delivered before anyone asks whether the policy gets anywhere."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -42,10 +41,11 @@ class EngineCore:
         self.in_flight: deque[Step] = deque()
         self.next_step_id = 0
         self.last_plan: Plan | None = None
-        self._keeping: dict[Request, None] = {}  # have ended, and their memory is not free yet
+        self.keeping: dict[Request, None] = {}
+        """Requests that have ended and whose memory is not free yet."""
         self._empty = 0  # plans in a row that came out empty
         self.tokens_since_output = 0  # tokens computed since one was delivered or a request left
-        self._patience = PATIENCE
+        self.patience = PATIENCE  # tokens after which progress is checked
         self.spec_stats = SpecStats()
         self.on_leave: Callable[[Request], None] = lambda request: None
         """Called for each request that has finished or was rejected, its record complete."""
@@ -76,7 +76,7 @@ class EngineCore:
         own: Any = scheduler  # read through Any: mypyc would bind the class attribute
         self.lookahead: int = own.lookahead
         """KV slots the scheduler keeps ahead per request for drafts."""
-        self._shares = kv.shares
+        self.shares = kv.shares
         self._oracle = "output_len" in scheduler.needs
         if "output_len" in kv.needs:
             kv.output_len = lambda request: request._end_tokens - request.prompt_len
@@ -135,62 +135,7 @@ class EngineCore:
             request.state, request.finished_ns = State.ABORTED, now
             self.on_leave(request)
         else:
-            self._finish([request], State.ABORTED, now)
-        if self.checks:
-            self.check_integrity()
-
-    def loaded(self, request: Request, first_ns: int = -1) -> None:
-        """Take in that the KV of a request has come: it waits again, or, if its client gave up, its memory is free.
-        `first_ns`: now, where its first token has come with it."""
-        load = self.fetched[request]
-        if request.state is not State.LOADING:
-            del self.fetched[request]
-            self.kv.free(request)
-            self.ledger.release(load.start)
-            return
-        if first_ns >= 0:
-            request._num_tokens += 1
-            request.first_token_ns = request._last_token_ns = first_ns
-            if self.on_first is not None:
-                self.on_first(request)
-            if self.on_output is not None:
-                self.on_output(request, 1)
-        come = min(load.stop, request.num_tokens - 1)  # the last token is always computed
-        self.ledger.hold(come - load.start)
-        request.state = load.state
-        request._num_computed_tokens = come
-        request.loaded_tokens += come - load.start
-        if self._shares:
-            self.kv.publish(request, come)
-        self.scheduler.on_arrival(request)
-        if first_ns >= 0 and request._num_tokens >= request._end_tokens:
-            self._finish([request], State.FINISHED, first_ns)
-        if self.checks:
-            self.check_integrity()
-
-    def load_failed(self, request: Request, now: int, reason: str = "") -> None:
-        """Take in that the KV of a request will not come. With a `reason` it fails, else it waits again, to be computed
-        here."""
-        load = self.fetched.pop(request)
-        self.kv.free(request)
-        self.ledger.release(load.start)
-        if request.state is not State.LOADING:
-            return  # its client has given up
-        request._num_computed_tokens = 0
-        if reason:
-            request.state, request.finished_ns, request.reason = State.ABORTED, now, reason
-            self.on_leave(request)
-        else:
-            request.state = load.state
-            self.scheduler.on_arrival(request)
-        if self.checks:
-            self.check_integrity()
-
-    def release(self, request: Request) -> None:
-        """Free the memory of a request that has ended and whose memory was kept."""
-        del self._keeping[request]
-        self.kv.free(request)
-        self.ledger.release(request._num_computed_tokens)
+            self.finish([request], State.ABORTED, now)
         if self.checks:
             self.check_integrity()
 
@@ -200,13 +145,8 @@ class EngineCore:
         request.reason = reason
         self.on_leave(request)
 
-    def read(self, request: Request) -> None:
-        """Take in that a copy of a request's KV to elsewhere is done."""
-        request.being_read -= 1
-        if request in self._keeping and not request.being_read:
-            self.release(request)
-
-    def _finish(self, requests: list[Request], state: State, now: int) -> None:
+    def finish(self, requests: list[Request], state: State, now: int) -> None:
+        """End requests that are here; those whose memory the scheduler still keeps free it later."""
         if not requests:
             return
         self.tokens_since_output = 0  # clients that give up make room, too
@@ -218,7 +158,7 @@ class EngineCore:
                 del self.fetched[request]
                 self.kv.free(request)
         released = self.scheduler.on_finish(requests)
-        keeping, kv = self._keeping, self.kv
+        keeping, kv = self.keeping, self.kv
         for request in [*requests, *keeping] if keeping else requests:
             if kv.slots(request):  # a static batch keeps its finished rows' memory to the end
                 keeping[request] = None
@@ -254,8 +194,8 @@ class EngineCore:
         if step is not None:
             self._empty = 0
             self.tokens_since_output += step.batch.linear_tokens
-            if self.tokens_since_output > self._patience:
-                self._check_progress(now)
+            if self.tokens_since_output > self.patience:
+                check_progress(self, now)
             self.in_flight.append(step)
             self.next_step_id += 1
         if self.checks:
@@ -298,7 +238,7 @@ class EngineCore:
         batch, sampled = compose(plan, self.kv, f"{self.scheduler.name} at {now} ns", asynchronous)
         self.charge(plan, batch, sampled, now)
         step = Step(plan.step_id, batch, sampled, self.kv.usage(), preempted=len(plan.preempted), planned_ns=now)
-        note_drafts(step, plan)
+        drafts.note(step, plan)
         return step
 
     def charge(self, plan: Plan, batch: Batch, sampled: list[Request], now: int, unnamed: int = 0) -> None:
@@ -316,34 +256,7 @@ class EngineCore:
         if self.speculator is not None and sampled:
             if plan.drafts and self.speculator.expands:
                 expand(batch, plan)
-            self._draft(batch, sampled)
-
-    def _draft(self, batch: Batch, sampled: list[Request]) -> None:
-        """Decide how many drafts follow this step. Planned ahead, as many are assumed for the next plan at once."""
-        assert self.speculator is not None
-        k = self.speculator.limit(batch)
-        if not 0 <= k <= self.speculator.max_drafts:
-            raise PolicyError(f"speculation {self.speculator.name}: limit returns {k}, not 0 to its max_drafts")
-        batch.draft_k = k
-        if self.scheduler.limits.async_scheduling:
-            nodes = self.speculator.verified(k)
-            self.spec_stats.proposed += nodes * len(sampled)
-            for request in sampled:
-                request.num_draft_tokens = nodes
-
-    def _check_progress(self, now: int) -> None:
-        """Guard against livelock: everything in the house can be computed once before a token must come out or a
-        request leave. PolicyError when it has been many times over: requests are preempted and computed again without
-        end."""
-        here = [*self.scheduler.running, *self.scheduler.waiters()]
-        self._patience = PATIENCE + 4 * sum(r.num_tokens for r in here)
-        if self.tokens_since_output > self._patience:
-            raise PolicyError(
-                f"{self.scheduler.name} at {now} ns: on kv {self.kv.name} {self.tokens_since_output} tokens were "
-                f"computed since one was delivered or a request left; {len(self.scheduler.running)} requests run, "
-                f"{self.scheduler.num_waiting()} wait, {self.kv.usage().free} of {self.kv.capacity_tokens} tokens are "
-                f"free: they preempt each other without end"
-            )
+            drafts.decide(self, batch, sampled)
 
     def moved(self) -> bool:
         """Return whether the last plan, empty, changed the queues: the next may not be. False once as many plans in a
@@ -369,7 +282,7 @@ class EngineCore:
     def close(self, step: Step, finished: list[Request], kept: list[Request], now: int) -> None:
         """Tell all policies that a step has been delivered: `finished` have ended with it, `kept` sampled in it and
         stand as they did then."""
-        if self._shares:
+        if self.shares:
             publish = self.kv.publish
             for request in kept:
                 publish(request, request._num_computed_tokens - request._num_output_placeholders)
@@ -377,20 +290,11 @@ class EngineCore:
             if step.verified:
                 self.speculator.observe(step.verified)
             if not self.scheduler.limits.async_scheduling:
-                self._propose(step.batch.draft_k, kept)
+                drafts.propose(self, step.batch.draft_k, kept)
         self.scheduler.commit(step.id, kept)
-        self._finish(finished, State.FINISHED, now)
+        self.finish(finished, State.FINISHED, now)
         if self.checks:
             self.check_integrity()
-
-    def _propose(self, k: int, requests: list[Request]) -> None:
-        """Attach drafts to the requests that have just got a token."""
-        assert self.speculator is not None
-        assert self.acceptance is not None
-        for request in requests:
-            found = self.acceptance.available(request, request.num_output_tokens, k) if k else 0
-            request.num_draft_tokens = self.speculator.verified(found)
-            self.spec_stats.proposed += request.num_draft_tokens
 
     @property
     def num_unfinished(self) -> int:
@@ -403,27 +307,5 @@ class EngineCore:
         return sum(request.state is State.LOADING for request in self.fetched) if self.fetched else 0
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where an invariant of scheduler or allocator, or between them, is broken."""
-        self.scheduler.check_integrity()
-        held = sum(r.num_computed_tokens for r in [*self.scheduler.running, *self._keeping, *self.fetched])
-        assert self.kv.held_tokens == held, f"held tokens {self.kv.held_tokens}, should be {held}"
-        self.kv.check_integrity()
-        for request in self.scheduler.running:
-            assert self.kv.slots(request) >= request.num_computed_tokens, f"{request} has too little memory"
-        for request, load in self.fetched.items():
-            assert self.kv.slots(request) >= load.stop, f"{request} has too little memory for what comes"
-        for request in self.scheduler.waiters():
-            if request in self.fetched:
-                assert request.state is self.fetched[request].state, f"{request} waits before its KV has come"
-                continue
-            assert self.kv.slots(request) == 0, f"{request} waits and holds memory"
-            swapped = request.state is State.SWAPPED
-            assert swapped or request.num_computed_tokens == 0, f"{request} waits and has computed tokens"
-
-
-def note_drafts(step: Step, plan: Plan) -> None:
-    """Note on a step which of its plan's tokens are drafts."""
-    if plan.drafts:
-        step.drafts = plan.drafts
-        if plan.admitted or plan.resumed:
-            step.dummies = frozenset(plan.admitted + plan.resumed)
+        """Raise AssertionError if an invariant of scheduler or allocator, or between them, is broken."""
+        check_integrity(self)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from servesim.contracts.request import Request, State
+from servesim.engine.drafts import verify
+from servesim.engine.samples import fork
 from servesim.records.step import Late, Step
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def deliver(
             stale = step.stale is not None and request in step.stale
             if not stale:
                 kept.append(request)
-            delivered = _verify(core, step, request, tokens, stale)
+            delivered = verify(core, step, request, tokens, stale)
             if delivered == 0:
                 continue
         if request.first_token_ns < 0:
@@ -71,58 +73,3 @@ def tell(
     if late:
         core.on_late(now, late)
     return [sample for request in to_fork for sample in fork(core, request, now)]
-
-
-def _verify(core: EngineCore, step: Step, request: Request, tokens: Mapping[Request, int] | None, stale: bool) -> int:
-    """Account for what a request sampled: the drafts accepted, and one token more. Return the tokens it gets."""
-    drafts = step.drafts.get(request, 0)
-    sampled = 1 if tokens is None else tokens.get(request, 1)
-    if tokens is None and drafts and core.speculator is not None and request not in step.dummies:
-        depth, accepted = accepts(core, request, drafts)
-        sampled += accepted
-        if step.verified is None:
-            step.verified = []
-        step.verified.append((depth, accepted))
-    request._num_output_placeholders -= 1 + drafts
-    if drafts and sampled:
-        core.spec_stats.add(drafts, sampled - 1)
-    delivered = min(sampled, request._end_tokens - request._num_tokens)
-    step.accepted += max(delivered - 1, 0)
-    void = drafts - max(sampled - 1, 0) + sampled - delivered
-    if void and not stale:
-        request._num_computed_tokens -= void
-        core.ledger.release(void)
-        core.kv.rollback(request, void)
-    request._num_tokens += delivered
-    return delivered
-
-
-def accepts(core: EngineCore, request: Request, drafts: int) -> tuple[int, int]:
-    """Return how deep the drafts of a request reach, and how many of them its acceptance model takes."""
-    assert core.speculator is not None
-    assert core.acceptance is not None
-    depth, width = core.speculator.depth(drafts), core.speculator.width
-    return depth, core.acceptance.accepted(request, request._num_tokens - request.prompt_len, depth, width)
-
-
-def fork(core: EngineCore, request: Request, now: int) -> list[Request]:
-    """Let the samples of a request go on from its prompt by themselves, each with a first token of its own. Return
-    those that end with that. Of one that was preempted meanwhile all compute the prompt again."""
-    parent = request.parent
-    assert parent is not None
-    samples, outputs = parent.members[len(parent.sent) :], parent.outputs[len(parent.sent) :]
-    parent.unforked = 0
-    core.num_forked += len(samples)
-    running = request.state is State.RUNNING
-    for sample, output_len in zip(samples, outputs, strict=True):
-        sample._end_tokens = sample.prompt_len + output_len
-        sample._num_tokens = sample.prompt_len + 1
-        sample.scheduled_ns, sample.first_token_ns, sample._last_token_ns = request.scheduled_ns, now, now
-        sample.hit_tokens = sample.prompt_len
-        sample.state = State.RUNNING if running else State.PREEMPTED
-        if running:
-            sample._num_computed_tokens = request._num_computed_tokens
-            core.kv.fork(request, sample)
-            core.ledger.hold(sample._num_computed_tokens)
-    core.scheduler.on_fork(request, samples)
-    return [sample for sample in samples if sample._num_tokens >= sample._end_tokens]

@@ -9,6 +9,8 @@ from servesim.contracts.router import ReplicaState, ReplicaView, Views
 from servesim.engine.core import EngineCore
 from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
+from servesim.errors import UserError
+from servesim.workload.workload import Workload
 
 ENTRANCE = ("both", "prefill")
 """Roles of replicas that requests are sent to first."""
@@ -53,6 +55,16 @@ class Fleet:
         self.spans.append((replica.clock.ns, None))
         self.changed = True
         return replica
+
+    def foretell(self, workload: Workload) -> None:
+        """Tell allocators that are oracles what will be asked of them; UserError if nobody knows."""
+        for kv in [replica.core.kv for replica in self.replicas if "future" in replica.core.kv.needs]:
+            future = workload.future()
+            if future is None:
+                raise UserError(f"kv {kv.name} is told the future, but here the order of requests depends on answers")
+            if len(self.replicas) > 1:
+                raise UserError(f"kv {kv.name} is told the future, but which replica serves what is not known before")
+            kv.foresee(future)
 
     def set_state(self, index: int, state: ReplicaState) -> None:
         """Note a replica's state."""

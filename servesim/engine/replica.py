@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from mypy_extensions import mypyc_attr
@@ -14,6 +13,7 @@ from servesim.contracts.cost import CostModel
 from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import ReplicaState, Role
+from servesim.engine import remote_kv
 from servesim.engine.clock import COMPLETE, LOADED, PLAN, Clock
 from servesim.engine.core import EngineCore
 from servesim.errors import PolicyError
@@ -143,37 +143,10 @@ class Replica:
         connector.join(self)
 
     def _load(self, request: Request, end_ns: int) -> None:
-        self.clock.at(end_ns, LOADED, partial(self._loaded, request))
+        self.clock.at(end_ns, LOADED, lambda event: remote_kv.loaded(self, request))
 
-    def _loaded(self, request: Request, event: Event) -> None:
-        """Go on at the instant at which the KV of a request has come."""
-        self.loaded(request)
-
-    def loaded(self, request: Request, first: bool = False) -> None:
-        """Take in that the KV of a request has come at this instant; `first`: and its first token with it."""
-        self.catch_up()
-        self.core.loaded(request, self.clock.ns if first else -1)
-        if not self.core.in_flight:
-            self._want_plan()
-
-    def load_failed(self, request: Request, reason: str) -> None:
-        """Take in at this instant that the KV of a request will not come: see `EngineCore.load_failed`."""
-        self.catch_up()
-        self.core.load_failed(request, self.clock.ns, reason)
-        if not self.core.in_flight:
-            self._want_plan()
-
-    def release(self, request: Request) -> None:
-        """Free at this instant the memory of a request that has ended and whose memory was kept."""
-        self.catch_up()
-        self.core.release(request)
-        if not self.core.in_flight:
-            self._want_plan()
-
-    def read(self, request: Request) -> None:
-        """Take in at this instant that a copy of a request's KV to elsewhere is done."""
-        self.catch_up()
-        self.core.read(request)
+    def go_on(self) -> None:
+        """Plan at this instant if no step is in flight: memory or queues have changed."""
         if not self.core.in_flight:
             self._want_plan()
 

@@ -23,8 +23,9 @@ from servesim.contracts import KVMemory, Limits, build_params, make
 from servesim.contracts.request import Request
 from servesim.contracts.router import Router
 from servesim.engine.clock import LOADED, PLAN
-from servesim.engine.cluster import MODES, Cluster
+from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
 from servesim.experiments.dynamo_replay import LONGEST, MockEngine
 from servesim.features.handoff.part import Handoff, Passage

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from servesim.contracts import KVAllocator, KVMemory, Limits, build_params, kv_allocators, make, routers, schedulers
 from servesim.contracts.router import Router
 from servesim.cost.mocker import Fixed, MockerCost, Polynomial, timing_of
-from servesim.engine.cluster import MODES, Cluster
+from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
 from servesim.errors import UserError, suggest
 from servesim.features.offload.connector import Offload

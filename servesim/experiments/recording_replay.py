@@ -11,8 +11,9 @@ from servesim.contracts.request import State
 from servesim.contracts.section import policy_settings
 from servesim.cost import build_cost_model
 from servesim.cost.host import HostTerms
-from servesim.engine.cluster import MODES, Cluster
+from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
+from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
 from servesim.errors import UserError
 from servesim.experiments.recording import Floats, Ints, RecordedRun

@@ -12,8 +12,8 @@ from servesim.contracts.router import Role
 from servesim.contracts.section import Settings
 from servesim.cost import TableCostModel
 from servesim.cost.host import HostTerms
-from servesim.engine.cluster import MODES
 from servesim.engine.core import EngineCore
+from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
 from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec

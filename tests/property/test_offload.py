@@ -62,7 +62,7 @@ class Watched:
         def watched(request: Request, event: object) -> None:
             self.stored += 1
             assert request.being_read > 0
-            if request.state >= State.FINISHED and request in replica.core._keeping:
+            if request.state >= State.FINISHED and request in replica.core.keeping:
                 assert replica.core.kv.slots(request) > 0, "memory was freed while it was copied"
             copied(request, event)
 
@@ -89,7 +89,7 @@ def run(
     event(f"stored: {watched.stored > 0}")
     for replica, offload in zip(cluster.replicas, memories(cluster), strict=True):
         core = replica.core
-        assert not core._keeping, "memory is kept at the end"
+        assert not core.keeping, "memory is kept at the end"
         assert not core.fetched, "memory is held for KV at the end"
         usage = core.kv.usage()
         assert usage.used == usage.internal == 0, f"memory is held at the end: {usage}"

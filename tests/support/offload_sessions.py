@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from servesim import draws
 from servesim.contracts import KVMemory, Limits, build_params, make
 from servesim.contracts.cost import Batch, CostModel
-from servesim.engine.cluster import MODES, Cluster
+from servesim.engine.cluster import Cluster
+from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
 from servesim.features.offload.connector import Offload
 from servesim.features.offload.memory import Lru

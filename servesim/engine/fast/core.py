@@ -13,8 +13,9 @@ from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Scheduler
+from servesim.engine import drafts
 from servesim.engine.compose import compose
-from servesim.engine.core import EngineCore, note_drafts
+from servesim.engine.core import EngineCore
 from servesim.engine.delivery import deliver
 from servesim.engine.fast.context import FastContext, FastPlan
 from servesim.engine.fast.lockstep import Lockstep
@@ -137,7 +138,7 @@ class FastCore(EngineCore):
             planned_ns=now,
         )
         step.together, step.turn = n, PAUSE if pauses else lockstep.turn
-        note_drafts(step, plan)
+        drafts.note(step, plan)
         if pauses:
             lockstep.paused += 1
         else:
@@ -247,12 +248,12 @@ class FastCore(EngineCore):
             request._num_output_placeholders -= 1
             request._num_tokens += 1
             request._last_token_ns = now
-            if self._shares:
+            if self.shares:
                 self.kv.publish(request, request._num_computed_tokens - request._num_output_placeholders)
         finished = retired + lockstep.ended(lockstep.committed - 1)
         if len(finished) > 1:
             finished.sort(key=lambda r: r._order)
-        self._finish(finished, State.FINISHED, now)
+        self.finish(finished, State.FINISHED, now)
         if self.checks:
             self.check_integrity()
 
@@ -267,10 +268,10 @@ class FastCore(EngineCore):
             self.lockstep.leave(request)
         super().abort(request, now, reason)
 
-    def _finish(self, requests: list[Request], state: State, now: int) -> None:
+    def finish(self, requests: list[Request], state: State, now: int) -> None:
         if self.lockstep is not None and requests:
             self.lockstep.forget(requests)
-        super()._finish(requests, state, now)
+        super().finish(requests, state, now)
 
     def check_integrity(self) -> None:
         if self.lockstep is not None:

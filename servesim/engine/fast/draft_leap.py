@@ -86,7 +86,7 @@ def can_run(core: FastCore) -> bool:
         return False
     if _verifies(first, drafts) and first.sampled == last.sampled:
         return True
-    if core._shares:
+    if core.shares:
         return False  # others may look for a prompt that it computes, while it is skipped
     here = [request for request in first.sampled if request.state < State.FINISHED]
     return here == last.sampled and not any(r.parent is not None and r.parent.unforked for r in here)

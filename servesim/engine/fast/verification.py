@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from servesim.contracts.request import Request, State
-from servesim.engine.delivery import accepts, tell
+from servesim.engine.delivery import tell
+from servesim.engine.drafts import accepts
 from servesim.engine.fast.acceptance_walk import DEEPEST, Walk
 from servesim.records.step import Late, Step
 

@@ -25,6 +25,7 @@ from simpy.events import Event
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request, State
 from servesim.contracts.router import Router
+from servesim.engine import remote_kv
 from servesim.engine.clock import FOLLOW, LOADED
 from servesim.features.handoff.part import Handoff, Passage
 from servesim.features.handoff.wire import Wire
@@ -42,7 +43,7 @@ class FirstFromPrefill(Handoff):
         passage.received_ns, passage.loading = self.clock.ns, False
         self.release(passage)
         replica = self.cluster.replicas[passage.decode]
-        replica.at_boundary(partial(replica.loaded, passage.request, True))
+        replica.at_boundary(partial(remote_kv.loaded, replica, passage.request, True))
 
 
 @dataclass(frozen=True)
@@ -163,4 +164,4 @@ class Sglang(FirstFromPrefill):
         super().left(request)
 
     def _free(self, passage: Passage, event: Event) -> None:
-        self.cluster.replicas[passage.decode].load_failed(passage.request, passage.request.reason)
+        remote_kv.load_failed(self.cluster.replicas[passage.decode], passage.request, passage.request.reason)

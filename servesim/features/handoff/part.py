@@ -18,6 +18,7 @@ from servesim.contracts.connector import LATER, Connector
 from servesim.contracts.part import ClusterView, Finished, Part, Served
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import Decision, Pair, ReplicaState, Role, Router, Views
+from servesim.engine import remote_kv
 from servesim.engine.replica import Replica
 from servesim.engine.telling import Telling
 from servesim.errors import PolicyError
@@ -212,13 +213,13 @@ class Handoff(Part, ABC):
         """Take in that all KV of a request has come."""
         passage.received_ns, passage.loading = self.clock.ns, False
         self.release(passage)
-        self.cluster.replicas[passage.decode].loaded(passage.request)
+        remote_kv.loaded(self.cluster.replicas[passage.decode], passage.request)
 
     def release(self, passage: Passage) -> None:
         """Free the memory at the source."""
         if self._held.pop(passage.leg, None) is not None:
             passage.released_ns = self.clock.ns
-            self.cluster.replicas[passage.prefill].release(passage.leg)
+            remote_kv.release(self.cluster.replicas[passage.prefill], passage.leg)
 
     # The end.
 

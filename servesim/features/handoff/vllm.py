@@ -23,6 +23,7 @@ from simpy.events import Event
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request, State
 from servesim.contracts.router import Router
+from servesim.engine import remote_kv
 from servesim.engine.clock import CHANGE, FOLLOW, LOADED
 from servesim.features.handoff.part import Handoff, Passage
 from servesim.features.handoff.wire import Wire
@@ -83,4 +84,4 @@ class VllmNixl(Handoff):
     def _gone(self, passage: Passage, event: Event) -> None:
         passage.loading = False
         reason = GONE if self._params.kv_load_failure_policy == "fail" else ""
-        self.cluster.replicas[passage.decode].load_failed(passage.request, reason)
+        remote_kv.load_failed(self.cluster.replicas[passage.decode], passage.request, reason)

@@ -18,6 +18,7 @@ from typing import Any
 
 from servesim.contracts.connector import DEFER, Connector
 from servesim.contracts.request import Request
+from servesim.engine import remote_kv
 from servesim.engine.clock import LOADED
 from servesim.engine.content_keys import ContentKeys
 from servesim.features.offload.memory import HostMemory
@@ -132,7 +133,7 @@ class Offload(Connector):
         self._replica.clock.at(done_ns, LOADED, partial(self._copied, request))
 
     def _copied(self, request: Request, event: object) -> None:
-        self._replica.read(request)
+        remote_kv.read(self._replica, request)
 
     def preempted(self, requests: Iterable[Request]) -> int:
         return max((self._copied_ns.get(request, 0) for request in requests if request.being_read), default=0)

@@ -1,0 +1,63 @@
+"""Checks: invariants of policies, a guard against livelock, and that nothing is left when a run ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from servesim.contracts.request import State
+from servesim.errors import PolicyError
+
+if TYPE_CHECKING:
+    from servesim.engine.cluster import Cluster
+    from servesim.engine.core import EngineCore
+
+PATIENCE = 1 << 16
+"""Tokens computed without one delivered before anyone asks whether the policy gets anywhere."""
+
+
+def check_integrity(core: EngineCore) -> None:
+    """Raise AssertionError if an invariant of scheduler or allocator, or between them, is broken."""
+    scheduler, kv, fetched = core.scheduler, core.kv, core.fetched
+    scheduler.check_integrity()
+    held = sum(r.num_computed_tokens for r in [*scheduler.running, *core.keeping, *fetched])
+    assert kv.held_tokens == held, f"held tokens {kv.held_tokens}, should be {held}"
+    kv.check_integrity()
+    for request in scheduler.running:
+        assert kv.slots(request) >= request.num_computed_tokens, f"{request} has too little memory"
+    for request, load in fetched.items():
+        assert kv.slots(request) >= load.stop, f"{request} has too little memory for what comes"
+    for request in scheduler.waiters():
+        if request in fetched:
+            assert request.state is fetched[request].state, f"{request} waits before its KV has come"
+            continue
+        assert kv.slots(request) == 0, f"{request} waits and holds memory"
+        swapped = request.state is State.SWAPPED
+        assert swapped or request.num_computed_tokens == 0, f"{request} waits and has computed tokens"
+
+
+def check_progress(core: EngineCore, now: int) -> None:
+    """Guard against livelock: everything here can be computed once before a token must come out or a request leave.
+    PolicyError when it has been many times over: requests are preempted and computed again without end."""
+    scheduler, kv = core.scheduler, core.kv
+    core.patience = PATIENCE + 4 * sum(r.num_tokens for r in [*scheduler.running, *scheduler.waiters()])
+    if core.tokens_since_output > core.patience:
+        raise PolicyError(
+            f"{scheduler.name} at {now} ns: on kv {kv.name} {core.tokens_since_output} tokens were "
+            f"computed since one was delivered or a request left; {len(scheduler.running)} requests run, "
+            f"{scheduler.num_waiting()} wait, {kv.usage().free} of {kv.capacity_tokens} tokens are "
+            f"free: they preempt each other without end"
+        )
+
+
+def check_served(cluster: Cluster) -> None:
+    """Raise PolicyError if a run has ended and requests are left."""
+    when, cores = f"at {cluster.now_ns} ns", [replica.core for replica in cluster.replicas]
+    if held := cluster.num_waiting:
+        raise PolicyError(f"router {cluster.router.name} {when}: {held} requests wait in it without end")
+    names = ", ".join(sorted({core.scheduler.name for core in cores}))
+    arrived = cluster.num_arrived + sum(core.num_forked for core in cores)
+    stuck = sum(core.num_unfinished for core in cores)
+    if lost := arrived - cluster.num_left - stuck:
+        raise PolicyError(f"{names} {when}: {lost} requests are in no queue any more")
+    if stuck or cluster.workload.remaining():
+        raise PolicyError(f"{names} {when}: plans nothing although {stuck} requests wait")

@@ -1,0 +1,80 @@
+"""Drafts of a step: how many follow it, which of its tokens are some, and what of them is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from servesim.contracts.cost import Batch
+from servesim.contracts.plan import Plan
+from servesim.contracts.request import Request
+from servesim.errors import PolicyError
+from servesim.records.step import Step
+
+if TYPE_CHECKING:
+    from servesim.engine.core import EngineCore
+
+
+def decide(core: EngineCore, batch: Batch, sampled: list[Request]) -> None:
+    """Decide how many drafts follow this step. Planned ahead, as many are assumed for the next plan at once."""
+    speculator = core.speculator
+    assert speculator is not None
+    k = speculator.limit(batch)
+    if not 0 <= k <= speculator.max_drafts:
+        raise PolicyError(f"speculation {speculator.name}: limit returns {k}, not 0 to its max_drafts")
+    batch.draft_k = k
+    if core.scheduler.limits.async_scheduling:
+        nodes = speculator.verified(k)
+        core.spec_stats.proposed += nodes * len(sampled)
+        for request in sampled:
+            request.num_draft_tokens = nodes
+
+
+def note(step: Step, plan: Plan) -> None:
+    """Note on a step which of its plan's tokens are drafts."""
+    if plan.drafts:
+        step.drafts = plan.drafts
+        if plan.admitted or plan.resumed:
+            step.dummies = frozenset(plan.admitted + plan.resumed)
+
+
+def verify(core: EngineCore, step: Step, request: Request, tokens: Mapping[Request, int] | None, stale: bool) -> int:
+    """Account for what a request sampled: the drafts accepted, and one token more. Return the tokens it gets."""
+    drafts = step.drafts.get(request, 0)
+    sampled = 1 if tokens is None else tokens.get(request, 1)
+    if tokens is None and drafts and core.speculator is not None and request not in step.dummies:
+        depth, accepted = accepts(core, request, drafts)
+        sampled += accepted
+        if step.verified is None:
+            step.verified = []
+        step.verified.append((depth, accepted))
+    request._num_output_placeholders -= 1 + drafts
+    if drafts and sampled:
+        core.spec_stats.add(drafts, sampled - 1)
+    delivered = min(sampled, request._end_tokens - request._num_tokens)
+    step.accepted += max(delivered - 1, 0)
+    void = drafts - max(sampled - 1, 0) + sampled - delivered
+    if void and not stale:
+        request._num_computed_tokens -= void
+        core.ledger.release(void)
+        core.kv.rollback(request, void)
+    request._num_tokens += delivered
+    return delivered
+
+
+def accepts(core: EngineCore, request: Request, drafts: int) -> tuple[int, int]:
+    """Return how deep the drafts of a request reach, and how many of them its acceptance model takes."""
+    assert core.speculator is not None
+    assert core.acceptance is not None
+    depth, width = core.speculator.depth(drafts), core.speculator.width
+    return depth, core.acceptance.accepted(request, request._num_tokens - request.prompt_len, depth, width)
+
+
+def propose(core: EngineCore, k: int, requests: list[Request]) -> None:
+    """Attach drafts to the requests that have just got a token."""
+    assert core.speculator is not None
+    assert core.acceptance is not None
+    for request in requests:
+        found = core.acceptance.available(request, request.num_output_tokens, k) if k else 0
+        request.num_draft_tokens = core.speculator.verified(found)
+        core.spec_stats.proposed += request.num_draft_tokens

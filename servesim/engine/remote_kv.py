@@ -1,0 +1,94 @@
+"""KV that a replica has from elsewhere: what happens when it has come, will not come, or has been read.
+
+A request whose KV comes holds memory and does not run (`EngineCore.fetched`); one that has ended may keep its memory
+until its KV has been read elsewhere (`EngineCore.keeping`). All of this happens at the present instant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from servesim.contracts.request import Request, State
+
+if TYPE_CHECKING:
+    from servesim.engine.replica import Replica
+
+
+def loaded(replica: Replica, request: Request, first: bool = False) -> None:
+    """Handle the end of a request's load: it waits again, or, if its client gave up, its memory is free. `first`: its
+    first token has come, too."""
+    replica.catch_up()
+    core, now = replica.core, replica.clock.ns
+    load = core.fetched[request]
+    if request.state is not State.LOADING:
+        del core.fetched[request]
+        core.kv.free(request)
+        core.ledger.release(load.start)
+        replica.go_on()
+        return
+    if first:
+        request._num_tokens += 1
+        request.first_token_ns = request._last_token_ns = now
+        if core.on_first is not None:
+            core.on_first(request)
+        if core.on_output is not None:
+            core.on_output(request, 1)
+    come = min(load.stop, request.num_tokens - 1)  # the last token is always computed
+    core.ledger.hold(come - load.start)
+    request.state = load.state
+    request._num_computed_tokens = come
+    request.loaded_tokens += come - load.start
+    if core.shares:
+        core.kv.publish(request, come)
+    core.scheduler.on_arrival(request)
+    if first and request._num_tokens >= request._end_tokens:
+        core.finish([request], State.FINISHED, now)
+    _changed(replica)
+
+
+def load_failed(replica: Replica, request: Request, reason: str = "") -> None:
+    """Handle a load that will not end. With a `reason` the request fails, else it waits again, to be computed here."""
+    replica.catch_up()
+    core, now = replica.core, replica.clock.ns
+    load = core.fetched.pop(request)
+    core.kv.free(request)
+    core.ledger.release(load.start)
+    if request.state is State.LOADING:  # else its client has given up
+        request._num_computed_tokens = 0
+        if reason:
+            request.state, request.finished_ns, request.reason = State.ABORTED, now, reason
+            core.on_leave(request)
+        else:
+            request.state = load.state
+            core.scheduler.on_arrival(request)
+    _changed(replica)
+
+
+def release(replica: Replica, request: Request) -> None:
+    """Free the memory of a request that has ended and whose memory was kept."""
+    replica.catch_up()
+    _free(replica, request)
+
+
+def read(replica: Replica, request: Request) -> None:
+    """Handle the end of a copy of a request's KV to elsewhere."""
+    replica.catch_up()
+    request.being_read -= 1
+    if request in replica.core.keeping and not request.being_read:
+        _free(replica, request)
+    else:
+        replica.go_on()
+
+
+def _free(replica: Replica, request: Request) -> None:
+    core = replica.core
+    del core.keeping[request]
+    core.kv.free(request)
+    core.ledger.release(request._num_computed_tokens)
+    _changed(replica)
+
+
+def _changed(replica: Replica) -> None:
+    if replica.core.checks:
+        replica.core.check_integrity()
+    replica.go_on()

@@ -1,0 +1,33 @@
+"""Several samples of one request: forked off when its prompt is computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from servesim.contracts.request import Request, State
+
+if TYPE_CHECKING:
+    from servesim.engine.core import EngineCore
+
+
+def fork(core: EngineCore, request: Request, now: int) -> list[Request]:
+    """Let the samples of a request go on from its prompt by themselves, each with a first token of its own. Return
+    those that end with that. Of one that was preempted meanwhile all compute the prompt again."""
+    parent = request.parent
+    assert parent is not None
+    samples, outputs = parent.members[len(parent.sent) :], parent.outputs[len(parent.sent) :]
+    parent.unforked = 0
+    core.num_forked += len(samples)
+    running = request.state is State.RUNNING
+    for sample, output_len in zip(samples, outputs, strict=True):
+        sample._end_tokens = sample.prompt_len + output_len
+        sample._num_tokens = sample.prompt_len + 1
+        sample.scheduled_ns, sample.first_token_ns, sample._last_token_ns = request.scheduled_ns, now, now
+        sample.hit_tokens = sample.prompt_len
+        sample.state = State.RUNNING if running else State.PREEMPTED
+        if running:
+            sample._num_computed_tokens = request._num_computed_tokens
+            core.kv.fork(request, sample)
+            core.ledger.hold(sample._num_computed_tokens)
+    core.scheduler.on_fork(request, samples)
+    return [sample for sample in samples if sample._num_tokens >= sample._end_tokens]
