@@ -18,9 +18,9 @@ from servesim.reports.page import Alert, Block, Page, Section
 from servesim.reports.run import Run
 from servesim.reports.svg import SERIES, Drawing
 from servesim.reports.words import gpu_of, name_of, number, percent, time_ms
-from servesim.run.pace import rate_words
 from servesim.run.result import Result
 from servesim.run.result_files import SUMMARY
+from servesim.run.sections import rate_words
 from servesim.untrusted import read_json
 
 LATENCY_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E", "ntpot": "NTPOT", "queue_time": "queue time"}

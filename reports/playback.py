@@ -21,9 +21,9 @@ from servesim.contracts.plan import Plan
 from servesim.contracts.request import Request
 from servesim.errors import UserError
 from servesim.reports.run import Run
-from servesim.run.observed import ObservedCore
 from servesim.run.setup import Setup
 from servesim.run.simulate import simulate
+from servesim.run.step_requests import ObservedCore
 
 MOST_CELLS = 2048
 MOST_REQUESTS = 400

@@ -12,9 +12,9 @@ from servesim.reports.run import Run
 from servesim.reports.run_tables import groups_table, latency_table, operators_table, replicas_table
 from servesim.reports.slowest import slowest
 from servesim.reports.words import count, gpu_of, name_of, number, percent, seconds, time_ms
-from servesim.run.feature_rows import feature_rows
-from servesim.run.pace import rate_words
 from servesim.run.result import Result
+from servesim.run.sections import rate_words
+from servesim.run.shown import feature_rows
 
 GLOSSARY = (
     ("TTFT", "time to first token: from the arrival at the server to the first output token"),

@@ -15,9 +15,9 @@ Left out ("no trace": only for what a trace and its settings cannot ask for; "di
 | `PrefillDelayer`, `MinFreeSlotsDelayer`, `DynamicChunkSizer`, `TEST_RETRACT` | no trace: no setting, off |
 | `prefill_decode_interval_min_bs`, `disable_priority_preemption`, `routing-key` | no trace: no setting |
 | `check_prefetch_progress`, staged loads | no trace: storage behind host memory is not modeled |
-| `check_hicache_events`, timeouts, aborts | elsewhere: servesim/engine/hicache.py, servesim/engine/core.py |
-| MLP sync of data-parallel ranks | elsewhere: servesim/engine/data_parallel.py |
-| bootstrap queue of prompts to hand on | elsewhere: servesim/engine/handoff_first.py |
+| `check_hicache_events`, timeouts, aborts | elsewhere: servesim/features/offload/hicache.py, servesim/engine/core.py |
+| MLP sync of data-parallel ranks | elsewhere: servesim/features/data_parallel/part.py |
+| bootstrap queue of prompts to hand on | elsewhere: servesim/features/handoff/first.py |
 | host backup of retracted requests | differs under PD: they are computed again |
 | `_touch_waiting_prefixes` | differs for lru: a waiter's prefix counts as used when it is admitted |
 | `max_new_tokens_for_memory` | differs for caps beyond memory: such requests are refused, not shortened |

@@ -89,7 +89,7 @@ def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, f
 def undamaged(folder: Path) -> Iterator[None]:
     """Turn what goes wrong with figures that are not what servesim wrote (null, text, a part missing) into a
     UserError that names their folder. With files that are as they were written it is a bug, and stays one."""
-    from servesim.run.intact import as_written
+    from servesim.run.provenance import as_written
     from servesim.run.result_files import TIMING
 
     try:

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from servesim.cli.console import open_console
 from servesim.metrics.words import number, percent
-from servesim.run.beginning import REQUESTS
-from servesim.run.feature_rows import with_rows
+from servesim.run.agreement import REQUESTS
 from servesim.run.result import Result
 from servesim.run.setup import Setup
+from servesim.run.shown import with_rows
 from servesim.run.simulate import Progress as OnProgress
 
 LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2E"), ("queue_time", "queue time"))

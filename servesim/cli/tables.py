@@ -19,7 +19,7 @@ from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
 from servesim.experiments.run_metrics import metric_label
 from servesim.metrics.words import number, percent
-from servesim.run.pace import rate_words
+from servesim.run.sections import rate_words
 
 COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}
 COLOURS |= {"too fast": "red", "too slow": "red"}

@@ -198,9 +198,8 @@ class Cluster:
         return self.router.route(request, self.fleet.views)
 
     def _act(self, request: Request, output_len: int, decision: Decision) -> None:
-        for takes in self._takes:
-            if takes(request, output_len, decision):
-                return
+        if any(takes(request, output_len, decision) for takes in self._takes):
+            return
         if isinstance(decision, int):
             self._send(request, output_len, decision)
         elif isinstance(decision, Reject):
@@ -241,9 +240,8 @@ class Cluster:
 
     def _give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
         """Cancel a request whose client's patience ends at this instant."""
-        for gives_up in self._gives_up:
-            if gives_up(request, deadline):
-                return
+        if any(gives_up(request, deadline) for gives_up in self._gives_up):
+            return
         if request.replica >= 0:
             self.replicas[request.replica].give_up(request, deadline)
         elif request.state < State.FINISHED:

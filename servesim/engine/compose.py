@@ -47,24 +47,9 @@ def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tupl
             prefill.append((new, past))
     if type(total) is not int:
         raise PolicyError(f"{where}, step {plan.step_id}: schedules tokens by a number that is not an int")
-    batch = Batch(
-        total,
-        prefill,
-        count,
-        context,
-        square,
-        longest,
-        -(-queries // count) if count else 1,
-        len(sampled),
-        0,
-        plan.bytes_moved,
-        plan.attention,
-        0,
-        sum(drafts.values()) if drafts else 0,
-        0,
-        reach,
-        prompts,
-    )
+    batch = Batch(total, prefill, count, context, square, longest, -(-queries // count) if count else 1, len(sampled))
+    batch.bytes_moved, batch.attention, batch.prompts = plan.bytes_moved, plan.attention, prompts
+    batch.drafts, batch.sampled_context = sum(drafts.values()) if drafts else 0, reach
     return batch, sampled
 
 

@@ -17,8 +17,8 @@ from servesim.experiments.limit_search import RateSearch
 from servesim.experiments.ranking import pareto_front
 from servesim.experiments.replicates import Replicates
 from servesim.hardware import Gpu
-from servesim.run.prices import price_of
 from servesim.run.scenario import Scenario
+from servesim.run.sections import price_of
 
 MANY = ("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high", *SCALED)
 SHARES = ("attainment", "attainment_low", "attainment_high", "best_attainment", "best_at")

@@ -2,8 +2,8 @@
 
 A server whose times are all longer by f, at rate r, is the simulated one at rate f r with limits (and windows) shorter
 by f: servesim.features.bars.propagation says why. So the ends of the interval are two more searches, which begin where
-the first one ended. Two deployments are compared by the spread of their ratio, which pairs of measured servers give, never by the
-difference of two intervals: does the cheapest stay so where it is slower by that much?
+the first one ended. Two deployments are compared by the spread of their ratio, which pairs of measured servers give,
+never by the difference of two intervals: does the cheapest stay so where it is slower by that much?
 
 Propagated, not validated; the cheapest few alone have it, since no other is chosen by it.
 """

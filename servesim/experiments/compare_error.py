@@ -2,9 +2,10 @@
 
 By the spread of ratios of measured pairs, as of means (servesim.experiments.model_error), and the rule of
 servesim.features.bars.propagation: a server whose times are all e times as long, at rate r, is the simulated one at
-rate e r with every time multiplied by e, queue and all. Two more runs of each variant give both ends, of the first seed
-(or of the whole recorded trace) and with its arrivals; what they change is laid on the change over all replicates. The baseline
-stays as simulated, since errors of ratios are what pairs of measured servers say. Propagated, not validated.
+rate e r with every time multiplied by e, queue and all. Two more runs of each variant give both ends, of the first
+seed (or of the whole recorded trace) and with its arrivals; what they change is laid on the change over all
+replicates. The baseline stays as simulated, since errors of ratios are what pairs of measured servers say. Propagated,
+not validated.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from servesim.features.bars.propagation import SAYS, unscaled
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, shipped
 from servesim.intervals.pairs import WORDS, Spread
-from servesim.run.pace import factor_of
 from servesim.run.scenario import Scenario
+from servesim.run.sections import factor_of
 from servesim.run.trace_source import open_scenario
 
 Row = Mapping[str, Any]

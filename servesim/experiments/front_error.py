@@ -24,7 +24,7 @@ from servesim.features.bars.propagation import SAYS
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.intervals.pairs import Spread
-from servesim.run.pace import rate_words
+from servesim.run.sections import rate_words
 
 TOLD = (1 + LEVEL) / 2
 """Sureness from which on two variants are told apart: their ratio's interval leaves out where they change places."""

@@ -27,7 +27,7 @@ from servesim.contracts.section import Settings
 from servesim.errors import UserError
 from servesim.experiments.input_files import digest_of, input_digests
 from servesim.experiments.objects import TRACES, kept_trace
-from servesim.run.intact import as_written
+from servesim.run.provenance import as_written
 from servesim.run.result import Result
 from servesim.run.result_files import REPORT, REQUESTS, STREAMED, SUMMARY, TIMING, reading
 from servesim.run.scenario import Scenario

@@ -20,14 +20,13 @@ from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec
 from servesim.hardware.kv import longest
 from servesim.metrics.summary import Deployment
 from servesim.run.changes import on_changes
-from servesim.run.experts import on_ranks
 from servesim.run.notes import before_run, on_version, on_windows
-from servesim.run.observed import ObservedCore
-from servesim.run.prices import price_of
 from servesim.run.scenario import Scenario, features_of
-from servesim.run.server import Policies, Server
+from servesim.run.sections import price_of
+from servesim.run.server import Policies, Server, on_ranks
 from servesim.run.sizing import kv_budget, layer_groups, longest_request
 from servesim.run.speculation import Speculation
+from servesim.run.step_requests import ObservedCore
 from servesim.workload.trace_stream import TraceFacts
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from servesim.errors import UserError, shown
 from servesim.metrics.requests import RequestColumns
 from servesim.records.recorder import Rows
-from servesim.run.intact import DIGESTS
+from servesim.run.provenance import DIGESTS
 from servesim.run.result_files import (
     DELIVERIES,
     REQUESTS,

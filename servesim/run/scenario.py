@@ -34,12 +34,16 @@ from servesim.metrics.slo import check_slo, parse_slo
 from servesim.parsing import listed, spelt, with_changes
 from servesim.run.beside import POLICIES, beside
 from servesim.run.client_tools import under_tool
-from servesim.run.pace import parse_rate
 from servesim.run.pools import with_pools
 from servesim.run.presets import preset_settings, under
-from servesim.run.prices import prices_of
-from servesim.run.sections import ClientSettings, EngineSettings
-from servesim.run.slo_settings import check_percentiles, with_percentiles
+from servesim.run.sections import (
+    ClientSettings,
+    EngineSettings,
+    check_percentiles,
+    parse_rate,
+    prices_of,
+    with_percentiles,
+)
 
 SELDOM = ("pools", "features", "slo_class_percentiles")
 """Settings that are written only if they say something."""

@@ -1,12 +1,26 @@
-"""Sections of a scenario: the engine around the policies, and the clients."""
+"""Sections of a scenario (the engine around the policies, the clients), and values as users write them: rates, prices,
+limits.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import csv
+import io
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from servesim.contracts.section import Section
+from servesim.errors import UserError, shown
+from servesim.metrics.slo import is_time, milliseconds, parse_slo, split_slo
+from servesim.parsing import pairs, spelt
+from servesim.untrusted import read_text, read_yaml
+
+if TYPE_CHECKING:
+    from servesim.hardware import Gpu
 
 
 class EngineSettings(Section):
@@ -88,3 +102,112 @@ class ClientSettings(Section):
     """Times a request that was rejected or timed out is sent again."""
     retry_delay_s: float = Field(default=1.0, ge=0, le=1e7)
     """Seconds before a request is sent again."""
+
+
+Rate = float | str
+"""Requests/s, or a factor such as `3x`."""
+
+
+def parse_rate(value: float | str) -> Rate:
+    """Return a rate as a number, or a factor as text such as `3x`; ValueError for anything else."""
+    text = str(value).strip().lower()
+    try:
+        number = float(text.removesuffix("x"))
+    except ValueError:
+        raise ValueError("must be requests/s, or a factor such as 3x") from None
+    if not number > 0:
+        raise ValueError("must be above 0")
+    if not text.endswith("x"):
+        return number
+    if number == math.inf:
+        raise ValueError("all at once is inf, without an x")
+    return f"{number!r}x".replace(".0x", "x")
+
+
+def factor_of(rate: Rate | None) -> float | None:
+    """Return the factor where the rate is one."""
+    return float(rate[:-1]) if isinstance(rate, str) else None
+
+
+def rate_words(rate: Rate) -> str:
+    """Return a rate in words, such as "4.4 requests/s" and "3x the recorded rate"."""
+    if isinstance(rate, str):
+        return f"{rate} the recorded rate" if rate.endswith("x") else f"{rate} requests/s"
+    return f"{rate:g} requests/s"
+
+
+MOST_USD = 1e6
+
+
+def prices_of(given: Any) -> dict[str, float]:
+    """Return $ per GPU hour by GPU. `given`: `h100=2.2,h200=3.1`, a mapping, or the path of a YAML file of such a
+    mapping or of a CSV file whose rows are GPU and price; UserError for names of no GPU and prices that are none."""
+    if isinstance(given, str):
+        path = Path(given)
+        if path.suffix in (".yaml", ".yml"):
+            given = read_yaml(path, "prices")
+        elif path.suffix == ".csv":
+            given = _from_csv(path)
+        else:
+            given = pairs("price", given)
+    if not isinstance(given, Mapping):
+        raise UserError(f"price is {shown(given)}: write h100=2.2,h200=3.1, or name a YAML or CSV file of them")
+    return {str(name): _usd(str(name), value) for name, value in given.items()}
+
+
+def price_of(gpu: Gpu, prices: Mapping[str, float], usd_per_gpu_hour: float | None) -> float:
+    """Return the price of a GPU hour: the one for all GPUs, else the one by name, else the data sheet's assumption."""
+    return usd_per_gpu_hour if usd_per_gpu_hour is not None else prices.get(gpu.name, gpu.usd_per_hour)
+
+
+def _usd(name: str, value: Any) -> float:
+    try:
+        usd = float(value)
+    except (TypeError, ValueError, OverflowError):
+        usd = -1.0
+    if isinstance(value, bool) or not 0 <= usd <= MOST_USD:
+        raise UserError(f"price of {name} is {shown(value)}, must be $ per GPU hour, from 0 to {MOST_USD:,.0f}")
+    return usd
+
+
+def _from_csv(path: Path) -> dict[str, str]:
+    rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(read_text(path, "yaml"))) if row]
+    wrong = next((row for row in rows if len(row) != 2), None)
+    if wrong is not None or not rows:
+        raise UserError(f"prices {path}: rows of a GPU and its $ per hour are needed, such as h100,2.2")
+    head = not rows[0][1][:1].isdecimal()  # a header
+    return dict(rows[head:])
+
+
+def with_percentiles(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which limits, of all requests (`slo`) and of classes (`slo_classes`), are milliseconds by
+    metric, and percentiles stand in keys of their own. What is no limits at all is left for the validation to refuse.
+    """
+    found = dict(settings)
+    plain, percentiles = _taken_apart(found.get("slo"))
+    found |= {"slo": plain} if "slo" in found else {}
+    found |= {"slo_percentiles": percentiles} if percentiles else {}
+    classes = found.get("slo_classes")
+    if isinstance(classes, Mapping):
+        apart = {name: _taken_apart(limits) for name, limits in classes.items()}
+        found["slo_classes"] = {name: limits for name, (limits, _) in apart.items()}
+        each = {name: percentiles for name, (_, percentiles) in apart.items() if percentiles}
+        found |= {"slo_class_percentiles": each} if each else {}
+    return found
+
+
+def _taken_apart(limits: Any) -> tuple[Any, dict[str, float]]:
+    limits = parse_slo(limits) if isinstance(limits, str) and limits else limits
+    if not isinstance(limits, Mapping):
+        return limits, {}
+    plain, percentiles = split_slo(limits)
+    numbers = {name: milliseconds(name, value) if is_time(value) else spelt(value) for name, value in plain.items()}
+    return numbers, percentiles
+
+
+def check_percentiles(limits: Mapping[str, float], percentiles: dict[str, float]) -> dict[str, float]:
+    """Return percentiles of limits; ValueError where one has no limit, or is none."""
+    for name, percentile in percentiles.items():
+        if name not in limits or not 0 < percentile <= 100:
+            raise ValueError("percentiles of limits in slo, above 0 and up to 100, are needed")
+    return percentiles

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from servesim.contracts import Defaults, KVAllocator, Scheduler, kv_allocators, schedulers
 from servesim.cost import TableCostModel, build_cost_model
+from servesim.cost.expert_load import MEASURED_OVER, MEASURED_SKEW, most_loaded
 from servesim.cost.host import HostTerms, host_terms
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec, VllmDefaults, vllm_defaults
 from servesim.plugins.user_policies import blaming
-from servesim.run.experts import check_copies, experts_over, load_of
 from servesim.run.presets import facts_of
 from servesim.run.scenario import Scenario
 from servesim.run.sizing import with_groups
@@ -127,3 +128,41 @@ def _host_terms(scenario: Scenario, engine: EngineFacts) -> HostTerms | None:
         return HostTerms.load(scenario.host).on(engine.gpu)
     asked = f"{engine.engine} {engine.version}" if scenario.engine.version is not None else engine.engine
     return host_terms(asked, engine.gpu) or host_terms("vllm", engine.gpu)
+
+
+def experts_over(scenario: Scenario) -> int:
+    """Return the GPUs that experts are dealt out to whole."""
+    if scenario.ep is not None:
+        return scenario.ep
+    return scenario.tp * scenario.dp if scenario.engine.enable_expert_parallel else 1
+
+
+def load_of(scenario: Scenario, model: ModelSpec) -> float | None:
+    """Return the load of the most loaded GPU in mean loads; None: as kernels were measured, over a box of 8 at most."""
+    engine, ep = scenario.engine, experts_over(scenario)
+    asked = engine.expert_skew is not None or engine.enable_eplb
+    if model.experts is None or ep == 1 or (ep <= MEASURED_OVER and not asked):
+        return None
+    skew = engine.expert_skew if engine.expert_skew is not None else MEASURED_SKEW
+    moe = model.experts
+    return most_loaded(moe.count, moe.per_token, ep, skew, engine.num_redundant_experts, engine.enable_eplb)
+
+
+def check_copies(scenario: Scenario) -> None:
+    """Raise UserError for copies of experts that nothing places."""
+    if scenario.engine.num_redundant_experts and not scenario.engine.enable_eplb:
+        raise UserError("engine.num_redundant_experts are copies that EPLB places: set engine.enable_eplb too")
+
+
+def on_ranks(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
+    """Yield what is assumed of data-parallel ranks and of experts dealt out."""
+    load = load_of(scenario, model)
+    if load is not None:
+        yield f"experts over {experts_over(scenario)} GPUs: the most loaded one has {load:.2f} times the mean load"
+    if scenario.dp > 1:
+        yield (
+            f"dp={scenario.dp}: `replica` in records is a rank, and capacities of KV memory are those of one; steps "
+            "are taken one by one, as none is over before that of the slowest rank"
+        )
+    if scenario.engine.all2all_backend != "auto" and scenario.dp == 1:
+        yield f"engine.all2all_backend={scenario.engine.all2all_backend} changes nothing with one data-parallel rank"

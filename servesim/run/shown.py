@@ -1,10 +1,13 @@
-"""A result at a glance: the text that Python prints of it, and the table that notebooks show."""
+"""A result at a glance: the text that Python prints, the table that notebooks show, and the rows of features."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
+
+from servesim.contracts.feature import Feature, Rows
+from servesim.run.scenario import scenario_features
 
 LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2E"), ("queue_time", "queue time"))
 STATISTICS = ("mean", "p50", "p90", "p99", "max")
@@ -59,3 +62,22 @@ def as_html(summary: Mapping[str, Any]) -> str:
         f"<table><tbody>{facts}</tbody></table>"
         f"<details><summary>{len(summary['notes'])} notes</summary><ul>{notes}</ul></details></div>"
     )
+
+
+def feature_rows(summary: Mapping[str, Any]) -> Rows:
+    """Return the rows of all features, by rank."""
+    return [row for feature in _features(summary) for row in feature.rows(summary)]
+
+
+def with_rows(rows: Rows, summary: Mapping[str, Any]) -> Rows:
+    """Return a table's rows with those of features among them."""
+    found = [*rows]
+    for feature in _features(summary):
+        labels = [label for label, _ in found]
+        at = next((labels.index(label) + 1 for label in feature.rows_after if label in labels), len(found))
+        found[at:at] = feature.rows(summary)
+    return found
+
+
+def _features(summary: Mapping[str, Any]) -> tuple[Feature, ...]:
+    return scenario_features(tuple(summary["scenario"].get("features", ())))

@@ -12,7 +12,7 @@ from servesim.contracts.part import Finished
 from servesim.engine import compiled
 from servesim.engine.cluster import Cluster
 from servesim.errors import UserError
-from servesim.run.beginning import check_beginning
+from servesim.run.agreement import check_beginning
 from servesim.run.custom_metrics import Function, custom_values, load_metrics
 from servesim.run.processes import check_independent, run_apart
 from servesim.run.records import Records, StreamedRecords

@@ -9,7 +9,7 @@ Steps are told one by one in reference mode alone, whose results are those of fa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from servesim.contracts.plan import Plan
 from servesim.engine.core import EngineCore
 from servesim.errors import UserError
-from servesim.run.observed import ObservedCore
+from servesim.records.step import Step
 from servesim.run.result_files import STEP_REQUESTS, STEP_REQUESTS_COLUMNS, ResultWriter, arrow_array
 from servesim.run.scenario import Scenario
 
@@ -76,3 +76,20 @@ class StepRequests:
         if not self.left_out:
             return []
         return [f"step_requests: full at {self._rows:,} rows; the last {self.left_out:,} steps are not in it"]
+
+
+Observer = Callable[[int, Plan], None]
+"""Called with a step's id and its plan, once the plan has been verified."""
+
+
+class ObservedCore(EngineCore):
+    """An EngineCore whose `observer`, if there is one, is told every step that is planned."""
+
+    observer: Observer | None = None
+
+    def plan(self, now: int) -> Step | None:
+        """Plan the next step, and tell the observer."""
+        step = super().plan(now)
+        if step is not None and self.observer is not None and self.last_plan is not None:
+            self.observer(step.id, self.last_plan)
+        return step

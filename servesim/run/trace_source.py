@@ -11,8 +11,8 @@ import numpy as np
 from servesim.contracts import KVAllocator
 from servesim.draws import gamma
 from servesim.errors import UserError
-from servesim.run.pace import Rate, factor_of
 from servesim.run.scenario import Scenario
+from servesim.run.sections import Rate, factor_of
 from servesim.workload.peak import peak_note
 from servesim.workload.trace import Trace
 from servesim.workload.trace_stream import TraceStream

@@ -16,8 +16,8 @@ from servesim.experiments.busy_times import share_interval, worst_window
 from servesim.experiments.capacity_answer import never_text
 from servesim.experiments.compare import compare
 from servesim.experiments.replicates import replicates_of
-from servesim.run.pace import parse_rate
 from servesim.run.scenario import Scenario
+from servesim.run.sections import parse_rate
 from servesim.run.trace_source import open_scenario
 from servesim.workload.peak import MINUTE_NS, busiest, peak_note
 

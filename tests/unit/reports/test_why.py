@@ -15,7 +15,7 @@ from servesim.errors import UserError
 from servesim.reports.export import export
 from servesim.reports.why import Story
 from servesim.run import step_requests
-from servesim.run.observed import ObservedCore
+from servesim.run.step_requests import ObservedCore
 
 RUN: dict[str, Any] = {
     "trace": "synth:arrivals=poisson,rate=60,prompt=lognormal(300,900),output=20",

@@ -11,8 +11,7 @@ import pytest
 import servesim
 from servesim.errors import PolicyError
 from servesim.records.recorder import LATE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS
-from servesim.run.agreement import Outcome, difference
-from servesim.run.beginning import REQUESTS, _outcome, check_beginning
+from servesim.run.agreement import REQUESTS, Outcome, _outcome, check_beginning, difference
 from servesim.run.scenario import Scenario
 from servesim.run.setup import set_up
 from tests.support.own_policies import SCHEDULER, method

@@ -11,9 +11,8 @@ from servesim.contracts.cost import Batch
 from servesim.cost.expert_load import loads, most_loaded
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec, memory_budget
-from servesim.run.experts import load_of
 from servesim.run.scenario import Scenario
-from servesim.run.server import cost_model_of
+from servesim.run.server import cost_model_of, load_of
 
 SMALL: dict[str, Any] = {"trace": "synth:prompt=300,output=20", "requests": 40, "rate": 50.0, "gpu": "h200"}
 GPT_OSS: dict[str, Any] = {**SMALL, "model": "gpt-oss-20b"}

@@ -10,7 +10,7 @@ import pytest
 import servesim
 from servesim import UserError
 from servesim.hardware import Gpu
-from servesim.run.prices import price_of, prices_of
+from servesim.run.sections import price_of, prices_of
 
 SERVER: dict[str, Any] = {"trace": "synth:rate=20,prompt=300,output=9", "requests": 20, "model": "llama-3.2-1b"}
 
