@@ -6,7 +6,7 @@ requests that follow others, several samples, drafts, one step in flight or two,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from servesim.contracts import check_samples, kv_allocators, schedulers, specula
 from servesim.contracts.feature import Feature, installed
 from servesim.draws import uniform, uniform_one
 from servesim.errors import UserError
+from servesim.run.scenario import Scenario
 from servesim.workload.trace import After, Samples, Trace
 from servesim.workload.workload import Clients
 
@@ -61,7 +62,14 @@ class Draws:
 
 
 def draw(number: int, subject: Subject) -> World:
-    """World `number` with the policy in it. Low numbers have few requests."""
+    """World `number` with the policy in it, and now and then a feature. Low numbers have few requests."""
+    draws, world = Draws(number), plain_world(number, subject)
+    feature = draws.one("feature", [*[None] * (1 + len(installed())), *installed()])
+    return world if feature is None else with_features(world, [feature], draws)
+
+
+def plain_world(number: int, subject: Subject) -> World:
+    """World `number` without features."""
     draws = Draws(number)
     trace = _trace(draws, most=2 + number // 2)
     block_size = draws.one("block size", [16, 16, 16, 4])
@@ -99,16 +107,30 @@ def draw(number: int, subject: Subject) -> World:
             exposed=draws.one("exposed", [0, 0, 51]),
         ),
     )
-    world = _samples(draws, _clients(draws, _ahead(draws, world)))
-    seldom = [feature for feature in installed() if draws.one(f"feature {feature.name}", [True, False, False, False])]
-    return with_features(world, seldom[:1], draws)
+    return _samples(draws, _clients(draws, _ahead(draws, world)))
 
 
 def with_features(world: World, features: Sequence[Feature], draws: Draws) -> World:
-    """Return the world with these features in it, if they can all be there at once."""
+    """Return the world with those of these features that can be in it: not all go together, or with its policies."""
+    if "future" in kv_allocators.resolve(world.kv)[0].needs:
+        return world
+    present = {"samples"} if world.trace.samples is not None else set()
+    present |= {"speculation"} if world.speculation else set()
+    there: list[Feature] = []
     for feature in features:
-        world = feature.in_world(world, draws)
+        if present & {*refused_by(feature)} or any(feature.name in refused_by(other) for other in there):
+            continue
+        found = feature.in_world(world, draws)
+        if found is not world:
+            world = replace(found, featured=(*world.featured, feature.name))
+            there.append(feature)
+            present.add(feature.name)
     return world
+
+
+def refused_by(feature: Feature) -> Mapping[str, str]:
+    """Return what a feature cannot be combined with, by default settings."""
+    return feature.refuses(Scenario.model_construct())
 
 
 def _trace(draws: Draws, most: int) -> Trace:

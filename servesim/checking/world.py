@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from servesim.contracts import (
     schedulers,
 )
 from servesim.contracts.part import Part
+from servesim.contracts.router import Role, Router
 from servesim.contracts.section import policy_settings
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
@@ -110,6 +112,14 @@ def toy_trace(
     )
 
 
+class Share(NamedTuple):
+    """Some of a world's replicas: a pool of their own."""
+
+    name: str
+    replicas: int
+    role: Role = "both"
+
+
 @dataclass
 class World:
     """One simulation, described. Policies are `name`, `name:key=value,...` or `file.py:Class`."""
@@ -128,9 +138,13 @@ class World:
     depth: int = 1
     asynchronous: bool = False
     replicas: int = 1
+    split: tuple[Share, ...] = ()
+    """Pools, whose replicas are as many as `replicas`; none: all are one pool."""
     router: str = "round-robin"
     features: tuple[Callable[[World, list[Pool]], Part | None], ...] = ()
     """Makers of what is optional, each called with the world and its pools before the cluster is made."""
+    featured: tuple[str, ...] = ()
+    """What they are called."""
     speculation: str = ""
     """Heeded where the scheduler can verify drafts; empty: none."""
     acceptance: str = "independent:alpha=0.7"
@@ -159,6 +173,7 @@ class World:
             f"max_num_batched_tokens {self.max_num_batched_tokens}",
             "planned ahead" if self.asynchronous else "a pipeline of two" if self.depth > 1 else "",
             "several samples" if self.trace.samples is not None else "",
+            *(f"with {name}" for name in self.featured),
         ]
         return ", ".join(filter(None, parts))
 
@@ -209,10 +224,38 @@ class World:
         cls, values = registry.resolve(spec)
         return cls, build_params(spec, cls.Params, {**values, **(more or {})})
 
+    def multiplied(self, by: int) -> World:
+        """Return the world with as many times the replicas, of each pool."""
+        split = tuple(share._replace(replicas=share.replicas * by) for share in self.split)
+        return replace(self, replicas=self.replicas * by, split=split)
+
+    def divided(self, *pools: tuple[str, int, Role]) -> World:
+        """Return the world with pools of these names, replicas and roles."""
+        split = tuple(Share(*pool) for pool in pools)
+        return replace(self, replicas=sum(share.replicas for share in split), split=split)
+
+    def roomy(self) -> World:
+        """Return the world with memory for all requests at once, of whatever length they may be."""
+        trace = self.trace
+        sequences = len(trace) + (len(trace.samples.output_len) if trace.samples is not None else 0)
+        longest = min(int((trace.prompt_len + trace.max_tokens).max(initial=1)), self.max_model_len)
+        whole = sequences * (longest // self.block_size + 2) * len(self.windows)
+        return replace(self, num_blocks=max(self.num_blocks, whole), max_model_len=longest)
+
+    def make_router(self) -> Router:
+        """Return another router of its kind."""
+        router: Router = make(*self._resolve(routers, self.router), self.replicas)
+        router.output_block = self.block_size
+        return router
+
     def pools(self, mode: str, check: bool) -> list[Pool]:
-        """The replicas: one pool of them."""
-        cores = [self.core(check, mode) for _ in range(self.replicas)]
-        return [Pool(cores, self.cost, self.depth, lambda: self.core(check, mode))]
+        """The replicas, by pool."""
+        made = []
+        for share in self.split or (Share("default", self.replicas),):
+            spawn = partial(self.core, check, mode)
+            cores = [spawn() for _ in range(share.replicas)]
+            made.append(Pool(cores, self.cost, self.depth, spawn, share.name, share.role))
+        return made
 
     def parts(self, pools: list[Pool]) -> list[Part]:
         """What is optional in a run."""
@@ -221,14 +264,12 @@ class World:
     def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
         """The replicas behind their router, ready to run."""
         pools = self.pools(mode, check)
-        router = make(*self._resolve(routers, self.router), self.replicas)
         workload = TraceWorkload(self.trace, clients=self.clients, form=pools[0].cores[0].scheduler.samples)
         recorder = Recorder(out_ns=self.out_ns)
-        router.output_block = self.block_size
         return Cluster(
             workload,
             pools,
-            router,
+            self.make_router(),
             mode=mode,
             recorder=recorder,
             parts=self.parts(pools),

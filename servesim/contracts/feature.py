@@ -84,6 +84,10 @@ class Feature:
         """Return the JSON schema of its sections of the summary, by key. Default: none."""
         return {}
 
+    def from_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Return sections that follow from a summary in which they were left out, by key. Default: none."""
+        return {}
+
     def in_world(self, world: Any, draws: Any) -> Any:
         """Return a small world (servesim.checking.world.World) with this feature in it, for `policies check` and tests.
         `draws`: servesim.checking.draw.Draws. Default: as it is, for a feature that a run of made-up costs has not."""

@@ -43,3 +43,8 @@ class BarsFeature(Feature):
         from servesim.features.bars.words import bar_rows
 
         return bar_rows(summary["intervals"]) if summary.get("intervals") else []
+
+    def from_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        from servesim.features.bars.intervals import intervals
+
+        return {"intervals": intervals(summary)}

@@ -57,3 +57,8 @@ class DataParallelFeature(Feature):
         return Ranks(
             [(p.pool, DataParallel(scenario.dp, every)) for (p, scenario), every in zip(terms, sync, strict=True)]
         )
+
+    def in_world(self, world: Any, draws: Any) -> Any:
+        from servesim.features.data_parallel.world import with_ranks
+
+        return with_ranks(world, draws)

@@ -50,3 +50,8 @@ class FailuresFeature(Feature):
 
         failures = failures_of(self.settings(setup.scenario), setup.scenario.replicas, setup.scenario.seed)
         return Failing(failures) if failures is not None else None
+
+    def in_world(self, world: Any, draws: Any) -> Any:
+        from servesim.features.failures.world import with_failures
+
+        return with_failures(world, draws)

@@ -57,3 +57,8 @@ class HandoffFeature(Feature):
         from servesim.features.handoff.figures import stage_rows
 
         return stage_rows(summary["disaggregation"]) if "disaggregation" in summary else []
+
+    def in_world(self, world: Any, draws: Any) -> Any:
+        from servesim.features.handoff.world import with_handoff
+
+        return with_handoff(world, draws)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from servesim.contracts import build_params
+from servesim.contracts import KVAllocator, Scheduler, build_params
 from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
 from servesim.contracts.router import Role, Router
@@ -125,8 +125,13 @@ def _check(pools: Sequence[PoolSetup]) -> None:
     for pool in pools:
         if pool.pool.role == "decode":
             scheduler, kv = pool.server.policies.scheduler, pool.server.policies.kv
-            if "remote_kv" not in scheduler.supports or (kv.shares and "remote_kv" not in kv.supports):
+            if not can_receive(scheduler, kv):
                 raise UserError(f"pools: {pool.name} cannot wait for KV: scheduler {scheduler.name} over kv {kv.name}")
+
+
+def can_receive(scheduler: type[Scheduler], kv: type[KVAllocator]) -> bool:
+    """Return whether requests of these policies can wait for KV from elsewhere."""
+    return "remote_kv" in scheduler.supports and (not kv.shares or "remote_kv" in kv.supports)
 
 
 def links_of(params: LinkParams, pools: Sequence[PoolSetup]) -> Links:

@@ -47,13 +47,14 @@ class OffloadFeature(Feature):
         return {"offload": {"name": given["name"], **dataclasses.asdict(params_of(given))}} if given else {}
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
+        name = scenario.offload["name"] if scenario.offload else "vllm"
         pipelines = {"pp": "pipeline stages (pp), for LMCache and HiCache"}
         reasons = {
             "handoff": "pools of prompts and answers apart",
             "data_parallel": "data-parallel ranks (dp)",
             "failures": "cluster.failures",
             "stream": "streamed runs (stream)",
-            **(pipelines if scenario.offload["name"] != "vllm" else {}),
+            **(pipelines if name != "vllm" else {}),
         }
         said = {what: f"offload: not modeled with {reason}" for what, reason in reasons.items()}
         return said | {"jobs": "offload is counted over all"}
@@ -69,3 +70,8 @@ class OffloadFeature(Feature):
         from servesim.features.offload.figures import offload_rows
 
         return offload_rows(summary["offload"]) if "offload" in summary else []
+
+    def in_world(self, world: Any, draws: Any) -> Any:
+        from servesim.features.offload.world import with_offload
+
+        return with_offload(world, draws)

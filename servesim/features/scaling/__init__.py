@@ -67,3 +67,8 @@ class ScalingFeature(Feature):
 
         scaled = scaled_pools(setup.pools)
         return Scaling(scaled) if scaled else None
+
+    def in_world(self, world: Any, draws: Any) -> Any:
+        from servesim.features.scaling.world import with_scaler
+
+        return with_scaler(world, draws)

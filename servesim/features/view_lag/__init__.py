@@ -37,3 +37,8 @@ class ViewLagFeature(Feature):
         settings = self.settings(setup.scenario)
         every, lag = round(settings.report_every_s * SECOND), round(settings.report_lag_s * SECOND)
         return Reporting(every, lag) if every else None
+
+    def in_world(self, world: Any, draws: Any) -> Any:
+        from servesim.features.view_lag.world import with_reports
+
+        return with_reports(world, draws)

@@ -1,0 +1,20 @@
+"""Data-parallel ranks in a small world."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from servesim.features.data_parallel.part import DataParallel, Ranks
+
+
+def with_ranks(world: Any, draws: Any) -> Any:
+    """Return the world with ranks instead of replicas, planned ahead by one step at most."""
+    terms = DataParallel(draws.one("ranks", [2, 2, 3]), draws.one("finish sync", [1, 3, 32]))
+    ahead = world.asynchronous and world.depth == 2
+    return replace(
+        world.multiplied(terms.ranks),
+        depth=2 if ahead else 1,
+        asynchronous=ahead,
+        features=(*world.features, lambda world, pools: Ranks([(pool, terms) for pool in pools])),
+    )
