@@ -5,11 +5,28 @@ Objects may have more keys than their schema says; those it says are there, of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import typer
 
+from servesim.contracts.schemas import (
+    ANY,
+    COUNT,
+    DISTRIBUTION,
+    FIGURE,
+    FLAG,
+    NUMBER,
+    SHARE,
+    TEXT,
+    TEXT_OR_NULL,
+    Schema,
+    a_list,
+    a_map,
+    an_object,
+    figures,
+    or_null,
+)
 from servesim.errors import UserError, suggest
 
 SCHEMA_EXAMPLES = """
@@ -18,20 +35,12 @@ Examples:
   servesim schema
   servesim schema scenario
   servesim schema trace inspect
+  servesim schema run --features energy.py:Energy
 
 Without a name all of them, by name.
 """
-Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-TEXT: Schema = {"type": "string"}
-FLAG: Schema = {"type": "boolean"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-NUMBER: Schema = {"type": "number"}
-SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
-FIGURE: Schema = {"type": ["number", "null"]}
-"""A number, null where there is nothing it could be of."""
-ANY: Schema = {}
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "ntpot", "queue_time")
 
 
@@ -39,14 +48,19 @@ def schema(
     name: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="scenario, or a command such as trace inspect.")
     ] = None,
+    features: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py:CLASS", help="A feature of your own that a run has; repeatable."),
+    ] = None,
 ) -> None:
     """Print JSON schemas: of scenarios, and of what each --json prints."""
     from servesim.cli.known import print_json
 
+    own = tuple(features or ())
     if not name:
-        print_json({each: schema_of(each) for each in names()})
+        print_json({each: schema_of(each, own) for each in names()})
         return
-    print_json(schema_of(" ".join(name)))
+    print_json(schema_of(" ".join(name), own))
 
 
 def names() -> list[str]:
@@ -54,86 +68,77 @@ def names() -> list[str]:
     return ["scenario", *sorted(_OUTPUTS)]
 
 
-def schema_of(name: str) -> Schema:
-    """Return a schema by name; UserError where there is none."""
-    if name == "scenario":
-        from servesim.run.scenario import Scenario
+def schema_of(name: str, own: Sequence[str] = ()) -> Schema:
+    """Return a schema by name; UserError if there is none. `own`: names of a user's features."""
+    from servesim.run.scenario import scenario_class, scenario_features
 
-        return {"$schema": DIALECT, **Scenario.model_json_schema(), "title": "A scenario, as YAML or JSON"}
+    if name == "scenario":
+        kind = scenario_class(tuple(own))
+        return {"$schema": DIALECT, **kind.model_json_schema(), "title": "A scenario, as YAML or JSON"}
     if name not in _OUTPUTS:
         raise UserError(f"no schema of {name!r}{suggest(name, names())}")
-    return {"$schema": DIALECT, "title": f"What servesim {name} --json prints", **_OUTPUTS[name]()}
-
-
-def _object(**fields: Schema) -> Schema:
-    """An object with these keys, and perhaps more."""
-    return {"type": "object", "properties": fields, "required": sorted(fields)}
-
-
-def _map(values: Schema) -> Schema:
-    """An object whose keys are names."""
-    return {"type": "object", "additionalProperties": values}
-
-
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-def _or_null(one: Schema) -> Schema:
-    return {"anyOf": [one, {"type": "null"}]}
-
-
-def _figures(names: str) -> Schema:
-    return _object(**dict.fromkeys(names.split(), FIGURE))
+    found = _OUTPUTS[name]()
+    if name == "run":
+        for feature in scenario_features(tuple(own)):
+            found["properties"] |= feature.schema()
+    return {"$schema": DIALECT, "title": f"What servesim {name} --json prints", **found}
 
 
 def _run() -> Schema:
-    distribution = _figures("count mean std min max p50 p90 p95 p99")
-    kinds = _figures("decode mixed prefill")
-    return _object(
-        scenario=_object(trace=TEXT, model=TEXT, gpu=TEXT, scheduler=_object(name=TEXT), engine=_object(), seed=NUMBER),
+    """What every run says; sections of features, which a run need not have, are theirs to describe."""
+    kinds = figures("decode mixed prefill")
+    scenario = an_object(
+        trace=TEXT, model=TEXT, gpu=TEXT, scheduler=an_object(name=TEXT), engine=an_object(), seed=NUMBER
+    )
+    replica = an_object(replica=COUNT, pool=TEXT, up_s=NUMBER, requests=COUNT, output_tokens=COUNT, busy_share=FIGURE)
+    pool = an_object(model=TEXT, gpu=TEXT, replicas=COUNT, requests=COUNT, gpu_hours=NUMBER, usd=NUMBER)
+    several = {"replicas": a_list(replica), "pools": a_map(pool), "custom_metrics": a_map(FIGURE)}
+    return an_object(
+        several,
+        scenario=scenario,
         duration_s=FIGURE,
-        requests=_figures("arrived completed rejected aborted unsent input_tokens output_tokens"),
-        latency_ms=_object(**{name: _or_null(distribution) for name in LATENCIES}),
-        throughput=_figures("request_throughput output_throughput total_token_throughput"),
-        goodput=_or_null(
-            _object(slo_ms=_map(NUMBER), slo_attainment=FIGURE, good_requests=COUNT, request_goodput=FIGURE)
+        requests=figures("arrived completed rejected aborted unsent input_tokens output_tokens"),
+        latency_ms=an_object(**dict.fromkeys(LATENCIES, DISTRIBUTION)),
+        throughput=figures("request_throughput output_throughput total_token_throughput"),
+        goodput=or_null(
+            an_object(slo_ms=a_map(NUMBER), slo_attainment=FIGURE, good_requests=COUNT, request_goodput=FIGURE)
         ),
-        engine=_object(
+        engine=an_object(
             steps=COUNT,
             preemptions=COUNT,
-            batch_size=_or_null(distribution),
+            batch_size=DISTRIBUTION,
             steps_by_kind=kinds,
             time_by_kind_s=kinds,
             gpu_busy_share=FIGURE,
             mfu=FIGURE,
             mbu=FIGURE,
         ),
-        kv=_object(num_blocks=COUNT, block_size=COUNT, capacity_tokens=COUNT, used_share=FIGURE, peak_share=FIGURE),
-        prefix_cache=_or_null(_figures("hit_rate hit_tokens queried_tokens")),
-        speculation=_or_null(_figures("acceptance_rate acceptance_length draft_tokens accepted_tokens")),
-        price=_figures("usd usd_per_gpu_hour gpu_hours usd_per_million_tokens"),
-        cost_shares=_or_null(_map(SHARE)),
-        stability=_or_null(_object(unstable=FLAG, decided=FLAG)),
-        provenance=_object(versions=_map(ANY)),
-        notes=_list(TEXT),
+        kv=an_object(num_blocks=COUNT, block_size=COUNT, capacity_tokens=COUNT, used_share=FIGURE, peak_share=FIGURE),
+        prefix_cache=or_null(figures("hit_rate hit_tokens queried_tokens")),
+        speculation=or_null(figures("acceptance_rate acceptance_length draft_tokens accepted_tokens")),
+        price=figures("usd usd_per_gpu_hour gpu_hours usd_per_million_tokens"),
+        cost_shares=or_null(a_map(SHARE)),
+        stability=or_null(an_object(unstable=FLAG, decided=FLAG)),
+        uncertainty=FIGURE,
+        provenance=an_object(versions=a_map(ANY)),
+        notes=a_list(TEXT),
     )
 
 
 def _experiment(**fields: Schema) -> Schema:
     """A document of compare, sweep or capacity."""
-    workload = _object(trace=ANY, model=ANY, gpu=ANY, requests=ANY)
-    return _object(schema=TEXT, workload=workload, replicates=_object(count=COUNT, kind=TEXT), notes=_list(TEXT)) | {
-        "allOf": [_object(**fields)]
-    }
+    workload = an_object(trace=ANY, model=ANY, gpu=ANY, requests=ANY)
+    return an_object(
+        schema=TEXT, workload=workload, replicates=an_object(count=COUNT, kind=TEXT), notes=a_list(TEXT)
+    ) | {"allOf": [an_object(**fields)]}
 
 
 def _metrics() -> Schema:
-    return _list(_object(name=TEXT, unit=TEXT, better=TEXT, scale=TEXT, latency=FLAG))
+    return a_list(an_object(name=TEXT, unit=TEXT, better=TEXT, scale=TEXT, latency=FLAG))
 
 
 def _compare() -> Schema:
-    row = _object(
+    row = an_object(
         variant=TEXT,
         metric=TEXT,
         value=FIGURE,
@@ -144,26 +149,28 @@ def _compare() -> Schema:
         unit=TEXT,
         verdict=TEXT,
     )
-    variant = _object(label=TEXT, axes=_map(ANY), error={"type": ["string", "null"]})
+    variant = an_object(label=TEXT, axes=a_map(ANY), error=TEXT_OR_NULL)
     return _experiment(
-        baseline={"type": ["string", "null"]},
-        headline=_list(TEXT),
-        rows=_list(row),
-        variants=_list(variant),
+        baseline=TEXT_OR_NULL,
+        headline=a_list(TEXT),
+        rows=a_list(row),
+        variants=a_list(variant),
         metrics=_metrics(),
-        ranking=_object(metric=TEXT, order=_list(TEXT)),
+        ranking=an_object(metric=TEXT, order=a_list(TEXT)),
     )
 
 
 def _sweep() -> Schema:
-    variant = _object(label=TEXT, axes=_map(ANY), error={"type": ["string", "null"]}, values=_or_null(_map(FIGURE)))
-    entry = _object(label=TEXT, on=FLAG, told=_or_null(FLAG), sure=FIGURE, low=FIGURE, high=FIGURE, says=TEXT)
-    error = _or_null(_object(level=SHARE, says=TEXT, front=_list(entry)))
-    return _experiment(variants=_list(variant), metrics=_metrics(), axes=_map(_list(ANY)), best=ANY, model_error=error)
+    variant = an_object(label=TEXT, axes=a_map(ANY), error=TEXT_OR_NULL, values=or_null(a_map(FIGURE)))
+    entry = an_object(label=TEXT, on=FLAG, told=or_null(FLAG), sure=FIGURE, low=FIGURE, high=FIGURE, says=TEXT)
+    error = or_null(an_object(level=SHARE, says=TEXT, front=a_list(entry)))
+    return _experiment(
+        variants=a_list(variant), metrics=_metrics(), axes=a_map(a_list(ANY)), best=ANY, model_error=error
+    )
 
 
 def _capacity(**more: Schema) -> Schema:
-    row = _object(
+    row = an_object(
         label=TEXT,
         gpu=TEXT,
         gpus=FIGURE,
@@ -174,145 +181,149 @@ def _capacity(**more: Schema) -> Schema:
         usd_per_hour_high=FIGURE,
         attainment=FIGURE,
         verdict=TEXT,
-        error={"type": ["string", "null"]},
-        model_error=_or_null(_object(low=FIGURE, high=FIGURE, says=TEXT)),
+        error=TEXT_OR_NULL,
+        model_error=or_null(an_object(low=FIGURE, high=FIGURE, says=TEXT)),
     )
-    decision = _object(cheapest=TEXT, against=TEXT, holds={"type": ["boolean", "null"]}, factor=FIGURE, says=TEXT)
-    error = _object(level=SHARE, says=TEXT, runs=COUNT, decisions=_list(decision))
-    points = _list(_object(label=TEXT, rate=FIGURE))
-    return _experiment(question=TEXT, model_error=_or_null(error), rows=_list(row), points=points, **more)
+    decision = an_object(cheapest=TEXT, against=TEXT, holds={"type": ["boolean", "null"]}, factor=FIGURE, says=TEXT)
+    error = an_object(level=SHARE, says=TEXT, runs=COUNT, decisions=a_list(decision))
+    points = a_list(an_object(label=TEXT, rate=FIGURE))
+    return _experiment(question=TEXT, model_error=or_null(error), rows=a_list(row), points=points, **more)
 
 
 def _worth() -> Schema:
-    bars = _or_null(_object(low=FIGURE, high=FIGURE, level=SHARE, says=TEXT))
-    both = _list(FIGURE)
-    one = _object(
+    bars = or_null(an_object(low=FIGURE, high=FIGURE, level=SHARE, says=TEXT))
+    both = a_list(FIGURE)
+    one = an_object(
         of=TEXT, price_ratio=FIGURE, gain=FIGURE, low=FIGURE, high=FIGURE, says=TEXT, model_error=bars, rate=both
     )
-    return _capacity(answer=TEXT, worth=_list(one))
+    return _capacity(answer=TEXT, worth=a_list(one))
 
 
 def _roofline() -> Schema:
-    step = _object(label=TEXT, kind=TEXT, flops=FIGURE, bytes=FIGURE, intensity=FIGURE, operators=_list(ANY))
+    step = an_object(label=TEXT, kind=TEXT, flops=FIGURE, bytes=FIGURE, intensity=FIGURE, operators=a_list(ANY))
     numbers = dict.fromkeys(("peak_flops", "bandwidth", "ridge"), NUMBER)
-    return _object(model=TEXT, gpu=TEXT, tp=COUNT, dtype=TEXT, steps=_list(step), notes=_list(TEXT), **numbers)
+    return an_object(model=TEXT, gpu=TEXT, tp=COUNT, dtype=TEXT, steps=a_list(step), notes=a_list(TEXT), **numbers)
 
 
 def _size() -> Schema:
-    fit = _object(gpu=TEXT)
-    model = _object(model=TEXT, params=COUNT, num_layers=COUNT, kv=_object(), weights=_list(_object()), fits=_list(fit))
-    return _object(models=_list(model))
+    fit = an_object(gpu=TEXT)
+    model = an_object(
+        model=TEXT, params=COUNT, num_layers=COUNT, kv=an_object(), weights=a_list(an_object()), fits=a_list(fit)
+    )
+    return an_object(models=a_list(model))
 
 
 def _inspect() -> Schema:
-    lengths = _figures("mean p50 p90 p95 p99 max total")
-    return _object(
+    lengths = figures("mean p50 p90 p95 p99 max total")
+    return an_object(
         name=TEXT,
         requests=COUNT,
         span_s=NUMBER,
         mean_rate=FIGURE,
-        peak_rate=_map(FIGURE),
+        peak_rate=a_map(FIGURE),
         prompt=lengths,
         output=lengths,
-        prefix=_or_null(_object(token_hit_rate=FIGURE)),
-        notes=_list(TEXT),
+        prefix=or_null(an_object(token_hit_rate=FIGURE)),
+        notes=a_list(TEXT),
     )
 
 
 def _trace_list() -> Schema:
-    public = _object(name=TEXT, about=TEXT, licence=TEXT, url=TEXT, bytes={"type": ["integer", "null"]})
-    formats = _object(name=TEXT, about=TEXT, writes=FLAG)
-    return _object(presets=_list(TEXT), public=_list(public), formats=_list(formats))
+    public = an_object(name=TEXT, about=TEXT, licence=TEXT, url=TEXT, bytes={"type": ["integer", "null"]})
+    formats = an_object(name=TEXT, about=TEXT, writes=FLAG)
+    return an_object(presets=a_list(TEXT), public=a_list(public), formats=a_list(formats))
 
 
 def _policies() -> Schema:
-    default = {"type": ["string", "null"]}
-    parameter = _object(name=TEXT, type=TEXT, required=FLAG, default=default, doc=TEXT)
-    policy = _object(
+    default = TEXT_OR_NULL
+    parameter = an_object(name=TEXT, type=TEXT, required=FLAG, default=default, doc=TEXT)
+    policy = an_object(
         kind=TEXT,
         name=TEXT,
         idea=TEXT,
-        needs=_list(TEXT),
-        supports=_list(TEXT),
-        cannot=_map(TEXT),
-        paper={"type": ["string", "null"]},
-        parameters=_list(parameter),
+        needs=a_list(TEXT),
+        supports=a_list(TEXT),
+        cannot=a_map(TEXT),
+        paper=TEXT_OR_NULL,
+        parameters=a_list(parameter),
     )
-    checked = _object(policy=TEXT, runs=COUNT, failures=_list(TEXT), notes=_list(TEXT))
-    return {"anyOf": [_object(policies=_list(policy)), checked]}
+    checked = an_object(policy=TEXT, runs=COUNT, failures=a_list(TEXT), notes=a_list(TEXT))
+    return {"anyOf": [an_object(policies=a_list(policy)), checked]}
 
 
 def _reproduce() -> Schema:
-    row = _object(what=TEXT, published=TEXT, simulated=TEXT, verdict=TEXT, note=TEXT)
-    document = _object(name=TEXT, claim=TEXT, rows=_list(row), notes=_list(TEXT), figures=_list(_object(kind=TEXT)))
-    known = _object(name=TEXT, about=TEXT, claim=TEXT, source=TEXT)
-    return {"anyOf": [_object(experiments=_list(known)), _object(documents=_list(document))]}
+    row = an_object(what=TEXT, published=TEXT, simulated=TEXT, verdict=TEXT, note=TEXT)
+    document = an_object(
+        name=TEXT, claim=TEXT, rows=a_list(row), notes=a_list(TEXT), figures=a_list(an_object(kind=TEXT))
+    )
+    known = an_object(name=TEXT, about=TEXT, claim=TEXT, source=TEXT)
+    return {"anyOf": [an_object(experiments=a_list(known)), an_object(documents=a_list(document))]}
 
 
 def _settings() -> Schema:
-    one = _object(
+    one = an_object(
         key=TEXT,
         option=TEXT,
         section=TEXT,
         type=TEXT,
-        default={"type": ["string", "null"]},
+        default=TEXT_OR_NULL,
         doc=TEXT,
-        policies=_list(TEXT),
+        policies=a_list(TEXT),
     )
-    return _object(settings=_list(one))
+    return an_object(settings=a_list(one))
 
 
 def _models() -> Schema:
     counts = "weight_bytes layers experts kv_bytes_per_token max_position"
-    listed = _object(models=_list(_object(name=TEXT, dtype=TEXT, **dict.fromkeys(counts.split(), COUNT))))
+    listed = an_object(models=a_list(an_object(name=TEXT, dtype=TEXT, **dict.fromkeys(counts.split(), COUNT))))
     texts = dict.fromkeys(("model", "gpu", "engine", "dtype", "state", "reason"), TEXT)
-    return {"anyOf": [listed, _object(matrix=_list(_object(tp=COUNT, known=SHARE, **texts)))]}
+    return {"anyOf": [listed, an_object(matrix=a_list(an_object(tp=COUNT, known=SHARE, **texts)))]}
 
 
 def _gpus() -> Schema:
     numbers = "memory_bytes bandwidth nvlink_bandwidth pcie_bandwidth usd_per_hour"
-    one = _object(
+    one = an_object(
         name=TEXT,
         description=TEXT,
-        flops=_map(NUMBER),
-        tables={"type": ["string", "null"]},
+        flops=a_map(NUMBER),
+        tables=TEXT_OR_NULL,
         **dict.fromkeys(numbers.split(), NUMBER),
     )
-    return _object(gpus=_list(one))
+    return an_object(gpus=a_list(one))
 
 
 def _doctor() -> Schema:
-    version = {"type": ["string", "null"]}
-    return _object(
+    version = TEXT_OR_NULL
+    return an_object(
         servesim=TEXT,
         compiled=FLAG,
         folder=TEXT,
         python=TEXT,
         platform=TEXT,
         cores=COUNT,
-        packages=_map(_object(installed=version, needed=TEXT, ok=FLAG)),
-        optional=_map(version),
-        tables=_map(FLAG),
-        self_test=_object(seconds=NUMBER, requests_per_second=NUMBER, error=version),
-        problems=_list(TEXT),
+        packages=a_map(an_object(installed=version, needed=TEXT, ok=FLAG)),
+        optional=a_map(version),
+        tables=a_map(FLAG),
+        self_test=an_object(seconds=NUMBER, requests_per_second=NUMBER, error=version),
+        problems=a_list(TEXT),
         sound=FLAG,
     )
 
 
 def _accuracy() -> Schema:
-    score = _object(by=TEXT, what=TEXT, cells=COUNT, answered=COUNT)
-    return _object(scores=_list(score), decisions=ANY, screen=ANY)
+    score = an_object(by=TEXT, what=TEXT, cells=COUNT, answered=COUNT)
+    return an_object(scores=a_list(score), decisions=ANY, screen=ANY)
 
 
 def _validate() -> Schema:
-    figures = _or_null(_object(ttft=_map(FIGURE), tpot=_map(FIGURE), e2el=_map(FIGURE), output_throughput=FIGURE))
-    run = _object(name=TEXT, requests=COUNT, measured=figures, simulated=figures, error=ANY, notes=_list(TEXT))
-    return _object(runs=_list(run))
+    figures = or_null(an_object(ttft=a_map(FIGURE), tpot=a_map(FIGURE), e2el=a_map(FIGURE), output_throughput=FIGURE))
+    run = an_object(name=TEXT, requests=COUNT, measured=figures, simulated=figures, error=ANY, notes=a_list(TEXT))
+    return an_object(runs=a_list(run))
 
 
 def _left_out() -> Schema:
-    error = _object(operator=TEXT, dtype=TEXT, split=TEXT, held_out=COUNT, median=NUMBER, mean=NUMBER, p95=NUMBER)
-    return _object(table=TEXT, gpu=TEXT, errors=_list(error), warnings=_list(TEXT))
+    error = an_object(operator=TEXT, dtype=TEXT, split=TEXT, held_out=COUNT, median=NUMBER, mean=NUMBER, p95=NUMBER)
+    return an_object(table=TEXT, gpu=TEXT, errors=a_list(error), warnings=a_list(TEXT))
 
 
 _OUTPUTS: dict[str, Callable[[], Schema]] = {

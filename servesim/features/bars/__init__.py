@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from servesim.contracts.feature import Feature, Rows, features
+from servesim.contracts.schemas import COUNT, FIGURE, NUMBER, SHARE, TEXT, TEXT_OR_NULL, a_map, an_object, or_null
 from servesim.contracts.section import Section
 from servesim.errors import UserError
 
@@ -48,3 +49,11 @@ class BarsFeature(Feature):
         from servesim.features.bars.intervals import intervals
 
         return {"intervals": intervals(summary)}
+
+    def schema(self) -> dict[str, Any]:
+        bar = or_null(an_object(mean=NUMBER, low=NUMBER, high=NUMBER, coverage=or_null(a_map(FIGURE))))
+        means = dict.fromkeys(("ttft", "tpot", "e2el"), bar)
+        fitted = an_object(date=TEXT, cells=COUNT, deployments=COUNT)
+        rest = an_object(says=TEXT, runs=COUNT)
+        found = an_object(level=SHARE, kind=TEXT_OR_NULL, says=TEXT, fitted=fitted, propagated=rest, **means)
+        return {"intervals": found}

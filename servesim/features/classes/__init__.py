@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from servesim.contracts.feature import Feature, features
+from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object, or_null
 
 if TYPE_CHECKING:
     from servesim.contracts.part import Part
@@ -24,3 +25,20 @@ class ClassesFeature(Feature):
         from servesim.features.classes.part import Classes
 
         return Classes(setup.scenario.slo, setup.scenario.slo_classes, len(setup.facts))
+
+    def schema(self) -> dict[str, Any]:
+        latencies = an_object(**dict.fromkeys(("ttft", "tpot", "e2el"), DISTRIBUTION))
+        good = or_null(an_object(slo_attainment=FIGURE, good_requests=COUNT, request_goodput=FIGURE))
+        group = {
+            "arrived": COUNT,
+            "completed": COUNT,
+            "output_throughput": FIGURE,
+            "latency_ms": latencies,
+            "goodput": good,
+        }
+        tenant = an_object(service=FIGURE, speed=FIGURE, **group)
+        sums = {"good_requests": COUNT, "request_goodput": FIGURE, "slo_attainment": FIGURE}
+        return {
+            "classes": an_object(classes=a_map(an_object(**group)), **sums),
+            "tenants": an_object(tenants=a_map(tenant), jain_index=a_map(FIGURE)),
+        }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from servesim.contracts.feature import Feature, Rows, features
+from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, TEXT, an_object
 from servesim.contracts.section import PolicySettings, Section
 
 if TYPE_CHECKING:
@@ -62,3 +63,16 @@ class HandoffFeature(Feature):
         from servesim.features.handoff.world import with_handoff
 
         return with_handoff(world, draws)
+
+    def schema(self) -> dict[str, Any]:
+        from servesim.features.handoff.figures import STAGES
+
+        found = an_object(
+            protocol=TEXT,
+            stages_ms=an_object(**dict.fromkeys(STAGES, DISTRIBUTION)),
+            transfers=COUNT,
+            gigabytes=NUMBER,
+            gb_s=FIGURE,
+            wire_busy_share=FIGURE,
+        )
+        return {"disaggregation": found}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import field_validator
 
 from servesim.contracts.feature import Feature, Rows, features
+from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, SHARE, a_map, an_object
 from servesim.contracts.section import Section, Settings, policy_settings
 
 if TYPE_CHECKING:
@@ -75,3 +76,18 @@ class OffloadFeature(Feature):
         from servesim.features.offload.world import with_offload
 
         return with_offload(world, draws)
+
+    def schema(self) -> dict[str, Any]:
+        names = ("loaded_tokens", "stored_tokens", "capacity_tokens", "dropped_blocks", "refused_stores", "deferred")
+        tier = an_object(peak_share=SHARE, read_busy_share=FIGURE, write_busy_share=FIGURE)
+        found = an_object(
+            {"tiers": a_map(tier)},
+            hit_rate=a_map(FIGURE),
+            peak_share=SHARE,
+            load_ms=DISTRIBUTION,
+            load_busy_share=FIGURE,
+            store_busy_share=FIGURE,
+            stalled_s=NUMBER,
+            **dict.fromkeys(names, COUNT),
+        )
+        return {"offload": found}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from servesim.contracts.feature import Feature, features
+from servesim.contracts.schemas import COUNT, NUMBER, an_object
 from servesim.contracts.section import Section
 
 if TYPE_CHECKING:
@@ -42,3 +43,6 @@ class ViewLagFeature(Feature):
         from servesim.features.view_lag.world import with_reports
 
         return with_reports(world, draws)
+
+    def schema(self) -> dict[str, Any]:
+        return {"router_view": an_object(sent=COUNT, seen=NUMBER, there=NUMBER, error=NUMBER)}

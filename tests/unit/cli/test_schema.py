@@ -14,8 +14,12 @@ import pytest
 import typer
 import yaml
 
+import servesim
 from servesim.cli import app as cli
+from servesim.cli.schema import __file__ as schema_file
 from servesim.cli.schema import names, schema_of
+from servesim.contracts.feature import features, installed
+from servesim.errors import UserError
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -98,10 +102,73 @@ def test_what_a_command_prints_is_as_its_schema_says(
     document = json.loads(capsys.readouterr().out)
     check = jsonschema.Draft202012Validator(schema_of(name))
     check.validate(document)
-    for key in document if name in ("run", "compare", "capacity", "settings") else ():
+    optional = {section for feature in installed() for section in feature.schema()} if name == "run" else set()
+    for key in document.keys() - optional if name in ("run", "compare", "capacity", "settings") else ():
         without = {other: value for other, value in document.items() if other != key}
         required = key in json.dumps(schema_of(name))
         assert not required or not check.is_valid(without), f"{key} could go unnoticed"
+
+
+SHARED = {"model": "llama-3.1-8b", "gpu": "h200", "trace": "synth:rate=40,prompt=300,output=20", "requests": 60}
+ADDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "disaggregation": ("handoff", {"pd": "1x1:1x1"}),
+    "router_view": ("view_lag", {"replicas": 2, "router": "least-outstanding", "cluster": {"report_every_s": 0.1}}),
+    "offload": ("offload", {"offload": "lmcache:cpu=1GiB,disk=2GiB,disk_gb_s=5"}),
+    "classes": ("classes", {"slo": {"ttft": 500}, "slo_classes": {"gold": {"ttft": 300}}}),
+    "tenants": ("classes", {}),
+    "bursts": ("bursts", {"shape": ["burst:at=0.3,for=0.5,times=3"], "burst_replicas": True}),
+    "intervals": ("bars", {"propagate": True}),
+}
+"""Sections by the feature that adds them and a run that has them."""
+
+
+def run_with(section: str, tmp_path: Path) -> servesim.Result:
+    feature, settings = ADDED[section]
+    if feature not in features.names():
+        pytest.skip(f"{feature} is not installed")
+    if feature == "classes":
+        rows = [f"{i * 50},300,20,{'gold' if i % 2 else 'lead'},{'ab'[i % 3 % 2]}" for i in range(30)]
+        (tmp_path / "t.csv").write_text("\n".join(["arrival_ms,prompt_tokens,output_tokens,class,tenant", *rows, ""]))
+        settings = settings | {"trace": str(tmp_path / "t.csv"), "requests": None}
+    return servesim.simulate({**SHARED}, **settings)
+
+
+@pytest.mark.parametrize("section", ADDED)
+def test_a_section_that_a_feature_adds_is_as_its_folder_says(section: str, tmp_path: Path) -> None:
+    summary = run_with(section, tmp_path).summary
+    document, schema = json.loads(json.dumps(summary)), schema_of("run")
+    check = jsonschema.Draft202012Validator(schema)
+    check.validate(document)
+    assert set(document) <= set(schema["properties"]), "a section without a schema"
+    inside = document[section][0] if isinstance(document[section], list) else document[section]
+    for key in schema["properties"][section].get("required", ()):
+        without = copy.deepcopy(document)
+        del without[section][key]
+        assert not check.is_valid(without), f"{section}.{key} could go unnoticed"
+    assert inside
+    for wrong in (None, 3, "text"):
+        assert not check.is_valid(document | {section: wrong})
+
+
+def test_every_section_that_a_feature_describes_is_there_in_a_run() -> None:
+    described = {section: feature.name for feature in installed() for section in feature.schema()}
+    assert described == {section: feature for section, (feature, _) in ADDED.items() if feature in features.names()}
+
+
+def test_the_command_line_names_no_section_of_a_feature() -> None:
+    source = Path(schema_file).read_text()
+    assert not [section for section in ADDED if section in source]
+
+
+def test_the_schema_of_a_run_with_a_feature_of_ones_own_has_its_sections_and_that_of_a_scenario_its_keys() -> None:
+    own = ["tests/support/energy.py:Energy"]
+    assert "energy" not in schema_of("run")["properties"]
+    assert schema_of("run", own)["properties"]["energy"] == {"type": "object"}
+    scenario = {"trace": "t.csv", "model": "qwen3-8b", "gpu": "h200", "energy": {"busy_w": 500}}
+    assert jsonschema.Draft202012Validator(schema_of("scenario", own)).is_valid(scenario)
+    assert not jsonschema.Draft202012Validator(schema_of("scenario")).is_valid(scenario)
+    with pytest.raises(UserError, match="does not exist"):
+        schema_of("run", ["nowhere.py:Energy"])
 
 
 def test_a_recording_validated_is_as_the_schema_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
