@@ -13,7 +13,8 @@ from servesim.reports.experiment import Experiment
 from servesim.reports.explore.controls import Control, controls_of, words_of
 from servesim.reports.words import name_of
 from servesim.run.result_files import SCENARIO
-from servesim.run.scenario import Scenario, load_settings
+from servesim.run.scenario import Scenario
+from servesim.run.setting_names import load_settings
 from servesim.run.setup import set_up
 
 REQUESTS = 2000

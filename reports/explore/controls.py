@@ -20,7 +20,9 @@ from servesim.contracts.speculator import speculators
 from servesim.errors import UserError, shown, suggest
 from servesim.hardware import bundled_models, gpu_names
 from servesim.metrics.slo import parse_slo, split_slo
-from servesim.run.scenario import Scenario, read_yaml, with_parts
+from servesim.run.scenario import Scenario
+from servesim.run.sections import yaml_value
+from servesim.run.setting_names import with_parts
 
 MOST_REQUESTS = 20_000
 TP = ("1", "2", "4", "8")
@@ -56,7 +58,7 @@ class Control:
             if text not in self.choices:
                 raise UserError(f"{self.words}: {shown(text)} is none of its choices{suggest(text, self.choices)}")
             if self.yaml:
-                return read_yaml(self.key, text)
+                return yaml_value(self.key, text)
             return int(text) if self.key == "tp" else text
         if text == "":
             return None

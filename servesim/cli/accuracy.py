@@ -62,7 +62,7 @@ def accuracy(
 
     from servesim.experiments.accuracy import files as written
     from servesim.experiments.accuracy.study import accuracy as score
-    from servesim.run.scenario import assigned
+    from servesim.run.setting_names import assigned
 
     if out is not None:
         written.claim(out)

@@ -277,7 +277,7 @@ def kept(out: Path | None) -> Iterator[None]:
 
 def axes_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by key in the order typed, the last of several --set of a key; an option of its own holds over these."""
-    from servesim.run.scenario import assigned
+    from servesim.run.setting_names import assigned
 
     found: dict[str, Any] = {}
     for key, value in given.items():

@@ -53,7 +53,7 @@ def run(
     from servesim.cli.serving import save, under_commands
     from servesim.run.custom_metrics import load_metrics
     from servesim.run.requirements import failures, summary_values
-    from servesim.run.scenario import load_settings
+    from servesim.run.setting_names import load_settings
     from servesim.run.simulate import simulate
 
     required = requirements(require, {name: getattr(function, "unit", "") for name, function in load_metrics(metrics)})
@@ -99,7 +99,7 @@ def _page(folder: Path) -> None:
 
 def settings_over(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Return settings under what the command line says: a preset, then --set, then options, parts after wholes."""
-    from servesim.run.scenario import assigned, override
+    from servesim.run.setting_names import assigned, override
 
     whole = {key: value for key, value in given.items() if "." not in key and key != "set"}
     preset = {key: value for key, value in whole.items() if key == "preset"}

@@ -35,7 +35,7 @@ def prepared(
     """The scenarios and axes of an experiment: commands put into the scenarios, standard input read, once and here
     since the runs are other processes, and the scenario saved."""
     from servesim.experiments.axes import load_grid
-    from servesim.run.scenario import load_settings
+    from servesim.run.setting_names import load_settings
     from servesim.traces import load_trace
 
     saved = given.pop("save_scenario", None)

@@ -21,9 +21,9 @@ from typing import Any
 from servesim.contracts.section import Settings
 from servesim.errors import UserError, suggest
 from servesim.parsing import listed
-from servesim.run.scenario import Scenario, load_settings, override
+from servesim.run.scenario import Scenario
 from servesim.run.sections import EngineSettings
-from servesim.run.setting_names import full_name
+from servesim.run.setting_names import full_name, load_settings, override
 
 NAMES = frozenset(("scheduler", "kv", "speculation", "acceptance", "router", "model", "gpu", "trace"))
 """Settings whose values speak for themselves in a label; others stand there as key=value."""

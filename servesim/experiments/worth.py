@@ -34,8 +34,8 @@ from servesim.experiments.outcome import Outcome
 from servesim.experiments.statistics import interval
 from servesim.features.handoff.setup import with_pd
 from servesim.parsing import listed
-from servesim.run.scenario import Scenario, assigned, override
-from servesim.run.setting_names import full_name
+from servesim.run.scenario import Scenario
+from servesim.run.setting_names import assigned, full_name, override
 from servesim.run.trace_source import open_scenario
 
 if TYPE_CHECKING:

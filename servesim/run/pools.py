@@ -109,7 +109,7 @@ def _mapping(pool: Any) -> Settings:
 
 def _changed(base: Mapping[str, Any], pool: Settings) -> Settings:
     """The settings of the scenario under those of a pool; those of the engine are taken one by one."""
-    from servesim.run.scenario import with_parts
+    from servesim.run.setting_names import with_parts
 
     own = dict(pool)
     engine = own.pop("engine", None)

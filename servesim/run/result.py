@@ -27,7 +27,8 @@ from servesim.run.result_files import (
     arrow_strings,
     reading,
 )
-from servesim.run.scenario import Scenario, features_of, load_settings
+from servesim.run.scenario import Scenario, features_of
+from servesim.run.setting_names import load_settings
 from servesim.run.shown import as_html, as_text
 from servesim.untrusted import read_json
 

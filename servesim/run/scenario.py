@@ -7,9 +7,8 @@ refused with a suggestion. In YAML 1.1 `1e-3` is a string; it is read as the num
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import (
@@ -25,24 +24,24 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from servesim import untrusted
 from servesim.contracts.feature import Feature, by_rank, installed, of_user
 from servesim.contracts.section import Section, Settings, extended, policy_settings
 from servesim.errors import UserError, shown, suggest
 from servesim.hardware import model_named
-from servesim.metrics.slo import check_slo, parse_slo
-from servesim.parsing import listed, spelt, with_changes
-from servesim.run.beside import POLICIES, beside
+from servesim.metrics.slo import check_slo
+from servesim.parsing import listed, spelt
 from servesim.run.client_tools import under_tool
 from servesim.run.pools import with_pools
-from servesim.run.presets import preset_settings, under
+from servesim.run.presets import under
 from servesim.run.sections import (
     ClientSettings,
     EngineSettings,
     check_percentiles,
     parse_rate,
     prices_of,
+    renamed,
     with_percentiles,
+    yaml_value,
 )
 
 SELDOM = ("pools", "features", "slo_class_percentiles")
@@ -175,7 +174,7 @@ class _Scenario(Section):
     @field_validator("model", "gpu", mode="before")
     @classmethod
     def _changed(cls, value: Any) -> Any:
-        return _renamed(value)
+        return renamed(value)
 
     @field_validator("rate", mode="before")
     @classmethod
@@ -208,7 +207,7 @@ class _Scenario(Section):
         if not isinstance(value, Mapping):
             return value
         classes = value.get("slo_classes")
-        parsed = {"slo_classes": read_yaml("slo_classes", classes)} if isinstance(classes, str) else {}
+        parsed = {"slo_classes": yaml_value("slo_classes", classes)} if isinstance(classes, str) else {}
         return with_percentiles({**value, **parsed})
 
     @field_validator("shape", mode="before")
@@ -327,81 +326,6 @@ def under_name(settings: Settings) -> Settings:
     """Complete settings with the format of weights that the model's name says, where they say none."""
     found = model_named(str(settings.get("model", ""))) if settings.get("dtype") is None else None
     return settings | {"dtype": found.dtype} if found is not None and found.dtype is not None else settings
-
-
-def load_settings(path: str | Path) -> Settings:
-    """Read the settings in a YAML file, not yet validated; paths in it are relative to it (servesim.run.beside)."""
-    loaded = untrusted.read_yaml(Path(path), "scenario")
-    if not isinstance(loaded, dict):
-        raise UserError(f"scenario {path}: not a mapping of settings (such as `model: llama-3.1-8b`)")
-    return beside(loaded, Path(path))
-
-
-def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
-    """The settings with each `a.b=value` put in; values are read as YAML, but for the version, which is text."""
-    changed = dict(settings)
-    from servesim.run.setting_names import full_name
-
-    for assignment in assignments:
-        key, value = assigned(assignment)
-        key = full_name(key)
-        _assign(changed, key, value if key == "engine.version" else read_yaml(assignment, value))
-    return changed
-
-
-def with_parts(settings: Mapping[str, Any], parts: Mapping[str, Any]) -> Settings:
-    """The settings with values, as Python has them, put in by names of parts: `max_num_seqs`, `engine.block_size`."""
-    from servesim.run.setting_names import full_name
-
-    changed = dict(settings)
-    for key, value in parts.items():
-        _assign(changed, full_name(key), value)
-    return changed
-
-
-def assigned(assignment: str) -> tuple[str, str]:
-    """Key and text of `key=value`."""
-    key, equals, text = assignment.partition("=")
-    if not equals:
-        raise UserError(f"--set {assignment}: write key=value, such as engine.block_size=32")
-    return key.strip(), text
-
-
-def read_yaml(what: str, text: str) -> Any:
-    """The value that YAML makes of a text; UserError, which `what` begins, where it makes none."""
-    try:
-        return untrusted.parse_yaml(text, what)
-    except UserError as error:
-        raise UserError(f"{what}: the value is not YAML") from error
-
-
-def _renamed(value: Any) -> Any:
-    """A model or GPU that is a mapping with `name` and changed parts, as one text; anything else as it is."""
-    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
-        return with_changes(value["name"], {key: inner for key, inner in value.items() if key != "name"})
-    return value
-
-
-def _assign(settings: Settings, key: str, value: Any) -> None:
-    outer, dot, inner = key.partition(".")
-    if not dot:
-        settings[key] = value
-        return
-    current = settings.get(outer)
-    if outer in ("gpu", "model"):
-        if current is None:
-            raise UserError(f"{key}: no {outer} is named whose {inner} it could be")
-        settings[outer] = with_changes(_renamed(current), {inner: value})
-        return
-    if outer in POLICIES:
-        preset = preset_settings(settings["preset"]) if settings.get("preset") else {}
-        default = preset.get(outer, Scenario.model_fields[outer].default)
-        current = policy_settings(default if current is None else current) if current or default else None
-    elif outer == "slo" and isinstance(current, str):
-        current = parse_slo(current)
-    if current is not None and not isinstance(current, Mapping):
-        raise UserError(f"{key}: {outer} is {shown(current)}, which has no parts")
-    settings[outer] = {**(current or {}), inner: value}
 
 
 def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:

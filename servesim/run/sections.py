@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from servesim import untrusted
 from servesim.contracts.section import Section
 from servesim.errors import UserError, shown
 from servesim.metrics.slo import is_time, milliseconds, parse_slo, split_slo
-from servesim.parsing import pairs, spelt
+from servesim.parsing import pairs, spelt, with_changes
 from servesim.untrusted import read_text, read_yaml
 
 if TYPE_CHECKING:
@@ -211,3 +212,18 @@ def check_percentiles(limits: Mapping[str, float], percentiles: dict[str, float]
         if name not in limits or not 0 < percentile <= 100:
             raise ValueError("percentiles of limits in slo, above 0 and up to 100, are needed")
     return percentiles
+
+
+def yaml_value(what: str, text: str) -> Any:
+    """Return the value that YAML makes of a text; UserError, which `what` begins, where it makes none."""
+    try:
+        return untrusted.parse_yaml(text, what)
+    except UserError as error:
+        raise UserError(f"{what}: the value is not YAML") from error
+
+
+def renamed(value: Any) -> Any:
+    """Return a model or GPU that is a mapping with `name` and changed parts, as one text; anything else as it is."""
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return with_changes(value["name"], {key: inner for key, inner in value.items() if key != "name"})
+    return value

@@ -19,7 +19,7 @@ from typing import Any
 from servesim.contracts.section import Settings
 from servesim.errors import UserError, shown
 from servesim.hardware import ModelSpec, model_named
-from servesim.run.scenario import override
+from servesim.run.setting_names import override
 from servesim.untrusted import json_value, read_text, read_yaml
 
 ENGINES = {

@@ -1,11 +1,22 @@
-"""Settings by their common names: `max_num_seqs` is `scheduler.max_num_seqs`, wherever it is said."""
+"""Settings from files and command lines, put into one mapping, and their common names: `max_num_seqs` is
+`scheduler.max_num_seqs`, wherever it is said."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
+from typing import Any
 
-from servesim.errors import UserError, suggest
+from servesim import untrusted
+from servesim.contracts.section import Settings, policy_settings
+from servesim.errors import UserError, shown, suggest
+from servesim.metrics.slo import parse_slo
+from servesim.parsing import with_changes
+from servesim.run.beside import POLICIES, beside
+from servesim.run.presets import preset_settings
+from servesim.run.sections import renamed, yaml_value
 
 
 @cache
@@ -56,3 +67,61 @@ def full_name(key: str) -> str:
     if found is None:
         raise UserError(f"unknown setting {key!r}{suggest(key, {*Scenario.model_fields, *_sections()})}")
     return found
+
+
+def load_settings(path: str | Path) -> Settings:
+    """Read the settings in a YAML file, not yet validated; paths in it are relative to it (servesim.run.beside)."""
+    loaded = untrusted.read_yaml(Path(path), "scenario")
+    if not isinstance(loaded, dict):
+        raise UserError(f"scenario {path}: not a mapping of settings (such as `model: llama-3.1-8b`)")
+    return beside(loaded, Path(path))
+
+
+def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
+    """The settings with each `a.b=value` put in; values are read as YAML, but for the version, which is text."""
+    changed = dict(settings)
+    for assignment in assignments:
+        key, value = assigned(assignment)
+        key = full_name(key)
+        _assign(changed, key, value if key == "engine.version" else yaml_value(assignment, value))
+    return changed
+
+
+def with_parts(settings: Mapping[str, Any], parts: Mapping[str, Any]) -> Settings:
+    """The settings with values, as Python has them, put in by names of parts: `max_num_seqs`, `engine.block_size`."""
+    changed = dict(settings)
+    for key, value in parts.items():
+        _assign(changed, full_name(key), value)
+    return changed
+
+
+def assigned(assignment: str) -> tuple[str, str]:
+    """Key and text of `key=value`."""
+    key, equals, text = assignment.partition("=")
+    if not equals:
+        raise UserError(f"--set {assignment}: write key=value, such as engine.block_size=32")
+    return key.strip(), text
+
+
+def _assign(settings: Settings, key: str, value: Any) -> None:
+    outer, dot, inner = key.partition(".")
+    if not dot:
+        settings[key] = value
+        return
+    current = settings.get(outer)
+    from servesim.run.scenario import Scenario
+
+    if outer in ("gpu", "model"):
+        if current is None:
+            raise UserError(f"{key}: no {outer} is named whose {inner} it could be")
+        settings[outer] = with_changes(renamed(current), {inner: value})
+        return
+    if outer in POLICIES:
+        preset = preset_settings(settings["preset"]) if settings.get("preset") else {}
+        default = preset.get(outer, Scenario.model_fields[outer].default)
+        current = policy_settings(default if current is None else current) if current or default else None
+    elif outer == "slo" and isinstance(current, str):
+        current = parse_slo(current)
+    if current is not None and not isinstance(current, Mapping):
+        raise UserError(f"{key}: {outer} is {shown(current)}, which has no parts")
+    settings[outer] = {**(current or {}), inner: value}

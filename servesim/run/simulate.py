@@ -18,14 +18,8 @@ from servesim.run.processes import check_independent, run_apart
 from servesim.run.records import Records, StreamedRecords
 from servesim.run.result import Result
 from servesim.run.result_files import ResultWriter
-from servesim.run.scenario import (
-    Scenario,
-    load_settings,
-    own_features,
-    scenario_class,
-    scenario_features,
-    with_parts,
-)
+from servesim.run.scenario import Scenario, own_features, scenario_class, scenario_features
+from servesim.run.setting_names import load_settings, with_parts
 from servesim.run.setup import Setup, options_of, set_up
 from servesim.run.step_requests import StepRequests, check_step_requests
 from servesim.run.summary import summary_of

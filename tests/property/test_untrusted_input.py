@@ -15,7 +15,8 @@ from servesim.errors import MOST_LINE, UserError
 from servesim.experiments.recording_formats import read_folder
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.model import ModelSpec, bundled_models, read_config
-from servesim.run.scenario import Scenario, load_settings
+from servesim.run.scenario import Scenario
+from servesim.run.setting_names import load_settings
 from servesim.traces import load_trace
 from servesim.traces.formats import formats
 

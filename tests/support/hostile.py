@@ -116,7 +116,8 @@ def readers() -> dict[str, Callable[[Path], Any]]:
     from servesim.hardware.gpu import Gpu
     from servesim.hardware.model import ModelSpec
     from servesim.run.result import Result
-    from servesim.run.scenario import Scenario, load_settings
+    from servesim.run.scenario import Scenario
+    from servesim.run.setting_names import load_settings
     from servesim.traces import load_trace
     from servesim.traces.acceptance.measured import Measured, MeasuredParams
     from servesim.traces.acceptance.recorded import Recorded, RecordedParams

@@ -12,7 +12,7 @@ from servesim.calibrate.engines import read_steps_csv
 from servesim.calibrate.importers.columns import read_columns
 from servesim.errors import MOST_LINE, MOST_SHOWN, UserError, one_line, shown, suggest
 from servesim.hardware.model import ModelSpec
-from servesim.run.scenario import load_settings
+from servesim.run.setting_names import load_settings
 from servesim.traces import load_trace, save_trace
 from servesim.traces.acceptance.measured import Measured, MeasuredParams
 from servesim.traces.acceptance.recorded import Recorded, RecordedParams

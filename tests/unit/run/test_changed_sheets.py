@@ -17,7 +17,8 @@ from servesim.experiments.axes import product
 from servesim.experiments.input_files import input_digests
 from servesim.hardware import Gpu, ModelSpec
 from servesim.parsing import split_changes, with_changes
-from servesim.run.scenario import Scenario, override
+from servesim.run.scenario import Scenario
+from servesim.run.setting_names import override
 
 RUN: dict[str, Any] = {
     "trace": "synth:rate=20,prompt=300,output=20",

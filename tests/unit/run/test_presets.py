@@ -11,7 +11,8 @@ import pytest
 from servesim.contracts import build_params, kv_allocators, schedulers
 from servesim.errors import UserError
 from servesim.run.presets import engine_presets
-from servesim.run.scenario import Scenario, override
+from servesim.run.scenario import Scenario
+from servesim.run.setting_names import override
 from servesim.run.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[3]

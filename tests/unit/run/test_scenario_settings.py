@@ -9,7 +9,8 @@ import pytest
 
 from servesim.contracts.section import policy_settings
 from servesim.errors import UserError
-from servesim.run.scenario import Scenario, load_settings, override
+from servesim.run.scenario import Scenario
+from servesim.run.setting_names import load_settings, override
 
 LEAST = {"trace": "preset:azure-conv-2023", "model": "llama-3.1-8b", "gpu": "h200"}
 

@@ -12,10 +12,10 @@ import servesim
 from servesim.cli.app import main
 from servesim.errors import UserError
 from servesim.experiments.axes import product
-from servesim.run.scenario import Scenario, override
+from servesim.run.scenario import Scenario
 from servesim.run.serve_command import serve_flags, served
 from servesim.run.server import experts_over
-from servesim.run.setting_names import full_name
+from servesim.run.setting_names import full_name, override
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 COMMANDS: dict[str, dict[str, Any]] = {

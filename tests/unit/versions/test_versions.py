@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from servesim.errors import UserError
-from servesim.run.scenario import Scenario, override
+from servesim.run.scenario import Scenario
+from servesim.run.setting_names import override
 from servesim.run.setup import set_up
 from servesim.versions import engine_facts, engines, recorded_engine
 from servesim.versions.table import _ABOUT, _holding, _table, parse_version
