@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim import draws
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError, shown, suggest
 from servesim.parsing import pairs
 from servesim.plugins.registry import build_params
 from servesim.workload.trace import Ints, Samples, Trace
@@ -85,6 +85,30 @@ class First:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         return _keep(trace, trace.plays() < self.plays)
+
+
+@dataclass(frozen=True)
+class Where:
+    """The plays whose first request has these labels, such as `where:model=llama-3.1-8b`."""
+
+    model: str = ""
+    tenant: str = ""
+    slo_class: str = ""
+
+    def __call__(self, trace: Trace, seed: int) -> Trace:
+        wanted = {"model": self.model, "tenant": self.tenant, "class": self.slo_class}
+        wanted = {kind: text for kind, text in wanted.items() if text}
+        if not wanted:
+            raise UserError("name what to keep: model=, tenant= or slo_class=")
+        rows = np.ones(len(trace), dtype=np.bool_)
+        for kind, text in wanted.items():
+            found = trace.labels.get(kind, ())
+            if text not in found:
+                raise UserError(f"no request has {kind} {shown(text)}{suggest(text, {*found} - {''})}")
+            rows &= np.array(found) == text
+        play = trace.plays()
+        begins = np.unique(play, return_index=True)[1]  # rows of first requests
+        return _keep(trace, rows[begins][play])
 
 
 @dataclass(frozen=True)
@@ -277,6 +301,7 @@ class Cancel:
 STEPS: dict[str, Any] = {
     "window": Window,
     "first": First,
+    "where": Where,
     "thin": Thin,
     "stretch": Stretch,
     "ramp": Ramp,

@@ -28,6 +28,12 @@ def before_run(
     give."""
     yield from _oracles(scheduler, kv)
     yield from _name(scenario)
+    if len(trace.models) > 1 and not scenario.pools:
+        each = ", ".join(f"{count:,} for {name}" for name, count in trace.models.items())
+        yield (
+            f"the trace asks for {len(trace.models)} models ({each}), and {scenario.model} serves all of them: give "
+            f"each model a pool, or keep one model's requests (--shape where:model={next(iter(trace.models))})"
+        )
     if scenario.engine.async_scheduling and "async" not in scheduler.supports:
         yield f"async_scheduling: scheduler {scheduler.name} plans synchronously, so no step is planned ahead"
     if scenario.engine.async_scheduling and scenario.pp > 1:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -99,6 +100,8 @@ class TraceFacts:
     labels: tuple[str, ...]
     """Kinds of labels its rows have."""
     classes: frozenset[str]
+    models: Mapping[str, int]
+    """Requests by the model that they ask for, if they say."""
     sha256: str
 
     def __len__(self) -> int:
@@ -112,6 +115,7 @@ class TraceFacts:
         chunks: Iterable[Trace] = (trace,) if isinstance(trace, Trace) else trace.read()
         digest, notes, at_caps = TraceDigest(), dict[str, None](), True
         samples = False
+        models = Counter[str]()
         classes, priorities, kinds = set[str](), set[int](), set[tuple[bool, tuple[str, ...]]]()
         count = blocks = prompt = output = first = last = 0
         for chunk in chunks:
@@ -129,6 +133,7 @@ class TraceFacts:
             notes.update(dict.fromkeys(chunk.notes))
             kinds.add((chunk.content is not None, tuple(sorted(chunk.labels))))
             classes.update(chunk.labels.get("class", ()))
+            models.update(filter(None, chunk.labels.get("model", ())))
             priorities.update((int(chunk.priority.min()), int(chunk.priority.max())))
             at_caps = at_caps and np.array_equal(chunk.max_tokens, chunk.output_len)
             prompt, output = max(prompt, int(chunk.prompt_len.max())), max(output, int(chunk.output_len.max()))
@@ -153,5 +158,6 @@ class TraceFacts:
             samples=samples,
             labels=labels,
             classes=frozenset(classes),
+            models=dict(sorted(models.items())),
             sha256=digest.hexdigest(),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,19 @@ def test_a_window_counts_from_its_start_and_drops_the_rest() -> None:
     assert got.content is not None
     assert got.content.runs(2) == [(3, 4), (-2, 3), (54, 2)]
     assert got.notes[-1] == "shape window:start=10,end=30 (3 requests of 8)"
+
+
+def test_requests_of_one_model_are_kept_with_their_plays() -> None:
+    names = ("a", "b", "a", "", "b", "a")
+    labelled = replace(toy_trace([0, 1, 2, 3, 4, 5], [8] * 6, [1] * 6), labels={"model": names})
+    assert shape(labelled, ["where:model=a"], 0).arrival_ns.tolist() == [0, 2, 5]
+    whole = trace()
+    apart = shape(replace(whole, labels={"model": ("a", *["b"] * (len(whole) - 1))}), ["where:model=a"], 0)
+    assert len(apart) == int((whole.plays() == whole.plays()[0]).sum())  # later turns go with the first
+    with pytest.raises(UserError, match="no request has model 'c'"):
+        shape(labelled, ["where:model=c"], 0)
+    with pytest.raises(UserError, match="name what to keep"):
+        shape(labelled, ["where"], 0)
 
 
 def test_stretch_ramp_and_shuffle_move_requests() -> None:
