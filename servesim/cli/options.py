@@ -171,7 +171,6 @@ def _settings() -> tuple[Setting, ...]:
     return tuple(sorted(found, key=lambda setting: sections.index(setting.section)))
 
 
-@cache
 def _settings_of_own(own: tuple[str, ...]) -> tuple[Setting, ...]:
     """Return the settings of features of a user's own."""
     from servesim.run.scenario import scenario_class

@@ -33,6 +33,10 @@ class Feature:
     """Section of the scenario in which its keys stand; "": in none. None: its name in lower case."""
     of_pool: ClassVar[tuple[str, ...]] = ()
     """Its keys that pools may have of their own."""
+    apart: ClassVar[bool] = False
+    """Whether replicas in processes of their own (`jobs`) may each have a part that acts in the run."""
+    named = False
+    """Whether the scenario's `features` names it: it is on, whatever its settings."""
     claims: ClassVar[tuple[str, ...]] = ()
     """Keys declared elsewhere that have no effect without it; a scenario that sets one no feature claims is refused."""
     Options: ClassVar[type[Section]] = Section
@@ -46,7 +50,7 @@ class Feature:
         """Return whether a scenario asks for it. Default: one of its keys, or of those it claims, is not as by
         default."""
         of: Any = type(scenario)
-        return any(_at(scenario, key) != _at(_plain(of), key) for key in (*self.keys(), *self.claims))
+        return self.named or any(_at(scenario, key) != _at(_plain(of), key) for key in (*self.keys(), *self.claims))
 
     def fleet_varies(self, scenario: Any) -> bool:
         """Return whether it makes replicas come and go. Default: no."""
@@ -95,7 +99,9 @@ class Feature:
 
     @classmethod
     def place(cls) -> str:
-        """Return the section of its keys; empty: they stand at the top."""
+        """Return the section of its keys; empty: they stand at the top, or there are none."""
+        if not cls.Settings.model_fields:
+            return ""
         return cls.name.lower() if cls.section is None else cls.section
 
     @classmethod
@@ -122,7 +128,10 @@ def installed() -> tuple[Feature, ...]:
 
 def of_user(names: Iterable[str]) -> tuple[Feature, ...]:
     """Return the features that are named by file and class, by rank; UserError if one is not there."""
-    return by_rank(features.resolve(name)[0]() for name in names)
+    found = by_rank(features.resolve(name)[0]() for name in names)
+    for feature in found:
+        feature.named = True
+    return found
 
 
 def by_rank(found: Iterable[Feature]) -> tuple[Feature, ...]:

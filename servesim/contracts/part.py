@@ -144,6 +144,18 @@ class Part:
         return getattr(type(self), verb) is not getattr(Part, verb)
 
 
+IN_THE_RUN = (
+    *("join", "core_made", "start", "sent", "state_changed", "left"),
+    *("takes", "reaches", "gives_up", "held"),
+)
+"""Verbs that are called while the clock runs, or before."""
+
+
+def acts(part: Part) -> bool:
+    """Return whether a part does anything before the run is over."""
+    return any(part.wants(verb) for verb in IN_THE_RUN)
+
+
 def verbs(parts: Sequence[Part], verb: str) -> tuple[Callable[..., Any], ...]:
     """Return a verb of those parts that want it, bound."""
     return tuple(getattr(part, verb) for part in parts if part.wants(verb))

@@ -278,10 +278,9 @@ def own_features(value: Any) -> tuple[str, ...]:
     return tuple(given)
 
 
-@cache
 def scenario_features(own: Sequence[str] = ()) -> tuple[Feature, ...]:
-    """Return the features that a scenario may have, by rank: those installed, and a user's own."""
-    return by_rank([*installed(), *of_user(own)])
+    """Return the features that a scenario may have, by rank: those installed, and a user's own, as their files are."""
+    return by_rank([*installed(), *of_user(own)]) if own else installed()
 
 
 def features_of(scenario: Scenario) -> tuple[Feature, ...]:
@@ -289,16 +288,21 @@ def features_of(scenario: Scenario) -> tuple[Feature, ...]:
     return scenario_features(tuple(scenario.features))
 
 
-@cache
-def scenario_class(own: tuple[str, ...] = ()) -> type[Any]:
+def scenario_class(own: Sequence[str] = ()) -> type[Any]:
     """Return the class of scenarios that have the settings of these features of a user, beside all others."""
-    if not own:
-        return Scenario
     mine = of_user(own)
+    known = {*Scenario.model_fields}
     for feature in mine:
-        if (place := feature.place() or "features") in Scenario.model_fields:
-            raise UserError(f"feature {feature.name}: a scenario has settings called {place} already")
-    return extended(Scenario, [(feature.place(), feature.Settings) for feature in mine])
+        names = {feature.place()} if feature.place() else {*feature.Settings.model_fields}
+        for name in sorted(names & known):
+            raise UserError(f"feature {feature.name}: a scenario has settings called {name} already")
+        known |= names
+    return _class_with(tuple((feature.place(), feature.Settings) for feature in mine)) if mine else Scenario
+
+
+@cache
+def _class_with(parts: tuple[tuple[str, type[Section]], ...]) -> type[Any]:
+    return extended(Scenario, parts)
 
 
 def check_claims(scenario: Scenario) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from servesim.contracts import Router, check_samples, make, routers
+from servesim.contracts.feature import Feature
 from servesim.contracts.part import Part
 from servesim.contracts.scheduler import PREDICTED
 from servesim.contracts.section import Section, extended
@@ -24,7 +25,7 @@ from servesim.records.recorder import Recorder
 from servesim.run.pool import PoolSetup, set_up_pool
 from servesim.run.pools import PoolScenario, fleet_varies, of_each, pool_scenarios, resolved_pools
 from servesim.run.provenance import provenance
-from servesim.run.scenario import Scenario, features_of, scenario_features
+from servesim.run.scenario import Scenario, features_of
 from servesim.run.server import Server, cost_model_of
 from servesim.run.trace_source import open_scenario, open_stream
 from servesim.workload.front_end import FrontEnd, FrontTerms
@@ -62,6 +63,8 @@ class Setup:
     """Inputs of the results besides the scenario: hashes of trace, kernel tables and policy files."""
     parts: list[Part] = field(default_factory=list)
     """What is optional in the run, in order; each serves one cluster."""
+    features: list[Feature] = field(default_factory=list)
+    """Of each part, the feature that made it."""
 
     @property
     def engine_pools(self) -> list[Pool]:
@@ -161,23 +164,26 @@ def set_up(scenario: Scenario, trace: Trace | None = None, options: Any = None) 
         ],
         provenance=_provenance(scenario, pools, facts[sizes[0]]),
     )
-    setup.parts.extend(part for feature in features_of(scenario) if (part := feature.build(setup)) is not None)
+    for feature in features_of(scenario):
+        if (part := feature.build(setup)) is not None:
+            setup.parts.append(part)
+            setup.features.append(feature)
     return setup
 
 
 def options_of(scenario: Scenario, given: Mapping[str, Any]) -> Any:
     """Return the options of all features, those given and the others by default; UserError for one that is wrong."""
     try:
-        return _options_class(tuple(scenario.features))(**given)
+        return _options_class(tuple(feature.Options for feature in features_of(scenario)))(**given)
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 @cache
-def _options_class(own: tuple[str, ...]) -> Any:
-    """Return the class of the options of all features, a user's own among them."""
-    return extended(Section, [("", feature.Options) for feature in scenario_features(own)])
+def _options_class(parts: tuple[type[Section], ...]) -> Any:
+    """Return a class of the options of some features."""
+    return extended(Section, [("", part) for part in parts])
 
 
 def _resolved(scenario: Scenario, pools: list[PoolSetup], router: dict[str, Any]) -> Scenario:

@@ -130,3 +130,36 @@ def test_rows_go_on_in_the_chunks_they_would_one_by_one(monkeypatch: pytest.Monk
     other.flush()
     assert single == many
     assert [len(chunk) for chunk in single] == [4, 4, 3]
+
+
+COUNTER = """
+from servesim.contracts.feature import Feature
+from servesim.contracts.part import Part
+
+
+class Count(Part):
+    number = 0
+
+    def sent(self, request, output_len, index):
+        self.number += 1
+
+    def figures(self, finished):
+        return {"sent": self.number}
+
+
+class Counter(Feature):
+    def build(self, setup):
+        return Count()
+
+    def schema(self):
+        return {"sent": {"type": "integer"}}
+"""
+
+
+def test_a_feature_that_acts_in_the_run_is_in_one_process(tmp_path: Path) -> None:
+    (tmp_path / "count.py").write_text(COUNTER, encoding="utf-8")
+    settings = {"trace": "synth:rate=5", "requests": 8, "model": "llama-3.2-1b", "gpu": "h200", "replicas": 2}
+    own = {"features": [f"{tmp_path / 'count.py'}:Counter"], "conclude": False}
+    assert servesim.simulate(settings, **own).summary["sent"] == 8
+    with pytest.raises(UserError, match="feature Counter acts in the run"):
+        servesim.simulate(settings, jobs=2, **own)
