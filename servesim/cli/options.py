@@ -10,8 +10,10 @@ import inspect
 import re
 import types
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
@@ -98,7 +100,7 @@ class ScenarioCommand(TyperCommand):
         return [*super().get_params(ctx), *(option for option, _ in ctx.meta.get(__name__, ()))]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        more = _settings_of_own(own_features_in(args))
+        more = _settings_of_own(own_features_in(args) or own_features_of_files(args))
         words, parts = canonical(args, {name for param in super().get_params(ctx) for name in param.opts}, more)
         ctx.meta[__name__] = [*_options(more, self.several), *_options(parts, self.several)]
         return super().parse_args(ctx, words)
@@ -189,6 +191,20 @@ def own_features_in(arguments: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def own_features_of_files(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the features of a user's own that scenario files on a command line name; none of a file that cannot be
+    read, which the command itself complains of."""
+    from servesim.run.setting_names import load_settings, own_features
+
+    found: list[str] = []
+    for word in arguments:
+        if word.endswith((".yaml", ".yml")) and not word.startswith("-"):
+            with suppress(UserError, OSError):
+                if b"features" in Path(word).read_bytes():
+                    found += own_features(load_settings(word).get("features"))
+    return tuple(dict.fromkeys(found))
+
+
 def _of(model: type[BaseModel], section: str = "Scenario", prefix: str = "") -> Iterator[Setting]:
     for name, field in model.model_fields.items():
         if hasattr(field.annotation, "model_fields"):
@@ -206,7 +222,8 @@ def _setting(key: str, section: str, field: FieldInfo) -> Setting:
     if "none" in kinds:
         return Setting(key, section, help, words=tuple(kinds), on=kinds[1])
     if list in kinds:
-        return Setting(key, section, f"{help.removesuffix('.')}; repeatable.", list[str], "STEP")
+        shown = "FILE.py:CLASS" if key == "features" else "STEP"
+        return Setting(key, section, f"{help.removesuffix('.')}; repeatable.", list[str], shown)
     if dict in kinds:
         return Setting(key, section, help, shown="<str>", open=True)
     shown = "|".join(kind if isinstance(kind, str) else f"<{kind.__name__}>" for kind in kinds)
@@ -312,7 +329,7 @@ def canonical(
             words.append(word)
             continue
         if setting is None:
-            setting = _part(word.partition("=")[0], outer, inner)
+            setting = _part(word.partition("=")[0], outer, inner, more)
             parts[setting.key] = setting
         if setting.words and not equals:
             equals, value = "=", rest.pop(0) if rest and _all_of(setting.words, rest[0]) else setting.on
@@ -324,12 +341,13 @@ def _all_of(words: Sequence[str], text: str) -> bool:
     return all(part.strip().lower() in words for part in text.split(","))
 
 
-def _part(option: str, outer: str, inner: str) -> Setting:
+def _part(option: str, outer: str, inner: str, more: tuple[Setting, ...] = ()) -> Setting:
     """A parameter of a policy or a limit; UserError where `outer` has no part of this name."""
-    opened = [setting.key for setting in _settings() if setting.open]
+    known = (*_settings(), *more)
+    opened = [setting.key for setting in known if setting.open]
     if outer in opened and inner:
         return Setting(f"{outer}.{inner if outer == 'slo_classes' else inner.replace('-', '_')}", "", "", shown="<str>")
-    dotted = [setting.key.split(".") for setting in _settings() if "." in setting.key]
+    dotted = [setting.key.split(".") for setting in known if "." in setting.key]
     if declared := [name for section, name in dotted if section == outer]:
         near = suggest(inner.replace("-", "_"), declared).replace(' "', f' "--{outer}.')
     elif outer in opened:

@@ -98,15 +98,16 @@ def _page(folder: Path) -> None:
 
 
 def settings_over(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return settings under what the command line says: a preset, then --set, then options, parts after wholes."""
+    """Return settings under what the command line says: a preset and features, then --set, then options, parts after
+    wholes."""
     from servesim.run.setting_names import assigned, override
 
     whole = {key: value for key, value in given.items() if "." not in key and key != "set"}
-    preset = {key: value for key, value in whole.items() if key == "preset"}
+    first = {key: value for key, value in whole.items() if key in ("preset", "features")}
     parts: dict[bool, list[str]] = {True: [], False: []}
     for assignment in given.get("set", ()):
         parts["." in assigned(assignment)[0]].append(assignment)
-    settings = override(settings | preset, parts[False]) | whole
+    settings = override(settings | first, parts[False]) | whole
     options = [f"{key}={value}" for key, value in given.items() if "." in key]
     return override(settings, [*parts[True], *options])
 

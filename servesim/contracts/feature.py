@@ -33,10 +33,6 @@ class Feature:
     """Section of the scenario in which its keys stand; "": in none. None: its name in lower case."""
     of_pool: ClassVar[tuple[str, ...]] = ()
     """Its keys that pools may have of their own."""
-    apart: ClassVar[bool] = False
-    """Whether replicas in processes of their own (`jobs`) may each have a part that acts in the run."""
-    named = False
-    """Whether the scenario's `features` names it: it is on, whatever its settings."""
     claims: ClassVar[tuple[str, ...]] = ()
     """Keys declared elsewhere that have no effect without it; a scenario that sets one no feature claims is refused."""
     Options: ClassVar[type[Section]] = Section
@@ -48,9 +44,10 @@ class Feature:
 
     def is_on(self, scenario: Any) -> bool:
         """Return whether a scenario asks for it. Default: one of its keys, or of those it claims, is not as by
-        default."""
+        default; one of a user's own is asked for by its name."""
         of: Any = type(scenario)
-        return self.named or any(_at(scenario, key) != _at(_plain(of), key) for key in (*self.keys(), *self.claims))
+        named = any(name.endswith(f".py:{self.name}") for name in scenario.features)
+        return named or any(_at(scenario, key) != _at(_plain(of), key) for key in (*self.keys(), *self.claims))
 
     def fleet_varies(self, scenario: Any) -> bool:
         """Return whether it makes replicas come and go. Default: no."""
@@ -113,6 +110,8 @@ class Feature:
     @classmethod
     def settings(cls, scenario: Any) -> Any:
         """Return its settings in a scenario: an object of its `Settings`."""
+        if not cls.Settings.model_fields:
+            return cls.Settings()
         found = getattr(scenario, cls.place()) if cls.place() else scenario
         return cls.Settings.model_construct(**{name: getattr(found, name) for name in cls.Settings.model_fields})
 
@@ -128,10 +127,7 @@ def installed() -> tuple[Feature, ...]:
 
 def of_user(names: Iterable[str]) -> tuple[Feature, ...]:
     """Return the features that are named by file and class, by rank; UserError if one is not there."""
-    found = by_rank(features.resolve(name)[0]() for name in names)
-    for feature in found:
-        feature.named = True
-    return found
+    return by_rank(features.resolve(name)[0]() for name in names)
 
 
 def by_rank(found: Iterable[Feature]) -> tuple[Feature, ...]:

@@ -74,6 +74,13 @@ class Finished(NamedTuple):
     """Simulates the scenario with changed settings and returns a servesim.Result: one more run."""
 
 
+RUN_VERBS = (
+    *("join", "core_made", "start", "sent", "state_changed", "left"),
+    *("takes", "reaches", "gives_up", "held"),
+)
+"""Verbs that are called while a run goes on."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Part:
     """What a feature does in one run. Every verb is optional. A part may raise UserError in `join` and PolicyError when
@@ -142,18 +149,6 @@ class Part:
     def wants(self, verb: str) -> bool:
         """Return whether a verb is to be called; asked once, when the part joins. Default: if the class has its own."""
         return getattr(type(self), verb) is not getattr(Part, verb)
-
-
-IN_THE_RUN = (
-    *("join", "core_made", "start", "sent", "state_changed", "left"),
-    *("takes", "reaches", "gives_up", "held"),
-)
-"""Verbs that are called while the clock runs, or before."""
-
-
-def acts(part: Part) -> bool:
-    """Return whether a part does anything before the run is over."""
-    return any(part.wants(verb) for verb in IN_THE_RUN)
 
 
 def verbs(parts: Sequence[Part], verb: str) -> tuple[Callable[..., Any], ...]:

@@ -21,13 +21,12 @@ from typing import Any
 from servesim.contracts.section import Settings
 from servesim.errors import UserError, suggest
 from servesim.parsing import listed
-from servesim.run.scenario import Scenario
-from servesim.run.sections import EngineSettings
+from servesim.run.scenario import own_features, scenario_class, sections_of
 from servesim.run.setting_names import full_name, load_settings, override
 
 NAMES = frozenset(("scheduler", "kv", "speculation", "acceptance", "router", "model", "gpu", "trace"))
 """Settings whose values speak for themselves in a label; others stand there as key=value."""
-SINGLE = frozenset(("slo", "shape", "columns", "price"))
+SINGLE = frozenset(("slo", "shape", "columns", "price", "features"))
 """Settings that hold several values themselves."""
 
 
@@ -86,9 +85,10 @@ def product(settings: Mapping[str, Any], axes: Mapping[str, Any]) -> list[Varian
 
     Axes with one value are settings and not part of the labels.
     """
-    axes = {full_name(key): given for key, given in axes.items()}
+    own = own_features(axes.get("features", settings.get("features")))
+    axes = {full_name(key, own): given for key, given in axes.items()}
     for key in axes:
-        check_key(key)
+        check_key(key, own)
     lists = {key: axis_values(key, given) for key, given in axes.items()}
     varied = [key for key, values in lists.items() if len(values) > 1]
     variants = []
@@ -110,13 +110,15 @@ def load_grid(
     return settings, {**own, **axes}
 
 
-def check_key(key: str) -> None:
-    """Raise UserError, with a suggestion, if no scenario has such a setting."""
+def check_key(key: str, own: tuple[str, ...] = ()) -> None:
+    """Raise UserError, with a suggestion, if no scenario has such a setting. `own`: names of a user's features."""
+    kind = scenario_class(own)
     outer, dot, inner = key.partition(".")
-    if outer not in Scenario.model_fields:
-        raise UserError(f"unknown setting {outer!r}{suggest(outer, Scenario.model_fields)}")
-    if dot and outer == "engine" and inner not in EngineSettings.model_fields:
-        raise UserError(f"unknown setting {key!r}{suggest(inner, EngineSettings.model_fields)}")
+    if outer not in kind.model_fields:
+        raise UserError(f"unknown setting {outer!r}{suggest(outer, kind.model_fields)}")
+    section = sections_of(kind).get(outer)
+    if dot and section is not None and inner not in section.model_fields:
+        raise UserError(f"unknown setting {key!r}{suggest(inner, section.model_fields)}")
 
 
 def label_of(key: str, value: Any) -> str:

@@ -1,7 +1,8 @@
 """The files a scenario refers to, and their hashes: what a result depends on besides settings and code.
 
 Every place of a scenario where a file can be named is known here: the trace and what is joined to it, the model, the
-data sheet of the GPU, host terms, kernel tables, the code of policies that are not built in, and their parameters. A
+data sheet of the GPU, host terms, kernel tables, the code of policies and features that are not built in, and their
+parameters. A
 folder stands for all files in it, that of a model for its config.json.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.contracts import REGISTRIES
+from servesim.contracts.feature import features, of_user
 from servesim.errors import UserError
 from servesim.parsing import split_changes
 from servesim.run.scenario import Scenario
@@ -68,11 +70,15 @@ def _named(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
     if scenario.kernel_tables is not None:
         yield _same(scenario.kernel_tables)
     for registry in REGISTRIES:
-        policy = getattr(scenario, registry.kind)
+        policy = getattr(scenario, registry.kind, None)
         if policy is not None:
             yield from _code(registry, policy["name"])
             parameters = _texts([value for key, value in policy.items() if key != "name"])
             yield from (_model(value) for value in parameters)
+    for name in (*features.names(), *scenario.features):
+        yield from _code(features, name)
+    for feature in of_user(scenario.features):
+        yield from (_model(value) for value in _texts(feature.settings(scenario).model_dump()))
 
 
 def _same(name: str) -> tuple[Path, Path]:

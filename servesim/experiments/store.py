@@ -48,7 +48,7 @@ _TABLES = tuple(map(table_of, DOCUMENTS))
 _CODE = ("*.py", "*.json", "*.yaml", "*.npz", "*.parquet")
 _PACKAGES = (
     *(f"servesim.{name}" for name in ("contracts", "engine", "workload", "hardware", "cost", "metrics", "run")),
-    *(f"servesim.{name}" for name in ("policies", "traces", "calibrate.tables")),
+    *(f"servesim.{name}" for name in ("policies", "features", "intervals", "records", "traces", "calibrate.tables")),
 )
 
 

@@ -12,7 +12,7 @@ import inspect
 import operator
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,8 @@ class _Terms(NamedTuple):
     """Attributes by type that the base class's `__init__` sets, and that no class attribute may hide."""
     has: dict[type[Any], str] = {}  # noqa: RUF012
     """Attributes by type of the class or the object."""
+    blamed: str = ""
+    """Verbs whose exceptions are turned into PolicyErrors here, since they are called from many places."""
 
 
 _TERMS = {
@@ -72,6 +74,27 @@ _TERMS = {
     "AcceptanceModel": _Terms(
         {"int": "accepted available", "list[int]": "walk", "list[float]": "rates"}, required="accepted rates"
     ),
+    "Part": _Terms(
+        {
+            "bool": "takes reaches gives_up",
+            "int": "held",
+            "dict": "columns figures conclusions",
+            "list[str]": "notes",
+        }
+    ),
+    "Feature": _Terms(
+        {
+            "bool": "is_on fleet_varies",
+            "dict": "spell_out complete resolved refuses schema",
+            "rows": "rows",
+        },
+        blamed="is_on fleet_varies spell_out complete resolved refuses build rows schema in_world",
+    ),
+    "Connector": _Terms(
+        {"int": "available load ran preempted", "None": "join"},
+        required="available load",
+        has={bool: "in_step"},
+    ),
 }
 
 
@@ -101,6 +124,9 @@ def adopt(cls: type[Any]) -> None:
                 for name in names.split():
                     if inspect.isfunction(verb := vars(each).get(name)):
                         setattr(each, name, _hold(verb, *_settlers()[kind]))
+            for name in terms.blamed.split():
+                if inspect.isfunction(verb := vars(each).get(name)):
+                    setattr(each, name, _blaming(verb))
 
 
 def _check_params(cls: type[Any]) -> None:
@@ -156,13 +182,13 @@ def _blame(error: BaseException, own: list[type[Any]], when: str) -> PolicyError
         if here:
             code = frame.f_code
             return PolicyError(
-                f"{(me if me in here else here[0]).name}{when}: {code.co_name} raises {type(error).__name__}: {error} "
+                f"{_name(me if me in here else here[0])}{when}: {code.co_name} raises {type(error).__name__}: {error} "
                 f"({Path(code.co_filename).name} line {line})"
             )
     if isinstance(error, OSError | MemoryError | SystemExit):
         return None
     at = traceback.extract_tb(error.__traceback__)[-1]
-    names = ", ".join(sorted({cls.name for cls in own}))
+    names = ", ".join(sorted(map(_name, {*own})))
     return PolicyError(f"{names}{when}: {type(error).__name__}: {error} ({Path(at.filename).name} line {at.lineno})")
 
 
@@ -170,6 +196,11 @@ def is_own(cls: type[Any]) -> bool:
     """Return whether a class is from outside servesim and the standard library."""
     package = cls.__module__.partition(".")[0]
     return package != "servesim" and package not in sys.stdlib_module_names
+
+
+def _name(cls: type[Any]) -> str:
+    """Return what a class is called: by its registry, or in its file."""
+    return str(getattr(cls, "name", cls.__name__))
 
 
 def _is_contract(cls: type[Any]) -> bool:
@@ -198,7 +229,8 @@ def _hold(verb: Any, usual: type[Any], settle: Callable[[Any], Any], a: str) -> 
         try:
             return settle(returned)
         except (TypeError, ValueError, AttributeError):
-            raise PolicyError(f"{policy.name}: {verb.__name__} returns {returned!r}, not {a}") from None
+            told = f"{_name(type(policy))}: {verb.__name__} returns {returned!r}, not {a}"
+            raise PolicyError(told) from None
 
     code = verb.__code__
     plain = not (code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount)
@@ -212,6 +244,16 @@ def _hold(verb: Any, usual: type[Any], settle: Callable[[Any], Any], a: str) -> 
     held: Any = scope["held"]
     held.__defaults__ = verb.__defaults__
     return functools.wraps(verb)(held)
+
+
+def _blaming(verb: Any) -> Callable[..., Any]:
+    """Return the verb with its exceptions blamed on its class."""
+
+    def blamed(feature: Any, *args: Any) -> Any:
+        with blaming([type(feature)]):
+            return verb(feature, *args)
+
+    return functools.wraps(verb)(blamed)
 
 
 _A = {int: "an int", bool: "True or False", list: "a list", str: "a str", frozenset: "a frozenset of str"}
@@ -235,6 +277,9 @@ def _settlers() -> dict[str, tuple[type[Any], Callable[[Any], Any], str]]:
         "Hit": (nothing, lambda hit: hit._replace(num_tokens=_whole(hit.num_tokens)), "a Hit"),
         "tuple[int, int]": (nothing, _pair, "two ints"),
         "list[int]": (nothing, lambda numbers: [_whole(n) for n in numbers], "a list of ints"),
+        "dict": (dict, _mapping, "a dict"),
+        "list[str]": (nothing, lambda lines: [_text(line) for line in lines], "a list of str"),
+        "rows": (nothing, lambda rows: [(_text(label), _text(said)) for label, said in rows], "pairs of str"),
         "list[float]": (nothing, lambda numbers: [float(n) for n in numbers], "a list of floats"),
     }
 
@@ -265,6 +310,18 @@ def _truth(truth: Any) -> bool:
             return bool(truth)
         raise TypeError
     return bool(truth)
+
+
+def _mapping(found: Any) -> dict[Any, Any]:
+    if not isinstance(found, Mapping):
+        raise TypeError
+    return dict(found)
+
+
+def _text(text: Any) -> str:
+    if not isinstance(text, str):
+        raise TypeError
+    return text
 
 
 def _pair(pair: Sequence[Any]) -> tuple[int, int]:

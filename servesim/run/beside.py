@@ -64,7 +64,9 @@ def _places(key: str, found: Names) -> Names:
         return lambda text: _sheet(text, found, folders=outer in ("model", "kernel_tables"))
     if outer == "shape":
         return lambda text: _after(text, "trace=", found)
-    if outer in (*POLICIES, "features"):
+    if outer == "features":
+        return lambda text: ",".join(_policy(part, found) for part in text.split(","))
+    if outer in POLICIES:
         return lambda text: _policy(text, found)
     return lambda text: text
 

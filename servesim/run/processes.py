@@ -16,21 +16,22 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from servesim.contracts.part import acts
+from servesim.contracts.part import RUN_VERBS
 from servesim.contracts.router import life
 from servesim.cost.stage import Priced
 from servesim.engine.cluster import Cluster
 from servesim.errors import PolicyError, UserError
+from servesim.plugins.user_policies import is_own
 from servesim.records.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder, Rows, Table
 from servesim.records.step import SpecStats
 from servesim.run.records import clients_of
-from servesim.run.scenario import Scenario
+from servesim.run.scenario import Scenario, features_of
 from servesim.run.setup import Setup, set_up
 from servesim.sentinels import NEVER
 from servesim.workload.trace import Trace
@@ -70,7 +71,7 @@ def check_independent(setup: Setup) -> None:
     reasons = {
         f"router {scenario.router['name']} looks at the replicas": not setup.router.blind or bool(life(setup.router)),
         "there are several pools": bool(scenario.pools),
-        **dict.fromkeys(_reasons(setup), True),
+        **dict.fromkeys([*_reasons(scenario), *_followers(setup)], True),
         "requests wait for others": setup.trace.after is not None or clients.max_sessions is not None,
         "requests ask for several samples (n > 1)": setup.trace.samples is not None,
         "clients.max_concurrency makes requests wait for others": clients.max_concurrency is not None,
@@ -85,13 +86,17 @@ def check_independent(setup: Setup) -> None:
             raise UserError(f"jobs: replicas cannot be run apart: {reason}")
 
 
-def _reasons(setup: Setup) -> Iterator[str]:
-    """Yield why features that are on keep replicas together."""
-    for feature, part in zip(setup.features, setup.parts, strict=True):
-        if reason := feature.refuses(setup.scenario).get("jobs"):
-            yield reason
-        elif acts(part) and not feature.apart:
-            yield f"feature {feature.name} acts in the run, and would see a part of it in each process"
+def _reasons(scenario: Scenario) -> list[str]:
+    """Return why features that are on keep replicas together."""
+    on = [feature for feature in features_of(scenario) if feature.is_on(scenario)]
+    return [feature.refuses(scenario)["jobs"] for feature in on if "jobs" in feature.refuses(scenario)]
+
+
+def _followers(setup: Setup) -> list[str]:
+    """Return why parts of a user's own keep replicas together: what they see of a run would stay in other processes."""
+    own = [part for part in setup.parts if is_own(type(part))]
+    seen = [(part, [verb for verb in RUN_VERBS if part.wants(verb)]) for part in own]
+    return [f"{type(part).__name__} follows the run ({', '.join(verbs)})" for part, verbs in seen if verbs]
 
 
 def run_apart(setup: Setup, trace: Trace | None, jobs: int, recorder: Recorder) -> float:

@@ -20,12 +20,15 @@ from servesim.workload.trace_stream import TraceFacts
 
 
 def provenance(scenario: Scenario, trace: TraceFacts, gpu: Gpu, cost: TableCostModel) -> dict[str, Any]:
-    """Return hashes of trace, kernel tables and policy files, and the host terms in use."""
+    """Return hashes of trace, kernel tables and files of policies and features, and the host terms in use."""
     files = {}
     for kind in ("scheduler", "kv", "router", "speculation"):
         path, py, _ = getattr(scenario, kind)["name"].partition(".py:")
         if py:
             files[kind] = sha256_of(Path(f"{path}.py"))
+    for name in scenario.features:
+        path, _, feature = name.partition(".py:")
+        files[f"feature {feature}"] = sha256_of(Path(f"{path}.py"))
     return {
         "trace": {"name": trace.name, "requests": len(trace), "sha256": trace.sha256},
         "cost_model": cost.description,

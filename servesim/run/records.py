@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from servesim.errors import PolicyError
 from servesim.metrics.classes import class_limits, parts_of
 from servesim.metrics.distribution import describe_counted
 from servesim.metrics.replicas import ReplicaTotals
@@ -16,6 +17,7 @@ from servesim.metrics.requests import MS, SECOND, Limits, Part, RequestColumns, 
 from servesim.metrics.sketch import RELATIVE_ERROR, Sketch
 from servesim.metrics.steps import StepTotals
 from servesim.metrics.streamed import StreamedPart, StreamedRequests
+from servesim.plugins.user_policies import blaming
 from servesim.records.recorder import Recorder, Rows
 from servesim.run.result import request_table, sample_table
 from servesim.run.result_files import DELIVERIES, REQUESTS, STEPS, STREAMED, ResultWriter
@@ -95,23 +97,31 @@ class Records:
         self.samples = sample_table(self._columns)
         numbers = self._columns.table["row"]
         for part in self._setup.parts:
-            self._add_columns(part.columns(numbers))
+            with blaming([type(part)]):
+                self._add_columns(type(part).__name__, part.columns(numbers))
 
     def _add_served(self, replicas: ReplicaTotals) -> None:
         """Count every request where it was served: one that several replicas served, by each of them."""
-        apart = [served for part in self._setup.parts if (served := part.served()) is not None]
+        with blaming([type(part) for part in self._setup.parts]):
+            apart = [served for part in self._setup.parts if (served := part.served()) is not None]
         rows = [row for served in apart for row in served.rows]
         replicas.add_requests(self._columns.take(~np.isin(self._columns.table["row"], rows)) if rows else self._columns)
         for served in apart:
             for replica, values in served.sums:
                 replicas.add_served(replica, values)
 
-    def _add_columns(self, columns: dict[str, Any]) -> None:
-        """Add columns of integers to the table of requests."""
+    def _add_columns(self, whose: str, columns: dict[str, Any]) -> None:
+        """Add columns of integers to the table of requests; PolicyError for one that does not fit."""
         from servesim.run.result_files import arrow_array
 
         for name, column in columns.items():
-            self.table = self.table.append_column(name, arrow_array(column))
+            if name in self.table.column_names:
+                raise PolicyError(f"{whose}: columns names {name!r}, which requests have already")
+            if np.shape(column) != (len(self.table),) or not np.issubdtype(np.asarray(column).dtype, np.integer):
+                raise PolicyError(
+                    f"{whose}: columns: {name!r} is not one integer for each of {len(self.table)} requests"
+                )
+            self.table = self.table.append_column(name, arrow_array(np.asarray(column)))
 
     def _texts(self) -> dict[str, list[str]]:
         trace = self._setup.trace

@@ -200,6 +200,11 @@ class _Scenario(Section):
                     inside.pop(name, None)
         return {key: value for key, value in found.items() if value or key not in seldom}
 
+    @field_validator("features", mode="before")
+    @classmethod
+    def _features(cls, value: Any) -> list[str]:
+        return [*own_features(value)]
+
     @model_validator(mode="before")
     @classmethod
     def _slo_each(cls, value: Any) -> Any:
@@ -271,11 +276,22 @@ class _Scenario(Section):
 
 
 def own_features(value: Any) -> tuple[str, ...]:
-    """Return the names of a user's features: a text with commas between, or a list of texts."""
+    """Return the names of a user's features: a text with commas between, or a list of texts. UserError if one names no
+    class of a file, or two are called the same."""
     given = listed("features", value) if isinstance(value, str) and value else value or []
     if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
         raise UserError(f"features is {shown(value)}, must be a list of path/to/file.py:Class")
+    for name in given:
+        if ".py:" not in name:
+            raise UserError(f"features: {shown(name)} is not path/to/file.py:Class{_installed(name)}")
+        if sum(name.rpartition(":")[2] == other.rpartition(":")[2] for other in given) > 1:
+            raise UserError(f"features: {name.rpartition(':')[2]} is there twice")
     return tuple(given)
+
+
+def _installed(name: str) -> str:
+    known = any(feature.name == name for feature in installed())
+    return f" ({name} is in every run, and on if its settings say so)" if known else ""
 
 
 def scenario_features(own: Sequence[str] = ()) -> tuple[Feature, ...]:
@@ -290,13 +306,14 @@ def features_of(scenario: Scenario) -> tuple[Feature, ...]:
 
 def scenario_class(own: Sequence[str] = ()) -> type[Any]:
     """Return the class of scenarios that have the settings of these features of a user, beside all others."""
-    mine = of_user(own)
+    mine = [feature for feature in of_user(own) if feature.Settings.model_fields]
     known = {*Scenario.model_fields}
     for feature in mine:
-        names = {feature.place()} if feature.place() else {*feature.Settings.model_fields}
-        for name in sorted(names & known):
-            raise UserError(f"feature {feature.name}: a scenario has settings called {name} already")
-        known |= names
+        if not (place := feature.place()):
+            raise UserError(f"feature {feature.name}: its settings must stand in a section of their own")
+        if place in known:
+            raise UserError(f"feature {feature.name}: a scenario has settings called {place} already")
+        known.add(place)
     return _class_with(tuple((feature.place(), feature.Settings) for feature in mine)) if mine else Scenario
 
 

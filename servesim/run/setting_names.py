@@ -56,16 +56,17 @@ def whole_name(key: str) -> str | None:
     return f"{sections[0]}.{name}" if sections else None
 
 
-def full_name(key: str) -> str:
-    """Return a key of a scenario as it is, and the common name of a part in full; UserError, with a suggestion, where
-    no scenario has such a setting."""
-    from servesim.run.scenario import Scenario
+def full_name(key: str, own: tuple[str, ...] = ()) -> str:
+    """Return a key of a scenario as it is, and the common name of a part in full; UserError, with a suggestion, if no
+    scenario has such a setting. `own`: names of a user's features."""
+    from servesim.run.scenario import scenario_class
 
-    if "." in key or key in Scenario.model_fields:
+    fields = scenario_class(own).model_fields
+    if "." in key or key in fields:
         return key
     found = whole_name(key)
     if found is None:
-        raise UserError(f"unknown setting {key!r}{suggest(key, {*Scenario.model_fields, *_sections()})}")
+        raise UserError(f"unknown setting {key!r}{suggest(key, {*fields, *_sections()})}")
     return found
 
 
@@ -79,10 +80,12 @@ def load_settings(path: str | Path) -> Settings:
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
     """The settings with each `a.b=value` put in; values are read as YAML, but for the version, which is text."""
-    changed = dict(settings)
+    from servesim.run.scenario import own_features
+
+    changed, own = dict(settings), own_features(settings.get("features"))
     for assignment in assignments:
         key, value = assigned(assignment)
-        key = full_name(key)
+        key = full_name(key, own)
         _assign(changed, key, value if key == "engine.version" else yaml_value(assignment, value))
     return changed
 

@@ -19,8 +19,9 @@ from servesim.cost import TableCostModel
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.pool import Pool
-from servesim.errors import UserError, shown, suggest
+from servesim.errors import PolicyError, UserError, shown, suggest
 from servesim.metrics.summary import Deployment
+from servesim.plugins.user_policies import adopt
 from servesim.records.recorder import Recorder
 from servesim.run.pool import PoolSetup, set_up_pool
 from servesim.run.pools import PoolScenario, fleet_varies, of_each, pool_scenarios, resolved_pools
@@ -63,8 +64,6 @@ class Setup:
     """Inputs of the results besides the scenario: hashes of trace, kernel tables and policy files."""
     parts: list[Part] = field(default_factory=list)
     """What is optional in the run, in order; each serves one cluster."""
-    features: list[Feature] = field(default_factory=list)
-    """Of each part, the feature that made it."""
 
     @property
     def engine_pools(self) -> list[Pool]:
@@ -164,11 +163,18 @@ def set_up(scenario: Scenario, trace: Trace | None = None, options: Any = None) 
         ],
         provenance=_provenance(scenario, pools, facts[sizes[0]]),
     )
-    for feature in features_of(scenario):
-        if (part := feature.build(setup)) is not None:
-            setup.parts.append(part)
-            setup.features.append(feature)
+    setup.parts.extend(part for feature in features_of(scenario) if (part := _part(feature, setup)) is not None)
     return setup
+
+
+def _part(feature: Feature, setup: Setup) -> Part | None:
+    """Return the part of a feature, held to its contract; None: it is off."""
+    part = feature.build(setup)
+    if part is not None:
+        if Part not in type(part).__mro__:
+            raise PolicyError(f"{feature.name}: build returns {shown(part)}, not a Part or None")
+        adopt(type(part))
+    return part
 
 
 def options_of(scenario: Scenario, given: Mapping[str, Any]) -> Any:

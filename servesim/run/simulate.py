@@ -12,6 +12,7 @@ from servesim.contracts.part import Finished
 from servesim.engine import compiled
 from servesim.engine.cluster import Cluster
 from servesim.errors import UserError
+from servesim.plugins.user_policies import is_own
 from servesim.run.agreement import check_beginning
 from servesim.run.custom_metrics import Function, custom_values, load_metrics
 from servesim.run.processes import check_independent, run_apart
@@ -77,6 +78,11 @@ def simulate(
         setup = set_up(asked, given, options)
         if own and setup.stream is not None:
             raise UserError("metrics: a streamed run keeps no requests to compute them from")
+        for part in setup.parts if setup.stream is not None else ():
+            if is_own(type(part)) and part.wants("columns"):
+                raise UserError(
+                    f"stream: {type(part).__name__} adds columns to requests, which a streamed run keeps none of"
+                )
         if writer is not None and not overwrite:
             writer.check_same(setup.scenario.to_yaml())
         if setup.scenario.check and setup.scenario.mode == "fast":

@@ -31,7 +31,6 @@ class ViewLagFeature(Feature):
     """Delayed views."""
 
     rank, section, Settings = 20, "cluster", ViewSettings
-    apart = True
 
     def build(self, setup: Any) -> Part | None:
         from servesim.features.view_lag.part import Reporting
