@@ -19,12 +19,12 @@ class Power(Section):
 
 
 class Meter(Part):
-    def __init__(self, power: Power, gpus: int) -> None:
-        self.power, self.gpus = power, gpus
+    def __init__(self, power: Power, tp: int, replicas: int) -> None:
+        self.power, self.tp, self.replicas = power, tp, replicas
 
     def figures(self, finished: Finished) -> dict[str, Any]:
-        seconds = finished.requests.duration_ns / 1e9 * self.gpus
-        busy = finished.records.totals.sums["gpu_ns"] / 1e9 * self.gpus
+        seconds = finished.requests.duration_ns / 1e9 * self.tp * self.replicas
+        busy = finished.records.totals.sums["gpu_ns"] / 1e9 * self.tp
         joules = busy * self.power.busy_w + (seconds - busy) * self.power.idle_w
         done = finished.requests.total("completed")
         return {"energy": {"joules": joules, "joules_per_request": joules / done if done else None}}
@@ -34,7 +34,7 @@ class Energy(Feature):
     Settings = Power
 
     def build(self, setup: Any) -> Part:
-        return Meter(self.settings(setup.scenario), setup.scenario.tp * setup.scenario.replicas)
+        return Meter(self.settings(setup.scenario), setup.scenario.tp, setup.scenario.replicas)
 
     def rows(self, summary: Any) -> list[tuple[str, str]]:
         return [("energy", f"{summary['energy']['joules_per_request'] or 0:,.1f} J per request")]
