@@ -194,7 +194,8 @@ def own_features_in(arguments: Sequence[str]) -> tuple[str, ...]:
 def own_features_of_files(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return the features of a user's own that scenario files on a command line name; none of a file that cannot be
     read, which the command itself complains of."""
-    from servesim.run.setting_names import load_settings, own_features
+    from servesim.run.scenario import own_features
+    from servesim.run.setting_names import load_settings
 
     found: list[str] = []
     for word in arguments:

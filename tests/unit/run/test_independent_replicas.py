@@ -161,5 +161,5 @@ def test_a_feature_that_acts_in_the_run_is_in_one_process(tmp_path: Path) -> Non
     settings = {"trace": "synth:rate=5", "requests": 8, "model": "llama-3.2-1b", "gpu": "h200", "replicas": 2}
     own = {"features": [f"{tmp_path / 'count.py'}:Counter"], "conclude": False}
     assert servesim.simulate(settings, **own).summary["sent"] == 8
-    with pytest.raises(UserError, match="feature Counter acts in the run"):
+    with pytest.raises(UserError, match="Count follows the run"):
         servesim.simulate(settings, jobs=2, **own)
