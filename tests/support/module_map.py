@@ -21,6 +21,7 @@ ROOMS = (
     "metrics",
     "intervals",
     "run",
+    "features",
     "experiments",
     "checking",
     "cli",

@@ -25,7 +25,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             found[block.argument] = folder / block.argument
             found[block.argument].write_text(block.text)
     assert set(found) == {
-        *("fcfs.py", "aging.py", "tokens.py", "lfu.py", "least.py", "affine.py", "booked.py", "small.py", "hasty.py")
+        *("fcfs.py", "aging.py", "tokens.py", "lfu.py", "least.py", "affine.py", "booked.py", "small.py", "hasty.py"),
+        *("queue_scaler.py", "energy.py"),
     }
     return found
 
@@ -63,3 +64,25 @@ def test_the_speculator_is_a_draft_model(files: dict[str, Path]) -> None:
     theirs, ours = run(f"{files['small.py']}:Small"), run("draft-model:model=llama-3.2-1b,k=2")
     assert theirs.requests.equals(ours.requests)
     assert theirs.steps.equals(ours.steps)
+
+
+def test_the_feature_reports_energy_and_its_settings_move_it(files: dict[str, Path]) -> None:
+    settings = {"trace": "synth:rate=4,prompt=200,output=20", "requests": 20, "model": "llama-3.1-8b", "gpu": "h200"}
+    own = settings | {"features": [f"{files['energy.py']}:Energy"]}
+    runs = [servesim.simulate({**own, "energy": {"idle_w": idle}}, conclude=False) for idle in (0.0, 100.0)]
+    none, some = (run.summary["energy"]["joules_per_request"] for run in runs)
+    engine = runs[0].summary["engine"]
+    idle_s = runs[0].summary["duration_s"] * (1 - engine["gpu_busy_share"])
+    assert some - none == pytest.approx(100 * idle_s / 20)
+
+
+def test_the_autoscaler_keeps_its_target(files: dict[str, Path]) -> None:
+    settings = {
+        "trace": "synth:rate=40,prompt=2000,output=400",
+        "requests": 400,
+        "model": "llama-3.1-8b",
+        "gpu": "h100",
+    }
+    scaler = f"{files['queue_scaler.py']}:PerReplica:target=10,max=4"
+    run = servesim.simulate(settings, scaler=scaler, start={"weights_gb_s": 1000.0}, conclude=False)
+    assert max(len(run.summary["replicas"]), 1) > 1
