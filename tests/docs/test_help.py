@@ -90,6 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.yaml").write_text(SMALL + ("" if name != "b" else "kv: paged\n"))
     rows = "".join(f"{250_000_000 * i},{100 + i},{20 + i}\n" for i in range(40))
     (folder / "trace.csv").write_text(f"arrival_ns,prompt_len,output_len\n{rows}")
+    shutil.copy(Path(__file__).parents[1] / "support" / "energy.py", folder / "energy.py")
     (folder / "my_policy.py").write_text(
         "from servesim.policies.scheduling.vllm import Vllm\n\n\nclass MyScheduler(Vllm):\n    '''Mine.'''\n"
     )
