@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from servesim.cli.app import app
-from servesim.cli.options import ScenarioCommand, canonical
+from servesim.cli.options import ScenarioCommand, _settings_of_own, canonical
 from servesim.errors import UserError
 from tests.support.documents import DOCUMENTS, ROOT, blocks, chosen, run
 
@@ -68,9 +68,10 @@ def unknown(command: str) -> str | None:
 
 
 def is_part(option: str) -> bool:
-    """Whether it is a parameter of a policy or a limit."""
+    """Whether it is a parameter of a policy, a limit, or a setting of the feature that pages show."""
+    feature = _settings_of_own((f"{ROOT / 'tests' / 'support' / 'energy.py'}:Energy",))
     try:
-        return bool(canonical([option])[1])
+        return option in {name for setting in feature for name in setting.names} or bool(canonical([option])[1])
     except UserError:
         return False
 
