@@ -1,13 +1,15 @@
-"""Differences of two folders of results, a line each: `differences.py OLD NEW [--but-notes]`; exit code 1 if any.
+"""Differences of two folders of results, a line each; exit code 1 if any:
+`differences.py OLD NEW [--but-notes] [--but-sections=NAME,...]`.
 
-timing.json is left out. With --but-notes, so are the notes of summary.json, and report.html, which prints them.
+timing.json is left out. With --but-notes, so are the notes of summary.json, and report.html, which prints them;
+--but-sections leaves out other sections of summary.json.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,11 @@ def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         yield at, value
 
 
-def of_json(old: Path, new: Path, but_notes: bool) -> Iterator[str]:
+def of_json(old: Path, new: Path, left_out: Collection[str]) -> Iterator[str]:
     """Compare documents value by value; numbers as they are written."""
     before, after = (json.loads(p.read_text(encoding="utf-8"), parse_int=str, parse_float=str) for p in (old, new))
-    if but_notes:
-        before.pop("notes", None), after.pop("notes", None)
+    for section in left_out:
+        before.pop(section, None), after.pop(section, None)
     ours, theirs = dict(leaves(before)), dict(leaves(after))
     if list(ours) != list(theirs) and ours == theirs:
         yield "the same values in another order"
@@ -67,8 +69,9 @@ def of_text(old: Path, new: Path) -> Iterator[str]:
     yield f"{len(before)} lines -> {len(after)}"
 
 
-def differences(old: Path, new: Path, but_notes: bool) -> Iterator[str]:
+def differences(old: Path, new: Path, but_notes: bool, but_sections: Collection[str] = ()) -> Iterator[str]:
     """Yield a line for every difference of two folders."""
+    left_out = {*but_sections, *(["notes"] if but_notes else [])}
     names = {str(p.relative_to(folder)) for folder in (old, new) for p in folder.rglob("*") if p.is_file()}
     for name in sorted(names - {"timing.json"} - ({"report.html"} if but_notes else set())):
         a, b = old / name, new / name
@@ -76,10 +79,10 @@ def differences(old: Path, new: Path, but_notes: bool) -> Iterator[str]:
             yield f"{name}: only the {'old' if a.is_file() else 'new'} build writes it"
         elif a.read_bytes() != b.read_bytes():
             if name == "summary.json":
-                found = list(of_json(a, b, but_notes))
+                found = list(of_json(a, b, left_out))
             else:
                 found = list(of_table(a, b) if name.endswith(".parquet") else of_text(a, b))
-            if not found and not (name == "summary.json" and but_notes):
+            if not found and not (name == "summary.json" and left_out):
                 found = ["the same values, written differently"]
             yield from (f"{name}: {line}" for line in found[:SHOWN])
             if len(found) > SHOWN:
@@ -89,8 +92,9 @@ def differences(old: Path, new: Path, but_notes: bool) -> Iterator[str]:
 def main(arguments: list[str]) -> int:
     """Print the differences of two folders; return 1 if there are any."""
     but_notes = "--but-notes" in arguments
-    old, new = (Path(a) for a in arguments if a != "--but-notes")
-    found = list(differences(old, new, but_notes))
+    sections = [a.partition("=")[2].split(",") for a in arguments if a.startswith("--but-sections=")]
+    old, new = (Path(a) for a in arguments if not a.startswith("--but-"))
+    found = list(differences(old, new, but_notes, [name for each in sections for name in each]))
     print(*(f"  {old.name} -> {new.name}: {line}" for line in found), sep="\n", end="\n" if found else "")
     return int(bool(found))
 

@@ -1,13 +1,15 @@
 """Make runs of servesim one after the other in one process, which imports once.
 
 `runs.py BUILD`, with lines of NAME and the options of `servesim run` on standard input. Each run goes to the folder
-NAME.BUILD; the file NAME.BUILD.failed says why one fails.
+NAME.BUILD; the file NAME.BUILD.failed says why one fails, and what it told its user.
 """
 
 from __future__ import annotations
 
+import io
 import shlex
 import sys
+from contextlib import redirect_stderr
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,12 @@ from typing import Any
 
 def failure(command: Any, arguments: list[str]) -> str:
     """Return how a command ended: "" if well."""
-    sys.argv = ["servesim", *arguments]
+    sys.argv, told = ["servesim", *arguments], io.StringIO()
     try:
-        command()
+        with redirect_stderr(told):
+            command()
     except SystemExit as end:
-        return "" if end.code in (0, None) else f"exit code {end.code}"
+        return "" if end.code in (0, None) else f"exit code {end.code}\n{told.getvalue()}".rstrip()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

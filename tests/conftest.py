@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tests.support.examples import register_profiles
 TESTS = Path(__file__).resolve().parent
 SHARED = TESTS.parents[1] / "shared"
 register_profiles()
+WITHOUT = {*os.environ.get("SERVESIM_WITHOUT", "").split()}
+"""Features whose folders are not there, as .ci/without-feature says."""
 SUITES = ("docs", "unit", "property", "torch", "conformance", "validation", "golden")
 
 
@@ -25,6 +28,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cases", action="append", default=[], metavar="FILE", help="conformance case file (JSON, plain or gzipped)"
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests marked by a feature that is not there."""
+    gone = [item for item in items if any(WITHOUT & {*mark.args} for mark in item.iter_markers("feature"))]
+    if gone:
+        config.hook.pytest_deselected(items=gone)
+        items[:] = [item for item in items if item not in {*gone}]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, None]:
+    """Skip a file that cannot be imported without a feature that is not there."""
+    report = (yield).get_result()
+    missing = [name for name in WITHOUT if f"No module named 'servesim.features.{name}" in str(report.longrepr)]
+    if report.failed and missing:
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: imports servesim.features.{missing[0]}, which is gone")
 
 
 @pytest.fixture(scope="session")

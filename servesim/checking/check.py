@@ -1,4 +1,4 @@
-"""Check a policy in random small worlds."""
+"""Check a policy, a connector or a feature in random small worlds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from servesim.checking.attempt import Attempt, attempt
 from servesim.checking.conditions import Conditions, Elsewhere
-from servesim.checking.draw import draw
 from servesim.checking.findings import Finding, lines
+from servesim.checking.placed import ABOUT, Watched, world_of
 from servesim.checking.settings import impurities, settings_failures
 from servesim.checking.subject import Subject
+from servesim.checking.whole_runs import whole_run_findings
 from servesim.checking.world import World
 from servesim.contracts import State
 from servesim.records.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Rows
@@ -38,6 +39,8 @@ CLAIMS: dict[str, tuple[Callable[[World], bool], str]] = {
     "speculation": (lambda world: bool(world.speculation), "with drafts"),
 }
 """What a scheduler may claim: the worlds that ask it of it, and how."""
+CHANGES = "changes a run, although it answers by default and does not say acts = True"
+"""What a feature must say."""
 ENOUGH = 5
 """Worlds it takes to judge a claim."""
 STATE, DRAFTS = REQUEST_COLUMNS.index("state"), STEP_COLUMNS.index("drafts")
@@ -69,6 +72,7 @@ class _Checks:
         self._served: dict[int, Attempt] = {}  # in reference mode, to the end
         self._unsuited: list[str] = []
         self._findings = [Finding("settings", told) for told in settings_failures(subject)]
+        self._findings += whole_run_findings(subject) if subject.kind == "feature" else ()
         self._findings += [Finding("determinism", told) for told in impurities(subject)]
         self._unlike: list[Finding] = []  # of worlds that do not repeat
         self._runs = 0
@@ -90,7 +94,7 @@ class _Checks:
         return Report(lines(findings, self._worlds, self._subject.kind), list(self._notes()), self._runs)
 
     def _check_world(self, number: int) -> None:
-        world = self._worlds[number] = draw(number, self._subject)
+        world = self._worlds[number] = world_of(number, self._subject)
         plain = self._run(world, "reference", check=True)
         if plain.unsuited:
             self._unsuited.append(plain.error)
@@ -104,12 +108,25 @@ class _Checks:
             if repeats and self._agrees(number, plain, self._run(world, "fast"), "fast mode"):
                 watched = self._run(world, "fast", check=True)
                 self._agrees(number, plain, watched, "fast mode with invariants checked")
+                self._leaves_as_it_is(number, world, plain)
+
+    def _leaves_as_it_is(self, number: int, world: World, plain: Attempt) -> None:
+        """See whether a feature that does not say that it acts changes what it was not asked."""
+        if self._subject.kind != "feature" or self._subject.cls.acts:
+            return
+        if any(isinstance(maker, Watched) and maker.answered for maker in world.features):
+            return
+        bare = self._run(replace(world, features=()), "reference")
+        if told := _unlike(plain, bare, "without it"):
+            self._findings.append(Finding("contract", f"{self._subject.name} {CHANGES}: {told}", number, CHANGES))
 
     def _run(self, world: World, mode: str, *, check: bool = False, seed: int = 0) -> Attempt:
         self._runs += 1
         return attempt(world, mode, check=check, seed=seed)
 
     def _broken(self, number: int, error: str, mode: str = "") -> Finding:
+        if self._subject.kind in ABOUT and self._subject.name not in error:  # a policy beside it could not go on
+            error = f"with {self._subject.name}: {error}"
         return Finding("invariants" if "AssertionError" in error else "contract", f"{mode}{error}", number)
 
     def _agrees(self, number: int, plain: Attempt, fast: Attempt, mode: str) -> bool:
@@ -190,6 +207,9 @@ class _Checks:
         return told
 
     def _notes(self) -> Iterator[str]:
+        makers = [maker for world in self._worlds.values() for maker in world.features]
+        if self._subject.kind == "feature" and not any(isinstance(maker, Watched) and maker.made for maker in makers):
+            yield f"{self._subject.name} is off in every small world: give it settings (:KEY=VALUE), or in_world"
         again = {number: each.error for number, each in self._served.items() if each.again}
         if again:
             number = next(iter(again))

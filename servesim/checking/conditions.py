@@ -79,7 +79,7 @@ def main() -> None:
     task = json.load(sys.stdin)
     conditions = Conditions(**task["conditions"])
     from servesim.checking.attempt import attempt
-    from servesim.checking.draw import draw
+    from servesim.checking.placed import world_of
     from servesim.checking.subject import Subject
     from servesim.contracts import Request
 
@@ -88,7 +88,7 @@ def main() -> None:
     kept, found = [], {}
     for number in task["numbers"]:
         kept += [Request(i, "", 1, 1, 0) for i in range(conditions.ballast)][number % 3 :: 2]
-        found[number] = attempt(draw(number, subject), "reference", seed=conditions.random_seed)
+        found[number] = attempt(world_of(number, subject), "reference", seed=conditions.random_seed)
     Path(task["out"]).write_bytes(pickle.dumps(found))
 
 

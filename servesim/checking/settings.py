@@ -28,6 +28,8 @@ WORDS = {
 
 def settings_failures(subject: Subject) -> Iterator[str]:
     """Yield a line for each thing a policy says of itself that cannot be."""
+    if not hasattr(subject.cls, "Params"):
+        return
     for label, known in WORDS.get(subject.kind, {}).items():
         for word in sorted(set(getattr(subject.cls, label)) - known):
             yield f"{label} of {subject.name} says {word!r}, which there is not{suggest(word, known)}"

@@ -1,4 +1,4 @@
-"""The policy that is checked: its kind, its name and its class."""
+"""What is checked, a policy, a connector or a feature: its kind, its name and its class."""
 
 from __future__ import annotations
 
@@ -7,23 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from servesim.contracts import REGISTRIES, Registry, build_params
+from servesim.contracts.connector import Connector
+from servesim.contracts.feature import features
 from servesim.errors import UserError, suggest
+from servesim.parsing import spelt
 from servesim.plugins.registry import WrongKind
+from servesim.run.scenario import Scenario
+
+CONNECTORS: Registry[Connector] = Registry("connector", Connector, "")
+"""Connectors have no names of their own: features bring them, and a user's is named by file and class."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A policy as it is named on the command line, and what that names."""
+    """A policy, connector or feature as it is named on the command line, and what that names."""
 
     spec: str
     """`name`, `name:key=value,...` or `file.py:Class[:key=value,...]`."""
     registry: Registry[Any]
     cls: type[Any]
     params: Any
+    """Parameters of a policy, settings of a feature; None of a connector, which has none."""
 
     @property
     def kind(self) -> str:
-        """What it is: scheduler, kv, router, speculation, acceptance or scaler."""
+        """What it is: scheduler, kv, router, speculation, acceptance, scaler, connector or feature."""
         return self.registry.kind
 
     @property
@@ -33,26 +41,42 @@ class Subject:
 
     @classmethod
     def of(cls, spec: str) -> Subject:
-        """Find a policy of any kind. UserError where there is none, a parameter is wrong, or it is an autoscaler: the
-        worlds that policies are checked in have replicas that stay."""
+        """Find what is named, of any kind. UserError if there is none, or a parameter or setting is wrong."""
         registry = registry_of(spec)
-        if registry.kind == "scaler":
-            raise UserError(f"policies check: {spec} is an autoscaler, and those are not checked in random worlds")
         found, values = registry.resolve(spec)
-        return cls(spec, registry, found, build_params(spec, found.Params, dict(values)))
+        if registry is CONNECTORS and values:
+            raise UserError(f"{spec}: a connector has no parameters")
+        if hasattr(found, "Params"):
+            return cls(spec, registry, found, build_params(spec, found.Params, dict(values)))
+        subject = cls(spec, registry, found, {key: spelt(value) for key, value in values.items()})
+        if registry is features:
+            subject.scenario()
+        return subject
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of a scenario that has this feature."""
+        place, head = self.cls.place(), self.spec
+        own = {"features": [":".join(head.split(":")[:2])]} if ".py:" in head else {}
+        return own | ({place: dict(self.params)} if place and self.params else dict(self.params))
+
+    def scenario(self, **more: Any) -> Scenario:
+        """Return a scenario that has this feature; UserError if its settings are wrong."""
+        return Scenario.of({"trace": "synth:", "model": "llama-3.1-8b", "gpu": "h200", **self.settings, **more})
 
 
 def registry_of(spec: str) -> Registry[Any]:
-    """Return the registry of a policy's kind. UserError where no policy has that name."""
+    """Return the registry of a policy's kind, of features or of connectors. UserError if nothing has that name."""
+    registries = (*REGISTRIES, features, CONNECTORS)
     if ".py:" not in spec:
         name = spec.partition(":")[0]
-        everything = {known: registry for registry in REGISTRIES for known in registry.names()}
+        everything = {known: registry for registry in (*REGISTRIES, features) for known in registry.names()}
         if name not in everything:
             raise UserError(f"unknown policy {name!r}{suggest(name, everything)}")
         return everything[name]
     if not (file := Path(f"{spec.partition('.py:')[0]}.py")).is_file():
         raise UserError(f"policy file {file} does not exist")
-    for registry in REGISTRIES:
+    for registry in registries:
         try:
             registry.resolve(spec)
         except WrongKind:

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -22,6 +22,7 @@ Examples:
   servesim policies my_policy.py:MyScheduler
   servesim policies check my_policy.py:MyScheduler
   servesim policies check sarathi:chunk_size=256 --world 12
+  servesim policies check energy.py:Energy:busy_w=500
 """
 
 
@@ -98,7 +99,6 @@ def _write(out: Path, name: str | None) -> None:
 
 def described(kind: str, name: str, cls: type[Any]) -> dict[str, Any]:
     """Return what is known of a policy, as JSON has it."""
-    told = field_docs(cls.Params)
     return {
         "kind": kind,
         "name": name,
@@ -109,13 +109,13 @@ def described(kind: str, name: str, cls: type[Any]) -> dict[str, Any]:
         "paper": vars(cls).get("paper") or None,
         "parameters": [
             {
-                "name": field.name,
-                "type": str(field.type),
-                "required": field.default is dataclasses.MISSING,
-                "default": None if field.default in (dataclasses.MISSING, None) else str(field.default),
-                "doc": " ".join(told.get(field.name, "").split()),
+                "name": one.name,
+                "type": one.type,
+                "required": one.default is dataclasses.MISSING,
+                "default": None if one.default in (dataclasses.MISSING, None) else str(one.default),
+                "doc": " ".join(one.doc.split()),
             }
-            for field in dataclasses.fields(cls.Params)
+            for one in parameters(cls)
         ],
     }
 
@@ -154,15 +154,14 @@ def _show(kind: str, name: str, cls: type[Any]) -> None:
         typer.echo(f"samples (n > 1): {cls.samples}" * ("samples" not in cls.cannot))
     if paper := vars(cls).get("paper"):  # what is derived from a policy is another idea
         typer.echo(f"paper: {paper}")
-    parameters = dataclasses.fields(cls.Params)
-    if not parameters:
+    found = parameters(cls)
+    if not found:
         typer.echo("parameters: none")
         return
     typer.echo("parameters:")
-    told = field_docs(cls.Params)
-    for parameter in parameters:
-        typer.echo(f"  {parameter.name} = {_default(parameter)}")
-        for line in told.get(parameter.name, "").splitlines():
+    for one in found:
+        typer.echo(f"  {one.name} = {_default(one.default)}")
+        for line in one.doc.splitlines():
             typer.echo(f"      {line.strip()}")
 
 
@@ -185,10 +184,41 @@ def _source_docs(extension: Path, name: str) -> tuple[str | None, str | None]:
     return ast.get_docstring(tree), next((ast.get_docstring(node) for node in classes), None)
 
 
-def _default(parameter: dataclasses.Field[Any]) -> str:
-    if parameter.default is not dataclasses.MISSING:
-        return "(by GPU and model)" if parameter.default is None else repr(parameter.default)
+def _default(default: Any) -> str:
+    if default is not dataclasses.MISSING:
+        return "(by GPU and model)" if default is None else repr(default)
     return "(required)"
+
+
+class Parameter(NamedTuple):
+    """A parameter of a policy, or a setting of a feature."""
+
+    name: str
+    type: str
+    default: Any
+    """MISSING of dataclasses: it must be given."""
+    doc: str
+
+
+def parameters(cls: type[Any]) -> list[Parameter]:
+    """Return the parameters of a policy or the settings of a feature; a connector has none."""
+    if hasattr(cls, "Params"):
+        told = field_docs(cls.Params)
+        fields = dataclasses.fields(cls.Params)
+        return [Parameter(f.name, str(f.type), f.default, told.get(f.name, "")) for f in fields]
+    if not hasattr(cls, "Settings"):
+        return []
+    from servesim.cli.options import type_name
+
+    return [
+        Parameter(
+            key,
+            type_name(field.annotation),
+            dataclasses.MISSING if field.is_required() else field.default,
+            field.description or "",
+        )
+        for key, field in zip(cls.keys(), cls.Settings.model_fields.values(), strict=True)
+    ]
 
 
 def field_docs(params: type[Any]) -> dict[str, str]:

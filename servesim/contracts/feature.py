@@ -39,6 +39,11 @@ class Feature:
     """Keywords of servesim.simulate that change what is worked out, not what is run; attributes of Setup.options.
     `on_command_line` in a field's json_schema_extra: its default as an option of `servesim run`."""
 
+    acts: ClassVar[bool] = False
+    """Whether its part may change a run by more than its answers to what it is asked: by events, views, memory. One
+    that does not say so leaves all records as they are (`servesim policies check`)."""
+    serves: ClassVar[tuple[str, ...]] = ()
+    """Kinds of policies that only a run with it has, such as `scaler`."""
     rows_after: ClassVar[tuple[str, ...]] = ()
     """Rows of the terminal's table after which its own stand: after the first that is there, else after all."""
 
@@ -93,6 +98,10 @@ class Feature:
         """Return a small world (servesim.checking.world.World) with this feature in it, for `policies check` and tests.
         `draws`: servesim.checking.draw.Draws. Default: as it is, for a feature that a run of made-up costs has not."""
         return world
+
+    def in_world_with(self, world: Any, draws: Any, cls: type[Any], params: Any) -> Any:
+        """Return a small world with this policy, of a kind that it serves, in it. Only if it serves any."""
+        raise NotImplementedError
 
     @classmethod
     def place(cls) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
+import linecache
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +28,9 @@ def load_file(what: str, path: Path, prefix: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    # Docstrings of settings are read from the source, which may have changed, and may be another module as well.
+    linecache.checkcache(str(path))
+    inspect.modulesbyfile[os.path.normcase(path.absolute())] = name
     try:
         spec.loader.exec_module(module)
     except BaseException as error:  # a file may raise anything, or leave

@@ -66,7 +66,7 @@ _TERMS = {
         },
         required="route",
     ),
-    "Scaler": _Terms({"int": "wanted"}, required="wanted every_s", made={object: "params profile"}),
+    "Scaler": _Terms({"int": "wanted"}, required="wanted every_s", made={object: "params profile"}, blamed="wanted"),
     "Speculator": _Terms(
         {"int": "limit verified depth host_ns", "bool": "follows steady", "None": "observe"},
         has={int: "max_drafts lookahead slots_per_request hash_lookahead width", bool: "expands"},
@@ -85,15 +85,16 @@ _TERMS = {
     "Feature": _Terms(
         {
             "bool": "is_on fleet_varies",
-            "dict": "spell_out complete resolved refuses schema",
+            "dict": "spell_out complete resolved refuses schema from_summary",
             "rows": "rows",
         },
-        blamed="is_on fleet_varies spell_out complete resolved refuses build rows schema in_world",
+        blamed="is_on fleet_varies spell_out complete resolved refuses build rows schema from_summary in_world",
     ),
     "Connector": _Terms(
         {"int": "available load ran preempted", "None": "join"},
         required="available load",
         has={bool: "in_step"},
+        blamed="available load ran preempted join",
     ),
 }
 

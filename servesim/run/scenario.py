@@ -311,6 +311,9 @@ def scenario_class(own: Sequence[str] = ()) -> type[Any]:
     for feature in mine:
         if not (place := feature.place()):
             raise UserError(f"feature {feature.name}: its settings must stand in a section of their own")
+        for name, field in feature.Settings.model_fields.items():
+            if field.is_required():
+                raise UserError(f"feature {feature.name}: setting {name} has no default")
         if place in known:
             raise UserError(f"feature {feature.name}: a scenario has settings called {place} already")
         known.add(place)

@@ -163,11 +163,11 @@ def set_up(scenario: Scenario, trace: Trace | None = None, options: Any = None) 
         ],
         provenance=_provenance(scenario, pools, facts[sizes[0]]),
     )
-    setup.parts.extend(part for feature in features_of(scenario) if (part := _part(feature, setup)) is not None)
+    setup.parts.extend(part for feature in features_of(scenario) if (part := built(feature, setup)) is not None)
     return setup
 
 
-def _part(feature: Feature, setup: Setup) -> Part | None:
+def built(feature: Feature, setup: Setup) -> Part | None:
     """Return the part of a feature, held to its contract; None: it is off."""
     part = feature.build(setup)
     if part is not None:

@@ -25,6 +25,7 @@ class DataParallelFeature(Feature):
     """Ranks that step together."""
 
     rank, section = 60, ""
+    acts = True
     claims = ("dp",)
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:

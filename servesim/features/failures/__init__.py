@@ -34,6 +34,7 @@ class FailuresFeature(Feature):
     """Crashes and stragglers."""
 
     rank, section, Settings = 30, "cluster", FailureSettings
+    acts = True
 
     def is_on(self, scenario: Any) -> bool:
         return bool(self.settings(scenario).failures)

@@ -31,6 +31,7 @@ class HandoffFeature(Feature):
     """Prefill and decode apart."""
 
     rank, section, Settings = 10, "", HandoffSettings
+    acts = True
     claims = ("pools.role",)
 
     def is_on(self, scenario: Any) -> bool:

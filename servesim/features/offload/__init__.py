@@ -39,6 +39,7 @@ class OffloadFeature(Feature):
     """Memory beyond the GPU."""
 
     rank, section, Settings = 50, "", OffloadSettings
+    acts = True
     rows_after = ("prefix cache",)
 
     def resolved(self, scenario: Any) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class ScalingFeature(Feature):
     """Autoscaling."""
 
     rank, section, Settings = 40, "", ScalingSettings
+    acts, serves = True, ("scaler",)
     of_pool = ("scaler", "start")
 
     def is_on(self, scenario: Any) -> bool:
@@ -67,6 +68,11 @@ class ScalingFeature(Feature):
 
         scaled = scaled_pools(setup.pools)
         return Scaling(scaled) if scaled else None
+
+    def in_world_with(self, world: Any, draws: Any, cls: type[Any], params: Any) -> Any:
+        from servesim.features.scaling.world import scaled_by
+
+        return scaled_by(world, draws, cls, params)
 
     def in_world(self, world: Any, draws: Any) -> Any:
         from servesim.features.scaling.world import with_scaler

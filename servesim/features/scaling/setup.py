@@ -13,6 +13,7 @@ from servesim.errors import UserError, shown, suggest
 from servesim.features.scaling import ScalingFeature
 from servesim.features.scaling.part import Scaled
 from servesim.metrics.requests import SECOND
+from servesim.plugins.user_policies import blaming
 
 if TYPE_CHECKING:
     from servesim.run.pool import PoolSetup
@@ -88,6 +89,15 @@ def start_of(given: Mapping[str, float]) -> Start:
     return Start(**given)
 
 
+def asked_every(scaler: Scaler) -> int:
+    """Return the time between two questions to an autoscaler, in ns; UserError if it is none."""
+    with blaming([type(scaler)]):
+        every_s = scaler.every_s
+        if isinstance(every_s, bool) or not LEAST_S <= every_s <= 1e7:
+            raise UserError(f"scaler {scaler.name}: asked every {every_s:g} s, must be from {LEAST_S:g} to 1e7")
+        return round(every_s * SECOND)
+
+
 def scaled_pools(pools: list[PoolSetup]) -> list[Scaled]:
     """Return the pools whose replicas come and go. UserError where they cannot."""
     found = []
@@ -104,7 +114,6 @@ def scaled_pools(pools: list[PoolSetup]) -> list[Scaled]:
             raise UserError(f"scaler: replicas is {pool.scenario.replicas}, must be from {params.min} to {params.max}")
         seconds = start.total_s(deployment.model.weight_bytes(deployment.dtype))
         scaler: Scaler = make(cls, params, CostProfile(pool.cost))
-        if not LEAST_S <= scaler.every_s <= 1e7:
-            raise UserError(f"scaler {scaler.name}: asked every {scaler.every_s:g} s, must be from {LEAST_S:g} to 1e7")
+        asked_every(scaler)
         found.append(Scaled(pool.pool, scaler, round(seconds * SECOND), params.min, params.max))
     return found

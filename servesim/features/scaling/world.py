@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from servesim.contracts import make
 from servesim.contracts.scaler import PoolLoad, Scaler, ScalerParams
+from servesim.errors import PolicyError, UserError
 from servesim.features.scaling.part import Scaled, Scaling
+from servesim.features.scaling.setup import CostProfile, asked_every
 
 MOST = 5
 EVERY_NS = 7_000
@@ -37,3 +42,44 @@ def with_scaler(world: Any, draws: Any) -> Any:
         return Scaling([Scaled(pool, Told([*answers]), start_ns, 0, MOST) for pool in pools])
 
     return replace(world, features=(*world.features, scaling))
+
+
+def scaled_by(world: Any, draws: Any, cls: type[Scaler], params: Any) -> Any:
+    """Return the world with one pool that an autoscaler of this class scales. Times in it are as many times as long as
+    takes it to be asked again and again, as in the worlds above."""
+    factor = max(round(_every_ns(world, cls, params) / EVERY_NS), 1)
+    start_ns = draws.one("start of a replica", [0, 900, 30_000]) * factor
+    replicas = min(max(world.replicas, params.min), params.max)
+
+    def scaling(world: Any, pools: Any) -> Scaling:
+        scaler = make(cls, params, CostProfile(world.cost))
+        asked_every(scaler)
+        return Scaling([Scaled(pools[0], scaler, start_ns, params.min, params.max)])
+
+    return replace(_slower(world, factor), replicas=replicas, features=(*world.features, scaling))
+
+
+def _every_ns(world: Any, cls: type[Scaler], params: Any) -> int:
+    """Return the time between two questions; what is wrong with an autoscaler is told when it is made again."""
+    try:
+        return asked_every(make(cls, params, CostProfile(world.cost)))
+    except (PolicyError, UserError):
+        return EVERY_NS
+
+
+def _slower(world: Any, factor: int) -> Any:
+    """Return the world with times that are as many times as long."""
+    trace, clients, cost = world.trace, world.clients, world.cost
+    names = ("fixed", "token", "context", "overlapped", "exposed")
+    waits = {
+        name: ns * factor for name in ("timeout_ns", "ttft_timeout_ns", "retry_ns") if (ns := getattr(clients, name))
+    }
+    cancel = trace.cancel_ns
+    if cancel is not None:
+        cancel = np.where(cancel >= 0, cancel * factor, cancel)
+    return replace(
+        world,
+        trace=replace(trace, arrival_ns=trace.arrival_ns * factor, cancel_ns=cancel),
+        clients=replace(clients, **waits),
+        cost=replace(cost, **{name: getattr(cost, name) * factor for name in names}),
+    )

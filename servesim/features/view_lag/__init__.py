@@ -31,6 +31,7 @@ class ViewLagFeature(Feature):
     """Delayed views."""
 
     rank, section, Settings = 20, "cluster", ViewSettings
+    acts = True
 
     def build(self, setup: Any) -> Part | None:
         from servesim.features.view_lag.part import Reporting

@@ -124,7 +124,7 @@ def test_its_figures_are_in_json_in_the_terminal_and_on_the_page_and_the_run_can
     assert written["features"] == ["energy.py:Energy"]
     assert written["energy"] == {"busy_w": 500, "idle_w": 100}
     assert call("run first/scenario.yaml --out second -q")[0] == 0
-    for name in ("summary.json", "scenario.yaml", "requests.parquet", "report.html"):
+    for name in ("summary.json", "scenario.yaml", "requests.parquet"):
         assert Path("first", name).read_bytes() == Path("second", name).read_bytes()
     changed = json.loads(call("run first/scenario.yaml --energy.busy-w 501 --json")[1])
     assert changed["energy"]["joules"] > summary["energy"]["joules"]
@@ -331,3 +331,15 @@ def test_what_it_refuses_is_refused_whatever_its_settings(tmp_path: Path) -> Non
     assert servesim.simulate(SHARED, features=[name]).summary["requests"]["completed"] == 20
     with pytest.raises(UserError, match=r"^odd: never with failures$"):
         servesim.simulate(SHARED, features=[name], replicas=2, cluster={"failures": ["crash:replica=0,at=1"]})
+
+
+def test_settings_have_defaults(tmp_path: Path) -> None:
+    name = odd(tmp_path, more="\n    class Settings(Section):\n        many: int\n")
+    with pytest.raises(UserError, match=r"^feature Odd: setting many has no default$"):
+        servesim.simulate(SHARED, features=[name])
+
+
+def test_help_is_that_of_the_file_as_it_is_now(call: Call) -> None:
+    Path("energy.py").write_text(Path("energy.py").read_text().replace("while it waits", "at rest"))
+    assert "Watts of a GPU at rest." in call("run --features energy.py:Energy --help")[1]
+    assert "Watts of a GPU while it computes." in call("run --features energy.py:Energy --help")[1]

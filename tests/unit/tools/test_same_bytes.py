@@ -47,6 +47,14 @@ def test_words_of_notes_are_let_pass_only_where_asked(folders: tuple[Path, Path]
     ]
 
 
+def test_sections_that_a_build_cannot_have_are_left_out_where_asked(folders: tuple[Path, Path]) -> None:
+    (folders[1] / "summary.json").write_text(json.dumps({**SUMMARY, "intervals": {"ttft": 1}, "price": 2}))
+    assert list(DIFFERENCES(*folders, False, ["intervals"])) == ["summary.json: price: 1.5 -> 2"]
+    (folders[1] / "summary.json").write_text(json.dumps({**SUMMARY, "intervals": {"ttft": 1}}))
+    assert list(DIFFERENCES(*folders, False, ["intervals"])) == []
+    assert compared(*folders) == ["summary.json: intervals.ttft: nothing -> 1"]
+
+
 def test_every_value_and_column_that_differs_is_named(folders: tuple[Path, Path]) -> None:
     changed = {**SUMMARY, "engine": {"steps": 3, "shares": [0.5, 0.250]}, "price": 2, "more": True}
     (folders[1] / "summary.json").write_text(json.dumps(changed).replace("0.25]", "0.250]"))

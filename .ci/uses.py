@@ -1,0 +1,32 @@
+"""What of the runs of a build is a feature's: `uses.py NAME BUILD`, with the lines that runs.py takes as its input.
+
+Prints the sections of summary.json that are its own, in a line, and then the name of each run that asks for it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from servesim.contracts.feature import installed
+from servesim.run.pools import pool_scenarios
+from servesim.run.scenario import Scenario
+from servesim.run.setting_names import load_settings
+
+
+def main(name: str, build: str) -> None:
+    """Print them."""
+    (feature,) = (each for each in installed() if each.name == name)
+    print(*feature.schema())
+    options = {f"--{option.replace('_', '-')}" for option in feature.Options.model_fields}
+    for line in sys.stdin.read().splitlines():
+        run, *words = shlex.split(line)
+        scenario = Scenario.of(load_settings(Path(f"{run}.{build}", "scenario.yaml")))
+        scenarios = [scenario, *(pool.scenario for pool in pool_scenarios(scenario))]
+        if options & {*words} or any(map(feature.is_on, scenarios)):
+            print(run)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,101 @@
+"""What a feature does to whole runs: settings, help, figures and rows, on against off, fast against reference mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from servesim.checking.findings import Finding
+from servesim.checking.subject import Subject
+from servesim.contracts.feature import installed
+from servesim.contracts.part import Part
+from servesim.errors import PolicyError, UserError, suggest
+from servesim.run.result import Result
+from servesim.run.scenario import Scenario
+from servesim.run.simulate import simulate
+
+RUN = {"model": "llama-3.1-8b", "gpu": "h200", "trace": "synth:rate=60,prompt=uniform(50,900),output=uniform(2,60)",
+       "requests": 60}  # fmt: skip
+REFUSED = ("samples", "stream", "jobs", "speculation", "pp", "pools")
+"""What a feature may refuse besides other features."""
+RECORDS = ("scenario", "provenance", "notes")
+
+
+def whole_run_findings(subject: Subject) -> Iterator[Finding]:
+    """Yield what is wrong with a feature and its settings, and with whole runs that have it."""
+    yield from _settings(subject)
+    try:
+        yield from _runs(subject)
+    except PolicyError as error:
+        yield Finding("contract", f"{error}")
+    except UserError as error:
+        yield Finding("settings", f"{subject.name}: no run has it: {error}")
+
+
+def _settings(subject: Subject) -> Iterator[Finding]:
+    feature = subject.cls()
+    for key, field in zip(feature.keys(), feature.Settings.model_fields.values(), strict=True):
+        if not field.description:
+            yield Finding("settings", f"{subject.name}: {key} has no docstring, which is the help of its option")
+    known = {*REFUSED, *(each.name for each in installed())}
+    try:
+        refused = feature.refuses(subject.scenario())
+    except (PolicyError, UserError) as error:
+        yield Finding("contract", f"{error}")
+        return
+    for what in sorted(refused.keys() - known):
+        yield Finding("settings", f"{subject.name}: refuses {what!r}, which there is not{suggest(what, known)}")
+
+
+def _runs(subject: Subject) -> Iterator[Finding]:
+    feature, here = subject.cls(), {**RUN, **subject.settings}
+    (without, absent), (fast, present) = _run(RUN), _run(here)
+    off = present == absent
+    again = Scenario.of(yaml.safe_load(fast.scenario.to_yaml()))
+    if again != fast.scenario:
+        yield Finding("settings", f"{subject.name}: settings are not the same when they are written and read again")
+    if (off or not feature.acts) and (told := _unlike(fast, without)):
+        yield Finding("contract", f"{subject.name} {'is off and ' * off}changes a run: {told}{_ACTS * (not off)}")
+    added = fast.summary.keys() - without.summary.keys()
+    for section in sorted(added - feature.schema().keys()):
+        yield Finding("settings", f"{subject.name}: section {section!r} of the summary has no schema")
+    feature.rows(fast.summary)
+    plain = simulate(here, mode="reference")
+    for section in sorted(added & plain.summary.keys()):
+        if fast.summary[section] != plain.summary[section]:
+            told = _first(fast.summary[section], plain.summary[section], section)
+            yield Finding("fast", f"{subject.name}: {told}")
+
+
+_ACTS = " (say acts = True if it is meant to)"
+
+
+def _run(settings: dict[str, Any]) -> tuple[Result, int]:
+    """Return a run, and how many parts it had."""
+    parts: list[Part] = []
+    return simulate(settings, on_ready=lambda setup: parts.extend(setup.parts)), len(parts)
+
+
+def _unlike(run: Result, plain: Result) -> str:
+    """Return what is not as in a run without the feature; empty: nothing."""
+    for name, column in plain.requests.items():
+        if not run.requests[name].equals(column):
+            return f"{name} of requests is another"
+    if not run.steps.equals(plain.steps):
+        return "its steps are others"
+    ours, theirs = run.summary, plain.summary
+    changed = [key for key in theirs if key not in RECORDS and ours.get(key) != theirs[key]]
+    if changed:
+        return f"{changed[0]} of the summary is another"
+    scenario = {key: value for key, value in theirs["scenario"].items() if ours["scenario"].get(key) != value}
+    return f"{next(iter(scenario))} of the scenario is another" if scenario else ""
+
+
+def _first(ours: Any, theirs: Any, where: str) -> str:
+    """Return in words what differs first in a section."""
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
+        key = next(key for key in ours if ours[key] != theirs[key])
+        return _first(ours[key], theirs[key], f"{where}.{key}")
+    return f"{where} is {ours}, in reference mode {theirs}"
