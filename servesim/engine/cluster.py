@@ -198,7 +198,7 @@ class Cluster:
         return self.router.route(request, self.fleet.views)
 
     def _act(self, request: Request, output_len: int, decision: Decision) -> None:
-        if any(takes(request, output_len, decision) for takes in self._takes):
+        if self._takes and any(takes(request, output_len, decision) for takes in self._takes):
             return
         if isinstance(decision, int):
             self._send(request, output_len, decision)
@@ -240,7 +240,7 @@ class Cluster:
 
     def _give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
         """Cancel a request whose client's patience ends at this instant."""
-        if any(gives_up(request, deadline) for gives_up in self._gives_up):
+        if self._gives_up and any(gives_up(request, deadline) for gives_up in self._gives_up):
             return
         if request.replica >= 0:
             self.replicas[request.replica].give_up(request, deadline)

@@ -83,6 +83,8 @@ class Handoff(Part, ABC):
         if self.decode_router is not None:
             cluster.router.role, self.decode_router.role = "prefill", "decode"
             self.telling = Telling(self.decode_router, self.clock, cluster.waiting.recall, forks=False)
+        telling: Telling = self.telling or cluster.telling
+        self._tell_sent = telling.sent if telling.wants("sent") else None
 
     def core_made(self, replica: Replica) -> None:
         if replica.role == "prefill":
@@ -160,9 +162,8 @@ class Handoff(Part, ABC):
                 return
         passage.sent_ns = self.clock.ns
         request.replica = passage.decode
-        telling = self.telling or self.cluster.telling
-        if telling.wants("sent"):
-            telling.sent(request, passage.output_len, passage.decode)
+        if self._tell_sent is not None:
+            self._tell_sent(request, passage.output_len, passage.decode)
         self.cluster.replicas[passage.decode].arrive(request, passage.output_len)
 
     def choose(self, request: Request, role: Role = "decode", router: Router | None = None) -> int:

@@ -124,7 +124,7 @@ def test_its_figures_are_in_json_in_the_terminal_and_on_the_page_and_the_run_can
     assert written["features"] == ["energy.py:Energy"]
     assert written["energy"] == {"busy_w": 500, "idle_w": 100}
     assert call("run first/scenario.yaml --out second -q")[0] == 0
-    for name in ("summary.json", "scenario.yaml", "requests.parquet"):
+    for name in ("summary.json", "scenario.yaml", "requests.parquet", "report.html"):
         assert Path("first", name).read_bytes() == Path("second", name).read_bytes()
     changed = json.loads(call("run first/scenario.yaml --energy.busy-w 501 --json")[1])
     assert changed["energy"]["joules"] > summary["energy"]["joules"]
