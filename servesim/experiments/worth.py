@@ -32,9 +32,8 @@ from servesim.experiments.capacity_study import Study
 from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import Outcome
 from servesim.experiments.statistics import interval
-from servesim.features.handoff.setup import with_pd
 from servesim.parsing import listed
-from servesim.run.scenario import Scenario
+from servesim.run.scenario import Scenario, spelled_out
 from servesim.run.setting_names import assigned, full_name, override
 from servesim.run.trace_source import open_scenario
 
@@ -147,7 +146,7 @@ def _together(settings: Settings) -> tuple[str, ...]:
     they would not come out even."""
     if not settings.get("pd"):
         raise UserError("of: the scenario has prefill and decode together; say how they are apart, as --pd 1x1:1x1")
-    sides = with_pd(settings)["pools"]
+    sides = spelled_out(settings)["pools"]
     gpus, tp = sum(pool["replicas"] * pool["tp"] for pool in sides), int(settings.get("tp") or 1)
     if gpus % tp:
         raise UserError(f"of: the {gpus} GPUs of pd={settings['pd']} are no whole number of replicas of tp={tp}")

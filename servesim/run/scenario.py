@@ -252,9 +252,7 @@ class _Scenario(Section):
     def of(cls, settings: Mapping[str, Any], source: str = "") -> Scenario:
         """Build a scenario from plain settings; `source` names their file, if any, in errors."""
         own = own_features(settings.get("features"))
-        kind, found = scenario_class(own), dict(settings)
-        for feature in scenario_features(own):
-            found = feature.spell_out(found)
+        kind, found = scenario_class(own), spelled_out(settings)
         if found.get("pools"):
             found = with_pools(found, cls.of)
         found = under(found, policy_settings)
@@ -297,6 +295,14 @@ def _installed(name: str) -> str:
 def scenario_features(own: Sequence[str] = ()) -> tuple[Feature, ...]:
     """Return the features that a scenario may have, by rank: those installed, and a user's own, as their files are."""
     return by_rank([*installed(), *of_user(own)]) if own else installed()
+
+
+def spelled_out(settings: Mapping[str, Any]) -> Settings:
+    """Return settings with the shorthands of all features written out, such as `pd` as two pools."""
+    found = dict(settings)
+    for feature in scenario_features(own_features(settings.get("features"))):
+        found = feature.spell_out(found)
+    return found
 
 
 def features_of(scenario: Scenario) -> tuple[Feature, ...]:
