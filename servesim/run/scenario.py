@@ -338,7 +338,7 @@ def check_claims(scenario: Scenario) -> None:
     wanted = {name: getattr(scenario, name) for name in plain if getattr(scenario, name) != plain[name]}
     roles = {pool["role"] for pool in scenario.pools} - {"both"}
     wanted |= {"pools.role": next(iter(roles))} if roles else {}
-    for key in wanted.keys() - claimed:
+    for key in [key for key in wanted if key not in claimed]:
         raise UserError(f"{key} is {shown(wanted[key])}, but no feature is installed that serves it")
 
 
