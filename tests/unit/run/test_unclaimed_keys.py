@@ -22,7 +22,7 @@ SETS: dict[str, list[tuple[str, dict[str, Any], list[str]]]] = {
     "bursts": [("burst_replicas", {"burst_replicas": True}, ["--burst-replicas"])],
     "classes": [
         ("slo_classes", {"slo_classes": {"gold": "ttft:300"}}, ["--set", "slo_classes.gold=ttft:300"]),
-        ("slo_class_percentiles", {"slo_classes": {"gold": "ttft:p99<1s"}}, ["--set", "slo_classes.gold=ttft:p99<1s"]),
+        ("slo_classes", {"slo_classes": {"gold": "ttft:p99<1s"}}, ["--set", "slo_classes.gold=ttft:p99<1s"]),
     ],
     "data_parallel": [("dp", {"dp": 2, "model": "qwen3-30b-a3b"}, ["--dp", "2", "--model", "qwen3-30b-a3b"])],
     "failures": [
