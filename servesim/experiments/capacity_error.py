@@ -1,7 +1,7 @@
 """The model's error in a capacity question: searched again with all times of the servers stretched.
 
 A server whose times are all longer by f, at rate r, is the simulated one at rate f r with limits (and windows) shorter
-by f: servesim.features.bars.propagation says why. So the ends of the interval are two more searches, which begin where
+by f: servesim.run.error_bars says why. So the ends of the interval are two more searches, which begin where
 the first one ended. Two deployments are compared by the spread of their ratio, which pairs of measured servers give,
 never by the difference of two intervals: does the cheapest stay so where it is slower by that much?
 
@@ -23,11 +23,10 @@ from servesim.experiments.goals import Goal
 from servesim.experiments.limit_search import NearSearch, RateSearch
 from servesim.experiments.outcome import judge
 from servesim.experiments.run_metrics import Run
-from servesim.features.bars.intervals import LATENCY_KEYS, case_of, unlike
-from servesim.features.bars.propagation import ENDS, SAYS, unscaled
 from servesim.intervals.case import METRICS, Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.intervals.pairs import WORDS, Spread, spread
+from servesim.run.error_bars import ENDS, LATENCY_KEYS, SAYS, case_of, unlike, unscaled
 from servesim.run.scenario import Scenario
 
 SOUGHT = 3

@@ -22,7 +22,7 @@ from servesim.experiments.sameness import Equal, budget_of, equal_ones, equal_te
 from servesim.experiments.store import Cell
 from servesim.experiments.variants import is_oracle, plans_ahead, price_of, shared_settings, synchronous_ones
 from servesim.experiments.verdicts import AT_THE_RATE, Settings, is_unstable, judge, ranking, sentence, set_by_rate
-from servesim.features.bars.intervals import intervals as error_bars
+from servesim.run.error_bars import intervals as error_bars
 from servesim.run.scenario import Scenario
 
 SCHEMA = "servesim.comparison/1"

@@ -1,7 +1,7 @@
 """What of a compared p99, goodput or price may be the model's error: the variant again with its times stretched.
 
 By the spread of ratios of measured pairs, as of means (servesim.experiments.model_error), and the rule of
-servesim.features.bars.propagation: a server whose times are all e times as long, at rate r, is the simulated one at
+servesim.run.error_bars: a server whose times are all e times as long, at rate r, is the simulated one at
 rate e r with every time multiplied by e, queue and all. Two more runs of each variant give both ends, of the first
 seed (or of the whole recorded trace) and with its arrivals; what they change is laid on the change over all
 replicates. The baseline stays as simulated, since errors of ratios are what pairs of measured servers say. Propagated,
@@ -21,10 +21,10 @@ from servesim.experiments.model_error import LATENCIES, ratio_spread
 from servesim.experiments.run_metrics import METRICS, Metric, Run, measure
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
-from servesim.features.bars.propagation import SAYS, unscaled
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, shipped
 from servesim.intervals.pairs import WORDS, Spread
+from servesim.run.error_bars import SAYS, unscaled
 from servesim.run.scenario import Scenario
 from servesim.run.sections import factor_of
 from servesim.run.trace_source import open_scenario

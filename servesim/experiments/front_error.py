@@ -20,10 +20,10 @@ from typing import Any
 from servesim.experiments.model_error import ratio_spread
 from servesim.experiments.ranking import PARETO
 from servesim.experiments.run_metrics import metric_label
-from servesim.features.bars.propagation import SAYS
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.intervals.pairs import Spread
+from servesim.run.error_bars import SAYS
 from servesim.run.sections import rate_words
 
 TOLD = (1 + LEVEL) / 2

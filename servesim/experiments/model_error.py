@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim.experiments.run_metrics import METRICS, metric_label
-from servesim.features.bars.intervals import LATENCY_KEYS, case_of, unlike
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.intervals.pairs import WORDS, Spread, spread
+from servesim.run.error_bars import LATENCY_KEYS, case_of, unlike
 
 LATENCIES = {"ttft_mean": "ttft", "tpot_mean": "tpot", "e2el_mean": "e2e"}
 """Metrics that ratios of measured servers are known for."""

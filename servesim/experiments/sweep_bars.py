@@ -10,10 +10,9 @@ from servesim.experiments.front_error import Candidate, best_error, front_errors
 from servesim.experiments.model_error import side_of
 from servesim.experiments.ranking import PARETO
 from servesim.experiments.variants import price_of
-from servesim.features.bars.intervals import LATENCY_KEYS, intervals
-from servesim.features.bars.propagation import SAYS
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL
+from servesim.run.error_bars import LATENCY_KEYS, SAYS, intervals
 
 Variants = Sequence[Mapping[str, Any]]
 Side = tuple[Case | str, float | None]

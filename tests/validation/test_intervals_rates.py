@@ -15,7 +15,7 @@ import pytest
 import servesim
 from servesim.experiments.recording import RecordedRun
 from servesim.experiments.recording_formats import read_folder
-from servesim.features.bars.propagation import SAYS
+from servesim.run.error_bars import SAYS
 
 pytestmark = pytest.mark.slow
 

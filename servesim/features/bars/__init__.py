@@ -46,7 +46,7 @@ class BarsFeature(Feature):
         return bar_rows(summary["intervals"]) if summary.get("intervals") else []
 
     def from_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        from servesim.features.bars.intervals import intervals
+        from servesim.run.error_bars import intervals
 
         return {"intervals": intervals(summary)}
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from servesim.contracts.part import Finished, Part
-from servesim.features.bars.intervals import intervals
 from servesim.features.bars.propagation import NOT_ASKED, propagated
+from servesim.run.error_bars import intervals
 
 
 class Bars(Part):

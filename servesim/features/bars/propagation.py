@@ -1,10 +1,8 @@
 """Figures that no truth of their kind is known of (p99, goodput, price): error bars by running again with other times.
 
-A server all of whose times are longer by a factor f, under arrivals of rate r, is the simulated server under arrivals
-of rate f r with every time multiplied by f: exactly, queue and all. So a rerun at another rate is a draw of the
-model's error, with the same requests (common random numbers). A draw is one share u for all metrics: f is the factor
-of mean E2E that a share u of servers lies below; TTFT and TPOT then take their own at the same u. Every figure
-changes one way with u, so its interval of 80 % takes two reruns, at u = .1 and .9, not twenty.
+By the rule of servesim.run.error_bars a rerun at another rate is a draw of the model's error. A draw is one share u for
+all metrics: f is the factor of mean E2E that a share u of servers lies below; TTFT and TPOT then take their own at the
+same u. Every figure changes one way with u, so its interval of 80 % takes two reruns, at u = .1 and .9, not twenty.
 
 What follows is propagated, not validated: one factor stretches prompts and decodes alike, and all latencies are taken
 to err together.
@@ -15,35 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from servesim.features.bars.intervals import LATENCY_KEYS, case_of
 from servesim.intervals.case import METRICS
-from servesim.intervals.fitted import LEVEL, Fitted, shipped
-from servesim.run.pools import fleet_varies
+from servesim.intervals.fitted import Fitted, shipped
+from servesim.run.error_bars import ENDS, LATENCY_KEYS, SAYS, case_of, unscaled
 from servesim.run.scenario import Scenario
-from servesim.run.sections import ClientSettings
 from servesim.workload.trace_stream import TraceFacts
 
-SAYS = "propagated, not validated"
 NOT_ASKED = "none of p99, goodput, throughput and price: --propagate gives them, by two more runs"
-ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-_SCALED_CLIENTS = ("max_concurrency", "burstiness")
-"""Client settings that are no times."""
 Again = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Runs the scenario with other settings and returns its summary."""
-
-
-def unscaled(scenario: Scenario, waits: bool) -> str:
-    """Return in words which times of a scenario are not the server's, so that they would not stretch; empty for none.
-    `waits`: requests of the trace wait for others."""
-    usual = ClientSettings()
-    for name in ClientSettings.model_fields:
-        if name not in _SCALED_CLIENTS and getattr(scenario.clients, name) != getattr(usual, name):
-            return f"clients.{name} is a time or a behavior that does not stretch with the server's"
-    if waits:
-        return "pauses of conversations do not stretch with the server's times"
-    if fleet_varies(scenario):
-        return "intervals of autoscalers and starts of replicas do not stretch with the server's times"
-    return "streamed runs are not run again" if scenario.stream else ""
 
 
 def mean_rate(scenario: Scenario, facts: TraceFacts) -> float:

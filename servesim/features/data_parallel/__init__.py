@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from servesim.contracts.feature import Feature, features
+from servesim.errors import UserError
 
 if TYPE_CHECKING:
     from servesim.contracts.part import Part
@@ -36,6 +37,8 @@ class DataParallelFeature(Feature):
         name = BALANCERS.get(settings.get("preset") or "vllm", "round-robin")
         if name != "vllm-dp":
             return settings | {"router": {"name": name}}
+        if "view_lag" not in features.names():
+            raise UserError("dp: vLLM's ranks are chosen by counts of some age: name a router, or install view_lag")
         cluster = settings.get("cluster") or {}
         aged = {"report_every_s": COUNTS_EVERY_S} | dict(cluster) if isinstance(cluster, Mapping) else cluster
         return settings | {"router": {"name": name, "ranks": dp}, "cluster": aged}

@@ -12,9 +12,9 @@ from servesim.experiments import capacity_error
 from servesim.experiments.capacity import capacity
 from servesim.experiments.capacity_error import error_sentences, gpu_bars, rate_bars
 from servesim.experiments.limit_search import NearSearch
-from servesim.features.bars.propagation import SAYS
 from servesim.intervals.fitted import Factors, Fitted
 from servesim.intervals.pairs import LEVELS, Spread
+from servesim.run.error_bars import SAYS
 
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:rate=1,prompt=600,output=20",

@@ -11,8 +11,8 @@ from servesim.experiments import compare_error
 from servesim.experiments.compare_error import Stretched, scaled
 from servesim.experiments.model_error import sentences, words
 from servesim.experiments.store import Cell
-from servesim.features.bars.propagation import SAYS
 from servesim.intervals.pairs import LEVELS, Spread
+from servesim.run.error_bars import SAYS
 
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:arrivals=poisson,rate=6,prompt=800,output=12",

@@ -6,10 +6,9 @@ import pytest
 
 import servesim
 from servesim.experiments.model_error import model_errors, sentences, side_of
-from servesim.features.bars.intervals import case_of
-from servesim.features.bars.propagation import SAYS
 from servesim.intervals.fitted import shipped
 from servesim.intervals.pairs import spread
+from servesim.run.error_bars import SAYS, case_of
 
 TRACE = "synth:arrivals=poisson,rate=3,prompt=800,output=10"
 SERVER = {"trace": TRACE, "requests": 20, "model": "gpt-oss-120b", "gpu": "h200", "engine": {"version": "0.18.0"}}

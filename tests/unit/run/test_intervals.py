@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import servesim
 from servesim.cli.app import app
-from servesim.features.bars.intervals import case_of, intervals
 from servesim.intervals.fitted import shipped
+from servesim.run.error_bars import case_of, intervals
 
 SERVED = {"model": "gpt-oss-120b", "gpu": "h200", "tp": 2, "requests": 20, "engine": {"version": "0.18.0"}}
 TRACE = "synth:arrivals=poisson,rate=4,prompt=1000,output=20"

@@ -9,9 +9,10 @@ import pytest
 
 import servesim
 from servesim.errors import UserError
-from servesim.features.bars.propagation import NOT_ASKED, SAYS, unscaled
+from servesim.features.bars.propagation import NOT_ASKED
 from servesim.intervals.case import METRICS
 from servesim.intervals.fitted import SHARES, Fitted, shipped
+from servesim.run.error_bars import SAYS, unscaled
 from servesim.run.scenario import Scenario
 
 TRACE = "synth:arrivals=poisson,rate=8,prompt=1000,output=20"
@@ -31,7 +32,7 @@ def stretched(monkeypatch: pytest.MonkeyPatch, **factors: tuple[float, float]) -
         terms["quantiles"][metric] = logs.tolist()
     kinds = dict.fromkeys(shipped().document["kinds"], terms)
     made_up = Fitted({**shipped().document, "kinds": kinds})
-    for module in ("servesim.features.bars.propagation", "servesim.features.bars.intervals"):
+    for module in ("servesim.features.bars.propagation", "servesim.run.error_bars"):
         monkeypatch.setattr(f"{module}.shipped", lambda: made_up)
 
 

@@ -1,4 +1,10 @@
-"""Error bars of a run: the interval that measured servers say mean TTFT, TPOT and E2E lie in, or why none is known."""
+"""Error bars of a run: the interval that measured servers say mean TTFT, TPOT and E2E lie in, or why none is known; and
+for figures that no measured server has (p99, goodput, price) the rule by which a run is stretched.
+
+A server all of whose times are longer by a factor f, under arrivals of rate r, is the simulated server under arrivals
+of rate f r with every time multiplied by f: exactly, queue and all. So a rerun at another rate is a draw of the
+model's error, with the same requests (common random numbers).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,16 @@ from typing import Any
 
 from servesim.intervals.case import METRICS, Case, model_key
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
+from servesim.run.pools import fleet_varies
 from servesim.run.presets import preset_settings
+from servesim.run.scenario import Scenario
+from servesim.run.sections import ClientSettings
 
+SAYS = "propagated, not validated"
+ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+"""Shares of servers that lie below either end of an interval."""
+_SCALED_CLIENTS = ("max_concurrency", "burstiness")
+"""Client settings that are no times."""
 LATENCY_KEYS = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
 """Keys of latencies in a summary by the intervals' names of metrics."""
 
@@ -104,3 +118,17 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[
             "coverage": fitted.coverage(kind, metric),
         }
     return found | {"kind": kind.name, "says": kind.says}
+
+
+def unscaled(scenario: Scenario, waits: bool) -> str:
+    """Return in words which times of a scenario are not the server's, so that they would not stretch; empty for none.
+    `waits`: requests of the trace wait for others."""
+    usual = ClientSettings()
+    for name in ClientSettings.model_fields:
+        if name not in _SCALED_CLIENTS and getattr(scenario.clients, name) != getattr(usual, name):
+            return f"clients.{name} is a time or a behavior that does not stretch with the server's"
+    if waits:
+        return "pauses of conversations do not stretch with the server's times"
+    if fleet_varies(scenario):
+        return "intervals of autoscalers and starts of replicas do not stretch with the server's times"
+    return "streamed runs are not run again" if scenario.stream else ""
