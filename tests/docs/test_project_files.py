@@ -59,7 +59,7 @@ def test_hosted_workflows_and_hooks_run_targets_of_the_makefile_and_scripts_of_t
     assert {"lint", "quick", "test", "slow", "test-compiled", "package", "nightly"} <= made
     assert made <= targets
     scripts = {script for command in commands for script in re.findall(r"^\.ci/[a-z-]+", command)}
-    assert scripts == {".ci/same-bytes"}
+    assert scripts == {".ci/same-bytes", ".ci/without-feature"}
     assert all((ROOT / script).exists() for script in (*scripts, ".ci/package"))
 
 

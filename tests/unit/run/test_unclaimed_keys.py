@@ -23,6 +23,11 @@ SETS: dict[str, list[tuple[str, dict[str, Any], list[str]]]] = {
     "classes": [
         ("slo_classes", {"slo_classes": {"gold": "ttft:300"}}, ["--set", "slo_classes.gold=ttft:300"]),
         ("slo_classes", {"slo_classes": {"gold": "ttft:p99<1s"}}, ["--set", "slo_classes.gold=ttft:p99<1s"]),
+        (
+            "slo_class_percentiles",
+            {"slo_class_percentiles": {"gold": {"ttft": 0.99}}},
+            ["--set", "slo_class_percentiles.gold.ttft=0.99"],
+        ),
     ],
     "data_parallel": [("dp", {"dp": 2, "model": "qwen3-30b-a3b"}, ["--dp", "2", "--model", "qwen3-30b-a3b"])],
     "failures": [
@@ -77,6 +82,7 @@ for settings, options in cases:
 assert not any(name.startswith(f"servesim.features.{gone}") for name in sys.modules)
 print(json.dumps(outcomes))
 """
+pytestmark = pytest.mark.feature("*")  # which takes one away after another
 
 
 def test_the_keys_here_are_all_that_features_have() -> None:
