@@ -31,8 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests marked by a feature that is not there."""
-    gone = [item for item in items if any(WITHOUT & {*mark.args} for mark in item.iter_markers("feature"))]
+    """Leave out tests marked by a feature that is not there; "*": they need all."""
+    missing = {*WITHOUT, "*"} if WITHOUT else set()
+    gone = [item for item in items if any(missing & {*mark.args} for mark in item.iter_markers("feature"))]
     if gone:
         config.hook.pytest_deselected(items=gone)
         items[:] = [item for item in items if item not in {*gone}]

@@ -13,6 +13,8 @@ import servesim
 from servesim.reports.figures.views import router_view
 from servesim.reports.run import Run
 
+pytestmark = pytest.mark.feature("view_lag")
+
 LEAST_SEEN = """
 from servesim.contracts.router import Router
 

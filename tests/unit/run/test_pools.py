@@ -171,6 +171,7 @@ def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> No
     assert set_up(Scenario.of(first.model_dump()), TRACE).scenario == first
 
 
+@pytest.mark.feature("data_parallel", "handoff", "scaling", "view_lag")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

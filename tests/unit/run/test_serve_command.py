@@ -79,6 +79,7 @@ def test_flags_without_a_meaning_are_named_by_what_they_lack() -> None:
 GLM = "zai-org/GLM-4.5-Air"
 
 
+@pytest.mark.feature("data_parallel", "view_lag")
 @pytest.mark.parametrize(
     ("command", "settings"),
     [

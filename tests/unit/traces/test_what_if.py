@@ -179,6 +179,7 @@ def test_a_burst_that_a_server_takes_in_its_stride() -> None:
     assert burst_text(found).endswith("2 requests came, and none waited longer than those before it")
 
 
+@pytest.mark.feature("bursts")
 def test_a_run_says_what_became_of_its_burst() -> None:
     run: dict[str, Any] = {
         "trace": "synth:arrivals=poisson,rate=5,prompt=300,output=20",
