@@ -12,7 +12,7 @@ from servesim.reports.words import percent
 from servesim.run.simulate import simulate
 
 PLACES = 6
-AT_ONCE: dict[str, Any] = {"rate": float("inf"), "host": "none", "intervals": False}
+AT_ONCE: dict[str, Any] = {"rate": float("inf"), "host": "none", "conclude": False}
 """All requests come at once, and the host takes no time: kernels alone."""
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192)
 

@@ -99,11 +99,12 @@ def _of_model(model: type[BaseModel], section: str, prefix: str) -> Iterator[dic
 
 
 def _of_policies() -> Iterator[dict[str, Any]]:
-    """Parameters of policies; one that several have alike is told once."""
+    """Parameters of policies; one that several have alike is told once. Kinds that no feature here serves have none."""
     from servesim.cli.policies import field_docs
     from servesim.contracts import REGISTRIES
+    from servesim.run.scenario import Scenario
 
-    for registry in REGISTRIES:
+    for registry in [each for each in REGISTRIES if each.kind in Scenario.model_fields]:
         alike: dict[tuple[str, ...], list[str]] = {}
         for name in registry.names():
             params = registry.resolve(name)[0].Params

@@ -69,7 +69,7 @@ def _policy(registry: Any) -> Check:
     kind = registry.kind
 
     def check(scenario: Scenario) -> None:
-        policy = getattr(scenario, kind)
+        policy = getattr(scenario, kind, None)  # of a feature that is not installed
         if policy is None or (kind == "speculation" and policy["name"] == "none"):
             return
         name, values = policy["name"], {key: value for key, value in policy.items() if key != "name"}

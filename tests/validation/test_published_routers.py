@@ -60,7 +60,7 @@ def climb(router: str, slower: float = 1.0, polled_s: float = POLLED_S) -> Climb
         router=router,
         engine=memory,
         cluster={"report_every_s": polled_s / slower},
-        intervals=False,
+        conclude=False,
     ).requests.sort_values("row")
     arrival, first, last = (
         requests[name].to_numpy() / 1e9 * slower for name in ("arrival_ns", "first_token_ns", "last_token_ns")
@@ -139,7 +139,7 @@ def test_sglang_s_cache_aware_router_gains_where_hits_are_as_published(
     trace = at_once(groups=groups, each=each, head=2048, tail=128, output=256)
     runs = [
         servesim.simulate(
-            trace=trace, model="llama-3.1-8b", gpu="a100", replicas=8, preset="sglang", router=name, intervals=False
+            trace=trace, model="llama-3.1-8b", gpu="a100", replicas=8, preset="sglang", router=name, conclude=False
         ).summary
         for name in ("round-robin", "sglang-cache-aware")
     ]

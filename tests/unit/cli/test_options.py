@@ -145,6 +145,7 @@ def test_a_parameter_belongs_to_the_policy_named_wherever_that_stands(call: Call
         assert variant.label == f"scheduler.max_num_seqs={variant.settings['scheduler']['max_num_seqs']}"
 
 
+@pytest.mark.feature("classes")
 def test_limits_of_a_class_keep_its_name_and_their_commas(call: Call) -> None:
     words = ["--slo.ttft", "500", "--slo-classes.gold-tier", "ttft:300,tpot:50"]
     given = Scenario.of({"trace": "t", "model": "m", "gpu": "g"} | call("run", *words)[2])
@@ -176,7 +177,11 @@ def test_axes_come_in_the_order_typed_and_the_last_of_two_holds(call: Call) -> N
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--schedular vllm", "--schedular (Possible options: --scaler, --scheduler)"),
+        pytest.param(
+            "--schedular vllm",
+            "--schedular (Possible options: --scaler, --scheduler)",
+            marks=pytest.mark.feature("scaling"),
+        ),
         ("--engine.blocksize 3", '--engine.blocksize (did you mean "--engine.block-size"?)'),
         ("--clients.timeouts=3", '--clients.timeouts (did you mean "--clients.timeout-s"?)'),
         ("--schedulr.max-num-seqs 3", '--schedulr.max-num-seqs (did you mean "--scheduler.max-num-seqs"?)'),

@@ -47,6 +47,7 @@ def test_parameters_come_with_defaults_and_what_they_mean() -> None:
     assert "needs: output_len" in shown("srpt-oracle")
 
 
+@pytest.mark.feature("scaling")
 def test_autoscalers_are_listed_and_described_and_checked() -> None:
     assert "\nscaler\n  dynamo-planner " in shown()
     assert "target = 3.0\n      Value of the metric" in shown("hpa")
@@ -55,6 +56,7 @@ def test_autoscalers_are_listed_and_described_and_checked() -> None:
     assert "no failure" in checked.output
 
 
+@pytest.mark.feature("handoff", "offload", "scaling")  # imports all of tests.support
 def test_a_package_adds_policies_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.metadata.EntryPoint("theirs", "tests.unit.cli.test_policies:Theirs", "servesim.router")
     real = importlib.metadata.entry_points

@@ -76,6 +76,7 @@ def test_the_feature_reports_energy_and_its_settings_move_it(files: dict[str, Pa
     assert some - none == pytest.approx(100 * idle_s / 20)
 
 
+@pytest.mark.feature("scaling")
 def test_the_autoscaler_keeps_its_target(files: dict[str, Path]) -> None:
     settings = {
         "trace": "synth:rate=40,prompt=2000,output=400",

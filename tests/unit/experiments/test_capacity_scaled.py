@@ -123,6 +123,7 @@ def test_scaled_ones_are_told_beside_the_cheapest_fixed_one() -> None:
     assert hour_text(fixed[0]) == "$5.00/h"
 
 
+@pytest.mark.feature("scaling")
 def test_an_idle_autoscaler_pays_for_one_replica_where_peak_capacity_pays_for_two() -> None:
     """Two replicas at first; 300 s of next to no work; the second drains at the first question, after 15 s."""
     settings = {**CALM, "scaler": "hpa:target=5,down_window_s=0,max=2", "replicas": 2}
@@ -137,6 +138,7 @@ def test_an_idle_autoscaler_pays_for_one_replica_where_peak_capacity_pays_for_tw
     assert "set by the rate" not in said
 
 
+@pytest.mark.feature("scaling")
 def test_capacity_answers_fixed_or_scaled_in_a_sentence() -> None:
     frame = capacity(**CALM, scaler=["null", "hpa:target=5,down_window_s=0"], rate=2, replicates=2)
     document = frame.attrs["document"]
@@ -147,11 +149,13 @@ def test_capacity_answers_fixed_or_scaled_in_a_sentence() -> None:
     assert "scaler=hpa:target=5,down_window_s=0 costs as much as 1 x L40S all the time" in document["answer"]
 
 
+@pytest.mark.feature("scaling")
 def test_the_most_of_an_autoscaler_is_sought_and_not_given() -> None:
     with pytest.raises(UserError, match="an autoscaler's most replicas are what is sought; leave max out"):
         capacity(**CALM, scaler="hpa:max=3", rate=2)
 
 
+@pytest.mark.feature("scaling")
 def test_deployments_with_an_autoscaler_are_known_in_pools_too() -> None:
     base = {"trace": "synth:rate=2,prompt=6,output=4", "model": "llama-3.2-1b", "gpu": "l40s"}
     pools = [{"name": "one"}, {"name": "other", "scaler": "hpa"}]

@@ -15,6 +15,8 @@ from servesim.experiments.run_metrics import Run
 from servesim.metrics.requests import MS
 from servesim.run.scenario import Scenario
 
+pytestmark = pytest.mark.feature("classes")
+
 BASE = {"trace": "synth:", "model": "m", "gpu": "g"}
 
 

@@ -112,6 +112,7 @@ def test_a_scenario_mapping_may_hold_one(trace: Trace, tmp_path: Path) -> None:
     assert summary["provenance"]["trace"]["sha256"] == trace_digest(trace.with_rate(summary["scenario"]["rate"]))
 
 
+@pytest.mark.feature("classes")
 def test_classes_are_held_to_their_own_limits(tmp_path: Path) -> None:
     asked = SERVER | {"trace": FRAME, "slo_classes": {"chat": {"e2el": 1e-3}}, "warmup": 0.0, "cooldown": 0.0}
     frame = servesim.sweep(**asked, slo="e2el:60000", rate=[20, 60], out=tmp_path)

@@ -81,7 +81,7 @@ def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on() -> None:
     ("wrong", "said"),
     [
         ({"scheduler": "vllm,nonsense"}, "unknown scheduler 'nonsense'"),
-        ({"scaler": "hpa,nonsense"}, "unknown scaler 'nonsense'"),
+        pytest.param({"scaler": "hpa,nonsense"}, "unknown scaler 'nonsense'", marks=pytest.mark.feature("scaling")),
         ({"kv": "paged:blocks=3"}, "unknown parameter 'blocks'"),
         ({"model": "llama-3.2-1b,lama"}, "unknown model 'lama'"),
         ({"gpu": "h200,h2000"}, "unknown GPU 'h2000'"),

@@ -17,7 +17,7 @@ LOAD: dict[str, Any] = {
     "requests": 200,
     "model": "llama-3.2-1b",
     "gpu": "h200",
-    "intervals": False,
+    "conclude": False,
 }
 
 
@@ -25,6 +25,7 @@ def run_of(**more: Any) -> Run:
     return Run(servesim.simulate(**{**LOAD, **more}))
 
 
+@pytest.mark.feature("failures")
 def test_a_crash_shows_before_it_is_known_and_ends_with_the_restart() -> None:
     """It breaks at 5 s, is known 2 s later, and serves again after 6 s in all."""
     failures = {"failures": ["crash:replica=1,at=5,restart=6"], "detection_s": 2}
@@ -38,6 +39,7 @@ def test_a_crash_shows_before_it_is_known_and_ends_with_the_restart() -> None:
     assert [state for _, _, state in broken] == ["ready", "crashed", "failed", "ready"]
 
 
+@pytest.mark.feature("scaling")
 def test_an_autoscaler_s_replicas_start_serve_drain_and_go() -> None:
     load = {"trace": "synth:arrivals=constant,rate=9,prompt=1500,output=200", "requests": 700}
     run = run_of(**load, model="llama-3.1-8b", gpu="l40s", replicas=1, router="least-requests", scaler="hpa:target=1")
@@ -57,6 +59,7 @@ def test_replicas_that_never_change_have_no_figure_and_no_states() -> None:
     assert fleet(run) is None
 
 
+@pytest.mark.feature("failures")
 def test_areas_add_up_to_the_time_that_replicas_were_there() -> None:
     failures = {"failures": ["crash:replica=1,at=5,restart=6"], "detection_s": 2}
     run = run_of(replicas=3, cluster=failures)

@@ -18,7 +18,7 @@ ONE_AT_A_TIME: dict[str, Any] = {
     "gpu": "h200",
     "scheduler": "vllm:max_num_seqs=1",
     "slo": "ttft:100",
-    "intervals": False,
+    "conclude": False,
 }
 
 
@@ -65,6 +65,7 @@ def test_without_two_labels_or_a_queue_there_is_no_figure() -> None:
     assert queue_by(Run(servesim.simulate(trace=alone, **ONE_AT_A_TIME)), "class") is None
 
 
+@pytest.mark.feature("classes")
 def test_the_page_has_a_table_of_classes_and_of_tenants() -> None:
     run = run_of(["gold", "batch", "batch", ""])
     table = groups_table(run, "class")
@@ -74,6 +75,7 @@ def test_the_page_has_a_table_of_classes_and_of_tenants() -> None:
     assert groups_table(run, "tenant") is None
 
 
+@pytest.mark.feature("classes")
 def test_a_long_name_takes_one_line_of_forty_characters() -> None:
     run = run_of([f"tenant {i} {'x' * 100}\n<b>" for i in range(40)], "tenant")
     drawn = queue_by(run, "tenant")

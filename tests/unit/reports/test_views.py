@@ -40,7 +40,7 @@ def simulated(router: str, n: int = 12, every_s: float = 4.0, **more: Any) -> An
         {"arrival_ns": [int(1e9 * (i + 0.5)) for i in range(n)], "prompt_len": [64] * n, "output_len": [4000] * n}
     )
     cluster = {"report_every_s": every_s, **more.pop("cluster", {})}
-    base: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h200", "replicas": 2, "intervals": False}
+    base: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h200", "replicas": 2, "conclude": False}
     return servesim.simulate(trace=trace, router=router, cluster=cluster, **{**base, **more})
 
 
@@ -60,7 +60,7 @@ def test_between_two_reports_all_go_where_the_last_one_saw_least(least_seen: str
 @pytest.mark.parametrize("router", ["least-requests", "power-of-two", "llm-d"])
 def test_both_modes_keep_the_same(router: str) -> None:
     load: dict[str, Any] = {"trace": "synth:rate=80,prompt=200,output=40", "requests": 300, "replicas": 3}
-    load |= {"model": "llama-3.2-1b", "gpu": "h200", "intervals": False, "router": router}
+    load |= {"model": "llama-3.2-1b", "gpu": "h200", "conclude": False, "router": router}
     load |= {"cluster": {"report_every_s": 0.2, "report_lag_s": 0.05}}
     fast, reference = (servesim.simulate(**load, mode=mode) for mode in ("fast", "reference"))
     columns = ["load_seen", "load_there"]
@@ -77,7 +77,7 @@ def test_prompts_computed_apart_are_told_of_by_their_own_replica() -> None:
 
 def test_live_views_and_blind_routers_keep_nothing() -> None:
     load: dict[str, Any] = {"trace": "synth:rate=20,prompt=200,output=40", "requests": 40, "replicas": 2}
-    load |= {"model": "llama-3.2-1b", "gpu": "h200", "intervals": False}
+    load |= {"model": "llama-3.2-1b", "gpu": "h200", "conclude": False}
     for more in ({"router": "least-requests"}, {"router": "round-robin", "cluster": {"report_every_s": 1.0}}):
         result = servesim.simulate(**load, **more)
         assert "router_view" not in result.summary

@@ -121,7 +121,7 @@ def test_what_would_wait_too_long_by_the_speed_seen_so_far_is_refused_at_once() 
 
 def test_early_rejection_keeps_the_first_tokens_of_those_served_in_time_under_overload() -> None:
     load: dict[str, Any] = {"trace": "synth:rate=60,prompt=2000,output=20", "requests": 300, "slo": {"ttft": 2000}}
-    machine = {"model": "llama-3.1-8b", "gpu": "h100", "intervals": False}
+    machine = {"model": "llama-3.1-8b", "gpu": "h100", "conclude": False}
     plain = servesim.simulate(**load, **machine, router="least-requests")
     early = servesim.simulate(**load, **machine, router="early-rejection:ttft_s=2")
     assert plain.summary["latency_ms"]["ttft"]["p99"] > 4000

@@ -37,7 +37,11 @@ def test_stages_add_up_to_the_latency(result: servesim.Result) -> None:
     out_ms = result.requests["finished_ns"].sub(result.requests["last_token_ns"]).max() / 1e6
     assert sum(means[:-1]) == pytest.approx(times["ttft"]["mean"], abs=out_ms + 1e-6)
     assert sum(means) == pytest.approx(times["e2el"]["mean"], abs=out_ms + 1e-6)
-    assert result.summary["intervals"]["kind"] is None, "no such server was measured"
+
+
+@pytest.mark.feature("bars")
+def test_no_such_server_was_measured(result: servesim.Result) -> None:
+    assert result.summary["intervals"]["kind"] is None
 
 
 def test_both_sides_count_what_they_served(result: servesim.Result) -> None:
@@ -69,6 +73,7 @@ def test_what_is_sent_is_the_kv_of_whole_blocks_and_takes_bytes_over_the_narrowe
     assert set(table["replica"]) == {2}
 
 
+@pytest.mark.feature("failures")
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

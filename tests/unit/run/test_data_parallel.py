@@ -145,6 +145,7 @@ def test_uneven_experts_slow_a_run_and_eplb_gives_most_of_it_back() -> None:
     assert uneven > balanced >= even
 
 
+@pytest.mark.feature("failures")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -15,6 +15,8 @@ from servesim.cli.app import app
 from servesim.intervals.fitted import shipped
 from servesim.run.error_bars import case_of, intervals
 
+pytestmark = pytest.mark.feature("bars")
+
 SERVED = {"model": "gpt-oss-120b", "gpu": "h200", "tp": 2, "requests": 20, "engine": {"version": "0.18.0"}}
 TRACE = "synth:arrivals=poisson,rate=4,prompt=1000,output=20"
 

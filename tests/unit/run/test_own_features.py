@@ -217,7 +217,11 @@ def test_a_stored_result_is_one_of_this_version_of_its_file(tmp_path: Path) -> N
         ("--features energy.py:Energy --set energy=3", "energy is 3, must be a mapping of settings"),
         ("--energy.busy-w 3", "no such option: --energy.busy-w"),
         ("--set energy.busy_w=3", "unknown key 'energy'"),
-        ("--features bars", "features: 'bars' is not path/to/file.py:Class (bars is in every run, and on if its"),
+        pytest.param(
+            "--features bars",
+            "features: 'bars' is not path/to/file.py:Class (bars is in every run, and on if its",
+            marks=pytest.mark.feature("bars"),
+        ),
         ("--features energy.py:Energy --features energy.py:Energy", "features: Energy is there twice"),
     ],
 )
@@ -326,6 +330,7 @@ def test_the_verbs_of_a_run_are_those_of_the_contract() -> None:
     assert {*RUN_VERBS} == {name for name in vars(Part) if not name.startswith("_")} - after
 
 
+@pytest.mark.feature("failures")
 def test_what_it_refuses_is_refused_whatever_its_settings(tmp_path: Path) -> None:
     name = odd(tmp_path, more="\n    def refuses(self, scenario): return {'failures': 'odd: never with failures'}\n")
     assert servesim.simulate(SHARED, features=[name]).summary["requests"]["completed"] == 20

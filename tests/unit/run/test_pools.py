@@ -131,6 +131,7 @@ def test_a_pool_alone_has_figures_under_its_name() -> None:
     assert dict(_pools(summary))["pool alone"].startswith("6 requests, 1.00 replicas up in the mean")
 
 
+@pytest.mark.feature("scaling")
 def test_the_parts_of_a_start_may_be_a_text() -> None:
     told = Scenario.of({**BASE, "scaler": "hpa", "start": "node_s=60,pull_s=2.5"})
     assert told.start == {"node_s": 60.0, "pull_s": 2.5}
@@ -148,6 +149,7 @@ def test_pools_are_not_served_in_several_processes() -> None:
         simulate({**BASE, "pools": TWO}, trace=TRACE, jobs=2)
 
 
+@pytest.mark.feature("scaling")
 def test_replicas_come_by_load_are_paid_for_from_the_beginning_of_their_start_and_go_when_empty() -> None:
     many = Trace.from_lengths("rush", [i * SECOND // 50 for i in range(3000)], [1000] * 3000, [150] * 3000)
     parts = {"start": {"node_s": 3, "compile_s": 0, "graphs_s": 0}, "scaler": "hpa:target=1,down_window_s=0,max=3"}
@@ -164,6 +166,7 @@ def test_replicas_come_by_load_are_paid_for_from_the_beginning_of_their_start_an
     assert 15 + 3 + weights + 5 - 0.5 < first / SECOND < 15 + 3 + weights + 5 + 15
 
 
+@pytest.mark.feature("scaling")
 def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> None:
     first = set_up(Scenario.of({**BASE, "scaler": "keda:min=0"}), TRACE).scenario
     assert first.scaler is not None
