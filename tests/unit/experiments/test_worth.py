@@ -80,7 +80,7 @@ def test_what_cannot_be_asked_gets_one_line(of: Any, more: dict[str, Any], line:
         ("prefix-caching", {}),
         (["fp8-kv", "prefix-caching"], {}),
         ("prefix-caching", {"kv": "paged"}),
-        ("offload", {"offload": "cpu=1GiB"}),
+        pytest.param("offload", {"offload": "cpu=1GiB"}, marks=pytest.mark.feature("offload")),
         ("kv=prefix-radix", {"kv": "paged"}),
         ("kv=prefix-hash", {"kv": "paged"}),
     ],

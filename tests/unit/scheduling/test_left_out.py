@@ -34,6 +34,7 @@ def test_each_thing_left_out_stands_once_with_a_reason_of_a_known_kind(name: str
     assert len({what for what, _ in rows}) == len(rows)
 
 
+@pytest.mark.feature("*")
 @pytest.mark.parametrize("name", ENGINES)
 def test_what_is_done_elsewhere_is_done_in_a_module_that_is_there(name: str) -> None:
     for what, why in rows_of(name):
