@@ -41,6 +41,10 @@ class NotForPipelines(PolicyError):
     """A scheduler plans a request again while its last token is still on its way through a pipeline."""
 
 
+class HeldWhileWaiting(PolicyError):
+    """Nothing runs: the first request in line needs memory that waiting requests hold for KV from elsewhere."""
+
+
 def one_line(text: str) -> str:
     """Return a message as one line: blanks for line ends, control characters and lone surrogates escaped, the middle
     of words and quotations of more than MOST_SHOWN characters left out."""

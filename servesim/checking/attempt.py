@@ -18,7 +18,7 @@ from servesim.checking.world import World
 from servesim.contracts import KVAllocator, Request, Scheduler, State
 from servesim.engine.core import EngineCore
 from servesim.engine.fast.core import FastCore
-from servesim.errors import NotForPipelines, PolicyError, UserError
+from servesim.errors import HeldWhileWaiting, NotForPipelines, PolicyError, UserError
 from servesim.run.agreement import Outcome
 
 LOST = "are in no queue any more"
@@ -57,9 +57,10 @@ class CheckedCore(EngineCore):
         super().abort(request, now, reason)
 
     def lost(self) -> list[Request]:
-        """Requests that have neither left nor are in a queue."""
+        """Requests that have neither left nor are in a queue; while KV comes from elsewhere, the engine has them."""
         queued = {*self.scheduler.running, *self.scheduler.waiters()}
-        return [request for request in self._seen if request.state < State.FINISHED and request not in queued]
+        staying = [request for request in self._seen if request.state < State.FINISHED]
+        return [each for each in staying if each not in queued and each.state is not State.LOADING]
 
     def stuck(self) -> list[str]:
         """The names of requests that have not left, those that are lost first."""
@@ -85,7 +86,7 @@ def attempt(world: World, mode: str, *, check: bool = False, seed: int = 0) -> A
             cluster = CheckedWorld(**vars(world)).cluster(mode, check)
             cores += [core for replica in cluster.replicas if isinstance(core := replica.core, CheckedCore)]
             cluster.run()
-    except UserError as error:
+    except (UserError, HeldWhileWaiting) as error:
         return Attempt(None, str(error), unsuited=True)
     except PolicyError as error:
         ended = f"{error}".endswith((LOST, "wait"))  # of a run that came to an end without some of its requests

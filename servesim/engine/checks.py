@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from servesim.contracts.request import State
-from servesim.errors import PolicyError
+from servesim.errors import HeldWhileWaiting, PolicyError
 
 if TYPE_CHECKING:
     from servesim.engine.cluster import Cluster
@@ -60,4 +60,10 @@ def check_served(cluster: Cluster) -> None:
     if lost := arrived - cluster.num_left - stuck:
         raise PolicyError(f"{names} {when}: {lost} requests are in no queue any more")
     if stuck or cluster.workload.remaining():
+        held_by = [request for core in cores for request in core.fetched if request.state is not State.LOADING]
+        if holding := len(held_by):
+            raise HeldWhileWaiting(
+                f"{names} {when}: plans nothing although {stuck} requests wait: {holding} of them hold memory for KV "
+                "that has come from elsewhere, and too little is left for the first in line"
+            )
         raise PolicyError(f"{names} {when}: plans nothing although {stuck} requests wait")

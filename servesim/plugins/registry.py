@@ -97,6 +97,8 @@ class Registry(Generic[T]):
             raise UserError(f"{self.kind} file {path} does not exist")
         if not class_name:
             raise UserError(f"name the class of {path}: {path}:ClassName")
+        if "," in class_name:
+            raise UserError(f"{path}: name one class, and repeat the option for others")
         module = load_file(self.kind, path, _FILE_MODULE)
         cls = getattr(module, class_name, None)
         if not isinstance(cls, type):

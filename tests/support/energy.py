@@ -1,5 +1,6 @@
 """Energy per request: a feature in one file, as a user writes it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
@@ -19,14 +20,13 @@ class Power(Section):
 
 
 class Meter(Part):
-    def __init__(self, power: Power, tp: int, replicas: int) -> None:
-        self.power, self.tp, self.replicas = power, tp, replicas
+    def __init__(self, power: Power) -> None:
+        self.power = power
 
-    def figures(self, finished: Finished) -> dict[str, Any]:
-        seconds = finished.requests.duration_ns / 1e9 * self.tp * self.replicas
-        busy = finished.records.totals.sums["gpu_ns"] / 1e9 * self.tp
-        joules = busy * self.power.busy_w + (seconds - busy) * self.power.idle_w
-        done = finished.requests.total("completed")
+    def conclusions(self, summary: Mapping[str, Any], finished: Finished) -> dict[str, Any]:
+        busy, done = summary["engine"]["gpu_busy_share"] or 0.0, summary["requests"]["completed"]
+        watts = busy * self.power.busy_w + (1 - busy) * self.power.idle_w
+        joules = watts * 3600 * summary["price"]["gpu_hours"]
         return {"energy": {"joules": joules, "joules_per_request": joules / done if done else None}}
 
 
@@ -34,7 +34,7 @@ class Energy(Feature):
     Settings = Power
 
     def build(self, setup: Any) -> Part:
-        return Meter(self.settings(setup.scenario), setup.scenario.tp, setup.scenario.replicas)
+        return Meter(self.settings(setup.scenario))
 
     def rows(self, summary: Any) -> list[tuple[str, str]]:
         return [("energy", f"{summary['energy']['joules_per_request'] or 0:,.1f} J per request")]

@@ -245,3 +245,29 @@ def test_a_run_that_does_not_end_is_one_line_too(tmp_path: Path, monkeypatch: py
     file.write_text(SCALER + more)
     error = attempt(world_of(3, Subject.of(f"{file}:Mine")), "reference").error
     assert error.startswith("a run of a few requests does not end within 0.3 s (in wanted, mine.py line ")
+
+
+HALF = """
+from servesim.contracts.connector import Connector
+
+
+class Mine(Connector):
+    def available(self, request, num_tokens):
+        return max(request.prompt_len // 2 - num_tokens, 0)
+
+    def load(self, request, start, stop, now):
+        return now + 1_000_000
+"""
+
+
+@pytest.mark.parametrize(("number", "why"), [(2, "a client gives up during a load"), (39, "memory is held in line")])
+def test_a_right_connector_passes_where(tmp_path: Path, number: int, why: str) -> None:
+    assert report_of(tmp_path, HALF, worlds=range(number - 1, number + 1)).failures == [], why
+
+
+def test_requests_that_wait_for_memory_which_waiting_ones_hold_are_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HALF)
+    world = world_of(39, Subject.of(f"{tmp_path / 'mine.py'}:Mine"))
+    found = attempt(world, "reference")
+    assert found.unsuited
+    assert "1 of them hold memory for KV that has come from elsewhere" in found.error

@@ -22,6 +22,7 @@ WORKLOAD: dict[str, Any] = {
     "tolerance": 0.1,
     "intervals": False,
 }
+APART = pytest.mark.feature("handoff")
 SERVER: dict[str, Any] = {"trace": "synth:rate=1,prompt=8,output=2", "model": "llama-3.2-1b", "gpu": "h100"}
 
 
@@ -36,11 +37,12 @@ SERVER: dict[str, Any] = {"trace": "synth:rate=1,prompt=8,output=2", "model": "l
         ("tp=8", {"tp": 2}, (("tp=8",), ())),
         ("max_num_seqs=4", {}, (("max_num_seqs=4",), ())),
         ("fp8", {}, (("dtype=fp8",), ("dtype=bf16",))),
-        ("disaggregation", {"pd": "2x1:1x2"}, ((), ("pd=null", "replicas=4"))),
-        (
+        pytest.param("disaggregation", {"pd": "2x1:1x2"}, ((), ("pd=null", "replicas=4")), marks=APART),
+        pytest.param(
             "disaggregation",
             {"pd": "2x1:1x2", "tp": 2, "handoff": "trtllm"},
             ((), ("pd=null", "handoff=null", "replicas=2")),
+            marks=APART,
         ),
     ],
 )
@@ -56,7 +58,12 @@ def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[st
         (["tp", "tp"], {}, "of: tp is given twice"),
         ("speculation", {}, "the scenario has no speculation; add it, such as --speculation eagle3"),
         ("disaggregation", {}, "say how they are apart, as --pd 1x1:1x1"),
-        ("disaggregation", {"pd": "1x1:1x2", "tp": 2}, "the 3 GPUs of pd=1x1:1x2 are no whole number of replicas"),
+        pytest.param(
+            "disaggregation",
+            {"pd": "1x1:1x2", "tp": 2},
+            "the 3 GPUs of pd=1x1:1x2 are no whole number of replicas",
+            marks=APART,
+        ),
         ("tp=1", {}, "of: tp=1 changes nothing: the scenario has that already"),
         (
             "tp=2",

@@ -69,6 +69,7 @@ def test_both_modes_keep_the_same(router: str) -> None:
     assert fast.summary["router_view"]["error"] > 0
 
 
+@pytest.mark.feature("handoff")
 def test_prompts_computed_apart_are_told_of_by_their_own_replica() -> None:
     result = simulated("least-requests", n=6, pd="1x1:1x1", replicas=2)
     assert (result.requests["load_seen"] == 0).all(), "a prompt is gone long before the next report"

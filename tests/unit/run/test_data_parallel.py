@@ -14,7 +14,7 @@ from servesim.hardware import Gpu, ModelSpec, memory_budget
 from servesim.run.scenario import Scenario
 from servesim.run.server import cost_model_of, load_of
 
-pytestmark = pytest.mark.feature("view_lag")
+pytestmark = pytest.mark.feature("data_parallel", "view_lag")
 
 SMALL: dict[str, Any] = {"trace": "synth:prompt=300,output=20", "requests": 40, "rate": 50.0, "gpu": "h200"}
 GPT_OSS: dict[str, Any] = {**SMALL, "model": "gpt-oss-20b"}

@@ -141,6 +141,13 @@ def test_energy_is_busy_and_idle_seconds_at_their_power() -> None:
     assert joules(1, 0) > 0 < joules(0, 1)
 
 
+@pytest.mark.parametrize("more", [{"tp": 2}, {"replicas": 3}, {"pp": 2}, {"pools": ["a:replicas=1", "b:replicas=2"]}])
+def test_energy_counts_all_gpus(more: dict[str, Any]) -> None:
+    summary = simulate(**more, **{"energy.busy_w": 1, "energy.idle_w": 1}).summary
+    gpus = {"tp": 2, "replicas": 3, "pp": 2, "pools": 3}[next(iter(more))]
+    assert summary["energy"]["joules"] == pytest.approx(gpus * summary["duration_s"])
+
+
 def test_it_changes_nothing_else() -> None:
     with_it, without = simulate(), servesim.simulate(SHARED)
     assert with_it.requests.equals(without.requests)
@@ -209,6 +216,7 @@ def test_a_stored_result_is_one_of_this_version_of_its_file(tmp_path: Path) -> N
         ("--features nowhere.py:Energy", "feature file nowhere.py does not exist"),
         ("--features energy.py:Enrgy", "energy.py has no class 'Enrgy' (did you mean \"Energy\"?)"),
         ("--features energy.py", "name the class of energy.py: energy.py:ClassName"),
+        ("--features energy.py:Energy,b.py:B", "energy.py: name one class, and repeat the option for others"),
         ("--features energy.py:Power", "energy.py: Power is no Feature (servesim.contracts)"),
         ("--features energy.py:Energy --energy.bsy-w 3", 'no such option: --energy.bsy-w (did you mean "--energy.bus'),
         ("--features energy.py:Energy --energy.busy-w -3", "energy.busy_w is -3.0: input should be greater than or eq"),

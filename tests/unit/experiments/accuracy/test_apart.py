@@ -48,6 +48,7 @@ def test_a_table_of_both_sides_is_read_by_its_own_columns(tmp_path: Path) -> Non
     assert screen([found]) == [""], "limits of one server say nothing of several"
 
 
+@pytest.mark.feature("data_parallel", "handoff", "view_lag")
 def test_both_sides_are_pools_with_ranks_and_experts_as_labelled(tmp_path: Path) -> None:
     settings = recipe(read([table(tmp_path / "pd.csv")])[0]).settings
     assert settings["pools"] == [
@@ -62,12 +63,14 @@ def test_both_sides_are_pools_with_ranks_and_experts_as_labelled(tmp_path: Path)
     assert recipe(apart(sides=(Side(1, 1, 8, 2, 4), SIDES[1]))).settings["pools"][0]["ep"] == 4
 
 
+@pytest.mark.feature("handoff")
 def test_changes_stand_above_the_recipe() -> None:
     found = recipe(apart(), {"handoff.gb_s": "17.4"}).settings["handoff"]
     assert found == {"name": "vllm-nixl", "link": "rdma-400", "gb_s": "17.4"}
     assert answer(apart(), {"handoff.gb_s": "0"}).reason.startswith("handoff: ")
 
 
+@pytest.mark.feature("handoff")
 def test_a_slower_link_is_a_later_first_token() -> None:
     fast, slow = (answer(apart(isl=8192, osl=8), {"handoff.gb_s": rate}) for rate in ("34.8", "3.48"))
     assert fast.ttft_ms is not None

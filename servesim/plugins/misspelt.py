@@ -1,0 +1,41 @@
+"""Names in a user's classes that look like a verb or flag of their contract, and are none: nothing asks for them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from servesim.plugins.user_policies import is_own
+
+ALIKE = 0.8
+"""Ratio of difflib from which on two names are taken for the same word: `on_arival` and `on_arrival` have .95."""
+
+
+def misspelt(classes: Iterable[type[Any]]) -> Iterator[str]:
+    """Yield a sentence for each such name."""
+    for cls in dict.fromkeys(classes):
+        own = [each for each in cls.__mro__ if is_own(each)]
+        known = {name for each in cls.__mro__ if not is_own(each) for name in _public(each)}
+        for name in dict.fromkeys(name for each in own for name in _public(each)):
+            close = [] if name in known else get_close_matches(name, sorted(known), 1, ALIKE)
+            if close:
+                yield f"{cls.__name__}.{name} is asked for by nothing (did you mean {close[0]}?)"
+
+
+def classes_beside(cls: type[Any]) -> Iterator[type[Any]]:
+    """Yield the classes of a user's file that are built on ones of servesim, `cls` among them."""
+    if is_own(cls):
+        for each in vars(sys.modules[cls.__module__]).values():
+            if isinstance(each, type) and each.__module__ == cls.__module__ and _built_on_ours(each):
+                yield each
+
+
+def _built_on_ours(cls: type[Any]) -> bool:
+    return any(each.__module__.startswith("servesim.") for each in cls.__mro__)
+
+
+def _public(cls: type[Any]) -> Iterator[str]:
+    names = (*vars(cls), *vars(cls).get("__annotations__", ()))
+    return (name for name in names if not name.startswith("_") and cls is not object)
