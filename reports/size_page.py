@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from servesim.reports.claims.figures import Bars
-from servesim.reports.figures.claims import draw
+from servesim.reports.figures.described import draw
+from servesim.reports.figures.kinds import Bars
 from servesim.reports.page import Block, Page, Section, Table
 from servesim.reports.words import gpu_of, name_of
 

@@ -10,7 +10,7 @@ from typing import TextIO
 from markupsafe import Markup
 
 from servesim.reports.export import one_run
-from servesim.reports.page import EXPERIMENTS, Alert, Page, Section, Table
+from servesim.reports.page import Alert, Page, Section, Table, experiment_pages
 from servesim.reports.run import Run
 from servesim.reports.run_page import alerts, chips, subtitle, tiles, title
 from servesim.reports.run_tables import latency_table
@@ -18,9 +18,9 @@ from servesim.reports.run_tables import latency_table
 
 def write(folder: Path, file: TextIO) -> None:
     """Write the figures of a run or an experiment."""
-    for name, module in EXPERIMENTS.items():
+    for name, module in experiment_pages().items():
         if (folder / name).is_file():
-            file.write(of_page(import_module(f"servesim.reports.{module}").page(folder)))
+            file.write(of_page(import_module(module).page(folder)))
             return
     file.write(of_run(Run(one_run(folder, "markdown"))))
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from servesim.reports.claims.figures import Figure
-from servesim.reports.figures.claims import draw
+from servesim.reports.figures.described import draw
+from servesim.reports.figures.kinds import Figure
 from servesim.reports.svg import Drawing
 
 from . import batching, load, memory, phases

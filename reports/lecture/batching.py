@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from servesim.reports.claims.figures import Curve, Lines, Spans
+from servesim.reports.figures.kinds import Curve, Lines, Spans
 from servesim.reports.words import percent
 from servesim.run.simulate import simulate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.experiments.knee import knee as knee_of
-from servesim.reports.claims.figures import Curve, Lines
+from servesim.reports.figures.kinds import Curve, Lines
 from servesim.run.simulate import simulate
 
 TRACE = "synth:rate=1,prompt=lognormal(p50=600,p95=2400),output=lognormal(p50=150,p95=500)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servesim.reports.claims.figures import Bars, Curve, Lines
+from servesim.reports.figures.kinds import Bars, Curve, Lines
 from servesim.run.simulate import simulate
 
 KINDS = {

@@ -21,11 +21,10 @@ from servesim.cli.known import GPUS_EXAMPLES, MODELS_EXAMPLES, SETTINGS_EXAMPLES
 from servesim.cli.lecture import LECTURE_EXAMPLES, lecture
 from servesim.cli.measure import MEASURE_EXAMPLES, measure
 from servesim.cli.options import ListingCommand, RunCommand, ScenarioCommand
+from servesim.cli.others import add_commands
 from servesim.cli.play import PLAY_EXAMPLES, play
 from servesim.cli.policies import POLICIES_EXAMPLES, policies
 from servesim.cli.report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
-from servesim.cli.reproduce import EXAMPLES as REPRODUCE_EXAMPLES
-from servesim.cli.reproduce import reproduce
 from servesim.cli.roofline import ROOFLINE_EXAMPLES, roofline
 from servesim.cli.run import RUN_EXAMPLES, run
 from servesim.cli.schema import SCHEMA_EXAMPLES, schema
@@ -97,7 +96,6 @@ app.command(epilog=MODELS_EXAMPLES)(models)
 app.command(epilog=GPUS_EXAMPLES)(gpus)
 app.command(epilog=SCHEMA_EXAMPLES)(schema)
 app.command(epilog=DOCTOR_EXAMPLES)(doctor)
-app.command(epilog=REPRODUCE_EXAMPLES)(reproduce)
 app.command(epilog=SIZE_EXAMPLES)(size)
 app.command(epilog=ROOFLINE_EXAMPLES)(roofline)
 register_experiments(app)
@@ -107,6 +105,7 @@ app.command(epilog=PLAY_EXAMPLES, cls=ListingCommand)(play)
 app.command(epilog=LECTURE_EXAMPLES)(lecture)
 app.command(epilog=EXPORT_EXAMPLES)(export)
 app.command(epilog=WHY_EXAMPLES)(why)
+add_commands({"": app, "calibrate": calibrate_app, "trace": trace_app})
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ import typer
 
 from servesim.cli.calibrate_acceptance import ACCEPTANCE_EXAMPLES, acceptance
 from servesim.cli.calibrate_engine import ENGINE_EXAMPLES, engine
-from servesim.cli.calibrate_intervals import INTERVALS_EXAMPLES, intervals
 from servesim.cli.calibrate_profile import PROFILE_EXAMPLES, profile
 from servesim.cli.calibrate_steps import STEPS_EXAMPLES, steps
 from servesim.cli.trace import help_alone
@@ -27,7 +26,6 @@ calibrate_app.command(epilog=PROFILE_EXAMPLES)(profile)
 calibrate_app.command(epilog=STEPS_EXAMPLES)(steps)
 calibrate_app.command(epilog=ENGINE_EXAMPLES)(engine)
 calibrate_app.command(epilog=ACCEPTANCE_EXAMPLES)(acceptance)
-calibrate_app.command(epilog=INTERVALS_EXAMPLES)(intervals)
 
 HOST_EXAMPLES = """
 \b

@@ -6,6 +6,8 @@ Objects may have more keys than their schema says; those it says are there, of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
@@ -65,7 +67,13 @@ def schema(
 
 def names() -> list[str]:
     """Return every name there is a schema of: `scenario`, and commands as they are typed."""
-    return ["scenario", *sorted(_OUTPUTS)]
+    return ["scenario", *sorted(_outputs())]
+
+
+@cache
+def _outputs() -> dict[str, Callable[[], Schema]]:
+    """What each command prints with `--json`, those of other packages too (entry points `servesim.schema`)."""
+    return _OUTPUTS | {entry.name: entry.load() for entry in entry_points(group="servesim.schema")}
 
 
 def schema_of(name: str, own: Sequence[str] = ()) -> Schema:
@@ -75,9 +83,9 @@ def schema_of(name: str, own: Sequence[str] = ()) -> Schema:
     if name == "scenario":
         kind = scenario_class(tuple(own))
         return {"$schema": DIALECT, **kind.model_json_schema(), "title": "A scenario, as YAML or JSON"}
-    if name not in _OUTPUTS:
+    if name not in _outputs():
         raise UserError(f"no schema of {name!r}{suggest(name, names())}")
-    found = _OUTPUTS[name]()
+    found = _outputs()[name]()
     if name == "run":
         for feature in scenario_features(tuple(own)):
             found["properties"] |= feature.schema()
@@ -251,15 +259,6 @@ def _policies() -> Schema:
     return {"anyOf": [an_object(policies=a_list(policy)), checked]}
 
 
-def _reproduce() -> Schema:
-    row = an_object(what=TEXT, published=TEXT, simulated=TEXT, verdict=TEXT, note=TEXT)
-    document = an_object(
-        name=TEXT, claim=TEXT, rows=a_list(row), notes=a_list(TEXT), figures=a_list(an_object(kind=TEXT))
-    )
-    known = an_object(name=TEXT, about=TEXT, claim=TEXT, source=TEXT)
-    return {"anyOf": [an_object(experiments=a_list(known)), an_object(documents=a_list(document))]}
-
-
 def _settings() -> Schema:
     one = an_object(
         key=TEXT,
@@ -337,7 +336,6 @@ _OUTPUTS: dict[str, Callable[[], Schema]] = {
     "trace inspect": _inspect,
     "trace list": _trace_list,
     "policies": _policies,
-    "reproduce": _reproduce,
     "settings": _settings,
     "models": _models,
     "gpus": _gpus,

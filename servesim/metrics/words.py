@@ -14,3 +14,15 @@ def number(value: float | None) -> str:
 def percent(share: float | None) -> str:
     """Return a share as a percentage."""
     return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def amount(value: float, unit: str = "") -> str:
+    """Format a value with three digits or all whole ones, and the unit: `3.36`, `16,384`, `71.9 ms`."""
+    size = abs(value)
+    if size >= 1000:
+        text = f"{value:,.0f}"
+    elif size >= 100:
+        text = f"{value:.0f}"
+    else:
+        text = f"{value:.3g}"
+    return f"{text} {unit}".strip()

@@ -11,12 +11,12 @@ import pytest
 from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaView
-from servesim.cost.mocker import Fixed
-from servesim.experiments.dynamo_pd import ReplayedApart, replay_apart
-from servesim.experiments.dynamo_replay import MockEngine, Replayed, replay
-from servesim.experiments.dynamo_scaling import ScaledRoundRobin, most_workers
 from servesim.policies.routing.dynamo_kv import DynamoKV, DynamoKVParams
 from servesim.workload.trace import Content, Trace
+from servesim_lab.dynamo.cost import Fixed
+from servesim_lab.dynamo.pd import ReplayedApart, replay_apart
+from servesim_lab.dynamo.replay import MockEngine, Replayed, replay
+from servesim_lab.dynamo.scaling import ScaledRoundRobin, most_workers
 from tests.conformance.cases import Case
 
 TIMES = ("first_admit_ms", "first_token_ms", "last_token_ms")

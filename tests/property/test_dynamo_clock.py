@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servesim.cost.mocker import Fixed, MockerCost, Polynomial
 from servesim.engine.core import EngineCore
-from servesim.experiments.dynamo_replay import MockEngine, replay
+from servesim_lab.dynamo.cost import Fixed, MockerCost, Polynomial
+from servesim_lab.dynamo.replay import MockEngine, replay
 from tests.property.test_fast_equals_reference import assert_fast_equals_plain
 from tests.support.examples import examples
 from tests.support.strategies import worlds

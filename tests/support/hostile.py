@@ -107,7 +107,6 @@ def hostile(seed: int) -> bytes:
 
 def readers() -> dict[str, Callable[[Path], Any]]:
     """Return all that read a file that others wrote, by what they read."""
-    from servesim.calibrate.cells import read_cells
     from servesim.calibrate.engines import read_steps_csv
     from servesim.calibrate.importers.columns import read_columns
     from servesim.cost.host import HostTerms
@@ -122,6 +121,7 @@ def readers() -> dict[str, Callable[[Path], Any]]:
     from servesim.traces.acceptance.measured import Measured, MeasuredParams
     from servesim.traces.acceptance.recorded import Recorded, RecordedParams
     from servesim.traces.presets import servegen
+    from servesim_lab.cells import read_cells
 
     return {
         "trace": load_trace,

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from servesim import untrusted
-from servesim.calibrate.cells import read_cells
 from servesim.calibrate.engines import read_steps_csv
 from servesim.calibrate.importers.columns import read_columns
 from servesim.errors import MOST_LINE, MOST_SHOWN, UserError, one_line, shown, suggest
@@ -18,6 +17,7 @@ from servesim.traces.acceptance.measured import Measured, MeasuredParams
 from servesim.traces.acceptance.recorded import Recorded, RecordedParams
 from servesim.traces.presets import servegen
 from servesim.workload.trace import Content, Trace
+from servesim_lab.cells import read_cells
 from tests.support.hostile import CORPUS, SUFFIX, fault, readers
 
 

@@ -13,11 +13,11 @@ import pytest
 import servesim
 from servesim.experiments.accuracy.files import CELLS, write
 from servesim.experiments.accuracy.study import accuracy
-from servesim.experiments.intervals.residuals import read_measured
 from servesim.experiments.recording_formats import read_folder
 from servesim.intervals.case import METRICS
 from servesim.intervals.fitted import shipped
 from servesim.run.error_bars import SAYS
+from servesim_lab.intervals.residuals import read_measured
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import servesim
-from servesim.experiments.dynamo_replay import MockEngine, replay
 from servesim.policies.routing.dynamo_kv import DynamoKV, DynamoKVParams
+from servesim_lab.dynamo.replay import MockEngine, replay
 from tests.support.shared_prompts import at_once, ladder
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ from servesim.contracts import Batch
 from servesim.cost import build_cost_model
 from servesim.cost.breakdown import breakdown
 from servesim.hardware import Gpu, ModelSpec
-from servesim.reports.claims import Outcome, Row, find
-from servesim.reports.claims.batching_prefix import saved
-from servesim.reports.claims.batching_selective import SAMPLING, decoding, linear_ns, mixed
-from servesim.reports.claims.batching_steps import Stay, play
+from servesim_lab.claims import Outcome, Row, find
+from servesim_lab.claims.batching_prefix import saved
+from servesim_lab.claims.batching_selective import SAMPLING, decoding, linear_ns, mixed
+from servesim_lab.claims.batching_steps import Stay, play
 
 
 def run(name: str, **changes: object) -> tuple[dict[str, Row], Outcome]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from servesim.reports.claims import Outcome, find
-from servesim.reports.claims.lengths import SHAREGPT_FILE, SHAREGPT_MEANS, fit_sharegpt, poisson, sharegpt
-from servesim.reports.claims.pagedattention import Bench, batches, shares
+from servesim_lab.claims import Outcome, find
+from servesim_lab.claims.lengths import SHAREGPT_FILE, SHAREGPT_MEANS, fit_sharegpt, poisson, sharegpt
+from servesim_lab.claims.pagedattention import Bench, batches, shares
 
 HOST_NS = 7e6  # near what the whole experiment finds
 
@@ -35,7 +35,7 @@ def test_sharegpt_lengths_have_the_published_means() -> None:
 
 
 def test_the_length_table_is_what_its_fit_makes_of_the_rows(shared_data: Callable[[str], Path]) -> None:
-    import servesim.reports.claims.lengths as lengths
+    import servesim_lab.claims.lengths as lengths
 
     fitted = fit_sharegpt(shared_data("traces/sharegpt/sharegpt_val_10k_llama2.csv"))
     assert json.loads(Path(lengths.__file__).with_name(SHAREGPT_FILE).read_text()) == json.loads(json.dumps(fitted))

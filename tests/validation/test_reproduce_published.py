@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from servesim.reports.claims import find
-from servesim.reports.claims.published_goodput import point
-from servesim.reports.claims.published_orca import latency
-from servesim.reports.claims.published_paging import normalized
-from servesim.reports.claims.published_sarathi import capacity, decode_ms, lengths_of
-from servesim.reports.claims.published_sharing import prefix_gains, saved
-from servesim.reports.claims.rates import highest, solve
+from servesim_lab.claims import find
+from servesim_lab.claims.published_goodput import point
+from servesim_lab.claims.published_orca import latency
+from servesim_lab.claims.published_paging import normalized
+from servesim_lab.claims.published_sarathi import capacity, decode_ms, lengths_of
+from servesim_lab.claims.published_sharing import prefix_gains, saved
+from servesim_lab.claims.rates import highest, solve
 
 
 def test_searches_find_where_something_happens() -> None:

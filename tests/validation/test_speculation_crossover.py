@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from servesim.reports.claims import find
 from servesim.run.simulate import simulate
+from servesim_lab.claims import find
 
 
 @pytest.mark.slow

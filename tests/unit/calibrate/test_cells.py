@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from servesim.calibrate import cells as of_cells
-from servesim.calibrate.cells import errors, fit_cells, halves, main, read_cells, simulated, spread
 from servesim.cost.host import HostTerms
 from servesim.errors import UserError
+from servesim_lab.cells import errors, fit_cells, halves, main, read_cells, simulated, spread
 from tests.support.cells import cell
 
 COLUMNS = (

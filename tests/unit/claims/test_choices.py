@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from servesim.hardware import ModelSpec
-from servesim.reports.claims import Outcome, find
-from servesim.reports.claims.choices import times
-from servesim.reports.claims.crossed import Found, merged, model_file, search
+from servesim_lab.claims import Outcome, find
+from servesim_lab.claims.choices import times
+from servesim_lab.claims.crossed import Found, merged, model_file, search
 
 INF = float("inf")
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from servesim.reports.claims import GROUPS, experiments, find
 from servesim.run.presets import engine_presets
+from servesim_lab.claims import GROUPS, experiments, find
 
 CLAIMS: dict[str, dict[str, dict[str, list[str]]]] = yaml.safe_load(
     Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8")

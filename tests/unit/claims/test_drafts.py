@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from servesim.reports.claims import Outcome, batches, find
-from servesim.reports.claims.drafts import (
+from servesim_lab.claims import Outcome, batches, find
+from servesim_lab.claims.drafts import (
     ConstantPasses,
     accepted_share,
     decode,
@@ -16,7 +16,7 @@ from servesim.reports.claims.drafts import (
     off_target,
     sketch_tokens,
 )
-from servesim.reports.claims.drafts_served import crossing, formula, serve
+from servesim_lab.claims.drafts_served import crossing, formula, serve
 
 
 def run(name: str, **changes: Any) -> tuple[Outcome, dict[str, Any]]:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from servesim.errors import UserError
-from servesim.reports.claims import Outcome, Row, find
-from servesim.reports.claims.assumptions import load
-from servesim.reports.claims.memory import memory, round_trip, waste
-from servesim.reports.claims.worker import run
+from servesim_lab.claims import Outcome, Row, find
+from servesim_lab.claims.assumptions import load
+from servesim_lab.claims.memory import memory, round_trip, waste
+from servesim_lab.claims.worker import run
 
 EXPERIMENT = find("memory")[0]
 CORRECTED = {

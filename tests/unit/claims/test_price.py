@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from servesim import simulate
-from servesim.reports.claims import Outcome, Row, find
-from servesim.reports.claims.price import Price, highest_rate, most_users, price_of, prompts_alone
+from servesim_lab.claims import Outcome, Row, find
+from servesim_lab.claims.price import Price, highest_rate, most_users, price_of, prompts_alone
 
 SMALL: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h100", "kv": "paged", "usd_per_gpu_hour": 2, "host": "none"}
 

@@ -16,7 +16,8 @@ from servesim.cli import reproduce as cli_reproduce
 from servesim.cli.app import app
 from servesim.errors import UserError
 from servesim.reports import claims
-from servesim.reports.claims import (
+from servesim.reports.figures.kinds import from_dict, to_dict
+from servesim_lab.claims import (
     GROUPS,
     Bars,
     Curve,
@@ -30,9 +31,8 @@ from servesim.reports.claims import (
     find,
     worker,
 )
-from servesim.reports.claims.assumptions import check_folder, load
-from servesim.reports.claims.figures import from_dict, to_dict
-from servesim.reports.claims_page import write
+from servesim_lab.claims.assumptions import check_folder, load
+from servesim_lab.claims_page import write
 
 LINES = Lines("curve", "A curve", "It rises.", "x", "y", [Curve("a", [1, 2], [1, None]), Curve("b", [1, 2], [2, 3])])
 BARS = Bars("bars", "Bars", "Two bars.", "seconds", {"second": [1.0, None], "first": [20.0, 3.0]}, ("x", "y"))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.draws import uniform
-from servesim.reports.claims.sampling import (
+from servesim_lab.claims.sampling import (
     acceptance_probability,
     acceptance_rates,
     output_distribution,

@@ -10,10 +10,10 @@ import pytest
 
 from servesim.cost.breakdown import ATTENTION_PREFILL, breakdown
 from servesim.hardware import Gpu, ModelSpec
-from servesim.reports.claims import Outcome, Row, find
-from servesim.reports.claims.batches import cost_of, decode, prompts, step_of
-from servesim.reports.claims.intensity import Kind, gemm_intensity, kinds
-from servesim.reports.claims.switches import graphs
+from servesim_lab.claims import Outcome, Row, find
+from servesim_lab.claims.batches import cost_of, decode, prompts, step_of
+from servesim_lab.claims.intensity import Kind, gemm_intensity, kinds
+from servesim_lab.claims.switches import graphs
 
 
 def run(name: str, **changes: Any) -> tuple[Outcome, dict[str, Row]]:

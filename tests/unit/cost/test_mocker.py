@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from servesim.contracts.cost import Batch
-from servesim.cost.mocker import Fixed, MockerCost, Polynomial, timing_of
 from servesim.errors import UserError
+from servesim_lab.dynamo.cost import Fixed, MockerCost, Polynomial, timing_of
 
 KV = 10_000
 

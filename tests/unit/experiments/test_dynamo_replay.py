@@ -7,8 +7,8 @@ import pytest
 
 from servesim.checking.world import toy_trace
 from servesim.errors import UserError
-from servesim.experiments.dynamo_replay import MockEngine, replay
-from servesim.experiments.dynamo_scaling import Change, ScaledRoundRobin, Workers, most_workers
+from servesim_lab.dynamo.replay import MockEngine, replay
+from servesim_lab.dynamo.scaling import Change, ScaledRoundRobin, Workers, most_workers
 
 MS = 1_000_000
 TIMES = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 2.0}

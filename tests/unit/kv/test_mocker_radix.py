@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from servesim.contracts import KVMemory
 from servesim.contracts.request import Request, State
-from servesim.policies.kv._mocker_radix import MockerRadix, MockerTree
 from servesim.policies.kv.prefix_radix import PrefixRadixParams
 from servesim.workload.content import Prefixes, RunContent
+from servesim_lab.dynamo.radix import MockerRadix, MockerTree
 
 PAGE = 4
 PREFIXES = Prefixes()

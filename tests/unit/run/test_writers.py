@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from servesim.cli.reproduce import _claimed
 from servesim.errors import UserError
 from servesim.reports.files import writing
 from servesim.run.result_files import SUMMARY, ResultWriter
+from servesim_lab.reproduce import _claimed
 
 WRITE = """
 import sys

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from servesim.experiments.intervals.conformal import leave_out, quantile
-from servesim.experiments.intervals.coverage import Bounds, bounds
-from servesim.experiments.intervals.fit import PENALTIES, Data
-from servesim.experiments.intervals.folds import folds
-from servesim.experiments.intervals.regression import Design
-from servesim.experiments.intervals.residuals import Measured
 from servesim.intervals.case import Case
 from servesim.intervals.distance import KINDS
+from servesim_lab.intervals.conformal import leave_out, quantile
+from servesim_lab.intervals.coverage import Bounds, bounds
+from servesim_lab.intervals.fit import PENALTIES, Data
+from servesim_lab.intervals.folds import folds
+from servesim_lab.intervals.regression import Design
+from servesim_lab.intervals.residuals import Measured
 
 CASE = Case("vllm", "1", "m", "h100", "fp8", 1, 1, 10.0, 1000.0, 200.0, 10.0, 0.0)
 NAMED = {kind.name: kind for kind in KINDS}

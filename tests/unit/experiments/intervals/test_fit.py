@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from servesim.cli.app import app
 from servesim.errors import UserError
-from servesim.experiments.intervals.residuals import Measured, deployment_weights, read_measured
 from servesim.intervals.distance import kind_of
 from servesim.intervals.fitted import Fitted
+from servesim_lab.intervals.residuals import Measured, deployment_weights, read_measured
 
 HEAD = (
     *("id", "engine", "version", "model", "gpu", "precision", "mode", "tp", "ep", "isl", "osl", "concurrency", "gpus"),

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from servesim.experiments.intervals.pairs import PairData, fit_pairs, judge_pairs, pairs
-from servesim.experiments.intervals.residuals import Measured
 from servesim.intervals.case import Case
+from servesim_lab.intervals.pairs import PairData, fit_pairs, judge_pairs, pairs
+from servesim_lab.intervals.residuals import Measured
 
 CASE = Case("vllm", "1", "m", "h100", "fp8", 1, 1, 8.0, 1000.0, 200.0, 10.0, 0.0)
 

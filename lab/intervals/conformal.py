@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.experiments.intervals.folds import Fold
-from servesim.experiments.intervals.regression import Design
+from servesim_lab.intervals.folds import Fold
+from servesim_lab.intervals.regression import Design
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

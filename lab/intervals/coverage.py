@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from servesim.experiments.accuracy import scores
-from servesim.experiments.intervals.conformal import Floats, leave_out, quantile
-from servesim.experiments.intervals.fit import Data, fitting, inner_folds
-from servesim.experiments.intervals.folds import folds
 from servesim.intervals.case import METRICS
 from servesim.intervals.distance import Kind
 from servesim.intervals.fitted import LEVEL
+from servesim_lab.intervals.conformal import Floats, leave_out, quantile
+from servesim_lab.intervals.fit import Data, fitting, inner_folds
+from servesim_lab.intervals.folds import folds
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
+from servesim.metrics.words import amount
+from servesim.reports.figures.kinds import Bars, Curve, Figure, Lines, Spans
+from servesim.reports.figures.kinds import to_dict as figure_to_dict
 
 from .assumptions import Given, load
-from .figures import Bars, Curve, Figure, Lines, Spans
-from .figures import to_dict as figure_to_dict
-from .outcome import GROUPS, VERDICTS, Outcome, Row, amount
+from .outcome import GROUPS, VERDICTS, Outcome, Row
 
 __all__ = [
     "GROUPS",

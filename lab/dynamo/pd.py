@@ -27,15 +27,15 @@ from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
-from servesim.experiments.dynamo_replay import LONGEST, MockEngine
 from servesim.features.handoff.part import Handoff, Passage
 from servesim.features.handoff.wire import FixedRate
 from servesim.policies.kv.prefix_hash import PrefixHash
 from servesim.policies.routing.round_robin import RoundRobin
-from servesim.policies.scheduling._mocker_decode import MockerDecode
 from servesim.records.recorder import Recorder
 from servesim.workload.trace import Trace
 from servesim.workload.workload import TraceWorkload
+from servesim_lab.dynamo.decode import MockerDecode
+from servesim_lab.dynamo.replay import LONGEST, MockEngine
 
 Ints = NDArray[np.int64]
 

@@ -17,14 +17,14 @@ import numpy as np
 from servesim import __version__
 from servesim.errors import UserError
 from servesim.experiments.accuracy.files import CELLS
-from servesim.experiments.intervals.conformal import Floats, leave_out, quantile
-from servesim.experiments.intervals.folds import FEWEST, Bools, Fold, folds
-from servesim.experiments.intervals.pairs import fit_pairs
-from servesim.experiments.intervals.regression import Design
-from servesim.experiments.intervals.residuals import Measured, deployment_weights, read_measured
 from servesim.intervals.case import METRICS
 from servesim.intervals.distance import KINDS, LABELS, Kind, label
 from servesim.intervals.fitted import LEVEL, PARTS, SCHEMA, SHARES
+from servesim_lab.intervals.conformal import Floats, leave_out, quantile
+from servesim_lab.intervals.folds import FEWEST, Bools, Fold, folds
+from servesim_lab.intervals.pairs import fit_pairs
+from servesim_lab.intervals.regression import Design
+from servesim_lab.intervals.residuals import Measured, deployment_weights, read_measured
 
 _ANY = {"all": 0.5, "engine": 2.0, "ttft": 2.0, "engine ttft": 3.0, "load": 4.0, "engine load": 4.0}
 _PRODUCT = {"gpu": 4.0, "tp": 4.0, "version": 3.0, "prompt": 4.0, "model": 4.0, "engine model": 3.0, "product": 1.5}

@@ -16,7 +16,7 @@ Given = Mapping[str, Any]
 def load(name: str, folder: Path | None = None) -> tuple[Given, str]:
     """Load the assumptions of an experiment, and their YAML text: from `folder/NAME.yaml` if it is there (a key it
     lacks is taken from the shipped file), else as shipped. UserError names file and key."""
-    shipped = resources.files("servesim.reports.claims").joinpath("scenarios", f"{name}.yaml")
+    shipped = resources.files("servesim_lab.claims").joinpath("scenarios", f"{name}.yaml")
     text = shipped.read_text(encoding="utf-8")
     given = _parse(text, str(shipped))
     path = folder / f"{name}.yaml" if folder is not None else None

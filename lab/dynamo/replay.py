@@ -1,7 +1,7 @@
 """Replays a trace as Dynamo's simulator does (ai-dynamo-runtime 1.6.1, `run_mocker_trace_replay`, offline).
 
 Its engines are servesim's own parts: the scheduler vllm over prefix-hash, or sglang over a prefix cache made for that
-(servesim.policies.kv._mocker_radix), with its step clock (servesim.cost.mocker).
+(servesim_lab.dynamo.radix), with its step clock (servesim_lab.dynamo.cost).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from servesim.contracts import KVAllocator, KVMemory, Limits, build_params, kv_allocators, make, routers, schedulers
 from servesim.contracts.router import Router
-from servesim.cost.mocker import Fixed, MockerCost, Polynomial, timing_of
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.modes import MODES
@@ -24,10 +23,11 @@ from servesim.errors import UserError, suggest
 from servesim.features.offload.connector import Offload
 from servesim.features.offload.memory import Lru
 from servesim.features.offload.tiers import Direction
-from servesim.policies.kv._mocker_radix import MockerRadix
 from servesim.records.recorder import Recorder
 from servesim.workload.trace import Trace
 from servesim.workload.workload import TraceWorkload
+from servesim_lab.dynamo.cost import Fixed, MockerCost, Polynomial, timing_of
+from servesim_lab.dynamo.radix import MockerRadix
 
 BACKENDS = ("vllm", "sglang")
 WORKER_TYPES = ("aggregated", "prefill", "decode")
@@ -72,7 +72,7 @@ class MockEngine:
     """vllm or sglang."""
     timing_model: Polynomial | Fixed = field(default_factory=Polynomial)
     worker_type: str = "aggregated"
-    """aggregated, or (servesim.experiments.dynamo_pd) prefill or decode."""
+    """aggregated, or (servesim_lab.dynamo.pd) prefill or decode."""
     kv_transfer_bytes_per_token: int = 0
     kv_transfer_bandwidth: float = 0.0
     """GB/s."""

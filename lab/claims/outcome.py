@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .figures import Figure
+from servesim.metrics.words import amount
+from servesim.reports.figures.kinds import Figure
 
 VERDICTS = {
     "reproduced": "the simulator gives the published figure, within the distance the experiment states",
@@ -113,15 +114,3 @@ class Outcome:
         if not holds:
             note = "; ".join(text for text in (note, cause) if text)
         self.rows.append(Row(what, published, simulated, "reproduced" if holds else otherwise, note, group))
-
-
-def amount(value: float, unit: str = "") -> str:
-    """Format a value with three digits or all whole ones, and the unit: `3.36`, `16,384`, `71.9 ms`."""
-    size = abs(value)
-    if size >= 1000:
-        text = f"{value:,.0f}"
-    elif size >= 100:
-        text = f"{value:.0f}"
-    else:
-        text = f"{value:.3g}"
-    return f"{text} {unit}".strip()

@@ -1,6 +1,6 @@
 """Fit of an engine's host terms to measured serving cells: mean TTFT and TPOT of a closed loop, without step logs.
 
-    python -m servesim.calibrate.cells CELLS.csv trtllm --source /trtllm/ --version 1.0.0rc3 --out terms.yaml
+    python -m servesim_lab.cells CELLS.csv trtllm --source /trtllm/ --version 1.0.0rc3 --out terms.yaml
 
 Cells are read and replayed as `servesim accuracy` does (its recipes say what labels mean), with terms that are being
 fitted. Deployments are dealt out to two halves: terms are fitted to cells of one and judged on all of the other, and

@@ -1,6 +1,6 @@
 """Experiments in separate processes, so that one that fails, or dies, takes no other with it.
 
-`python -m servesim.reports.claims.worker NAME [FOLDER]` prints the experiment's document and its CPU seconds.
+`python -m servesim_lab.claims.worker NAME [FOLDER]` prints the experiment's document and its CPU seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from servesim.experiments.documents import plain
 
 from . import Experiment, find
 
-COMMAND = (sys.executable, "-m", "servesim.reports.claims.worker")
+COMMAND = (sys.executable, "-m", "servesim_lab.claims.worker")
 ANSWER = "servesim experiment: "
 """Begins the line of the answer: an experiment's libraries may print too."""
 

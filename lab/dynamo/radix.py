@@ -1,6 +1,6 @@
 """The prefix cache of Dynamo's simulated SGLang (ai-dynamo-runtime 1.6.1), where it is not SGLang's (prefix_radix.py).
 
-For servesim.experiments.dynamo_replay alone. Its rules, checked beside that simulator:
+For servesim_lab.dynamo.replay alone. Its rules, checked beside that simulator:
 
 - Generated tokens enter the tree page by page while the request decodes, not when it has finished.
 - A leaf that no other request holds grows in place, so a prompt and its answer are one leaf.
@@ -16,9 +16,8 @@ from typing import Any
 
 from servesim.contracts.kv import Hit, KVMemory
 from servesim.contracts.request import PrefixIdentity, Request, State
-
-from ._radix import Node, RadixTree
-from .prefix_radix import PrefixRadix, _content, _Holding
+from servesim.policies.kv._radix import Node, RadixTree
+from servesim.policies.kv.prefix_radix import PrefixRadix, _content, _Holding
 
 
 class MockerTree(RadixTree):

@@ -1,6 +1,6 @@
 """Request lengths of published workloads: statistics that stand in for the data sets themselves.
 
-`python -m servesim.reports.claims.lengths ROWS.csv` makes the ShareGPT table from a file with columns
+`python -m servesim_lab.claims.lengths ROWS.csv` makes the ShareGPT table from a file with columns
 num_prefill_tokens and num_decode_tokens.
 """
 
@@ -31,7 +31,7 @@ def sharegpt(count: int, seed: int) -> tuple[Ints, Ints]:
     """Draw prompt and output lengths like those of ShareGPT, its rows weighted to the published means."""
     from servesim.traces.presets.tables import JointTable
 
-    text = resources.files("servesim.reports.claims").joinpath(SHAREGPT_FILE).read_text(encoding="utf-8")
+    text = resources.files("servesim_lab.claims").joinpath(SHAREGPT_FILE).read_text(encoding="utf-8")
     drawn = JointTable.from_json(json.loads(text)["lengths"]).draw(count, seed, "sharegpt lengths")
     return clipped(drawn["prompt"], drawn["output"])
 

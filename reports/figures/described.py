@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from servesim.reports.claims.figures import Bars, Figure, Lines, Spans
+from servesim.metrics.words import amount
+from servesim.reports.figures.kinds import Bars, Figure, Lines, Spans
 from servesim.reports.svg import INK, SERIES, Drawing, half, wide
 
 Legend = tuple[tuple[str, str], ...]
@@ -119,8 +120,6 @@ def _bars(name: str, figure: Bars) -> Drawing:
 
 
 def _value(value: float | None) -> str:
-    from servesim.reports.claims.outcome import amount
-
     return "–" if value is None else amount(value)
 
 

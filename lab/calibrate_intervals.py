@@ -30,12 +30,12 @@ def intervals(
     import datetime
     import json
 
-    from servesim.experiments.intervals.coverage import judged, rounded
-    from servesim.experiments.intervals.fit import Data, fit
-    from servesim.experiments.intervals.pairs import judge_pairs
-    from servesim.experiments.intervals.residuals import read_measured
     from servesim.intervals.case import METRICS
     from servesim.run.result_files import write_text
+    from servesim_lab.intervals.coverage import judged, rounded
+    from servesim_lab.intervals.fit import Data, fit
+    from servesim_lab.intervals.pairs import judge_pairs
+    from servesim_lab.intervals.residuals import read_measured
 
     today = date if date is not None else datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     document = fit(scores, today)

@@ -17,8 +17,8 @@ from servesim.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from servesim.reports.claims import Experiment
-    from servesim.reports.claims.worker import Done
+    from servesim_lab.claims import Experiment
+    from servesim_lab.claims.worker import Done
 
 EXAMPLES = """
 \b
@@ -28,7 +28,7 @@ Examples:
   servesim reproduce all --out claims
   servesim reproduce pagedattention --scenarios my-scenarios/
 
-The assumptions of each experiment are a YAML file in reports/claims/scenarios/; --out copies it. An
+The assumptions of each experiment are a YAML file in lab/claims/scenarios/; --out copies it. An
 edited copy in the folder given with --scenarios takes its place.
 """
 
@@ -49,8 +49,8 @@ def reproduce(
 
     The simulator's figures are held against them."""
     from servesim.cli.console import open_console
-    from servesim.reports.claims import experiments, find
-    from servesim.reports.claims.assumptions import check_folder
+    from servesim_lab.claims import experiments, find
+    from servesim_lab.claims.assumptions import check_folder
 
     console = open_console()
     if (list_ or name is None) and as_json:
@@ -73,7 +73,7 @@ def reproduce(
             if one.document is not None and not as_json:
                 _print_rows(console, one.document)
         if folder is not None:
-            from servesim.reports.claims_page import write
+            from servesim_lab.claims_page import write
 
             write(folder, [one.document for one in done if one.document is not None], {d.name: d.error for d in done})
     if as_json:
@@ -89,7 +89,7 @@ def reproduce(
 
 def _run(chosen: list[Experiment], scenarios: Path | None, jobs: int) -> list[Done]:
     """One experiment in this process, several in others; progress on stderr."""
-    from servesim.reports.claims.worker import run, run_all
+    from servesim_lab.claims.worker import run, run_all
 
     if len(chosen) == 1:
         return [run(chosen[0], scenarios)]
@@ -109,8 +109,8 @@ def _run(chosen: list[Experiment], scenarios: Path | None, jobs: int) -> list[Do
 def _claimed(out: Path | None) -> Iterator[Path | None]:
     """Where to write the claims: the folder itself where it holds claims of before, else one beside, which takes its
     place in the end. An interrupt or an error leaves nothing that was not there."""
-    from servesim.reports.claims_page import INDEX
     from servesim.run.result_files import clear_up, writable
+    from servesim_lab.claims_page import INDEX
 
     if out is None or (out / INDEX).is_file():
         yield out

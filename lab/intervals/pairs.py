@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.experiments.accuracy import scores
-from servesim.experiments.intervals.conformal import FLOOR, Floats, quantile
-from servesim.experiments.intervals.folds import Bools, Fold
-from servesim.experiments.intervals.regression import Design
-from servesim.experiments.intervals.residuals import Measured
 from servesim.intervals.case import METRICS
 from servesim.intervals.fitted import LEVEL
 from servesim.intervals.pairs import LEVELS, kind_of_pair, pair_features
+from servesim_lab.intervals.conformal import FLOOR, Floats, quantile
+from servesim_lab.intervals.folds import Bools, Fold
+from servesim_lab.intervals.regression import Design
+from servesim_lab.intervals.residuals import Measured
 
 PENALTIES = {"all": 0.1, "pair": 3.0, "engines": 3.0, "pair engines": 3.0, "short": 3.0, "load": 5.0, "model": 4.0}
 """Of the scale's terms, in pairs of deployments."""

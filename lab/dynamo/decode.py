@@ -1,6 +1,6 @@
 """The decode worker of Dynamo's simulator (ai-dynamo-runtime 1.6.1): prompts come computed, over the wire.
 
-For servesim.experiments.dynamo_pd alone. At each pass boundary, first those whose KV has come become active; then as
+For servesim_lab.dynamo.pd alone. At each pass boundary, first those whose KV has come become active; then as
 many waiting ones and one more may take memory for their KV, first come first served; then all active ones decode.
 """
 
@@ -12,8 +12,7 @@ from typing import Any
 
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request
-
-from .vllm import Vllm
+from servesim.policies.scheduling.vllm import Vllm
 
 
 class MockerDecode(Vllm):

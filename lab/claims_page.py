@@ -10,14 +10,14 @@ from typing import Any
 from markupsafe import Markup
 
 from servesim.errors import UserError
-from servesim.reports.claims import GROUPS, VERDICTS
-from servesim.reports.claims.figures import from_dict
 from servesim.reports.experiment import pill
-from servesim.reports.figures.claims import draw
+from servesim.reports.figures.described import draw
+from servesim.reports.figures.kinds import from_dict
 from servesim.reports.files import writing
 from servesim.reports.page import Alert, Block, Page, Section, Table
 from servesim.reports.svg import Drawing, standalone
 from servesim.run.result_files import REPORT
+from servesim_lab.claims import GROUPS, VERDICTS
 
 INDEX = "reproduced.json"
 TONES = {"reproduced": "up", "corrected": "open", "differs": "down", "out of reach": "even"}

@@ -1,0 +1,18 @@
+"""The laboratory's commands, which `servesim` finds by the entry point `servesim.commands`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from servesim_lab.calibrate_intervals import INTERVALS_EXAMPLES, intervals
+from servesim_lab.reproduce import EXAMPLES, reproduce
+
+if TYPE_CHECKING:
+    import typer
+
+
+def add(groups: Mapping[str, typer.Typer]) -> None:
+    """Add them."""
+    groups[""].command(epilog=EXAMPLES)(reproduce)
+    groups["calibrate"].command(epilog=INTERVALS_EXAMPLES)(intervals)

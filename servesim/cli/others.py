@@ -1,0 +1,31 @@
+"""Commands that other packages add, by the entry-point group `servesim.commands`; those of the laboratory say where
+they are if it is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+
+import typer
+
+from servesim.errors import UserError
+
+LABORATORY = {("", "reproduce"): "Run published claims again.", ("calibrate", "intervals"): "Fit error bars."}
+"""Commands of lab/, by group and name, with their help."""
+
+
+def add_commands(groups: Mapping[str, typer.Typer]) -> None:
+    """Add what is installed. `groups`: commands by the word before theirs, which is empty for those of the root. An
+    entry point is a function of these groups; it returns nothing."""
+    for entry in sorted(entry_points(group="servesim.commands"), key=lambda entry: entry.name):
+        entry.load()(groups)
+    for (group, name), help_ in LABORATORY.items():
+        known = {each.name or getattr(each.callback, "__name__", "") for each in groups[group].registered_commands}
+        if name not in known:
+            groups[group].command(name, help=help_, context_settings={"ignore_unknown_options": True})(_missing)
+
+
+def _missing(words: list[str] | None = typer.Argument(None, hidden=True)) -> None:  # noqa: B008  # as typer has it
+    raise UserError(
+        "this command is of the laboratory, which the wheel leaves out: in a checkout, make run installs both"
+    )
