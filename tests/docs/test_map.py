@@ -14,7 +14,7 @@ def test_the_map_is_up_to_date() -> None:
 
 def test_the_map_names_every_module_and_says_something_of_each() -> None:
     rows = re.findall(r"^\| \[\w+\]\(\.\./(.*?)\) \| (.*) \|$", module_map.page(), flags=re.M)
-    folders = ("servesim", "policies", "traces", "calibrate", "reports")
+    folders = ("servesim", "policies", "traces", "calibrate", "reports", "lab")
     modules = {
         str(path.relative_to(ROOT))
         for folder in folders

@@ -26,7 +26,7 @@ ROOMS = (
     "checking",
     "cli",
 )
-BESIDE = ("policies", "traces", "calibrate", "reports")
+BESIDE = ("policies", "traces", "calibrate", "reports", "lab")
 HEAD = """# Map
 
 Every module with the first sentence of its docstring. Made by `make docs`; do not edit it by hand.

@@ -25,8 +25,16 @@ def test_every_package_folder_is_declared() -> None:
     assert found == set(project()["tool"]["setuptools"]["packages"])
 
 
+def test_every_folder_of_the_laboratory_is_declared_and_none_is_in_the_product() -> None:
+    declared = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = [init.parent.relative_to(ROOT / "lab").parts for init in (ROOT / "lab").rglob("__init__.py")]
+    assert {".".join(("servesim_lab", *parts)) for parts in folders} == set(declared)
+    assert not [name for name in project()["tool"]["setuptools"]["packages"] if "lab" in name.split(".")]
+
+
 def test_the_version_is_told_once_and_the_same() -> None:
     assert project()["project"]["version"] == servesim.__version__
+    assert tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]["version"] == servesim.__version__
 
 
 def test_every_dependency_is_locked() -> None:

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import servesim
-from servesim.reports import claims_page
 from servesim.reports.playback import play
 from servesim.reports.playback_page import playback_page
 from servesim.reports.prefix_tree import tree_of
+from servesim_lab import claims_page
 from servesim_lab.claims import find
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""

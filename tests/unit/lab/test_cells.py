@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from servesim.calibrate import cells as of_cells
 from servesim.cost.host import HostTerms
 from servesim.errors import UserError
+from servesim_lab import cells as of_cells
 from servesim_lab.cells import errors, fit_cells, halves, main, read_cells, simulated, spread
 from tests.support.cells import cell
 

@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 import servesim
-from servesim.cli import reproduce as cli_reproduce
 from servesim.cli.app import app
 from servesim.errors import UserError
-from servesim.reports import claims
 from servesim.reports.figures.kinds import from_dict, to_dict
+from servesim_lab import claims
+from servesim_lab import reproduce as cli_reproduce
 from servesim_lab.claims import (
     GROUPS,
     Bars,
