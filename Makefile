@@ -18,7 +18,7 @@
 # make docs    put the present outputs of commands into README.md and docs/, and the modules into docs/map.md
 # make bench   how fast it is: micro-benchmarks, the table of cases, benchmarks/results.json anew (CASES="azure quick": these alone)
 # make bench-peers  beside the Rust replay of ai-dynamo-runtime, installed into .venv-peers (JSON=FILE writes the figures)
-# make sample  make reports/sample.html anew
+# make sample  write a sample of every page to reports/samples, for a release or to look at
 # make compiled  a build of its own in .venv-compiled whose hot path is compiled: the same results in less time
 # make test-compiled  the tests of what is compiled, by that build, with a tenth of the random examples
 # make all-compiled  the same with all examples, and the slow ones
@@ -102,8 +102,6 @@ docs: $(READY)
 	$(VENV)/bin/python -m tests.support.notebooks
 
 sample: $(READY)
-	$(VENV)/bin/servesim run reports/sample.yaml --out $(VENV)/sample --overwrite
-	cp $(VENV)/sample/report.html reports/sample.html
 	$(VENV)/bin/python -m tests.support.samples
 
 bench: $(READY) $(COMPILED)/.ready

@@ -1,4 +1,4 @@
-"""A sample of each page, committed in reports/samples: what these commands give. `make sample` makes them again."""
+"""A sample of each page: what these commands give. `make sample` writes them to reports/samples."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ AZURE = "--trace preset:azure-conv-2023 --requests 400 --model llama-3.1-8b"
 SLO = "--slo ttft:500,tpot:50"
 TOY = "--trace synth:rate=60,prompt=lognormal(p50=80,p95=200),output=lognormal(p50=60,p95=200) --requests 24"
 COMMANDS = {
+    "run": "run reports/sample.yaml --out DIR",
     "compare": f"compare {AZURE} --gpu h200 --rate 8 --scheduler vllm,sarathi --replicates 3 {SLO} --out DIR",
     "sweep": f"sweep {AZURE} --gpu h100,h200 --rate 4,8,16 {SLO} --out DIR",
     "capacity": f"capacity {AZURE} --gpu h100,l40s {SLO} --replicates 2 --out DIR",
