@@ -1,4 +1,4 @@
-"""Figures of speed that repeat on any machine, stored: what a change may cost, and why it was let cost more.
+"""Figures that repeat on any machine, stored: what a change may cost, and why it was let cost more.
 
 `calls.json` holds `calls` (benchmarks.calls) and `instructions` (benchmarks.valgrind), each by the interpreter that
 counted and by case, and the `history` of figures that were raised, each with its reason. A figure is only raised with
@@ -20,22 +20,23 @@ MOST = 3
 
 @dataclass(frozen=True)
 class Kind:
-    """What is counted: its key in the file, by which interpreter, and the module whose --store writes it."""
+    """What is counted: its key in the file, by what, the module whose --store writes it, and the percent that it may be
+    above its stored figure."""
 
     name: str
     by: str
     module: str
+    most: float = MOST
 
 
 def read(path: Path = STORED) -> dict[str, Any]:
     """Return the stored figures; none where there is no file."""
-    empty: dict[str, Any] = {"calls": {}, "instructions": {}, "history": []}
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else empty
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"history": []}
 
 
 def stored(kind: Kind, path: Path = STORED) -> dict[str, int]:
     """Return the figures of a kind by case."""
-    figures: dict[str, int] = read(path)[kind.name].get(kind.by, {})
+    figures: dict[str, int] = read(path).get(kind.name, {}).get(kind.by, {})
     return figures
 
 
@@ -45,16 +46,16 @@ def judge(kind: Kind, count: int, before: int | None) -> tuple[str, bool]:
         return f"{count:,} {kind.name}; none are stored for {kind.by}: python -m {kind.module} --store does it", False
     more = 100 * (count - before)
     said = f"{count:,} {kind.name}, {more / before:+.2f} % of {before:,}"
-    if more > MOST * before:
-        return f"{said}: TOO MANY (at most +{MOST} %)", True
-    lower = f"; the figure may be lowered: python -m {kind.module} --store" if more < -MOST * before else ""
+    if more > kind.most * before:
+        return f"{said}: TOO MANY (at most +{kind.most} %)", True
+    lower = f"; the figure may be lowered: python -m {kind.module} --store" if more < -kind.most * before else ""
     return said + lower, False
 
 
 def store(kind: Kind, counts: Mapping[str, int], why: str = "", path: Path = STORED) -> None:
     """Store counts by case. ValueError, and nothing written, where a figure rises and `why` does not say for what."""
     whole = read(path)
-    figures = whole[kind.name].setdefault(kind.by, {})
+    figures = whole.setdefault(kind.name, {}).setdefault(kind.by, {})
     raised = {case: count for case, count in counts.items() if count > figures.get(case, count)}
     if raised and not why.strip():
         names = ", ".join(f"{case} {figures[case]:,} -> {count:,}" for case, count in raised.items())

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from benchmarks import calls, valgrind
+from benchmarks.size import LINES, SURFACE, commands, lines_by_room
 from benchmarks.stored import MOST, Kind, judge, read, store, stored
 
 MINE = Kind("calls", "Python 3.99", "benchmarks.calls")
@@ -161,3 +163,32 @@ def test_a_process_of_which_valgrind_counts_nothing_is_one_line(
 
 def test_nothing_stored_names_a_place() -> None:
     assert "/" not in json.dumps(WHOLE["calls"]) + json.dumps(WHOLE["instructions"])
+
+
+def test_lines_are_counted_by_room_and_the_laboratory_apart() -> None:
+    files = {
+        "servesim/run/a.py": "1\n2\n",
+        "servesim/top.py": "1\n",
+        "policies/kv/b.py": "1\n",
+        "lab/c.py": "1\n2\n3\n",
+    }
+    files |= {"tests/unit/d.py": "1\n" * 9, "benchmarks/e.py": "1\n"}
+    assert lines_by_room(files) == {"product": 4, "servesim/run": 2, "servesim": 1, "policies": 1, "lab": 3}
+
+
+def test_a_room_may_grow_by_one_percent_and_settings_by_none(tmp_path: Path) -> None:
+    path = tmp_path / "size.json"
+    store(LINES, {"product": 1000}, path=path)
+    assert [judge(LINES, count, stored(LINES, path)["product"])[1] for count in (1010, 1011)] == [False, True]
+    assert [judge(SURFACE, count, 7)[1] for count in (7, 8)] == [False, True]
+    with pytest.raises(ValueError, match="product 1,000 -> 1,011"):
+        store(LINES, {"product": 1011}, path=path)
+
+
+def test_commands_of_groups_are_counted() -> None:
+    app, inner = typer.Typer(), typer.Typer()
+    app.command("one")(lambda: None)
+    inner.command("two")(lambda: None)
+    inner.command("three")(lambda: None)
+    app.add_typer(inner, name="group")
+    assert commands(app) == 3
