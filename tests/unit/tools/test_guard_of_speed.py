@@ -166,13 +166,8 @@ def test_nothing_stored_names_a_place() -> None:
 
 
 def test_lines_are_counted_by_room_and_the_laboratory_apart() -> None:
-    files = {
-        "servesim/run/a.py": "1\n2\n",
-        "servesim/top.py": "1\n",
-        "policies/kv/b.py": "1\n",
-        "lab/c.py": "1\n2\n3\n",
-    }
-    files |= {"tests/unit/d.py": "1\n" * 9, "benchmarks/e.py": "1\n"}
+    files = {"servesim/run/a.py": "1\n2\n", "servesim/top.py": "1\n", "policies/kv/b.py": "1\n"}
+    files |= {"lab/c.py": "1\n2\n3\n", "tests/unit/d.py": "1\n" * 9, "benchmarks/e.py": "1\n"}
     assert lines_by_room(files) == {"product": 4, "servesim/run": 2, "servesim": 1, "policies": 1, "lab": 3}
 
 
