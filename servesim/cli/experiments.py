@@ -24,7 +24,7 @@ from servesim.cli.options import ListingCommand
 from servesim.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
-    from servesim.run.requirements import Requirement
+    from servesim.cli.requirements import Requirement
 
 LISTS = """
 Options of the scenario, the engine and the clients may list several values with commas; every combination is one

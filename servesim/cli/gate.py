@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from servesim.run.requirements import Requirement
+    from servesim.cli.requirements import Requirement
 
 Require = Annotated[
     list[str] | None,
@@ -27,8 +27,8 @@ def requirements(texts: Sequence[str] | None, units: Mapping[str, str] | None = 
     """Parse what is required; `units`: of further metrics by name. UserError for a metric that there is not."""
     if not texts:
         return []
+    from servesim.cli.requirements import Requirement
     from servesim.experiments.run_metrics import METRICS
-    from servesim.run.requirements import Requirement
 
     known = {name: metric.unit for name, metric in METRICS.items()} | dict(units or {})
     return [Requirement.of(text, known) for text in texts]
@@ -44,8 +44,8 @@ def end_if(lines: Sequence[str]) -> None:
 
 def comparison_failures(required: Sequence[Requirement], document: Mapping[str, Any]) -> list[str]:
     """Return what variants of a comparison do not fulfil, each by itself, measured ones left out."""
+    from servesim.cli.requirements import failures
     from servesim.experiments.verdicts import is_unstable
-    from servesim.run.requirements import failures
 
     lines = []
     for v in document["variants"]:
@@ -67,7 +67,7 @@ CAPACITY_UNITS = {"rate": "", "replicas": "", "gpus": "", "usd_per_hour": "", "a
 
 def capacity_failures(required: Sequence[Requirement], document: Mapping[str, Any]) -> list[str]:
     """Return why no deployment fulfils everything; nothing where one does."""
-    from servesim.run.requirements import failures
+    from servesim.cli.requirements import failures
 
     lines = []
     for row in document["rows"]:

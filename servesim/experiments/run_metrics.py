@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from servesim.contracts.request import State
 from servesim.errors import UserError, suggest
 from servesim.metrics.classes import class_limits
+from servesim.metrics.custom import Function, is_custom, load_metric, value_of
 from servesim.parsing import listed
-from servesim.run.custom_metrics import Function, is_custom, load_metric, value_of
 from servesim.run.result_files import REQUESTS, SUMMARY, reading
 from servesim.untrusted import read_json
 

@@ -30,7 +30,6 @@ from servesim.errors import UserError, shown, suggest
 from servesim.hardware import model_named
 from servesim.metrics.slo import check_slo
 from servesim.parsing import listed, spelt
-from servesim.run.client_tools import under_tool
 from servesim.run.pools import with_pools
 from servesim.run.presets import under
 from servesim.run.sections import (
@@ -43,6 +42,7 @@ from servesim.run.sections import (
     with_percentiles,
     yaml_value,
 )
+from servesim.workload.client_tools import under_tool
 
 SELDOM = ("pools", "features", "slo_class_percentiles")
 """Settings that are written only if they say something."""

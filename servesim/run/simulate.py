@@ -12,9 +12,9 @@ from servesim.contracts.part import Finished
 from servesim.engine import compiled
 from servesim.engine.cluster import Cluster
 from servesim.errors import UserError
+from servesim.metrics.custom import Function, custom_values, load_metrics
 from servesim.plugins.user_policies import is_own
 from servesim.run.agreement import check_beginning
-from servesim.run.custom_metrics import Function, custom_values, load_metrics
 from servesim.run.processes import check_independent, run_apart
 from servesim.run.records import Records, StreamedRecords
 from servesim.run.result import Result
@@ -59,7 +59,7 @@ def simulate(
     same to the byte. Without `conclude` the summary lacks what follows from it, such as error bars, and takes less
     time. Without `overwrite` the result of another scenario that stands in `out` is not replaced.
     `step_requests`: with mode="reference", write which requests each step computed (servesim.run.step_requests).
-    `metrics`: functions of your own, or `file.py:function` (servesim.run.custom_metrics), whose values are
+    `metrics`: functions of your own, or `file.py:function` (servesim.metrics.custom), whose values are
     `summary["custom_metrics"]`. Options of features are keywords too: `propagate=True` adds error bars of percentiles,
     goodput and price, by two more runs; `burst_replicas=True` finds out how many replicas would have held the bursts
     of the scenario's shape; `intervals=False` leaves out all error bars.

@@ -9,9 +9,9 @@ import pytest
 
 import servesim
 from servesim.errors import UserError
-from servesim.run.client_tools import TURN_MS
 from servesim.run.scenario import Scenario
 from servesim.run.trace_source import open_scenario
+from servesim.workload.client_tools import TURN_MS
 
 BASE: dict[str, Any] = {"trace": "synth:prompt=50,output=5", "model": "qwen3-0.6b", "gpu": "h100"}
 
