@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from servesim.contracts import REGISTRIES
 from servesim.cost import KernelTables, TableCostModel
 from servesim.cost.build import IDEAL, ROOFLINE_ONLY
 from servesim.errors import UserError
@@ -22,8 +23,9 @@ from servesim.workload.trace_stream import TraceFacts
 def provenance(scenario: Scenario, trace: TraceFacts, gpu: Gpu, cost: TableCostModel) -> dict[str, Any]:
     """Return hashes of trace, kernel tables and files of policies and features, and the host terms in use."""
     files = {}
-    for kind in ("scheduler", "kv", "router", "speculation"):
-        path, py, _ = getattr(scenario, kind)["name"].partition(".py:")
+    for kind in (registry.kind for registry in REGISTRIES):
+        policy = getattr(scenario, kind, None) or {"name": ""}
+        path, py, _ = policy["name"].partition(".py:")
         if py:
             files[kind] = sha256_of(Path(f"{path}.py"))
     for name in scenario.features:
