@@ -10,9 +10,9 @@ from typing import Any
 from markupsafe import Markup
 
 from servesim.errors import UserError
+from servesim.experiments.metrics import metric_label
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
-from servesim.experiments.run_metrics import LABELS
 from servesim.metrics.slo import parse_slo, split_slo
 from servesim.reports.page import Alert, Block, Page, Section
 from servesim.reports.run import Run
@@ -119,12 +119,10 @@ def _reported(document: Mapping[str, Any], label: str) -> list[Mapping[str, Any]
 
 def metric_words(name: str) -> str:
     """Return `p99 TTFT` for ttft_p99."""
-    if name in LABELS:
-        return LABELS[name]
     latency, _, statistic = name.rpartition("_")
     if latency in LATENCY_WORDS:
         return f"{statistic} {LATENCY_WORDS[latency]}"
-    return name.replace("_", " ")
+    return metric_label(name)
 
 
 def with_unit(metric: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from servesim.contracts import Batch
 from servesim.cost import build_cost_model
 from servesim.errors import UserError
-from servesim.experiments.run_metrics import METRICS, metric_label
+from servesim.experiments.metrics import METRICS, metric_label
 from servesim.hardware import Gpu, ModelSpec
 from servesim.run.simulate import simulate
 

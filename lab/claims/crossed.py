@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from servesim.experiments.axes import Variant
+from servesim.experiments.metrics import METRICS
 from servesim.experiments.ranking import PARETO
-from servesim.experiments.run_metrics import METRICS
 from servesim.experiments.runner import open_runner
 from servesim.experiments.sweep import SWEEP, Table
 

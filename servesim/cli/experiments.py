@@ -245,7 +245,7 @@ def _answer(
 
 def _register(metrics: str) -> None:
     """Know the metrics of the user's own by their names, before anything asks for one."""
-    from servesim.experiments.run_metrics import metrics_of
+    from servesim.experiments.metrics import metrics_of
     from servesim.parsing import listed
 
     if own := [name for name in listed("metrics", metrics) if ".py:" in name]:
@@ -254,7 +254,7 @@ def _register(metrics: str) -> None:
 
 def _check_compared(required: Sequence[Requirement], metrics: str | None, rank_by: str) -> None:
     """Raise UserError for what is required of a metric that is not compared."""
-    from servesim.experiments.run_metrics import DEFAULTS, SLO_DEFAULTS
+    from servesim.experiments.metrics import DEFAULTS, SLO_DEFAULTS
     from servesim.parsing import listed
 
     listed_ones = (*DEFAULTS, *SLO_DEFAULTS) if metrics is None else listed("metrics", metrics)

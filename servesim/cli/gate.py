@@ -28,7 +28,7 @@ def requirements(texts: Sequence[str] | None, units: Mapping[str, str] | None = 
     if not texts:
         return []
     from servesim.cli.requirements import Requirement
-    from servesim.experiments.run_metrics import METRICS
+    from servesim.experiments.metrics import METRICS
 
     known = {name: metric.unit for name, metric in METRICS.items()} | dict(units or {})
     return [Requirement.of(text, known) for text in texts]

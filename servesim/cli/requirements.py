@@ -67,20 +67,3 @@ def failures(requirements: Iterable[Requirement], values: Mapping[str, Any], who
             said = "there is none" if value is None else f"it is {value:.6g}"
             lines.append(f"{f'{who}: ' if who else ''}required {one.text}, {said}")
     return lines
-
-
-def summary_values(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the figures of a whole run by the names of metrics, as in its tables (`ttft_p99`, ...)."""
-    values: dict[str, float | None] = {}
-    for latency, stats in summary["latency_ms"].items():
-        values |= {f"{latency}_{stat}": value for stat, value in (stats or {}).items()}
-    values |= summary["throughput"]
-    for name in ("slo_attainment", "request_goodput"):
-        values[name] = (summary["goodput"] or {}).get(name)
-    values["hit_rate"] = (summary["prefix_cache"] or {}).get("hit_rate")
-    arrived = summary["requests"]["arrived"]
-    values["preemptions_per_request"] = summary["engine"]["preemptions"] / arrived if arrived else None
-    for name in ("usd_per_million_tokens", "usd_per_million_output_tokens"):
-        values[name] = (summary["price"] or {}).get(name)
-    values |= summary.get("custom_metrics", {})
-    return values

@@ -50,8 +50,9 @@ def run(
     ] = None,
 ) -> None:
     """Replay a trace: latency, throughput, memory and price."""
-    from servesim.cli.requirements import failures, summary_values
+    from servesim.cli.requirements import failures
     from servesim.cli.serving import save, under_commands
+    from servesim.experiments.metrics import summary_values
     from servesim.metrics.custom import load_metrics
     from servesim.run.setting_names import load_settings
     from servesim.run.simulate import simulate

@@ -15,11 +15,12 @@ from servesim.contracts.request import State
 from servesim.contracts.section import policy_settings
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, product
+from servesim.experiments.metrics import METRICS, Metric
 from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
 from servesim.experiments.recording_formats import is_recording_name, read_folder
 from servesim.experiments.recording_replay import recorded_trace
-from servesim.experiments.run_metrics import METRICS, MS, Metric, Run, measure
+from servesim.experiments.run_metrics import MS, Run, measure
 from servesim.experiments.runner import Runner
 from servesim.experiments.sameness import budget_of, warnings_of
 from servesim.experiments.variants import is_oracle, plans_ahead, price_of, shared_settings, synchronous_ones

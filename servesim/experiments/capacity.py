@@ -64,11 +64,12 @@ from servesim.experiments.capacity_scaled import check_scalers
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.documents import write_document
 from servesim.experiments.goals import goals_of
+from servesim.experiments.metrics import METRICS
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import Measuring
 from servesim.experiments.replicates import check_count, replicates_of
-from servesim.experiments.run_metrics import METRICS, check_window
+from servesim.experiments.run_metrics import check_window
 from servesim.experiments.runner import OnProgress, open_runner
 from servesim.experiments.splits import split
 from servesim.experiments.statistics import LEVEL

@@ -68,11 +68,12 @@ from servesim.experiments.against_recording import (
 from servesim.experiments.axes import Variant, load_grid
 from servesim.experiments.compare_document import Values, judged_document, whole_document
 from servesim.experiments.documents import write_document
+from servesim.experiments.metrics import Metric, metrics_of
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.recording import RecordedRun
 from servesim.experiments.replicates import MARGIN, Replicates, replicates_of
-from servesim.experiments.run_metrics import Metric, check_window, metrics_of
+from servesim.experiments.run_metrics import check_window
 from servesim.experiments.runner import OnProgress, Runner, open_runner
 from servesim.experiments.statistics import check_method
 from servesim.experiments.variants import (

@@ -12,11 +12,12 @@ from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 from servesim.experiments.compare_error import propagated_changes
 from servesim.experiments.drill import divergence_text, drill_down
+from servesim.experiments.metrics import METRICS, Metric
 from servesim.experiments.model_error import model_errors, side_of
 from servesim.experiments.model_error import words as error_words
 from servesim.experiments.outcome import busy_notes
 from servesim.experiments.replicates import Replicates
-from servesim.experiments.run_metrics import METRICS, Metric, Run, measure, usd_per_hour
+from servesim.experiments.run_metrics import Run, measure, usd_per_hour
 from servesim.experiments.runner import Runner
 from servesim.experiments.sameness import Equal, budget_of, equal_ones, equal_text, warnings_of
 from servesim.experiments.store import Cell
@@ -180,7 +181,7 @@ def whole_document(
             "count": count,
             "changes": list(repeats.changes),
         },
-        "metrics": [vars(m) for m in metrics],
+        "metrics": [m.document() for m in metrics],
         "ranking": ranking(variants, rows, METRICS[settings.rank_by]),
         "headline": [_headline(row, labels[0], judged["equal"]) for row in compared],
         **judged,

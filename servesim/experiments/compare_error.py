@@ -17,8 +17,9 @@ from typing import Any
 
 from servesim.experiments.axes import Variant
 from servesim.experiments.front_error import FLOWS, STRETCHED
+from servesim.experiments.metrics import METRICS, Metric
 from servesim.experiments.model_error import LATENCIES, ratio_spread
-from servesim.experiments.run_metrics import METRICS, Metric, Run, measure
+from servesim.experiments.run_metrics import Run, measure
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
 from servesim.intervals.case import Case

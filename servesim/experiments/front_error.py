@@ -17,9 +17,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from servesim.experiments.metrics import metric_label
 from servesim.experiments.model_error import ratio_spread
 from servesim.experiments.ranking import PARETO
-from servesim.experiments.run_metrics import metric_label
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.intervals.pairs import Spread

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.experiments.run_metrics import METRICS, metric_label
+from servesim.experiments.metrics import METRICS, metric_label
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.intervals.pairs import WORDS, Spread, spread

@@ -7,7 +7,7 @@ from typing import Any
 
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
-from servesim.experiments.run_metrics import Metric
+from servesim.experiments.metrics import Metric
 
 BATCH = 4
 """Combinations chosen at a time: what is found does not depend on how many processes there are."""

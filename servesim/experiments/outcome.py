@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from servesim.experiments.busy_times import Window, minute_note, window_note, worst_window
 from servesim.experiments.goals import Goal, goals_of
+from servesim.experiments.metrics import Metric
 from servesim.experiments.reasons import Misses, exact_length, misses_of
 from servesim.experiments.replicates import Replicates
-from servesim.experiments.run_metrics import Metric, Run, measure, part_rows, steady_rows, usd_per_hour
+from servesim.experiments.run_metrics import Run, measure, part_rows, steady_rows, usd_per_hour
 from servesim.experiments.statistics import interval
 from servesim.run.scenario import Scenario
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from servesim.experiments.run_metrics import METRICS, Metric
+from servesim.experiments.metrics import METRICS, Metric
 from servesim.experiments.verdicts import is_unstable
 
 PARETO = ("usd_per_million_tokens", "e2el_p99", "output_throughput")

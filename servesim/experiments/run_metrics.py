@@ -1,9 +1,8 @@
-"""One number per run and metric, over the steady part of the run.
+"""What is measured in the steady part of a run, the same part of all that is compared.
 
 Requests that arrive in the first `warmup` of the arrival span (the server fills up) and in its last `cooldown` (no
 later arrivals add load) are left out, and rates are taken over the time between. The window is fixed before anything is
-seen, and the same for all that is compared. Names are those of servesim.metrics: `ttft_p99`, `tpot_mean`,
-`output_throughput`, `slo_attainment`, ....
+seen. Its metrics are those of servesim.experiments.metrics.
 """
 
 from __future__ import annotations
@@ -11,128 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts.request import State
-from servesim.errors import UserError, suggest
+from servesim.errors import UserError
 from servesim.metrics.classes import class_limits
-from servesim.metrics.custom import Function, is_custom, load_metric, value_of
-from servesim.parsing import listed
 from servesim.run.result_files import REQUESTS, SUMMARY, reading
 from servesim.untrusted import read_json
 
-LATENCIES = ("ttft", "tpot", "e2el", "ntpot", "queue_time")
-STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 MS, SECOND = 1e6, 1e9
 
 Columns = dict[str, NDArray[np.float64]]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A metric: its name, its unit, and which way is better."""
-
-    name: str
-    unit: str
-    better: str
-    """lower or higher."""
-    scale: str
-    """ratio: changes are relative; difference: of shares and counts, which may be 0, changes are absolute."""
-    latency: bool = False
-    """Grows without end in an unstable run."""
-
-
-_OTHERS = (
-    Metric("request_throughput", "requests/s", "higher", "ratio"),
-    Metric("output_throughput", "tokens/s", "higher", "ratio"),
-    Metric("total_token_throughput", "tokens/s", "higher", "ratio"),
-    Metric("request_goodput", "requests/s", "higher", "difference"),
-    Metric("slo_attainment", "share", "higher", "difference"),
-    Metric("hit_rate", "share", "higher", "difference"),
-    Metric("preemptions_per_request", "", "lower", "difference"),
-    Metric("usd_per_million_tokens", "$", "lower", "ratio"),
-    Metric("usd_per_million_output_tokens", "$", "lower", "ratio"),
-)
-METRICS = {
-    metric.name: metric
-    for metric in (
-        *(Metric(f"{name}_{stat}", "ms", "lower", "ratio", True) for name in LATENCIES for stat in STATISTICS),
-        *_OTHERS,
-    )
-}
-DEFAULTS = (
-    "ttft_mean",
-    "ttft_p99",
-    "tpot_mean",
-    "tpot_p99",
-    "e2el_mean",
-    "e2el_p99",
-    "output_throughput",
-    "usd_per_million_tokens",
-)
-SLO_DEFAULTS = ("slo_attainment", "request_goodput")
-
-
-LABELS = {
-    "slo_attainment": "SLO attainment",
-    "request_goodput": "goodput",
-    "usd_per_million_tokens": "price per M tokens",
-    "usd_per_million_output_tokens": "price per M output tokens",
-}
-_SHORT = dict(zip(LATENCIES, ("TTFT", "TPOT", "E2E", "latency per token", "queue time"), strict=True))
-
-
-def metric_label(name: str) -> str:
-    """Return a metric's name in tables and sentences."""
-    latency, _, statistic = name.rpartition("_")
-    plain = name.replace("_", " ")
-    return LABELS.get(name) or (f"{_SHORT[latency]} {statistic}" if latency in _SHORT else plain)
-
-
-def metrics_of(names: Sequence[Any] | str | None, slo: Mapping[str, Any]) -> list[Metric]:
-    """Return the metrics asked for; by default the usual ones, and those of the SLO if there is one."""
-    if names is None:
-        names = (*DEFAULTS, *(SLO_DEFAULTS if slo else ()))
-    names = listed("metrics", names) if isinstance(names, str) else list(names)
-    names = [_known(name) if is_custom(name) else name for name in names]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"metrics: {twice} is given twice")
-    for name in names:
-        if name not in METRICS:
-            raise UserError(f"unknown metric {name!r}{suggest(name, METRICS)}")
-        if name in SLO_DEFAULTS and not slo:
-            raise UserError(f"metric {name} needs an SLO, such as --slo ttft:500,tpot:50")
-    return [METRICS[name] for name in names]
-
-
-def _known(metric: Any) -> str:
-    """Make a metric of the user's own one of METRICS; return its name. UserError where that is taken."""
-    name, function = load_metric(metric)
-    if name in METRICS and name not in _CUSTOM:
-        raise UserError(f"metric {name}: servesim has one of this name; give the function another")
-    better = getattr(function, "better", "lower")
-    if better not in ("lower", "higher"):
-        raise UserError(f'metric {name}: better is {better!r}, must be "lower" or "higher"')
-    METRICS[name] = Metric(name, str(getattr(function, "unit", "")), better, "difference")
-    _CUSTOM[name] = function
-    return name
-
-
-_CUSTOM: dict[str, Function] = {}
-"""Metrics of the user's own, by name."""
-
-
-def _custom(name: str, run: Run, rows: NDArray[np.int64]) -> float:
-    import pandas as pd
-
-    frame = pd.DataFrame(run.columns)
-    if run.classes is not None:
-        frame["class"] = list(run.classes)
-    return value_of(name, _CUSTOM[name], frame.iloc[rows], run.summary)
 
 
 @dataclass(frozen=True)
@@ -177,6 +68,50 @@ class Run:
             return np.asarray(self.columns["e2el_ns"] / np.maximum(self.columns["output_len"], 1) / MS)
         return np.asarray(self.columns[f"{name}_ns"] / MS)
 
+    def table(self, rows: NDArray[np.int64]) -> Any:
+        """Return these requests as a DataFrame, for metrics of the user's own."""
+        import pandas as pd
+
+        frame = pd.DataFrame(self.columns)
+        if self.classes is not None:
+            frame["class"] = list(self.classes)
+        return frame.iloc[rows]
+
+
+class Window(NamedTuple):
+    """A part of a run."""
+
+    rows: NDArray[np.int64]
+    """The requests in it."""
+    start: float
+    """Its first ns."""
+    end: float
+    """Its last ns."""
+
+    @property
+    def ns(self) -> float:
+        """How long it is."""
+        return self.end - self.start
+
+    def holds(self, times: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which times lie in it."""
+        return np.asarray((times >= self.start) & (times <= self.end))
+
+    def ended(self, run: Run, which: NDArray[np.bool_]) -> float:
+        """Return how many of these requests have their last token in it."""
+        return float((which & self.holds(run.columns["last_token_ns"])).sum())
+
+
+class Measure(Protocol):
+    """What `measure` asks of a metric (servesim.experiments.metrics.Metric)."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def part(self, run: Run, window: Window, /) -> float:
+        """Return its value over a window of a run; NaN if nothing there has one."""
+
 
 def check_window(warmup: float, cooldown: float) -> None:
     """Raise UserError unless both are shares that leave something between them."""
@@ -186,7 +121,7 @@ def check_window(warmup: float, cooldown: float) -> None:
 
 def measure(
     run: Run,
-    metrics: Sequence[Metric],
+    metrics: Sequence[Measure],
     warmup: float,
     cooldown: float,
     rows: NDArray[np.int64] | None = None,
@@ -203,16 +138,8 @@ def measure(
         start, end, steady = _part(run, part, start, end, steady)
     if rows is None:
         rows = np.flatnonzero(steady)
-    values = {}
-    for metric in metrics:
-        if metric.latency:
-            name, _, stat = metric.name.rpartition("_")
-            values[metric.name] = _statistic(run.latency_ms(name)[rows], stat)
-        elif metric.name in _CUSTOM:
-            values[metric.name] = _custom(metric.name, run, rows)
-        else:
-            values[metric.name] = _OTHER[metric.name](run, rows, start, end)
-    return values
+    window = Window(rows, start, end)
+    return {metric.name: metric.part(run, window) for metric in metrics}
 
 
 def steady_rows(run: Run, warmup: float, cooldown: float) -> NDArray[np.int64]:
@@ -247,33 +174,38 @@ def _part(
     return start, end, inside
 
 
-def _statistic(values: NDArray[np.float64], stat: str) -> float:
+def statistic(values: NDArray[np.float64], stat: str) -> float:
+    """Return the mean or a percentile (`p99`) of values; NaN without any."""
     values = values[~np.isnan(values)]
     if not len(values):
         return float("nan")
     return float(values.mean() if stat == "mean" else np.percentile(values, float(stat[1:])))
 
 
-def _between(times: NDArray[np.float64], start: float, end: float) -> NDArray[np.bool_]:
-    return np.asarray((times >= start) & (times <= end))
-
-
-def _output_tokens(run: Run, start: float, end: float) -> float:
-    """Return the tokens delivered in the window; those of a request lie evenly between its first and its last."""
+def output_tokens(run: Run, window: Window) -> float:
+    """Return the tokens delivered in a window; those of a request lie evenly between its first and its last."""
     c, done = run.columns, run.done
     first, last, count = c["first_token_ns"][done], c["last_token_ns"][done], c["output_len"][done]
-    inside = np.clip(np.minimum(last, end) - np.maximum(first, start), 0, None)
+    inside = np.clip(np.minimum(last, window.end) - np.maximum(first, window.start), 0, None)
     gaps = (count - 1) * inside / np.maximum(last - first, 1)
-    return float((gaps + _between(first, start, end)).sum())
+    return float((gaps + window.holds(first)).sum())
 
 
-def _tokens(run: Run, start: float, end: float) -> float:
+def tokens(run: Run, window: Window) -> float:
+    """Return the tokens delivered in a window, and those of the prompts that were computed in it."""
     c, done = run.columns, run.done
-    prompts = c["prompt_len"][done & _between(c["first_token_ns"], start, end)].sum()
-    return float(prompts) + _output_tokens(run, start, end)
+    prompts = c["prompt_len"][done & window.holds(c["first_token_ns"])].sum()
+    return float(prompts) + output_tokens(run, window)
 
 
-def _good(run: Run) -> NDArray[np.bool_]:
+def share(run: Run, window: Window, column: str, of: str = "") -> float:
+    """Return the sum of a column of requests over that of another, or over their number."""
+    whole = float(run.columns[of][window.rows].sum()) if of else len(window.rows)
+    return per(float(run.columns[column][window.rows].sum()), whole)
+
+
+def good(run: Run) -> NDArray[np.bool_]:
+    """Return which requests completed within the limits of the run's scenario."""
     scenario = run.summary["scenario"]
     return within(run, scenario["slo"], scenario["slo_classes"])
 
@@ -296,7 +228,7 @@ def usd_per_hour(run: Run, warmup: float = 0.0, cooldown: float = 0.0, part: tup
     start, end, steady = _window(run, warmup, cooldown)
     if part is not None:
         start, end, _ = _part(run, part, start, end, steady)
-    return _per(_usd(run, start, end) * 3600 * SECOND, end - start)
+    return per(_usd(run, start, end) * 3600 * SECOND, end - start)
 
 
 def _usd_of_replicas(run: Run, start: float, end: float) -> float:
@@ -321,24 +253,11 @@ def _usd(run: Run, start: float, end: float) -> float:
     return float(gpus * scenario["usd_per_gpu_hour"] * (end - start) / SECOND / 3600)
 
 
-def _per(amount: float, of: float) -> float:
+def usd(run: Run, window: Window) -> float:
+    """Return the price ($) of the GPUs that were up in a window."""
+    return _usd(run, window.start, window.end)
+
+
+def per(amount: float, of: float) -> float:
+    """Return a ratio; NaN of nothing."""
     return float(amount / of) if of else float("nan")
-
-
-_OTHER = {
-    "request_throughput": lambda r, i, a, b: _per(
-        float((r.done & _between(r.columns["last_token_ns"], a, b)).sum()), (b - a) / SECOND
-    ),
-    "output_throughput": lambda r, i, a, b: _per(_output_tokens(r, a, b), (b - a) / SECOND),
-    "total_token_throughput": lambda r, i, a, b: _per(_tokens(r, a, b), (b - a) / SECOND),
-    "request_goodput": lambda r, i, a, b: _per(
-        float((_good(r) & _between(r.columns["last_token_ns"], a, b)).sum()), (b - a) / SECOND
-    ),
-    "slo_attainment": lambda r, i, a, b: _per(float(_good(r)[i].sum()), len(i)),
-    "hit_rate": lambda r, i, a, b: _per(
-        float(r.columns["hit_tokens"][i].sum()), float(r.columns["prompt_len"][i].sum())
-    ),
-    "preemptions_per_request": lambda r, i, a, b: _per(float(r.columns["num_preemptions"][i].sum()), len(i)),
-    "usd_per_million_tokens": lambda r, i, a, b: _per(_usd(r, a, b) * 1e6, _tokens(r, a, b)),
-    "usd_per_million_output_tokens": lambda r, i, a, b: _per(_usd(r, a, b) * 1e6, _output_tokens(r, a, b)),
-}

@@ -56,12 +56,13 @@ from servesim.errors import UserError
 from servesim.experiments.axes import Variant, axis_values, load_grid, product
 from servesim.experiments.documents import write_document
 from servesim.experiments.goals import goals_of
+from servesim.experiments.metrics import METRICS, Metric, metrics_of
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import ATTAINMENT, busy_notes
 from servesim.experiments.ranking import PARETO, best_by_rate, by_rate, judge_stability, pareto_front
 from servesim.experiments.replicates import WORKLOAD, Replicates, check_count, replicates_of
-from servesim.experiments.run_metrics import METRICS, Metric, check_window, measure, metrics_of, steady_rows
+from servesim.experiments.run_metrics import check_window, measure, steady_rows
 from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
 from servesim.experiments.sameness import equal_ones, equal_text
 from servesim.experiments.store import Cell
@@ -300,7 +301,7 @@ class Table:
         return {
             "workload": shared_settings(shared),
             "replicates": {"kind": entries[0][1].kind, "count": len(entries[0][1])},
-            "metrics": [vars(m) for m in self._metrics],
+            "metrics": [m.document() for m in self._metrics],
             "variants": found,
             "equal": equal,
             "best": best[-1] if best else None,

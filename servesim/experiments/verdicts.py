@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.experiments.run_metrics import Metric, Run, measure, metric_label, steady_rows
+from servesim.experiments.metrics import Metric, metric_label
+from servesim.experiments.run_metrics import Run, measure, steady_rows
 from servesim.experiments.statistics import (
     Interval,
     block_interval,

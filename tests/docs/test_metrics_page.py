@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import servesim
+from servesim.experiments.metrics import METRICS
 from tests.support.documents import ROOT
 
 STATED = {"provenance", "scenario", "notes", "timing"}
@@ -24,6 +25,13 @@ def names(figures: dict[str, Any]) -> Iterator[str]:
             yield key
         if isinstance(value, dict) and key not in STATED | BY_NAME:
             yield from names(value)
+
+
+def test_every_metric_of_comparisons_is_defined() -> None:
+    defined = set(re.findall(r"`([\w.]+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    asked = {name.rpartition("_")[0] if metric.latency else name for name, metric in METRICS.items()}
+    assert len(asked) > 12
+    assert asked <= defined, asked - defined
 
 
 def test_every_figure_is_defined() -> None:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from servesim import simulate
 from servesim.cost.host import host_terms
-from servesim.experiments.run_metrics import METRICS, Run, measure
+from servesim.experiments.metrics import METRICS
+from servesim.experiments.run_metrics import Run, measure
 from servesim.experiments.statistics import interval, replicates_needed, sign_flip_p, verdict
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,9 @@ from servesim.contracts.request import State
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity import capacity
 from servesim.experiments.capacity_scaled import against_fixed, at_load, cost_of, hour_text, scaled_labels
+from servesim.experiments.metrics import METRICS
 from servesim.experiments.outcome import Outcome
-from servesim.experiments.run_metrics import METRICS, Run, measure, usd_per_hour
+from servesim.experiments.run_metrics import Run, measure, usd_per_hour
 from servesim.experiments.variants import price_of
 
 SECOND = 10**9

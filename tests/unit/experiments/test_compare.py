@@ -12,7 +12,8 @@ import servesim
 from servesim import UserError
 from servesim.cli.tables import print_compare
 from servesim.experiments.compare import compare
-from servesim.experiments.run_metrics import METRICS, Run, measure
+from servesim.experiments.metrics import METRICS
+from servesim.experiments.run_metrics import Run, measure
 from servesim.reports.export import export
 
 WORKLOAD: dict[str, Any] = {

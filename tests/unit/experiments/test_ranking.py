@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import servesim
+from servesim.experiments.metrics import METRICS
 from servesim.experiments.ranking import best_by_rate, by_rate, judge_stability, rate_of
-from servesim.experiments.run_metrics import METRICS
 
 
 def variant(rate: Any, unstable: int = 0, decided: int = 1, gpu: str = "h200", value: float = 1.0) -> dict[str, Any]:

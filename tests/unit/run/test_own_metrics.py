@@ -11,8 +11,8 @@ import pytest
 
 import servesim
 from servesim.errors import UserError
-from servesim.experiments import run_metrics
-from servesim.experiments.run_metrics import METRICS, metrics_of
+from servesim.experiments import metrics
+from servesim.experiments.metrics import METRICS, metrics_of
 
 RUN: dict[str, Any] = {
     "trace": "synth:arrivals=poisson,rate=20,prompt=300,output=20",
@@ -53,8 +53,8 @@ sideways.better = "left"
 def _forgotten() -> Iterator[None]:
     """Leave no metric behind."""
     yield
-    for name in list(run_metrics._CUSTOM):
-        del run_metrics._CUSTOM[name], METRICS[name]
+    for name in list(metrics._OWN):
+        del metrics._OWN[name], METRICS[name]
 
 
 @pytest.fixture
