@@ -14,7 +14,7 @@ from servesim.reports.slowest import slowest
 from servesim.reports.words import count, gpu_of, name_of, number, percent, seconds, time_ms
 from servesim.run.result import Result
 from servesim.run.sections import rate_words
-from servesim.run.shown import feature_rows
+from servesim.run.shown import all_rows, feature_rows
 
 GLOSSARY = (
     ("TTFT", "time to first token: from the arrival at the server to the first output token"),
@@ -214,8 +214,8 @@ def _cost_notes(run: Run) -> list[str]:
 
 def _facts(run: Run) -> list[tuple[str, str]]:
     s, summary = run.scenario, run.summary
-    requests, kv, engine, cache = summary["requests"], summary["kv"], summary["engine"], summary["prefix_cache"]
-    batch = engine["batch_size"]
+    requests, kv, engine = summary["requests"], summary["kv"], summary["engine"]
+    rows = dict(all_rows(summary))
     kinds = [f"{n:,} {kind}" for kind, n in engine["steps_by_kind"].items() if n]
     return [
         ("workload", f"{requests['input_tokens']:,} input and {requests['output_tokens']:,} output tokens, "
@@ -224,11 +224,9 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("GPUs", f"{_gpus(run)}: tensor parallel {s.tp}, pipeline stages {s.pp}, replicas {s.replicas}"),
         ("KV memory", f"{kv['num_blocks']:,} blocks of {kv['block_size']} tokens"),
         ("steps", f"{engine['steps']:,}: {', '.join(kinds)}"),
-        ("batch", f"{number(batch['mean'])} requests a step, at most {batch['max']:.0f}" if batch else "–"),
-        ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
+        *((name, rows[name]) for name in ("batch", "prefix cache", "preemptions")),
         ("speculation", _drafts(summary["speculation"])),
         *feature_rows(summary),
-        ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens computed again"),
     ]  # fmt: skip
 
 

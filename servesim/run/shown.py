@@ -1,4 +1,4 @@
-"""A result at a glance: the text that Python prints, the table that notebooks show, and the rows of features."""
+"""A result in words: the text that Python prints, the table that notebooks show, and the rows of terminal and page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from servesim.contracts.feature import Feature, Rows
+from servesim.metrics.words import number, percent
 from servesim.run.scenario import scenario_features
 
 LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2E"), ("queue_time", "queue time"))
@@ -81,3 +82,105 @@ def with_rows(rows: Rows, summary: Mapping[str, Any]) -> Rows:
 
 def _features(summary: Mapping[str, Any]) -> tuple[Feature, ...]:
     return scenario_features(tuple(summary["scenario"].get("features", ())))
+
+
+def limits_text(slo: Mapping[str, float]) -> str:
+    """Return limits in words."""
+    return ", ".join(f"{name} <= {limit:g} ms" for name, limit in slo.items())
+
+
+def all_rows(summary: Mapping[str, Any]) -> Rows:
+    """Return the rows of a run's table, those of features among them."""
+    requests, flow, goodput = summary["requests"], summary["throughput"], summary["goodput"]
+    engine, kv, cache = summary["engine"], summary["kv"], summary["prefix_cache"]
+    price, shares, batch = summary["price"], summary["cost_shares"], summary["engine"]["batch_size"]
+    within = summary["uncertainty"]
+    interval = f"; GPU time within {percent(within)} by repeats (95 %)" if within is not None else ""
+    others = [f", {requests[name]:,} {name}" for name in ("rejected", "aborted", "retries") if requests[name]]
+    rows = [
+        ("requests", f"{requests['completed']:,} completed of {requests['arrived']:,}{''.join(others)}"),
+        ("duration", f"{number(summary['duration_s'])} s, at most {requests['max_concurrency']:,} requests at once"),
+        (
+            "throughput",
+            f"{number(flow['request_throughput'])} requests/s, {number(flow['output_throughput'])} output tokens/s, "
+            f"{number(flow['total_token_throughput'])} tokens/s in all",
+        ),
+    ]
+    if goodput:
+        limits = limits_text(goodput["slo_ms"])
+        own = [f"{name} {limits_text(slo)}" for name, slo in goodput.get("slo_classes_ms", {}).items()]
+        limits = "; ".join(filter(None, (limits, *own)))
+        rows.append(
+            (
+                "goodput",
+                f"{number(goodput['request_goodput'])} requests/s, {percent(goodput['slo_attainment'])} "
+                f"of arrivals within {limits}",
+            )
+        )
+    rows += [
+        ("batch", f"{number(batch['mean'])} requests a step, at most {batch['max']:.0f}" if batch else "-"),
+        (
+            "GPU",
+            f"busy {percent(engine['gpu_busy_share'])}, MFU {percent(engine['mfu'])}, MBU {percent(engine['mbu'])}",
+        ),
+        (
+            "KV memory",
+            f"{percent(kv['used_share'])} used, {percent(kv['internal_share'])} wasted inside blocks, {_peak(kv)}",
+        ),
+        ("preemptions", f"{engine['preemptions']:,}, {engine['recomputed_tokens']:,} tokens recomputed"),
+        ("prefix cache", f"{percent(cache['hit_rate'])} of prompt tokens found" if cache else "off"),
+        *_drafts(summary["speculation"]),
+        (
+            "price",
+            f"${number(price['usd_per_million_tokens'])} per million tokens, "
+            f"${number(price['usd_per_million_output_tokens'])} per million output tokens "
+            f"at ${price['usd_per_gpu_hour']:g} a GPU-hour",
+        ),
+        (
+            "kernel costs",
+            f"{percent(shares['measured'])} measured, {percent(shares['interpolated'])} interpolated, "
+            f"{percent(shares['extrapolated'])} extrapolated, {percent(shares['roofline'])} roofline" + interval,
+        ),
+        ("queue", _queue(summary["stability"]) if requests["completed"] else "none: nothing was served"),
+        *_pools(summary),
+        *((name, number(value)) for name, value in summary.get("custom_metrics", {}).items()),
+    ]
+    return with_rows(rows, summary)
+
+
+def _peak(kv: Mapping[str, Any]) -> str:
+    if kv["peak_share"] is None:
+        return "pools differ in size"
+    return f"peak {percent(kv['peak_share'])} of {kv['capacity_tokens']:,} tokens"
+
+
+def _pools(summary: Mapping[str, Any]) -> Rows:
+    """A line for each pool, where a scenario names them."""
+    if not summary["scenario"].get("pools"):
+        return []
+    return [
+        (
+            f"pool {name}",
+            f"{pool['requests']:,} requests, {number(pool['replicas_mean'])} replicas up in the mean, "
+            f"busy {percent(pool['busy_share'])}, imbalance {number(pool['imbalance'])}, "
+            f"queue {number(pool['queue_ms'])} ms, {percent(pool['hit_rate'])} found, ${number(pool['usd'])}",
+        )
+        for name, pool in summary["pools"].items()
+    ]
+
+
+def _queue(stability: Mapping[str, Any]) -> str:
+    if stability["unstable"]:
+        return "UNSTABLE"
+    return "stable" if stability["decided"] else "undecided: the trace is too short to tell"
+
+
+def _drafts(speculation: Mapping[str, Any] | None) -> Rows:
+    if speculation is None:
+        return []
+    by_position = speculation["per_position_acceptance_rates"]
+    rates = " / ".join(percent(rate) for rate in by_position[:8])
+    if len(by_position) > 8:
+        rates += f" / ... ({len(by_position)} positions)"
+    length = number(speculation["acceptance_length"])
+    return [("speculation", f"{length} tokens a verification; accepted by position {rates or '-'}")]

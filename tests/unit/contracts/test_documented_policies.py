@@ -26,7 +26,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             found[block.argument].write_text(block.text)
     assert set(found) == {
         *("fcfs.py", "aging.py", "tokens.py", "lfu.py", "least.py", "affine.py", "booked.py", "small.py", "hasty.py"),
-        *("queue_scaler.py", "energy.py"),
+        *("queue_scaler.py", "energy.py", "store.py"),
     }
     return found
 
@@ -69,11 +69,22 @@ def test_the_speculator_is_a_draft_model(files: dict[str, Path]) -> None:
 def test_the_feature_reports_energy_and_its_settings_move_it(files: dict[str, Path]) -> None:
     settings = {"trace": "synth:rate=4,prompt=200,output=20", "requests": 20, "model": "llama-3.1-8b", "gpu": "h200"}
     own = settings | {"features": [f"{files['energy.py']}:Energy"]}
-    runs = [servesim.simulate({**own, "energy": {"idle_w": idle}}, conclude=False) for idle in (0.0, 100.0)]
+    runs = [servesim.simulate({**own, "energy": {"idle_w": idle}}) for idle in (0.0, 100.0)]
     none, some = (run.summary["energy"]["joules_per_request"] for run in runs)
     engine = runs[0].summary["engine"]
     idle_s = runs[0].summary["duration_s"] * (1 - engine["gpu_busy_share"])
     assert some - none == pytest.approx(100 * idle_s / 20)
+
+
+def test_the_store_brings_the_first_half_of_every_prompt_and_a_slow_link_delays_first_tokens(
+    files: dict[str, Path],
+) -> None:
+    settings = {"trace": "synth:rate=4,prompt=200,output=20", "requests": 20, "model": "llama-3.1-8b", "gpu": "h200"}
+    own = settings | {"features": [f"{files['store.py']}:Store"]}
+    fast, slow = (servesim.simulate({**own, "store": {"tokens_per_ms": speed}}) for speed in (1e6, 1.0))
+    assert fast.summary["store"] == slow.summary["store"] == {"loaded_tokens": 20 * 100}
+    assert slow.requests["ttft_ns"].min() >= 100e6  # 100 tokens, one a ms
+    assert fast.requests["ttft_ns"].mean() < 100e6
 
 
 @pytest.mark.feature("scaling")
