@@ -18,7 +18,10 @@ def add_commands(groups: Mapping[str, typer.Typer]) -> None:
     """Add what is installed. `groups`: commands by the word before theirs, which is empty for those of the root. An
     entry point is a function of these groups; it returns nothing."""
     for entry in sorted(entry_points(group="servesim.commands"), key=lambda entry: entry.name):
-        entry.load()(groups)
+        try:
+            entry.load()(groups)
+        except Exception as error:  # of a package that does not fit this servesim: the other commands go on
+            typer.echo(f"note: no commands of {entry.value}: {type(error).__name__}: {error}", err=True)
     for (group, name), help_ in LABORATORY.items():
         known = {each.name or getattr(each.callback, "__name__", "") for each in groups[group].registered_commands}
         if name not in known:

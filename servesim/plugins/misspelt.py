@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
+from itertools import takewhile
 from typing import Any
 
 from servesim.plugins.user_policies import is_own
@@ -16,8 +17,8 @@ ALIKE = 0.8
 def misspelt(classes: Iterable[type[Any]]) -> Iterator[str]:
     """Yield a sentence for each such name."""
     for cls in dict.fromkeys(classes):
-        own = [each for each in cls.__mro__ if is_own(each)]
-        known = {name for each in cls.__mro__ if not is_own(each) for name in _public(each)}
+        own = [*takewhile(is_own, cls.__mro__)]
+        known = {name for each in cls.__mro__[len(own) :] for name in _public(each)}
         for name in dict.fromkeys(name for each in own for name in _public(each)):
             close = [] if name in known else get_close_matches(name, sorted(known), 1, ALIKE)
             if close:

@@ -47,6 +47,17 @@ def test_another_package_adds_a_command(monkeypatch: pytest.MonkeyPatch) -> None
     assert CliRunner().invoke(found[""], ["calibrate", "theirs"]).output == "served\n"
 
 
+def test_a_package_that_does_not_load_takes_no_other_command_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = EntryPoint("theirs", "tests.unit.cli.not_there:add", "servesim.commands")
+    monkeypatch.setattr(others, "entry_points", lambda group: (entry,) if group == "servesim.commands" else ())
+    found = groups()
+    add_commands(found)
+    assert capsys.readouterr().err.startswith("note: no commands of tests.unit.cli.not_there:add: ModuleNotFoundError")
+    assert CliRunner().invoke(found[""], ["run"]).exit_code == 0
+
+
 def test_the_laboratory_has_the_commands_that_are_said_to_be_its_own() -> None:
     from servesim_lab.commands import add
 

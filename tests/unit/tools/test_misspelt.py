@@ -10,6 +10,8 @@ import pytest
 import servesim
 from servesim.checking.check import check
 from servesim.checking.subject import Subject
+from servesim.plugins.files import load_file
+from servesim.plugins.misspelt import classes_beside, misspelt
 
 MINE = """
 from servesim.contracts import Router
@@ -74,6 +76,15 @@ def test_a_misspelt_verb_is_a_note_of_run_and_check(tmp_path: Path, wrong: dict[
     names = {"Least": "Least", "Shortest": "Shortest", "Meter": "Metered"}
     report = check(Subject.of(f"{file}:{names[told.partition('.')[0]]}"), range(1))
     assert told in report.notes
+
+
+def test_sections_of_settings_are_no_note(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from servesim.contracts.section import Section\n\n\nclass Mine(Section):\n    watts: float = 1.0\n"
+    )
+    module = load_file("test", file, "test_misspelt_")
+    assert list(misspelt(classes_beside(module.Mine))) == []
 
 
 def test_verbs_and_helpers_are_no_note(tmp_path: Path) -> None:
