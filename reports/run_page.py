@@ -215,7 +215,7 @@ def _cost_notes(run: Run) -> list[str]:
 def _facts(run: Run) -> list[tuple[str, str]]:
     s, summary = run.scenario, run.summary
     requests, kv, engine = summary["requests"], summary["kv"], summary["engine"]
-    rows = dict(all_rows(summary))
+    rows = dict(reversed(all_rows(summary)))  # of two rows of one name the first, which is no metric of the user's own
     kinds = [f"{n:,} {kind}" for kind, n in engine["steps_by_kind"].items() if n]
     return [
         ("workload", f"{requests['input_tokens']:,} input and {requests['output_tokens']:,} output tokens, "

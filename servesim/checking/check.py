@@ -17,7 +17,7 @@ from servesim.checking.subject import Subject
 from servesim.checking.whole_runs import whole_run_findings
 from servesim.checking.world import World
 from servesim.contracts import State
-from servesim.plugins.misspelt import classes_beside, misspelt
+from servesim.plugins.misspelled import classes_beside, misspelled
 from servesim.records.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Rows
 from servesim.run.agreement import difference
 
@@ -208,7 +208,7 @@ class _Checks:
         return told
 
     def _notes(self) -> Iterator[str]:
-        yield from misspelt(classes_beside(self._subject.cls))
+        yield from misspelled(classes_beside(self._subject.cls))
         makers = [maker for world in self._worlds.values() for maker in world.features]
         if self._subject.kind == "feature" and not any(isinstance(maker, Watched) and maker.made for maker in makers):
             yield f"{self._subject.name} is off in every small world: give it settings (:KEY=VALUE), or in_world"

@@ -30,5 +30,5 @@ def add_commands(groups: Mapping[str, typer.Typer]) -> None:
 
 def _missing(words: list[str] | None = typer.Argument(None, hidden=True)) -> None:  # noqa: B008  # as typer has it
     raise UserError(
-        "this command is of the laboratory, which the wheel leaves out: in a checkout, make run installs both"
+        "this command is part of servesim-lab, which the wheel does not include: in a checkout, make run installs both"
     )

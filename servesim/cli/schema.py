@@ -6,6 +6,7 @@ Objects may have more keys than their schema says; those it says are there, of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Annotated
@@ -73,7 +74,11 @@ def names() -> list[str]:
 @cache
 def _outputs() -> dict[str, Callable[[], Schema]]:
     """What each command prints with `--json`, those of other packages too (entry points `servesim.schema`)."""
-    return _OUTPUTS | {entry.name: entry.load() for entry in entry_points(group="servesim.schema")}
+    found = dict(_OUTPUTS)
+    for entry in entry_points(group="servesim.schema"):
+        with suppress(ImportError, AttributeError):  # of a package that does not fit: its commands say so
+            found[entry.name] = entry.load()
+    return found
 
 
 def schema_of(name: str, own: Sequence[str] = ()) -> Schema:

@@ -60,10 +60,10 @@ def check_served(cluster: Cluster) -> None:
     if lost := arrived - cluster.num_left - stuck:
         raise PolicyError(f"{names} {when}: {lost} requests are in no queue any more")
     if stuck or cluster.workload.remaining():
-        held_by = [request for core in cores for request in core.fetched if request.state is not State.LOADING]
-        if holding := len(held_by):
+        come = [r for core in cores for r in core.fetched if State.WAITING <= r.state < State.FINISHED]
+        if holding := len(come):
             raise HeldWhileWaiting(
-                f"{names} {when}: plans nothing although {stuck} requests wait: {holding} of them hold memory for KV "
-                "that has come from elsewhere, and too little is left for the first in line"
+                f"{names} {when}: plans nothing although {stuck} requests wait: memory is held for the KV of "
+                f"{holding} of them, which has come from elsewhere, and too little is left for the first in line"
             )
         raise PolicyError(f"{names} {when}: plans nothing although {stuck} requests wait")

@@ -21,7 +21,7 @@ from servesim.engine.core import EngineCore
 from servesim.engine.pool import Pool
 from servesim.errors import PolicyError, UserError, shown, suggest
 from servesim.metrics.summary import Deployment
-from servesim.plugins.misspelt import misspelt
+from servesim.plugins.misspelled import misspelled
 from servesim.plugins.user_policies import adopt
 from servesim.records.recorder import Recorder
 from servesim.run.pool import PoolSetup, set_up_pool
@@ -167,7 +167,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None, options: Any = None) 
     features = features_of(scenario)
     setup.parts.extend(part for feature in features if (part := built(feature, setup)) is not None)
     made = (router, *setup.parts, *features, *(each for core in setup.cores[:1] for each in (core.scheduler, core.kv)))
-    setup.notes.extend(misspelt(type(each) for each in made))
+    setup.notes.extend(misspelled(type(each) for each in made))
     return setup
 
 

@@ -30,7 +30,7 @@ ELSEWHERE = {
     "servesim doctor": "tests/unit/cli/test_known.py",
     "servesim measure": "needs a server: tests/unit/experiments/measure",
     "servesim accuracy": "minutes: tests/unit/experiments/accuracy, tests/validation/test_silicon_cells.py",
-    "servesim calibrate intervals": "needs a score: tests/unit/experiments/intervals/test_fit.py",
+    "servesim calibrate intervals": "needs a score: tests/unit/lab/intervals/test_fit.py",
     "servesim calibrate left-out": "half a minute: tests/unit/calibrate/test_table_accuracy.py",
     "servesim calibrate accuracy": "half a minute: tests/unit/calibrate/test_table_accuracy.py",
     "servesim explore": "serves until it is interrupted: tests/unit/reports/test_explore.py",

@@ -145,14 +145,17 @@ def test_uneven_experts_slow_a_run_and_eplb_gives_most_of_it_back() -> None:
     assert uneven > balanced >= even
 
 
-@pytest.mark.feature("failures")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"model": "llama-3.1-8b", "dp": 2}, "has no experts to deal out"),
         ({"dp": 2, "pp": 2}, "several pipeline stages are not modeled"),
         ({"dp": 3, "ep": 2}, "ep = 2 must divide the 3 GPUs"),
-        ({"dp": 2, "cluster": {"failures": ["crash:replica=0,at=1"]}}, "do not fail one by one"),
+        pytest.param(
+            {"dp": 2, "cluster": {"failures": ["crash:replica=0,at=1"]}},
+            "do not fail one by one",
+            marks=pytest.mark.feature("failures"),
+        ),
         ({"dp": 2, "speculation": "ngram"}, "drafts of data-parallel ranks are not modeled"),
         ({"engine": {"num_redundant_experts": 4}}, "set engine.enable_eplb too"),
     ],

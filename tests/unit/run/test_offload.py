@@ -50,14 +50,17 @@ def test_what_it_says_is_checked(offload: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.feature("failures", "handoff")
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         ({"preset": "sglang"}, "scheduler sglang cannot have KV from host memory in this way, vllm can"),
         ({"scheduler": "sarathi"}, "scheduler sarathi cannot have KV"),
-        ({"pd": "1x1:1x1"}, "pools of prompts and answers apart"),
-        ({"cluster": {"failures": ["crash:replica=0,at=1"]}}, "not modeled with cluster.failures"),
+        pytest.param({"pd": "1x1:1x1"}, "pools of prompts and answers apart", marks=pytest.mark.feature("handoff")),
+        pytest.param(
+            {"cluster": {"failures": ["crash:replica=0,at=1"]}},
+            "not modeled with cluster.failures",
+            marks=pytest.mark.feature("failures"),
+        ),
         ({"model": "gpt-oss-20b"}, "sliding windows, whose offload is not modeled"),
         ({"offload": "lmcache:cpu=8GiB", "preset": "sglang"}, "scheduler sglang cannot have KV"),
         ({"offload": "hicache", "scheduler": "sarathi"}, "in this way, sglang can"),

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from servesim.cli.summary import _pools
 from servesim.errors import UserError
 from servesim.run.scenario import Scenario
 from servesim.run.setup import Setup, set_up
+from servesim.run.shown import _pools
 from servesim.run.simulate import simulate
 from servesim.workload.trace import Trace
 
@@ -174,7 +174,7 @@ def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> No
     assert set_up(Scenario.of(first.model_dump()), TRACE).scenario == first
 
 
-@pytest.mark.feature("data_parallel", "handoff", "scaling", "view_lag")
+@pytest.mark.feature("scaling")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -189,10 +189,15 @@ def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> No
         ({"scaler": "hpa:max=4097"}, "max is 4097, must be at most 4096"),
         ({"scheduler": f"vllm:max_num_seqs={2**70}"}, "max_num_seqs is 1180591620717411303424, must be at most"),
         ({"start": {"node_s": 1}}, "start changes nothing"),
-        ({"scaler": "hpa", "dp": 2, "model": "qwen3-30b-a3b"}, "data-parallel ranks that come and go are not modeled"),
-        (
+        pytest.param(
+            {"scaler": "hpa", "dp": 2, "model": "qwen3-30b-a3b"},
+            "data-parallel ranks that come and go are not modeled",
+            marks=pytest.mark.feature("data_parallel", "view_lag"),
+        ),
+        pytest.param(
             {"scaler": "hpa", "pools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]},
             "scaler: not modeled where prompts and answers are on different replicas",
+            marks=pytest.mark.feature("handoff"),
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Names in a user's classes that look like a verb or flag of their contract, and are none: nothing asks for them."""
+"""Names in a user's classes that look like a verb or flag of their contract, and are none: servesim never uses them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ ALIKE = 0.8
 """Ratio of difflib from which on two names are taken for the same word: `on_arival` and `on_arrival` have .95."""
 
 
-def misspelt(classes: Iterable[type[Any]]) -> Iterator[str]:
+def misspelled(classes: Iterable[type[Any]]) -> Iterator[str]:
     """Yield a sentence for each such name."""
     for cls in dict.fromkeys(classes):
         own = [*takewhile(is_own, cls.__mro__)]
         known = {name for each in cls.__mro__[len(own) :] for name in _public(each)}
+        known |= {name for each in own for name in _used(each)}
         for name in dict.fromkeys(name for each in own for name in _public(each)):
             close = [] if name in known else get_close_matches(name, sorted(known), 1, ALIKE)
             if close:
-                yield f"{cls.__name__}.{name} is asked for by nothing (did you mean {close[0]}?)"
+                yield f"{cls.__name__}.{name} is never used by servesim (did you mean {close[0]}?)"
 
 
 def classes_beside(cls: type[Any]) -> Iterator[type[Any]]:
@@ -35,6 +36,13 @@ def classes_beside(cls: type[Any]) -> Iterator[type[Any]]:
 
 def _built_on_ours(cls: type[Any]) -> bool:
     return any(each.__module__.startswith("servesim.") for each in cls.__mro__)
+
+
+def _used(cls: type[Any]) -> Iterator[str]:
+    """Yield the names that the methods of a class use, of its own helpers among them."""
+    for value in vars(cls).values():
+        code = getattr(getattr(value, "fget", value), "__code__", None)
+        yield from code.co_names if code is not None else ()
 
 
 def _public(cls: type[Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A verb that is misspelt is said so, in a run and by `servesim policies check`; helpers are left alone."""
+"""A verb that is misspelled is said so, in a run and by `servesim policies check`; helpers are left alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import servesim
 from servesim.checking.check import check
 from servesim.checking.subject import Subject
 from servesim.plugins.files import load_file
-from servesim.plugins.misspelt import classes_beside, misspelt
+from servesim.plugins.misspelled import classes_beside, misspelled
 
 MINE = """
 from servesim.contracts import Router
@@ -27,6 +27,9 @@ class Least(Router):
         return self.best(views)
 
     def best(self, views):
+        return self.router(views)
+
+    def router(self, views):
         return len(views) - 1
 
 
@@ -58,19 +61,19 @@ def written(folder: Path, **wrong: str) -> Path:
 def said_of(file: Path) -> list[str]:
     run = {**RUN, "replicas": 2, "router": f"{file}:Least", "scheduler": f"{file}:Shortest"}
     notes = servesim.simulate(**run, features=[f"{file}:Metered"]).summary["notes"]
-    return [note for note in notes if "asked for by nothing" in note]
+    return [note for note in notes if "never used by servesim" in note]
 
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"router": "on_send", "value": "None"}, "Least.on_send is asked for by nothing (did you mean on_sent?)"),
-        ({"scheduler": "on_arival"}, "Shortest.on_arival is asked for by nothing (did you mean on_arrival?)"),
-        ({"part": "figure"}, "Meter.figure is asked for by nothing (did you mean figures?)"),
-        ({"part": "note"}, "Meter.note is asked for by nothing (did you mean notes?)"),
+        ({"router": "on_send", "value": "None"}, "Least.on_send is never used by servesim (did you mean on_sent?)"),
+        ({"scheduler": "on_arival"}, "Shortest.on_arival is never used by servesim (did you mean on_arrival?)"),
+        ({"part": "figure"}, "Meter.figure is never used by servesim (did you mean figures?)"),
+        ({"part": "note"}, "Meter.note is never used by servesim (did you mean notes?)"),
     ],
 )
-def test_a_misspelt_verb_is_a_note_of_run_and_check(tmp_path: Path, wrong: dict[str, str], told: str) -> None:
+def test_a_misspelled_verb_is_a_note_of_run_and_check(tmp_path: Path, wrong: dict[str, str], told: str) -> None:
     file = written(tmp_path, **wrong)
     assert said_of(file) == [told]
     names = {"Least": "Least", "Shortest": "Shortest", "Meter": "Metered"}
@@ -83,8 +86,8 @@ def test_sections_of_settings_are_no_note(tmp_path: Path) -> None:
     file.write_text(
         "from servesim.contracts.section import Section\n\n\nclass Mine(Section):\n    watts: float = 1.0\n"
     )
-    module = load_file("test", file, "test_misspelt_")
-    assert list(misspelt(classes_beside(module.Mine))) == []
+    module = load_file("test", file, "test_misspelled_")
+    assert list(misspelled(classes_beside(module.Mine))) == []
 
 
 def test_verbs_and_helpers_are_no_note(tmp_path: Path) -> None:
