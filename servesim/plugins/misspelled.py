@@ -16,7 +16,7 @@ ALIKE = 0.8
 
 def misspelled(classes: Iterable[type[Any]]) -> Iterator[str]:
     """Yield a sentence for each such name."""
-    for cls in dict.fromkeys(classes):
+    for cls in dict.fromkeys(filter(is_own, classes)):
         own = [*takewhile(is_own, cls.__mro__)]
         known = {name for each in cls.__mro__[len(own) :] for name in _public(each)}
         known |= {name for each in own for name in _used(each)}
