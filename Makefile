@@ -179,6 +179,6 @@ $(PEERS)/.ready: Makefile
 # Not editable: whatever changes, all is built anew. Its own servesim is imported before that of a checkout it runs in.
 $(COMPILED)/.ready: pyproject.toml requirements.lock setup.py $(shell find servesim policies traces calibrate reports lab -type f -not -name '*.pyc')
 	test -x $(COMPILED)/bin/python || $(PYTHON) -m venv $(COMPILED)
-	SERVESIM_COMPILE=1 $(LOCKED) $(COMPILED)/bin/python -m pip --disable-pip-version-check install --quiet '.[test]' ./lab
+	SERVESIM_COMPILE=1 $(LOCKED) $(COMPILED)/bin/python -m pip --disable-pip-version-check install --quiet '.[test]' --editable lab
 	echo 'import servesim' >"$$($(COMPILED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/servesim-first.pth"
 	@touch $@
