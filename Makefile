@@ -119,7 +119,8 @@ compiled: $(COMPILED)/.ready
 # What reaches a compiled module; of tests/unit/run that is what makes runs and reads them.
 REACHES_COMPILED = tests/conformance tests/property \
     $(addprefix tests/unit/,contracts cost engine kv plugins scheduling speculation workload) \
-    $(addprefix tests/unit/run/test_,$(addsuffix .py,agreement independent_replicas propagation result_files streamed_runs))
+    $(addprefix tests/unit/run/test_,$(addsuffix .py,agreement independent_replicas propagation result_files streamed_runs)) \
+    $(addprefix tests/unit/lab/test_,$(addsuffix .py,mocker mocker_radix))
 PYTEST_COMPILED = $(COMPILED)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark
 
 test-compiled: $(READY) $(COMPILED)/.ready
